@@ -1,0 +1,20 @@
+"""Automatic parallel plans for Megatron: import this before megatron.
+
+The map of the house (who may import whom is checked; higher may import lower):
+
+    cli, patches        one command per file; one sheet per patched Megatron module
+    reference, weights  the reference multimodal training; checkpoints that follow a plan
+    runtime             everything that touches torch and megatron: arguments, devices, launching, measuring, hetero, applying
+    report, tuning,     text, html and timeline of a plan; small-to-large tuning of language models;
+    operators           operator-level strategy search
+    planner             the exact search over plans
+    cost, schedule      one sourced formula per function; pipeline schedules as action programs and one exact simulator
+    profiles            measured costs with provenance
+    spec                frozen nouns with JSON round trip: cluster, model, layout, plan
+    patching            what a patch sheet is; arm, list, undo
+    errors, units, files
+
+Importing arms the patches and loads neither torch nor ortools; nothing in Megatron changes until a flag asks for it.
+"""
+
+__version__ = "0.1.0"

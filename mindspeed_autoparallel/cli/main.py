@@ -1,0 +1,70 @@
+"""Entry point: finds the command, runs it, and turns errors for people into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from mindspeed_autoparallel import cli
+from mindspeed_autoparallel.errors import AutoParallelError
+
+
+def _command_names() -> list[str]:
+    return sorted(
+        module.name.replace("_", "-")
+        for module in pkgutil.iter_modules(cli.__path__)
+        if module.name != "main" and not module.name.startswith("_")
+    )
+
+
+def _load(command: str) -> ModuleType:
+    return importlib.import_module(f"{cli.__name__}.{command.replace('-', '_')}")
+
+
+def _help_line(command: str) -> str:
+    return (_load(command).__doc__ or "").strip().splitlines()[0]
+
+
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for ``argv``: only the chosen command's module is loaded; without one, all are, for their help lines."""
+    names = _command_names()
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="mindspeed-autoparallel", description="Find, explain and simulate parallel plans for Megatron training."
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in names:
+        if chosen in names and name != chosen:
+            subparsers.add_parser(name)
+            continue
+        command = subparsers.add_parser(name, help=_help_line(name), description=_load(name).__doc__)
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        _load(name).add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (0 done, 2 bad input, 3 no plan fits, 130 interrupted)."""
+    arguments_given = list(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser(arguments_given).parse_args(arguments_given)
+    try:
+        return int(_load(arguments.command).run(arguments) or 0)
+    except AutoParallelError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) went away: not an error of ours; silence the flush at interpreter exit too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

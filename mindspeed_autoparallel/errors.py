@@ -1,0 +1,37 @@
+"""The errors this package raises for people: what, the numbers, the way out.
+
+Every message is one a user can act on. ``ConfigError`` and its siblings end a command with exit code 2,
+``InfeasiblePlan`` with exit code 3; neither prints a traceback.
+"""
+
+
+class AutoParallelError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+    exit_code = 2
+
+
+class ConfigError(AutoParallelError, ValueError):
+    """User input (flags, json files, sizes) that cannot be right; names the file and key, the value, the allowed range."""
+
+
+class ProfileError(AutoParallelError):
+    """A profile or measurement that is missing, foreign, broken or of another version."""
+
+
+class PlanError(AutoParallelError):
+    """A plan file that is broken or belongs to another model, host or version."""
+
+
+class InfeasiblePlan(AutoParallelError):
+    """No plan fits; the message names what is tightest and the smallest relaxation that helps."""
+
+    exit_code = 3
+
+
+class PatchError(AutoParallelError):
+    """A Megatron function a requested feature needs is missing, changed, or of an unsupported release."""
+
+
+class LaunchError(AutoParallelError):
+    """Processes that were started did not come up, failed or hung; carries their last lines."""

@@ -1,0 +1,1 @@
+"""See the map in mindspeed_autoparallel/__init__.py."""

@@ -1,0 +1,34 @@
+"""Units: bytes, microseconds. Quantities in this package end in their unit (``_us``, ``_bytes``, ``_bytes_per_s``)."""
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+US_PER_MS = 1000.0
+US_PER_S = 1_000_000.0
+
+
+def mib(num_bytes: float) -> float:
+    """Bytes to MiB."""
+    return num_bytes / MIB
+
+
+def gib(num_bytes: float) -> float:
+    """Bytes to GiB."""
+    return num_bytes / GIB
+
+
+def format_bytes(num_bytes: float) -> str:
+    """``71.4 GiB``, ``512.0 MiB``, ``3.0 KiB``: the largest unit that leaves a number of at least one."""
+    for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.1f} {name}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_us(duration_us: float) -> str:
+    """``1.93 s``, ``41.2 ms``, ``17 us``."""
+    if abs(duration_us) >= US_PER_S:
+        return f"{duration_us / US_PER_S:.2f} s"
+    if abs(duration_us) >= US_PER_MS:
+        return f"{duration_us / US_PER_MS:.1f} ms"
+    return f"{duration_us:.0f} us"
