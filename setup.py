@@ -9,5 +9,9 @@ patches += [f"mindspeed_autoparallel.{name}" for name in find_packages() if name
 setup(
     packages=sorted({*packages, *patches}),
     package_dir={"mindspeed_autoparallel.patches": "patches"},
-    package_data={"mindspeed_autoparallel": ["**/*.json", "**/*.yaml", "**/*.sqlite", "**/*.html", "**/*.css", "**/*.js", "**/py.typed"]},
+    package_data={
+        "mindspeed_autoparallel": [
+            f"**/{pattern}" for pattern in ("*.json", "*.yaml", "*.sqlite", "*.html", "*.css", "*.js", "*.svg", "py.typed")
+        ]
+    },
 )

@@ -4,7 +4,7 @@ The map of the house (who may import whom is checked; higher may import lower):
 
     cli, patches        one command per file; one sheet per patched Megatron module
     reference, weights  the reference multimodal training; checkpoints that follow a plan
-    runtime             everything that touches torch and megatron: arguments, devices, launching, measuring, hetero, applying
+    runtime             everything that touches torch and megatron: devices, launching, measuring, hetero, applying
     report, tuning,     text, html and timeline of a plan; small-to-large tuning of language models;
     operators           operator-level strategy search
     planner             the exact search over plans

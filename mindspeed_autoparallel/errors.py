@@ -12,7 +12,7 @@ class AutoParallelError(Exception):
 
 
 class ConfigError(AutoParallelError, ValueError):
-    """User input (flags, json files, sizes) that cannot be right; names the file and key, the value, the allowed range."""
+    """User input (flags, files, sizes) that cannot be right; names the file and key, the value, the allowed range."""
 
 
 class ProfileError(AutoParallelError):

@@ -53,4 +53,5 @@ def read_json(path: Path, what: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{what} {path} is not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}.") from error
+        where = f"line {error.lineno}, column {error.colno}"
+        raise ConfigError(f"{what} {path} is not valid JSON: {where}: {error.msg}.") from error
