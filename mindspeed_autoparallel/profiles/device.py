@@ -1,0 +1,69 @@
+"""What is measured once per device and network, whatever the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mindspeed_autoparallel.errors import ProfileError
+
+COLLECTIVES = ("p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Start-up time of one operation and the bytes per second that one rank moves over its link."""
+
+    latency_us: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.latency_us < 0 or self.bytes_per_s <= 0:
+            raise ProfileError(
+                f"latency_us must be at least 0 and bytes_per_s above 0, got {self.latency_us} and {self.bytes_per_s}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTier:
+    """One tier of the network: ``intra`` (inside a node) or ``inter`` (between nodes)."""
+
+    default: Collective
+    operations: dict[str, Collective] = field(default_factory=dict)
+    """Measured operations (``p2p``, ``all_reduce``, ...); the others use ``default``."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.operations) - set(COLLECTIVES))
+        if unknown:
+            raise ProfileError(f"unknown operation {unknown[0]!r}; known: {', '.join(COLLECTIVES)}.")
+
+    def of(self, operation: str) -> Collective:
+        """The measured operation, or the tier's default."""
+        return self.operations.get(operation, self.default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCost:
+    """One device and its links."""
+
+    memory_capacity_bytes: int
+    """What a training process may allocate."""
+    runtime_overhead_bytes: int = 0
+    """Context, communicator buffers, workspace, fragmentation: used, but not by tensors."""
+    intra: LinkTier
+    inter: LinkTier
+    optimizer_step_us_per_byte: float = 0.0
+    """Optimizer step per byte of parameters that this rank updates (after the distributed optimizer's split)."""
+    optimizer_step_fixed_us: float = 0.0
+    optimizer_peak_bytes_per_parameter_byte: float = 0.0
+    """Transient of the step per byte of parameters that this rank updates."""
+    operation_overhead_us: float = 0.0
+    """Host time added to every forward or backward of a stage by the schedule."""
+    message_overhead_us: float = 0.0
+    """Added to every point-to-point message, beside the tier's latency."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, (int, float)) and value < 0:
+                raise ProfileError(f"device: {name} must not be negative, got {value}.")
+        if self.memory_capacity_bytes <= 0:
+            raise ProfileError("device: memory_capacity_bytes must be above 0.")

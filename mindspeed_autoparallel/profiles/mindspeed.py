@@ -1,0 +1,117 @@
+"""MindSpeed's ``model_profile.json``: six blocks measured under one TP and micro batch size.
+
+``fwd_time`` and ``bwd_time`` are ms, ``act_mem`` and ``module_param`` ([parameters, optimizer, gradients]) MiB. Its
+memory rule is kept as it is there (``memory_semantics`` "mindspeed"): stage memory = (activations - recomputed
+activations) x (in-flight - 1) + activations + static; a recomputed layer saves its ``act_mem`` and adds its
+``fwd_time`` to the backward. Sizes it does not tell (parameter counts) are derived from ``module_param``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, StateBytes
+from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
+from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
+from mindspeed_autoparallel.profiles.profile import Profile, Provenance
+from mindspeed_autoparallel.spec.model import Model, Module
+from mindspeed_autoparallel.units import GIB, MIB, US_PER_MS
+
+BLOCKS = ("vit_pre", "vit", "vit_post", "llm_pre", "llm", "llm_post")
+DEFAULT_CAPACITY_BYTES = 62000 * MIB
+"""MindSpeed's own fixed limit, used when no --memory-limit-mib is given."""
+
+
+def is_mindspeed_profile(value: Any) -> bool:
+    """True when the JSON has at least one of MindSpeed's blocks on top and is not our format."""
+    return isinstance(value, dict) and "format" not in value and any(block in value for block in BLOCKS)
+
+
+def parse_mindspeed_profile(value: dict[str, Any], where: str, *, tensor_size: int, p2p_gbps: float) -> Profile:
+    """The file as a ``Profile``; ``ProfileError`` names a missing or impossible key."""
+    if not math.isfinite(p2p_gbps) or p2p_gbps <= 0:
+        raise ProfileError(f"the p2p bandwidth must be above 0 GiB/s, got {p2p_gbps}.")
+    hidden = _integer(value, "text_decoder.hidden_size", where)
+    sequence = _integer(value, "text_decoder.seq_length", where)
+    micro_batch = _integer(value, "micro_batch_size", where)
+    # That tool sends sequence x micro batch x hidden in 2-byte numbers over every boundary.
+    boundary_bytes = sequence * micro_batch * hidden * 2
+    blocks = {name: _block(value, name, where, boundary_bytes, recomputable=name in ("vit", "llm")) for name in BLOCKS}
+    modules, costs = [], {}
+    for name, key, count, before in (
+        ("image_encoder", "vit", "image_encoder.vision_encoder.num_layers", ()),
+        ("text_decoder", "llm", "text_decoder.num_layers", ("image_encoder",)),
+    ):
+        modules.append(Module(
+            name=name, result_key=key, num_layers=_integer(value, count, where), predecessors=before,
+            hidden_size=hidden if key == "llm" else 0, tokens_per_sample=sequence if key == "llm" else 0,
+        ))  # fmt: skip
+        costs[name] = ModuleCost(pre=blocks[f"{key}_pre"], layer=blocks[key], post=blocks[f"{key}_post"])
+    link = LinkTier(default=Collective(latency_us=0.0, bytes_per_s=p2p_gbps * GIB))
+    return Profile(
+        model=Model(name="model_profile.json", modules=tuple(modules), sequence_length=sequence),
+        device=DeviceCost(memory_capacity_bytes=DEFAULT_CAPACITY_BYTES, intra=link, inter=link),
+        measurements=(
+            Measurement(at=MeasuredAt(tensor_size=tensor_size, micro_batch_size=micro_batch), modules=costs),
+        ),
+        provenance=Provenance(source="imported", device="MindSpeed model_profile.json", created_utc=""),
+        memory_semantics="mindspeed",
+    )
+
+
+def _look_up(value: dict[str, Any], key: str, where: str) -> Any:
+    """A dotted key, nested or written flat, as both are seen."""
+    if key in value:
+        return value[key]
+    found: Any = value
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise ProfileError(f"{where}: key {key!r} is missing.")
+        found = found[part]
+    return found
+
+
+def _integer(value: dict[str, Any], key: str, where: str) -> int:
+    number = _look_up(value, key, where)
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or number != int(number) or number < 1:
+        raise ProfileError(f"{where}: {key} must be a whole number of at least 1, got {number!r}.")
+    return int(number)
+
+
+def _number(value: Any, what: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ProfileError(f"{where}: {what} must be a finite number of at least 0, got {value!r}.")
+    return float(value)
+
+
+def _block(value: dict[str, Any], name: str, where: str, output_bytes: int, *, recomputable: bool) -> BlockCost:
+    block = value.get(name)
+    if not isinstance(block, dict):
+        raise ProfileError(f"{where}: block {name!r} is missing; needed: {', '.join(BLOCKS)}.")
+    for key in ("fwd_time", "bwd_time", "act_mem", "module_param"):
+        if key not in block:
+            raise ProfileError(f"{where}: {name}.{key} is missing.")
+    forward_us = _number(block["fwd_time"], f"{name}.fwd_time", where) * US_PER_MS
+    saved = round(_number(block["act_mem"], f"{name}.act_mem", where) * MIB)
+    parameters = block["module_param"]
+    if not isinstance(parameters, (list, tuple)) or len(parameters) != 3:
+        raise ProfileError(f"{where}: {name}.module_param must be [parameters, optimizer, gradients] in MiB.")
+    weights, optimizer, gradients = (
+        round(_number(part, f"{name}.module_param", where) * MIB) for part in parameters
+    )  # fmt: skip
+    recompute = {"none": RecomputeCost(saved_bytes=saved)}
+    if recomputable:
+        recompute["full"] = RecomputeCost(saved_bytes=0, extra_backward_us=forward_us)
+    return BlockCost(
+        forward_us=forward_us,
+        backward_us=_number(block["bwd_time"], f"{name}.bwd_time", where) * US_PER_MS,
+        recompute=recompute,
+        output_bytes=output_bytes,
+        # As measured there, the optimizer is already split: it counts whole on each rank.
+        dense=StateBytes(
+            num_parameters=weights // 2, parameter_bytes=weights, gradient_bytes=gradients,
+            optimizer_unshardable_bytes=optimizer,
+        ),
+    )  # fmt: skip

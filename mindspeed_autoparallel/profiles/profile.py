@@ -1,0 +1,113 @@
+"""The profile file: a model's block costs and a device's costs, with where they come from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.profiles.device import DeviceCost
+from mindspeed_autoparallel.profiles.interpolation import interpolate
+from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
+from mindspeed_autoparallel.spec.codec import from_json, to_json
+from mindspeed_autoparallel.spec.model import Model
+
+PROFILE_SCHEMA_VERSION = 1
+PROFILE_FORMAT = "mindspeed-autoparallel/profile"
+SOURCES = ("measured", "analytic", "imported")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Who says so."""
+
+    source: str
+    """``measured`` on the device, ``analytic`` (computed, synthetic) or ``imported`` (another tool's file)."""
+    device: str
+    created_utc: str
+    """ISO 8601, UTC."""
+    model_hash: str = ""
+    """Of the model description that was measured; a plan refuses to be applied to another."""
+    software: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ProfileError(f"source must be one of {', '.join(SOURCES)}, got {self.source!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariableData:
+    """Microbatches that differ: times relative to the measured block times, drawn together for all modules."""
+
+    modules: tuple[str, ...]
+    samples: tuple[tuple[float, ...], ...]
+    """One row per observed microbatch, one factor per module of ``modules``; other modules have factor 1."""
+
+    def __post_init__(self) -> None:
+        if not self.samples or any(len(row) != len(self.modules) for row in self.samples):
+            raise ProfileError(f"variable data: every sample needs {len(self.modules)} factors, one per module.")
+        if any(factor < 0 for row in self.samples for factor in row):
+            raise ProfileError("variable data: relative times must not be negative.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Everything the planner needs; see docs/profile.md for the JSON."""
+
+    model: Model
+    device: DeviceCost
+    measurements: tuple[Measurement, ...]
+    provenance: Provenance
+    variable_data: VariableData | None = None
+    memory_semantics: str = "program_points"
+    """``program_points``: peaks at every block of forward and backward; ``mindspeed``: that tool's single formula."""
+    format: str = PROFILE_FORMAT
+    schema_version: int = PROFILE_SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        if not self.measurements:
+            raise ProfileError("the profile has no measurements.")
+        if self.memory_semantics not in ("program_points", "mindspeed"):
+            raise ProfileError(f"unknown memory_semantics {self.memory_semantics!r}.")
+        names = {module.name for module in self.model.modules}
+        points = [measurement.at for measurement in self.measurements]
+        if len(set(points)) != len(points):
+            raise ProfileError("the profile measures the same (TP, CP, EP, MBS, SP) twice.")
+        for measurement in self.measurements:
+            if set(measurement.modules) != names:
+                different = sorted(names ^ set(measurement.modules))
+                where = f"{measurement.at.label()}: module {different[0]!r}"
+                raise ProfileError(f"{where} is in the model or among the measurements, not in both.")
+
+    def at(self, point: MeasuredAt) -> Measurement | None:
+        """Costs at ``point``: measured, or interpolated and marked so, or ``None`` where the profile cannot tell."""
+        for measurement in self.measurements:
+            if measurement.at == point:
+                return measurement
+        if self.memory_semantics == "mindspeed":
+            return None
+        return interpolate(self.measurements, point)
+
+    def sha256(self) -> str:
+        """Hash of the content, whatever the file's formatting."""
+        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+
+    def write(self, path: Path) -> None:
+        """Write the profile as JSON, whole or not at all."""
+        write_json_atomic(path, to_json(self))
+
+    @classmethod
+    def parse(cls, value: object, where: str = "profile") -> Profile:
+        """A profile from parsed JSON; ``ProfileError`` names the file, key and value that is wrong."""
+        if not isinstance(value, dict) or value.get("format") != PROFILE_FORMAT:
+            raise ProfileError(f"{where} is no profile of this tool (key 'format' should be {PROFILE_FORMAT!r}).")
+        if value.get("schema_version") != PROFILE_SCHEMA_VERSION:
+            raise ProfileError(
+                f"{where} has schema_version {value.get('schema_version')!r}; this release reads "
+                f"{PROFILE_SCHEMA_VERSION}. Measure again with this release."
+            )
+        return from_json(cls, value, where, ProfileError)

@@ -1,0 +1,85 @@
+"""How a job is cut: sizes of every kind of parallelism, for the whole model and (hetero) per module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mindspeed_autoparallel.errors import ConfigError
+
+SCHEDULES = ("1f1b", "interleaved", "gpipe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleLayout:
+    """A module's own sizes in a hetero layout."""
+
+    tensor_size: int = 1
+    pipeline_size: int = 1
+    context_size: int = 1
+    data_size: int = 1
+    micro_batch_scale: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One point of the outer search. All sizes are counts of ranks, at least 1."""
+
+    pipeline_size: int = 1
+    tensor_size: int = 1
+    data_size: int = 1
+    """Data-parallel replicas; tensor x context x pipeline x data = devices."""
+    context_size: int = 1
+    expert_size: int = 1
+    """Expert-parallel group, inside data x context."""
+    virtual_size: int = 1
+    """Model chunks per pipeline rank (VPP); above 1 needs the interleaved schedule."""
+    micro_batch_size: int = 1
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = True
+    overlap_gradient_reduce: bool = False
+    schedule: str = "1f1b"
+    modules: dict[str, ModuleLayout] = field(default_factory=dict)
+    """Per-module sizes of a hetero layout; empty: every module uses the sizes above."""
+
+    def __post_init__(self) -> None:
+        sizes = ("pipeline", "tensor", "data", "context", "expert", "virtual", "micro_batch")
+        for name in sizes:
+            if getattr(self, f"{name}_size") < 1:
+                raise ConfigError(f"{name}_size must be at least 1, got {getattr(self, f'{name}_size')}.")
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(f"unknown schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}.")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices the layout occupies."""
+        return self.pipeline_size * self.tensor_size * self.data_size * self.context_size
+
+    @property
+    def num_virtual_stages(self) -> int:
+        """Pipeline size times chunks per rank."""
+        return self.pipeline_size * self.virtual_size
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Microbatches of one step on one replica; raises ``ConfigError`` where the batch does not divide."""
+        per_round = self.data_size * self.micro_batch_size
+        if global_batch_size % per_round:
+            raise ConfigError(
+                f"global batch {global_batch_size} is not divisible by "
+                f"DP {self.data_size} x MBS {self.micro_batch_size}."
+            )
+        return global_batch_size // per_round
+
+    def label(self) -> str:
+        """``PP8 TP2 DP4 MBS1`` and whatever else is not 1, for tables and messages."""
+        parts = [f"PP{self.pipeline_size}", f"TP{self.tensor_size}", f"DP{self.data_size}"]
+        parts.append(f"MBS{self.micro_batch_size}")
+        for short, value in (("CP", self.context_size), ("EP", self.expert_size), ("VPP", self.virtual_size)):
+            if value > 1:
+                parts.append(f"{short}{value}")
+        if self.sequence_parallel:
+            parts.append("SP")
+        if not self.distributed_optimizer:
+            parts.append("whole-optimizer")
+        if self.schedule == "gpipe":
+            parts.append("GPipe")
+        return " ".join(parts)

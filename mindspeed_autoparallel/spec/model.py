@@ -1,0 +1,84 @@
+"""What a planner must know of a model: its modules, in order, and how many equal layers each has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.errors import ConfigError
+
+MAX_LAYERS = 4096
+RESULT_KEYS = {
+    "image_encoder": "vit", "text_decoder": "llm", "audio_encoder": "audio", "image_generator": "generator",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A stack of equal layers between an optional pre block (embedding) and post block (projector, head and loss)."""
+
+    name: str
+    """``image_encoder``, ``audio_encoder``, ``text_decoder``, ..."""
+    result_key: str
+    """Prefix in the result file: ``vit``, ``llm``, ``audio``, ..."""
+    num_layers: int
+    frozen: bool = False
+    hidden_size: int = 0
+    tokens_per_sample: int = 0
+    """Sequence length this module sees for one sample."""
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    num_experts: int = 0
+    predecessors: tuple[str, ...] = ()
+    """Modules whose output this one reads; two modules with none run side by side."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.result_key:
+            raise ConfigError("a module needs a name and a result_key.")
+        if not 1 <= self.num_layers <= MAX_LAYERS:
+            raise ConfigError(f"{self.name}: num_layers must be 1 to {MAX_LAYERS}, got {self.num_layers}.")
+        for name in ("hidden_size", "tokens_per_sample", "num_heads", "num_kv_heads", "num_experts"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{self.name}: {name} must not be negative, got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The modules in pipeline order: a module comes after all its predecessors."""
+
+    name: str
+    modules: tuple[Module, ...]
+    sequence_length: int
+    """Tokens per sample of the text decoder: what throughput counts."""
+    vocab_size: int = 0
+    tied_embeddings: bool = False
+    """The head shares the embedding's weight; first and last stage reduce its gradient together."""
+    num_parameters: int = 0
+    """Total over the whole model; checked against what is built."""
+
+    def __post_init__(self) -> None:
+        if not self.modules:
+            raise ConfigError("the model has no modules.")
+        seen: set[str] = set()
+        keys: set[str] = set()
+        for module in self.modules:
+            if module.name in seen or module.result_key in keys:
+                raise ConfigError(f"module {module.name!r} (result key {module.result_key!r}) appears twice.")
+            for before in module.predecessors:
+                if before not in seen:
+                    raise ConfigError(f"{module.name}: predecessor {before!r} must be listed before it.")
+            seen.add(module.name)
+            keys.add(module.result_key)
+        if self.sequence_length < 1:
+            raise ConfigError(f"sequence_length must be at least 1, got {self.sequence_length}.")
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of all modules together."""
+        return sum(module.num_layers for module in self.modules)
+
+    def module(self, name: str) -> Module:
+        """The module of that name; ``ConfigError`` names the known ones."""
+        for module in self.modules:
+            if module.name == name:
+                return module
+        raise ConfigError(f"no module {name!r}; the model has {', '.join(module.name for module in self.modules)}.")

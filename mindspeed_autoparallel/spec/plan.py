@@ -1,0 +1,234 @@
+"""The plan file: what to run, what it is predicted to cost, and the evidence that nothing better was missed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.codec import from_json, to_json
+from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.model import Model
+
+PLAN_SCHEMA_VERSION = 1
+PLAN_FORMAT = "mindspeed-autoparallel/plan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """One virtual stage: what it holds and how long one microbatch takes on it."""
+
+    stage: int
+    """Position in the chain, 0 to pipeline_size x virtual_size - 1."""
+    pipeline_rank: int
+    chunk: int
+    """Model chunk on that rank; 0 without VPP."""
+    layers: dict[str, int]
+    """Module name to number of layers here."""
+    first_layer: dict[str, int]
+    """Module name to the global index of its first layer here (of modules with layers here)."""
+    recompute: dict[str, dict[str, int]]
+    """Module name to recompute kind (``selective``, ``full``) to number of layers; they are the first of the stage."""
+    forward_us: float
+    backward_us: float
+    """With recompute, without the wait for others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Predicted peak on the devices of one pipeline rank, with the terms that add up to it."""
+
+    pipeline_rank: int
+    peak_bytes: int
+    limit_bytes: int
+    peak_point: str
+    """Where the peak is: ``backward of text_decoder layer 13``, ``optimizer step``, ..."""
+    terms: dict[str, int]
+    """Bytes by name; their sum is ``peak_bytes``."""
+    runtime_overhead_bytes: int = 0
+    """Part of ``terms`` that is not tensors (contexts, communicators): absent from tracked live bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """One training step by its parts; ``total_us`` is what is minimised."""
+
+    total_us: float
+    pipeline_us: float
+    """First forward to last backward by exact simulation."""
+    data_parallel_us: float = 0.0
+    """Gradient reduction (and parameter gathering) that is not hidden."""
+    optimizer_us: float = 0.0
+    embedding_us: float = 0.0
+    """Gradient all-reduce of tied embeddings."""
+    bubble_fraction: float = 0.0
+    """Share of the pipeline time that the average rank spends waiting."""
+    p50_us: float | None = None
+    p95_us: float | None = None
+    """Over sampled microbatches of variable data; absent when data are constant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What a common rule of thumb would give in the chosen layout."""
+
+    name: str
+    """``even`` or ``greedy``."""
+    step_us: float | None
+    feasible: bool
+    layers: dict[str, tuple[int, ...]]
+    recompute: dict[str, tuple[int, ...]]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A distinct plan that lost: the best split of another layout."""
+
+    layout: Layout
+    step_us: float
+    lower_bound_us: float
+    layers: dict[str, tuple[int, ...]]
+    recompute: dict[str, tuple[int, ...]]
+    """Recomputed layers of any kind."""
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of one configuration."""
+
+    layout: Layout
+    outcome: str
+    """``solved``, ``bounded`` (a proved bound is no better than the best plan), ``memory`` (no split fits), ``illegal``,
+    ``unmeasured`` (the profile does not cover it) or ``unsolved`` (the time limit came first)."""
+    reason: str
+    lower_bound_us: float | None = None
+    step_us: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relaxation:
+    """What the optimum would gain if one limit moved; found by solving again."""
+
+    change: str
+    step_us: float | None
+    gain_fraction: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRecord:
+    """How the answer was found and what is proved about it."""
+
+    status: str
+    """``optimal`` (proved), ``feasible`` (stopped at the time limit)."""
+    lower_bound_us: float
+    """No plan of the whole space is faster than this, under the cost model."""
+    gap_fraction: float
+    num_configurations: int
+    num_solved: int
+    seconds: float
+    verdicts: tuple[Verdict, ...] = ()
+    limits: tuple[str, ...] = ()
+    """What holds the best plan back, most important first."""
+    relaxations: tuple[Relaxation, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRecord:
+    """Which profile the plan rests on."""
+
+    sha256: str
+    source: str
+    """``measured``, ``analytic`` or ``imported``."""
+    device: str
+    created_utc: str
+    model_hash: str
+    notes: tuple[str, ...] = ()
+    """Everything that was interpolated or assumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """``plan.json``."""
+
+    model: Model
+    cluster: Cluster
+    layout: Layout
+    global_batch_size: int
+    num_microbatches: int
+    stages: tuple[StagePlan, ...]
+    memory: tuple[RankMemory, ...]
+    step: StepTime
+    throughput_tokens_per_s_per_device: float
+    baselines: tuple[Baseline, ...]
+    alternatives: tuple[Alternative, ...]
+    search: SearchRecord
+    profile: ProfileRecord
+    tool_version: str
+    format: str = PLAN_FORMAT
+    schema_version: int = PLAN_SCHEMA_VERSION
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def layers_of(self, module: str) -> tuple[int, ...]:
+        """Layers of a module per virtual stage, in chain order."""
+        return tuple(stage.layers.get(module, 0) for stage in self.stages)
+
+    def recomputed_of(self, module: str, kind: str | None = None) -> tuple[int, ...]:
+        """Recomputed layers of a module per virtual stage; of one kind, or of all."""
+        return tuple(
+            sum(count for name, count in stage.recompute.get(module, {}).items() if kind in (None, name))
+            for stage in self.stages
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the plan as JSON, whole or not at all."""
+        write_json_atomic(path, to_json(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """Read and check a plan; ``PlanError`` says what is foreign, of another version, or broken."""
+        return cls.parse(read_json(path, "plan"), str(path))
+
+    @classmethod
+    def parse(cls, value: object, where: str = "plan") -> Plan:
+        """A plan from parsed JSON; ``where`` names it in messages."""
+        if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
+            raise PlanError(f"{where} is no plan of this tool (key 'format' should be {PLAN_FORMAT!r}).")
+        if value.get("schema_version") != PLAN_SCHEMA_VERSION:
+            raise PlanError(
+                f"{where} has schema_version {value.get('schema_version')!r}; "
+                f"this release reads {PLAN_SCHEMA_VERSION}. "
+                "Plan again with this release."
+            )
+        plan = from_json(cls, value, where, PlanError)
+        plan.check(where)
+        return plan
+
+    def check(self, where: str = "plan") -> None:
+        """``PlanError`` where stages, layers or recompute do not fit model and layout, e.g. after an edit by hand."""
+        if len(self.stages) != self.layout.num_virtual_stages:
+            raise PlanError(
+                f"{where}: {len(self.stages)} stages, but PP {self.layout.pipeline_size} x "
+                f"VPP {self.layout.virtual_size} needs {self.layout.num_virtual_stages}."
+            )
+        names = {module.name for module in self.model.modules}
+        for stage in self.stages:
+            foreign = sorted((set(stage.layers) | set(stage.recompute)) - names)
+            if foreign:
+                raise PlanError(
+                    f"{where}: stage {stage.stage} holds {foreign[0]!r}, which is no module of {self.model.name}."
+                )
+        for module in self.model.modules:
+            layers = self.layers_of(module.name)
+            if min(layers) < 0 or sum(layers) != module.num_layers:
+                raise PlanError(
+                    f"{where}: {module.name} has {list(layers)} layers on the stages, {sum(layers)} in all; "
+                    f"the model has {module.num_layers}."
+                )
+            for index, (held, again) in enumerate(zip(layers, self.recomputed_of(module.name), strict=True)):
+                counts = self.stages[index].recompute.get(module.name, {}).values()
+                if again > held or any(count < 0 for count in counts):
+                    raise PlanError(f"{where}: stage {index} recomputes {again} of {held} layers of {module.name}.")
