@@ -1,1 +1,15 @@
-"""See the map in mindspeed_autoparallel/__init__.py."""
+"""Checkpoints that follow a plan: names and layouts as data, streaming readers and writers, conversion.
+
+A *canonical* tensor has its Megatron name with the layer counted over the whole model, is whole (not cut by tensor
+parallelism) and has no vocabulary padding. Readers give canonical tensors, writers take them, so every reader goes
+with every writer: Hugging Face safetensors, the ``mp_rank_*`` folders of MindSpeed-MM and Megatron, ``torch_dist``.
+
+    architecture   what config.json says of the model
+    names          the table of names, one rule per tensor
+    layouts        layers per stage and tensor parallel size per module
+    placement      which canonical tensor lies in which chunk under which local name
+    tensors        interleaving, cutting and joining; the arithmetic of the table
+    huggingface, rank_folders, torch_dist    one reader and one writer each
+    folders        a result folder appears whole or not at all
+    conversion     the three commands
+"""

@@ -1,0 +1,123 @@
+"""Move weights between Hugging Face and training checkpoints, and from one layout to another.
+
+  convert hf-to-mm HF_FOLDER TARGET --plan plan.json
+  convert hf-to-mm HF_FOLDER TARGET --llm-pp-layers 1,10,10,7 --vit-pp-layers 32,0,0,0 --tp-size 2
+  convert mm-to-hf CHECKPOINT TARGET --hf-dir HF_FOLDER
+  convert resplit  CHECKPOINT TARGET --hf-dir HF_FOLDER --plan plan.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindspeed_autoparallel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.weights.layouts import CheckpointLayout
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("direction", choices=("hf-to-mm", "mm-to-hf", "resplit"))
+    parser.add_argument("source", type=Path, help="Hugging Face folder (hf-to-mm) or checkpoint folder")
+    parser.add_argument("target", type=Path, help="folder to make")
+    parser.add_argument("--hf-dir", type=Path, help="the original Hugging Face folder: config.json, tokenizer, names")
+    parser.add_argument("--plan", type=Path, help="take the layout from this plan")
+    parser.add_argument("--llm-pp-layers", help="text layers per stage: 1,10,10,7; virtual stages: [[14],[14]]")
+    parser.add_argument("--vit-pp-layers", help="vision layers per stage (default: all in the first)")
+    parser.add_argument("--audio-pp-layers", help="audio layers per stage (default: all in the first)")
+    parser.add_argument("--tp-size", type=int, help="tensor parallel size (default 1)")
+    parser.add_argument("--vit-tp-size", type=int, help="tensor parallel size of the vision module")
+    parser.add_argument("--audio-tp-size", type=int, help="tensor parallel size of the audio module")
+    parser.add_argument("--ep-size", type=int, default=1, help="expert parallel size (dense models repeat themselves)")
+    parser.add_argument("--hetero", action="store_true", help="encoders whole in every stage's file")
+    parser.add_argument("--make-vocab-size-divisible-by", type=int, metavar="N", help="pad as training will")
+    parser.add_argument("--format", choices=("mm", "torch_dist"), default="mm", help="of the checkpoint written")
+    parser.add_argument("--max-shard-mib", type=int, default=4096, help="size of the safetensors shards written")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing target")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.weights import conversion
+
+    started = time.monotonic()
+    result: dict[str, object] = {"direction": arguments.direction, "target": str(arguments.target)}
+    show = _ProgressLine()
+    if arguments.direction == "mm-to-hf":
+        conversion.checkpoint_to_huggingface(
+            arguments.source, _hf_dir(arguments), arguments.target,
+            max_shard_bytes=arguments.max_shard_mib * 1024**2, overwrite=arguments.overwrite, progress=show,
+        )  # fmt: skip
+    elif arguments.direction == "hf-to-mm":
+        conversion.huggingface_to_checkpoint(
+            arguments.source, arguments.target, _layout(arguments, arguments.source),
+            file_format=arguments.format, overwrite=arguments.overwrite, progress=show,
+        )  # fmt: skip
+    else:
+        result["optimizer_state_kept"] = conversion.resplit(
+            arguments.source, _hf_dir(arguments), arguments.target, _layout(arguments, _hf_dir(arguments)),
+            file_format=arguments.format, overwrite=arguments.overwrite, progress=show,
+        )  # fmt: skip
+    show.end()
+    result["seconds"] = round(time.monotonic() - started, 2)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        kept = {True: ", optimizer state kept", False: ", weights only (no optimizer state)"}
+        print(f"{arguments.target} written in {result['seconds']} s" + kept.get(result.get("optimizer_state_kept"), ""))  # type: ignore[call-overload]  # the value is a bool where present
+    return 0
+
+
+def _hf_dir(arguments: argparse.Namespace) -> Path:
+    if arguments.hf_dir is None:
+        raise ConfigError(f"{arguments.direction} needs --hf-dir: the folder with the model's config.json.")
+    return Path(arguments.hf_dir)
+
+
+def _layout(arguments: argparse.Namespace, hf_folder: Path) -> CheckpointLayout:
+    from mindspeed_autoparallel.weights.architecture import AUDIO, TEXT, VISION, read_architecture
+    from mindspeed_autoparallel.weights.layouts import make_layout, parse_layers
+    from mindspeed_autoparallel.weights.plan_layout import layout_from_plan
+
+    architecture = read_architecture(hf_folder)
+    lists = {VISION: arguments.vit_pp_layers, AUDIO: arguments.audio_pp_layers, TEXT: arguments.llm_pp_layers}
+    sizes = {VISION: arguments.vit_tp_size, AUDIO: arguments.audio_tp_size, TEXT: arguments.tp_size}
+    multiple = arguments.make_vocab_size_divisible_by
+    if multiple is not None and multiple < 1:
+        raise ConfigError(f"--make-vocab-size-divisible-by {multiple}: give a positive number.")
+    if arguments.plan is not None:
+        if any(lists.values()) or any(sizes.values()):
+            raise ConfigError("--plan says layers and sizes already: leave out --*-pp-layers and --*-tp-size.")
+        return layout_from_plan(arguments.plan, architecture, multiple)
+    flags = {VISION: "--vit-pp-layers", AUDIO: "--audio-pp-layers", TEXT: "--llm-pp-layers"}
+    return make_layout(
+        architecture,
+        layers={module: parse_layers(text, flags[module]) if text else None for module, text in lists.items()},
+        tensor_sizes=sizes,
+        vocab_multiple=multiple,
+        hetero=arguments.hetero,
+        expert_size=arguments.ep_size,
+    )
+
+
+class _ProgressLine:
+    """One line on stderr, rewritten in a terminal at most ten times a second; silent where nobody watches."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._shown = False
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        now = time.monotonic()
+        if sys.stderr.isatty() and (done == total or now - self._last > 0.1):
+            print(f"\r{done:6d}/{total} tensors  {what[:60]:60s}", end="", file=sys.stderr, flush=True)
+            self._last, self._shown = now, True
+
+    def end(self) -> None:
+        if self._shown:
+            print(file=sys.stderr)

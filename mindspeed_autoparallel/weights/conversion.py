@@ -1,0 +1,104 @@
+"""The three conversions: into a layout, back to Hugging Face, from one layout to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.weights.architecture import Architecture, read_architecture
+from mindspeed_autoparallel.weights.folders import refuse_existing, whole_folder
+from mindspeed_autoparallel.weights.huggingface import DEFAULT_SHARD_BYTES, HuggingFaceSource, write_huggingface
+from mindspeed_autoparallel.weights.layouts import CheckpointLayout
+from mindspeed_autoparallel.weights.progress import Progress, silent
+from mindspeed_autoparallel.weights.rank_folders import RankFolderSource, iteration_folder, write_rank_folders
+from mindspeed_autoparallel.weights.source import TensorSource
+from mindspeed_autoparallel.weights.torch_dist import TorchDistSource, copy_torch_dist, is_torch_dist, write_torch_dist
+
+RANK_FOLDERS = "mm"
+TORCH_DIST = "torch_dist"
+FORMATS = (RANK_FOLDERS, TORCH_DIST)
+
+
+def huggingface_to_checkpoint(
+    hf_folder: Path,
+    target: Path,
+    layout: CheckpointLayout,
+    *,
+    file_format: str = RANK_FOLDERS,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> None:
+    """Hugging Face weights -> a checkpoint under ``layout`` (``torch_dist`` has no layout: hosts cut it on loading)."""
+    refuse_existing(target, overwrite=overwrite)
+    _write(HuggingFaceSource(hf_folder), target, layout, file_format, overwrite, progress)
+
+
+def checkpoint_to_huggingface(
+    checkpoint: Path,
+    hf_folder: Path,
+    target: Path,
+    *,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> None:
+    """A checkpoint of any layout -> Hugging Face weights, with config, tokenizer and naming form of ``hf_folder``."""
+    refuse_existing(target, overwrite=overwrite)
+    source = open_checkpoint(checkpoint, read_architecture(hf_folder))
+    with whole_folder(target, overwrite=overwrite) as folder:
+        write_huggingface(source, folder, hf_folder, max_shard_bytes=max_shard_bytes, progress=progress)
+
+
+def resplit(
+    checkpoint: Path,
+    hf_folder: Path,
+    target: Path,
+    layout: CheckpointLayout,
+    *,
+    file_format: str = RANK_FOLDERS,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> bool:
+    """A checkpoint of any layout -> another layout. Returns whether optimizer state went along.
+
+    It does from torch_dist to torch_dist, where parameters and their moments are stored whole by name; rank folders
+    hold it in the cut of the data-parallel optimizer, which no tool can cut anew without the host.
+    """
+    refuse_existing(target, overwrite=overwrite)
+    source_folder = iteration_folder(checkpoint)
+    if is_torch_dist(source_folder) and file_format == TORCH_DIST:
+        with whole_folder(target, overwrite=overwrite) as folder:
+            return copy_torch_dist(source_folder, folder, progress)
+    source = open_checkpoint(checkpoint, read_architecture(hf_folder))
+    _write(source, target, layout, file_format, overwrite, progress, _iteration_of(source_folder))
+    return False
+
+
+def open_checkpoint(checkpoint: Path, architecture: Architecture) -> TensorSource:
+    """The reader for whatever ``checkpoint`` is."""
+    if is_torch_dist(iteration_folder(checkpoint)):
+        return TorchDistSource(checkpoint, architecture)
+    return RankFolderSource(checkpoint, architecture)
+
+
+def _write(
+    source: TensorSource,
+    target: Path,
+    layout: CheckpointLayout,
+    file_format: str,
+    overwrite: bool,
+    progress: Progress,
+    iteration: int | None = None,
+) -> None:
+    if file_format not in FORMATS:
+        raise ConfigError(f"unknown checkpoint format {file_format!r}. Known: {', '.join(FORMATS)}.")
+    with whole_folder(target, overwrite=overwrite) as folder:
+        if file_format == TORCH_DIST:
+            write_torch_dist(source, folder, layout, iteration=iteration, progress=progress)
+        else:
+            write_rank_folders(source, folder, layout, iteration=iteration, progress=progress)
+
+
+def _iteration_of(folder: Path) -> int | None:
+    number = folder.name.removeprefix("iter_")
+    return int(number) if number.isdigit() else None

@@ -1,0 +1,203 @@
+"""Hugging Face folders: safetensors shards with an index, read and written one shard at a time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.weights import names, tensors
+from mindspeed_autoparallel.weights.architecture import Architecture, read_architecture
+from mindspeed_autoparallel.weights.placement import Entry
+from mindspeed_autoparallel.weights.progress import Progress, silent
+from mindspeed_autoparallel.weights.source import TensorSource, present_entries
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DEFAULT_SHARD_BYTES = 4 * 1024**3
+
+
+class HuggingFaceSource:
+    """Canonical tensors out of the safetensors of ``folder``; opens shards when a tensor of theirs is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.architecture = read_architecture(folder)
+        self.file_of = shard_of_tensor(folder)
+        self.original_of = {names.classic_name(name): name for name in self.file_of}
+        self._open: dict[Path, Any] = {}
+        self._refuse_unknown()
+
+    def has(self, entry: Entry) -> bool:
+        return all(source in self.original_of for source in entry.sources)
+
+    def load(self, entry: Entry) -> Any:
+        shape = self.architecture.modules[entry.rule.module]
+        return tensors.combine(entry.rule, [self._read(source) for source in entry.sources], shape)
+
+    def _read(self, classic: str) -> Any:
+        name = self.original_of[classic]
+        path = self.file_of[name]
+        try:
+            return self._handle(path).get_tensor(name)
+        except ConfigError:
+            raise
+        except Exception as error:  # safetensors raises its own class and plain ones, by kind of damage
+            raise ConfigError(f"{path}: cannot read {name}: {error}. Download the shard again.") from error
+
+    def _handle(self, path: Path) -> Any:
+        if path not in self._open:
+            self._open[path] = open_shard(path)
+        return self._open[path]
+
+    def _refuse_unknown(self) -> None:
+        known = {source for entry in present_entries(self) for source in entry.sources}
+        left_over = sorted(
+            name
+            for classic, name in self.original_of.items()
+            if classic not in known
+            and not name.startswith(names.UNCONVERTED_PREFIXES)
+            and not name.endswith(names.IGNORED_SOURCES)
+            and not (self.architecture.tied_embeddings and classic == "lm_head.weight")
+        )
+        if left_over:
+            raise ConfigError(
+                f"{self.folder}: {len(left_over)} tensor(s) have no place in a {self.architecture.family} model, "
+                f"for example {', '.join(left_over[:3])}. Merge adapters first, or check that config.json fits."
+            )
+
+
+def open_shard(path: Path) -> Any:
+    """The opened safetensors file; ``ConfigError`` if it is missing, cut off or not safetensors at all."""
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise ConfigError("reading safetensors needs the package safetensors: pip install safetensors.") from error
+    try:
+        return safe_open(str(path), framework="pt")
+    except FileNotFoundError as error:
+        raise ConfigError(f"shard {path} is missing. Download it again.") from error
+    except Exception as error:  # SafetensorError is not importable in every release
+        raise ConfigError(f"shard {path} is corrupt: {error}. Download it again.") from error
+
+
+def shard_of_tensor(folder: Path) -> dict[str, Path]:
+    """Tensor name -> file, from the index or from the only file; ``ConfigError`` names a missing shard."""
+    if (folder / INDEX).exists():
+        weight_map = read_json(folder / INDEX, "index of shards").get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ConfigError(f"{folder / INDEX} has no 'weight_map'. Download it again.")
+        absent = sorted({file for file in weight_map.values() if not (folder / file).exists()})
+        if absent:
+            raise ConfigError(
+                f"{folder}: {len(absent)} of {len(set(weight_map.values()))} shards are missing: "
+                f"{', '.join(absent[:3])}. Download them again."
+            )
+        listed = {name: folder / file for name, file in weight_map.items()}
+        for path in sorted(set(listed.values())):
+            lost = {name for name, file in listed.items() if file == path} - set(open_shard(path).keys())
+            if lost:
+                raise ConfigError(f"shard {path} lacks {min(lost)}, which the index says it has. Download it again.")
+        return listed
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        hint = " Its .bin files are pickles: save the model as safetensors." if any(folder.glob("*.bin")) else ""
+        raise ConfigError(f"{folder} has no safetensors.{hint}")
+    return {name: path for path in files for name in open_shard(path).keys()}  # noqa: SIM118 - not a dict
+
+
+def write_huggingface(
+    source: TensorSource,
+    folder: Path,
+    original: Path,
+    *,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    progress: Progress = silent,
+) -> None:
+    """Write ``source`` into the empty ``folder`` as a Hugging Face model like ``original``.
+
+    ``original`` gives config and tokenizer files, the naming form, and the parts that are never converted (Omni's
+    talker). Holds at most one shard in memory.
+    """
+    architecture = source.architecture
+    entries = [
+        entry
+        for entry in present_entries(source)
+        if not (names.is_output_layer(entry.rule) and architecture.tied_embeddings)
+    ]
+    rename = _naming_of(original, architecture)
+    writer = ShardWriter(folder, max_shard_bytes)
+    for done, entry in enumerate(entries):
+        shape = architecture.modules[entry.rule.module]
+        for classic, tensor in zip(
+            entry.sources, tensors.separate(entry.rule, source.load(entry), shape), strict=True
+        ):
+            writer.add(rename(classic), tensor)
+        progress(done + 1, len(entries), entry.name)
+    for name, path in _unconverted(original).items():
+        writer.add(name, open_shard(path).get_tensor(name))
+    writer.finish()
+    for path in sorted(original.iterdir()):
+        if path.is_file() and path.suffix not in (".safetensors", ".bin", ".pt", ".pth") and path.name != INDEX:
+            shutil.copy2(path, folder / path.name)
+
+
+class ShardWriter:
+    """Writes named tensors into numbered safetensors of at most ``max_shard_bytes`` and, at the end, their index."""
+
+    def __init__(self, folder: Path, max_shard_bytes: int) -> None:
+        self.folder, self.max_shard_bytes = folder, max_shard_bytes
+        self.waiting: dict[str, Any] = {}
+        self.waiting_bytes = self.total_bytes = 0
+        self.shards: list[list[str]] = []
+
+    def add(self, name: str, tensor: Any) -> None:
+        if self.waiting and self.waiting_bytes + tensor.nbytes > self.max_shard_bytes:
+            self._flush()
+        self.waiting[name] = tensor.contiguous()
+        self.waiting_bytes += tensor.nbytes
+        self.total_bytes += tensor.nbytes
+
+    def finish(self) -> None:
+        self._flush()
+        if len(self.shards) == 1:
+            (self.folder / "part-1").replace(self.folder / SINGLE)
+            return
+        weight_map = {}
+        for index, shard in enumerate(self.shards, start=1):
+            file = f"model-{index:05d}-of-{len(self.shards):05d}.safetensors"
+            (self.folder / f"part-{index}").replace(self.folder / file)
+            weight_map.update(dict.fromkeys(shard, file))
+        index_of_shards = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
+        write_json_atomic(self.folder / INDEX, index_of_shards)
+
+    def _flush(self) -> None:
+        from safetensors.torch import save_file
+
+        if self.waiting:
+            self.shards.append(list(self.waiting))
+            save_file(self.waiting, str(self.folder / f"part-{len(self.shards)}"), metadata={"format": "pt"})
+        self.waiting, self.waiting_bytes = {}, 0
+
+
+def _naming_of(original: Path, architecture: Architecture) -> Any:
+    """Classic name -> the name ``original`` uses; the classic form where it has no weights to look at."""
+    try:
+        known = set(shard_of_tensor(original))
+    except ConfigError:
+        known = set()
+    if architecture.family == "qwen2_5_omni":
+        plain = known and not any(name.startswith("thinker.") for name in known)
+        return (lambda classic: classic) if plain else (lambda classic: f"thinker.{classic}")
+    nested = any(name.startswith(("model.visual.", "model.language_model.")) for name in known)
+    return names.nested_name if nested else (lambda classic: classic)
+
+
+def _unconverted(original: Path) -> dict[str, Path]:
+    try:
+        known = shard_of_tensor(original)
+    except ConfigError:
+        return {}
+    return {name: path for name, path in known.items() if name.startswith(names.UNCONVERTED_PREFIXES)}

@@ -1,0 +1,179 @@
+"""Layouts: how many layers of each module lie in each pipeline stage and virtual chunk, and how finely each is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.weights.architecture import AUDIO, MODULES, TEXT, VISION, Architecture
+
+FLAG_OF_MODULE = {VISION: "--vit-pp-layers", AUDIO: "--audio-pp-layers", TEXT: "--llm-pp-layers"}
+TP_FLAG_OF_MODULE = {VISION: "--vit-tp-size", AUDIO: "--audio-tp-size", TEXT: "--tp-size"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleLayout:
+    """``layers[virtual chunk][pipeline rank]``: number of layers. Model order runs over ranks, then virtual chunks.
+
+    ``replicated``: every pipeline stage's file has the whole module (encoders under a layout of their own).
+    """
+
+    layers: tuple[tuple[int, ...], ...]
+    tensor_size: int = 1
+    replicated: bool = False
+
+    def start_of(self, virtual: int, stage: int) -> int:
+        """Index of the first layer of a chunk, counted over the whole module."""
+        flat = [count for row in self.layers for count in row]
+        return list(accumulate(flat, initial=0))[virtual * len(self.layers[0]) + stage]
+
+    def first_chunk(self) -> tuple[int, int]:
+        """(virtual, stage) of the first chunk that has layers."""
+        return self._filled_chunks()[0]
+
+    def last_chunk(self) -> tuple[int, int]:
+        """(virtual, stage) of the last chunk that has layers."""
+        return self._filled_chunks()[-1]
+
+    def _filled_chunks(self) -> list[tuple[int, int]]:
+        return [(virtual, stage) for virtual, row in enumerate(self.layers) for stage, count in enumerate(row) if count]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointLayout:
+    """A layout per module. ``vocab_multiple``: the embedding is padded to a multiple of this times the tensor size;
+    None: not padded."""
+
+    modules: Mapping[str, ModuleLayout]
+    vocab_multiple: int | None = None
+    expert_size: int = 1
+
+    @property
+    def pipeline_size(self) -> int:
+        return len(self.modules[TEXT].layers[0])
+
+    @property
+    def virtual_size(self) -> int:
+        return len(self.modules[TEXT].layers)
+
+    @property
+    def tensor_size(self) -> int:
+        """Number of files per stage: the largest of the modules' sizes; a module cut less repeats its shards."""
+        return max(module.tensor_size for module in self.modules.values())
+
+    def padded_vocab(self, vocab_size: int) -> int:
+        if self.vocab_multiple is None:
+            return vocab_size
+        multiple = self.vocab_multiple * self.modules[TEXT].tensor_size
+        return -(-vocab_size // multiple) * multiple
+
+
+def parse_layers(text: str, flag: str) -> tuple[tuple[int, ...], ...]:
+    """``32,0,0``, ``[32,0,0]`` or, with virtual stages, ``[[16,0],[16,0]]``; ``ConfigError`` names the flag."""
+    try:
+        value: Any = json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
+    except json.JSONDecodeError:
+        value = None
+    rows = value if isinstance(value, list) and value and all(isinstance(row, list) for row in value) else [value]
+    plain = all(
+        isinstance(row, list) and row and all(type(count) is int and count >= 0 for count in row) for row in rows
+    )
+    if not plain or len({len(row) for row in rows}) != 1:
+        raise ConfigError(
+            f"{flag} {text!r} is not a list of layer counts. Write 32,0,0 (one count per pipeline stage) or, "
+            "with virtual stages, [[16,0],[16,0]] (one list per virtual chunk, all of the same length)."
+        )
+    return tuple(tuple(row) for row in rows)
+
+
+def make_layout(
+    architecture: Architecture,
+    *,
+    layers: Mapping[str, tuple[tuple[int, ...], ...] | None],
+    tensor_sizes: Mapping[str, int | None],
+    vocab_multiple: int | None = None,
+    hetero: bool = False,
+    expert_size: int = 1,
+) -> CheckpointLayout:
+    """A checked layout. Missing text layers mean one stage; missing encoder layers mean all in the first stage.
+
+    ``tensor_sizes[text]`` is the default of the other modules. ``hetero``: encoders are in every stage's file.
+    """
+    text_shape = architecture.modules[TEXT]
+    text_layers = layers.get(TEXT) or ((text_shape.num_layers,),)
+    num_virtual, num_stages = len(text_layers), len(text_layers[0])
+    modules = {}
+    for module in MODULES:
+        given = layers.get(module)
+        shape = architecture.modules.get(module)
+        if shape is None:
+            if given and any(count for row in given for count in row):
+                raise ConfigError(f"{FLAG_OF_MODULE[module]} given, but {architecture.family} has no {module} module.")
+            continue
+        if module == TEXT:
+            rows = text_layers
+        elif given is None or hetero:
+            if given and sum(count for row in given for count in row) != shape.num_layers:
+                _check_sum(module, given, shape.num_layers)
+            rows = tuple(
+                tuple(shape.num_layers if (virtual, stage) == (0, 0) else 0 for stage in range(num_stages))
+                for virtual in range(num_virtual)
+            )
+        else:
+            rows = given
+        tensor_size = tensor_sizes.get(module) or tensor_sizes.get(TEXT) or 1
+        modules[module] = ModuleLayout(layers=rows, tensor_size=tensor_size, replicated=hetero and module != TEXT)
+    layout = CheckpointLayout(modules=modules, vocab_multiple=vocab_multiple, expert_size=expert_size)
+    check_layout(layout, architecture)
+    return layout
+
+
+def check_layout(layout: CheckpointLayout, architecture: Architecture) -> None:
+    """Raises ``ConfigError`` that says which list, size or number does not fit and by how much."""
+    text = layout.modules[TEXT].layers
+    for module, placed in layout.modules.items():
+        shape = architecture.modules[module]
+        _check_sum(module, placed.layers, shape.num_layers)
+        if (len(placed.layers), len(placed.layers[0])) != (len(text), len(text[0])):
+            raise ConfigError(
+                f"{FLAG_OF_MODULE[module]} has {len(placed.layers)} virtual chunk(s) of {len(placed.layers[0])} stages "
+                f"and --llm-pp-layers {len(text)} of {len(text[0])}. Give every module the same number; 0 is allowed."
+            )
+        _check_divisible(module, placed.tensor_size, shape.num_heads, "attention heads")
+        _check_divisible(module, placed.tensor_size, shape.num_query_groups, "query groups (key-value heads)")
+        _check_divisible(module, placed.tensor_size, shape.ffn_size, "rows of its feed-forward layer")
+        if layout.tensor_size % placed.tensor_size:
+            raise ConfigError(
+                f"{TP_FLAG_OF_MODULE[module]} {placed.tensor_size} does not divide the largest size, "
+                f"{layout.tensor_size}. Choose sizes that divide one another."
+            )
+    text_size = layout.modules[TEXT].tensor_size
+    if layout.padded_vocab(architecture.vocab_size) % text_size:
+        raise ConfigError(
+            f"a vocabulary of {architecture.vocab_size} cannot be cut into {text_size} equal parts "
+            f"({architecture.vocab_size % text_size} rows are left over). Pad it with "
+            "--make-vocab-size-divisible-by 1 (and give training the same), or choose another --tp-size."
+        )
+
+
+def _check_sum(module: str, rows: Sequence[Sequence[int]], num_layers: int) -> None:
+    total = sum(count for row in rows for count in row)
+    if total != num_layers:
+        difference = f"{abs(total - num_layers)} too {'many' if total > num_layers else 'few'}"
+        raise ConfigError(
+            f"{FLAG_OF_MODULE[module]} {[list(row) for row in rows]} sums to {total}; the model has {num_layers} "
+            f"{module} layers ({difference}). Change a stage by that much."
+        )
+
+
+def _check_divisible(module: str, tensor_size: int, number: int, what: str) -> None:
+    if tensor_size < 1 or number % tensor_size:
+        fitting = [size for size in range(1, number + 1) if number % size == 0][:6]
+        raise ConfigError(
+            f"{TP_FLAG_OF_MODULE[module]} {tensor_size}: the {module} module has {number} {what}, which cannot be cut "
+            f"into {tensor_size}. Sizes that fit: {', '.join(map(str, fitting))}."
+        )

@@ -1,0 +1,112 @@
+"""The arithmetic of the table of names: interleave queries, keys and values; cut and join for tensor parallelism.
+
+Every function has its inverse beside it and changes no value, only places: a round trip is exact to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.weights import names
+from mindspeed_autoparallel.weights.architecture import ModuleShape
+
+Tensor = Any
+
+
+def combine(rule: names.Rule, parts: Sequence[Tensor], shape: ModuleShape) -> Tensor:
+    """Hugging Face tensors -> canonical tensor. The ``linear_qkv`` rows are, per query group, its queries, key, value.
+
+    ``parts``: in the order of ``rule.sources``. ``ConfigError`` if rows do not match the model description.
+    """
+    import torch
+
+    if rule.combine == names.COPY:
+        return parts[0]
+    if rule.combine == names.GATED:
+        return torch.cat(list(parts))
+    if rule.combine == names.FUSED_QKV:
+        _expect_rows(rule, parts[0], sum(_qkv_rows(shape)))
+        parts = parts[0].split(_qkv_rows(shape))
+    elif rule.combine == names.QKV_WITHOUT_KEY:
+        query, value = parts
+        parts = (query, torch.zeros_like(value), value)
+    for part, rows in zip(parts, _qkv_rows(shape), strict=True):
+        _expect_rows(rule, part, rows)
+    groups = [part.reshape(shape.num_query_groups, -1, *part.shape[1:]) for part in parts]
+    return torch.cat(groups, dim=1).reshape(-1, *parts[0].shape[1:])
+
+
+def separate(rule: names.Rule, tensor: Tensor, shape: ModuleShape) -> list[Tensor]:
+    """Inverse of ``combine``: the tensors of ``rule.sources``, in their order."""
+    import torch
+
+    if rule.combine == names.COPY:
+        return [tensor]
+    if rule.combine == names.GATED:
+        return list(tensor.chunk(2))
+    _expect_rows(rule, tensor, sum(_qkv_rows(shape)))
+    rows_per_group = [rows // shape.num_query_groups for rows in _qkv_rows(shape)]
+    grouped = tensor.reshape(shape.num_query_groups, -1, *tensor.shape[1:])
+    query, key, value = (part.reshape(-1, *tensor.shape[1:]) for part in grouped.split(rows_per_group, dim=1))
+    if rule.combine == names.FUSED_QKV:
+        return [torch.cat((query, key, value))]
+    return [query, value] if rule.combine == names.QKV_WITHOUT_KEY else [query, key, value]
+
+
+def cut(rule: names.Rule, tensor: Tensor, tensor_size: int, padded_vocab: int) -> list[Tensor]:
+    """Canonical tensor -> the shard of every tensor-parallel rank, each with memory of its own.
+
+    The vocabulary is padded with zero rows up to ``padded_vocab`` first.
+    """
+    import torch
+
+    if rule.split == names.VOCABULARY and padded_vocab > tensor.shape[0]:
+        padding = tensor.new_zeros(padded_vocab - tensor.shape[0], *tensor.shape[1:])
+        tensor = torch.cat((tensor, padding))
+    if tensor_size == 1 or rule.split == names.WHOLE:
+        return [_own(tensor)] * tensor_size
+    if rule.split == names.GATED_ROWS:
+        gate, up = (half.chunk(tensor_size) for half in tensor.chunk(2))
+        return [torch.cat(halves) for halves in zip(gate, up, strict=True)]
+    dim = 1 if rule.split == names.COLUMNS else 0
+    if tensor.shape[dim] % tensor_size:
+        raise ConfigError(f"{rule.target} of shape {tuple(tensor.shape)} cannot be cut into {tensor_size} parts.")
+    return [_own(part) for part in tensor.chunk(tensor_size, dim=dim)]
+
+
+def join(rule: names.Rule, shards: Sequence[Tensor], vocab_size: int) -> Tensor:
+    """Inverse of ``cut``; rows beyond ``vocab_size`` are padding and dropped."""
+    import torch
+
+    if rule.split == names.WHOLE or len(shards) == 1:
+        tensor = shards[0]
+    elif rule.split == names.GATED_ROWS:
+        gates, ups = zip(*(shard.chunk(2) for shard in shards), strict=True)
+        tensor = torch.cat((*gates, *ups))
+    else:
+        tensor = torch.cat(list(shards), dim=1 if rule.split == names.COLUMNS else 0)
+    return tensor[:vocab_size] if rule.split == names.VOCABULARY else tensor
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """``tensor`` without the rest of the memory it is a view of: torch.save would write all of that."""
+    import torch
+
+    if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _qkv_rows(shape: ModuleShape) -> list[int]:
+    key_rows = shape.num_query_groups * shape.head_size
+    return [shape.num_heads * shape.head_size, key_rows, key_rows]
+
+
+def _expect_rows(rule: names.Rule, tensor: Tensor, rows: int) -> None:
+    if tensor.shape[0] != rows:
+        raise ConfigError(
+            f"{rule.target}: a part has {tensor.shape[0]} rows where the model description means {rows}. "
+            "The weights and config.json belong to different models."
+        )

@@ -1,0 +1,248 @@
+"""``torch_dist``: PyTorch distributed checkpoints as Megatron writes them, read and written without any process group.
+
+Parameters are stored whole by name, the equal layers of a stack together as one tensor ``[layer, ...]``; hosts cut
+them for their layout while loading. Writing goes layer by layer, so the stack is never in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.weights import names, tensors
+from mindspeed_autoparallel.weights.architecture import TEXT, Architecture
+from mindspeed_autoparallel.weights.layouts import CheckpointLayout
+from mindspeed_autoparallel.weights.pickles import load_tensors_only
+from mindspeed_autoparallel.weights.placement import Entry
+from mindspeed_autoparallel.weights.progress import Progress, silent
+from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER, iteration_folder
+from mindspeed_autoparallel.weights.source import TensorSource, present_entries
+
+METADATA = ".metadata"
+DATA_FILE = "__0_0.distcp"
+
+
+def is_torch_dist(folder: Path) -> bool:
+    """Whether ``folder`` (``release`` or ``iter_*``) is a distributed checkpoint."""
+    return (folder / METADATA).exists()
+
+
+class TorchDistSource:
+    """Canonical tensors out of a distributed checkpoint, whatever layout wrote it."""
+
+    def __init__(self, checkpoint: Path, architecture: Architecture) -> None:
+        self.architecture = architecture
+        self.folder = iteration_folder(checkpoint)
+        self._metadata = read_metadata(self.folder)
+        self._stored = {
+            (index.fqn, tuple(index.offset or ())): stored for index, stored in self._metadata.storage_data.items()
+        }
+        present_entries(self)
+
+    def has(self, entry: Entry) -> bool:
+        return self._locate(entry) is not None
+
+    def load(self, entry: Entry) -> Any:
+        located = self._locate(entry)
+        assert located is not None
+        key, layer = located
+        described = self._metadata.state_dict_metadata[key]
+        tensor = self._assemble(key, described, layer)
+        return tensors.join(entry.rule, [tensor], self.architecture.vocab_size)
+
+    def _locate(self, entry: Entry) -> tuple[str, int | None] | None:
+        """(key, row of the stack); None for the row where layers are stored one by one."""
+        known = self._metadata.state_dict_metadata
+        for name in _stored_names(entry.name):
+            if name in known:
+                return name, None
+        for name in _stored_names(entry.rule.target.replace("{n}.", "")):
+            if entry.rule.place == names.LAYER and name in known:
+                return name, entry.layer
+        return None
+
+    def _assemble(self, key: str, described: Any, layer: int | None) -> Any:
+        import torch
+
+        skip = 0 if layer is None else 1
+        whole = torch.empty(tuple(described.size)[skip:], dtype=described.properties.dtype)
+        filled = 0
+        for chunk in described.chunks:
+            if layer is not None and not chunk.offsets[0] <= layer < chunk.offsets[0] + chunk.sizes[0]:
+                continue
+            part = self._read_chunk(key, chunk)
+            if layer is not None:
+                part = part[layer - chunk.offsets[0]]
+            where = tuple(
+                slice(offset, offset + size)
+                for offset, size in zip(chunk.offsets[skip:], chunk.sizes[skip:], strict=True)
+            )
+            whole[where] = part
+            filled += part.numel()
+        if filled != whole.numel():
+            raise ConfigError(f"{self.folder}: {key} holds {filled} of {whole.numel()} values. A shard is missing.")
+        return whole
+
+    def _read_chunk(self, key: str, chunk: Any) -> Any:
+        stored = self._stored.get((key, tuple(chunk.offsets)))
+        if stored is None:
+            raise ConfigError(f"{self.folder}: {key} has no data at {tuple(chunk.offsets)}. A shard is missing.")
+        return _read_item(self.folder, stored).reshape(tuple(chunk.sizes))
+
+
+def write_torch_dist(
+    source: TensorSource,
+    folder: Path,
+    layout: CheckpointLayout,
+    *,
+    iteration: int | None = None,
+    progress: Progress = silent,
+) -> None:
+    """Write ``source`` into the empty ``folder``; holds one tensor in memory. The tracker file is written last."""
+    import torch
+    from torch.distributed.checkpoint import metadata as dcp
+
+    architecture = source.architecture
+    target = folder / ("release" if iteration is None else f"iter_{iteration:07d}")
+    target.mkdir()
+    described: dict[str, Any] = {}
+    stored: dict[Any, Any] = {}
+    entries = [
+        entry
+        for entry in present_entries(source)
+        if not (names.is_output_layer(entry.rule) and architecture.tied_embeddings)
+    ]
+    with (target / DATA_FILE).open("wb") as stream:
+        for done, entry in enumerate(entries):
+            padded = layout.padded_vocab(architecture.vocab_size)
+            tensor = tensors.cut(entry.rule, source.load(entry), 1, padded)[0]
+            key, offsets, size = entry.name, [0] * tensor.dim(), tuple(tensor.shape)
+            if entry.rule.place == names.LAYER:
+                key = entry.rule.target.replace("{n}.", "")
+                offsets = [entry.layer, *offsets]
+                tensor = tensor.unsqueeze(0)
+                size = (architecture.modules[entry.rule.module].num_layers, *size)
+            if key not in described:
+                properties = dcp.TensorProperties(dtype=tensor.dtype)
+                described[key] = dcp.TensorStorageMetadata(properties, torch.Size(size), [])
+            described[key].chunks.append(dcp.ChunkStorageMetadata(torch.Size(offsets), tensor.shape))
+            begin = stream.tell()
+            buffer = io.BytesIO()
+            torch.save(tensor, buffer)
+            stream.write(buffer.getbuffer())
+            stored[dcp.MetadataIndex(key, torch.Size(offsets))] = _storage_info(begin, stream.tell() - begin)
+            progress(done + 1, len(entries), entry.name)
+    with (target / METADATA).open("wb") as stream:
+        pickle.dump(dcp.Metadata(state_dict_metadata=described, planner_data={}, storage_data=stored), stream)
+    # Hosts look up the sizes that wrote a checkpoint; a converted one has none, so it says one of each.
+    arguments = argparse.Namespace(
+        tensor_model_parallel_size=1, pipeline_model_parallel_size=1, virtual_pipeline_model_parallel_size=None,
+        num_layers=architecture.modules[TEXT].num_layers, ckpt_format="torch_dist",
+    )  # fmt: skip
+    common = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, "args": arguments}
+    torch.save(common, target / "common.pt")
+    described_as = {
+        "sharded_backend": "torch_dist", "sharded_backend_version": 1,
+        "common_backend": "torch", "common_backend_version": 1,
+    }  # fmt: skip
+    (target / "metadata.json").write_text(json.dumps(described_as), encoding="utf-8")
+    (folder / TRACKER).write_text("release" if iteration is None else str(iteration), encoding="utf-8")
+
+
+def copy_torch_dist(source_folder: Path, folder: Path, progress: Progress = silent) -> bool:
+    """Copy a distributed checkpoint with everything in it; returns whether that includes optimizer state.
+
+    Such a checkpoint has no layout, so a copy is its resplit. ``ConfigError`` if the optimizer was saved in the cut
+    of its data-parallel ranks, which cannot be loaded under another layout, or if a data file is missing.
+    """
+    metadata = read_metadata(source_folder)
+    keys = list(metadata.state_dict_metadata)
+    optimizer = [key for key in keys if key.startswith(("optimizer.", "chained_"))]
+    bound = [key for key in optimizer if "gbuf_idx" in key or ".bucket_" in key or "optimizer.distributed" in key]
+    if bound:
+        raise ConfigError(
+            f"{source_folder}: the optimizer state ({bound[0]}, ...) is stored by data-parallel rank and fits only the "
+            "layout that wrote it. Save once more with --dist-ckpt-optim-fully-reshardable, or --no-save-optim."
+        )
+    for stored in metadata.storage_data.values():
+        path = source_folder / stored.relative_path
+        if not path.exists() or path.stat().st_size < stored.offset + stored.length:
+            raise ConfigError(f"{path} is missing or cut off. Copy the whole checkpoint.")
+    load_tensors_only(source_folder / "common.pt", mapped=False)
+    target = folder / source_folder.name
+    target.mkdir()
+    files = sorted(path for path in source_folder.iterdir() if path.is_file())
+    for done, path in enumerate(files):
+        shutil.copy2(path, target / path.name)
+        progress(done + 1, len(files), path.name)
+    number = source_folder.name.removeprefix("iter_")
+    (folder / TRACKER).write_text(str(int(number)) if number.isdigit() else "release", encoding="utf-8")
+    return bool(optimizer)
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """``.metadata`` is a pickle by definition of the format: only the classes that describe tensors may be in it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        described = module.startswith("torch.distributed.checkpoint.") and name in {
+            "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+            "TensorProperties", "StorageMeta", "_StorageInfo", "_StoragePrefix", "_MEM_FORMAT_ENCODING",
+        }  # fmt: skip
+        plain = (module, name) in {
+            ("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
+            ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"), ("builtins", "set"),
+                    }  # fmt: skip
+        if described or plain or (module == "torch" and _is_dtype(name)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in checkpoint metadata")
+
+
+def _is_dtype(name: str) -> bool:
+    import torch
+
+    return isinstance(getattr(torch, name, None), torch.dtype)
+
+
+def read_metadata(folder: Path) -> Any:
+    """The description of the tensors in a distributed checkpoint; ``ConfigError`` if damaged or not just that."""
+    path = folder / METADATA
+    try:
+        with path.open("rb") as stream:
+            return _MetadataUnpickler(stream).load()
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise ConfigError(f"{path} is not the metadata of a distributed checkpoint: {error}.") from error
+
+
+def _read_item(folder: Path, stored: Any) -> Any:
+    import torch
+
+    path = folder / stored.relative_path
+    try:
+        with path.open("rb") as stream:
+            stream.seek(stored.offset)
+            return torch.load(io.BytesIO(stream.read(stored.length)), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises a different class for each kind of damage
+        raise ConfigError(f"{path}: cannot read {stored.length} bytes at {stored.offset}: {error}.") from error
+
+
+def _storage_info(offset: int, length: int) -> Any:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo(DATA_FILE, offset, length)
+
+
+def _stored_names(name: str) -> list[str]:
+    """``name`` and the name Transformer Engine stores it under, where it keeps norms inside linear layers."""
+    for plain, fused in (
+        ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+        ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),
+    ):
+        if plain in name:
+            return [name, name.replace(plain, fused)]
+    return [name]
