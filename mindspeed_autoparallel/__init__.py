@@ -18,3 +18,7 @@ Importing arms the patches and loads neither torch nor ortools; nothing in Megat
 """
 
 __version__ = "0.1.0"
+
+from mindspeed_autoparallel import patches as _patches
+
+_patches.arm()

@@ -1,7 +1,43 @@
-"""Patch sheets: one file per patched Megatron module, named like it. No torch at module level."""
+"""Patch sheets: one file per patched host module, named like it. No torch at module level.
+
+``arm()`` is called once by ``import mindspeed_autoparallel``; ``ENGINE`` lists what is installed and undoes it.
+"""
 
 if __name__ != "mindspeed_autoparallel.patches":
     raise ImportError(
         f"this package is mindspeed_autoparallel.patches, imported here as {__name__!r}: "
         "import mindspeed_autoparallel.patches instead, and take the repository's root off sys.path if it is there"
     )
+
+import importlib
+import pkgutil
+import sys
+
+from mindspeed_autoparallel.patching import Engine, Patch, call_before_import
+
+ENGINE = Engine()
+
+
+def sheets() -> list[Patch]:
+    """Every patch of every sheet, in the order of the sheets' file names."""
+    found: list[Patch] = []
+    for item in sorted(pkgutil.iter_modules(__path__), key=lambda item: item.name):
+        found += importlib.import_module(f"{__name__}.{item.name}").SHEET
+    return found
+
+
+def arm() -> None:
+    """Install the sheets as Megatron's modules are imported, and prepare the device right before the first of them."""
+    from mindspeed_autoparallel.runtime.arguments import flags_given
+
+    if ENGINE.patches:
+        return
+    if "megatron.core" not in sys.modules:
+        call_before_import(("megatron.core", "megatron.training", "megatron.legacy"), _prepare_device)
+    ENGINE.arm(sheets(), flags_given(sys.argv[1:]))
+
+
+def _prepare_device() -> None:
+    from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
+
+    prepare_for_megatron()

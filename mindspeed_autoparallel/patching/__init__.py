@@ -1,1 +1,25 @@
-"""See the map in mindspeed_autoparallel/__init__.py."""
+"""The patch engine: sheets are data, installation happens when Megatron is imported, undo is derived.
+
+Arm with ``arm(sheets)`` before Megatron is imported; ``require(flag)`` raises for patches a flag needs but that could
+not be installed; ``undo_all()`` restores every original.
+"""
+
+from mindspeed_autoparallel.patching.engine import (
+    Engine,
+    InstalledPatch,
+    LateImportWarning,
+    PatchState,
+)
+from mindspeed_autoparallel.patching.imports import call_after_import, call_before_import
+from mindspeed_autoparallel.patching.sheet import Patch, Wrapper
+
+__all__ = [
+    "Engine",
+    "InstalledPatch",
+    "LateImportWarning",
+    "Patch",
+    "PatchState",
+    "Wrapper",
+    "call_after_import",
+    "call_before_import",
+]

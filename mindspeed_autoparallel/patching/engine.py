@@ -1,0 +1,148 @@
+"""Installs patch sheets the moment their modules are imported, keeps the list, and undoes it.
+
+Post-import hooks see a module before anyone can copy a name out of it with ``from x import f``, so no sweep over
+``sys.modules`` is needed; that is why this package must be imported before Megatron.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from mindspeed_autoparallel.errors import PatchError
+from mindspeed_autoparallel.patching.imports import call_after_import
+from mindspeed_autoparallel.patching.releases import release_of, within
+from mindspeed_autoparallel.patching.sheet import Patch
+
+
+class LateImportWarning(UserWarning):
+    """Megatron was imported before this package: names copied out of its modules earlier stay unpatched."""
+
+
+class PatchState(enum.Enum):
+    """Where a patch stands."""
+
+    WAITING = "waiting for its module to be imported"
+    INSTALLED = "installed"
+    NOT_ASKED = "not asked for by any flag"
+    FAILED = "could not be installed"
+    UNDONE = "undone"
+
+
+@dataclass
+class InstalledPatch:
+    """A patch and what became of it."""
+
+    patch: Patch
+    state: PatchState = PatchState.WAITING
+    reason: str = ""
+    """Why it is in this state, for people; empty when there is nothing to say."""
+    original: Any = None
+    replacement: Any = None
+    active: bool = False
+    """Asked by the wrapper on every call, so that an undone patch under another plugin's wrapper goes inert."""
+
+
+class Engine:
+    """Holds the patches of one process. The package has exactly one (``mindspeed_autoparallel.patches.ENGINE``)."""
+
+    def __init__(self) -> None:
+        self.patches: list[InstalledPatch] = []
+        self.late_modules: list[str] = []
+
+    def arm(self, sheets: Sequence[Patch], flags: Collection[str]) -> None:
+        """Install each patch when its module is imported; modules that are imported already are patched now and noted.
+
+        ``flags``: the flags given on the command line; a patch whose ``flags`` are set and disjoint stays uninstalled.
+        """
+        for sheet in sheets:
+            entry = InstalledPatch(sheet)
+            self.patches.append(entry)
+            if sheet.flags and not set(sheet.flags) & set(flags):
+                entry.state = PatchState.NOT_ASKED
+                continue
+            if sheet.module in sys.modules:
+                self.late_modules.append(sheet.module)
+            call_after_import(sheet.module, functools.partial(self._install, entry))
+        if self.late_modules:
+            warnings.warn(
+                f"mindspeed_autoparallel was imported after {', '.join(sorted(set(self.late_modules)))}: names already "
+                "copied out of these modules are not patched. Move `import mindspeed_autoparallel` above the first "
+                "megatron import of the script.",
+                LateImportWarning,
+                stacklevel=4,
+            )
+
+    def require(self, flag: str) -> None:
+        """Raise ``PatchError`` naming the first patch ``flag`` needs that could not be installed."""
+        for entry in self.patches:
+            if flag in entry.patch.flags and entry.state is PatchState.FAILED:
+                raise PatchError(f"{flag} needs {entry.patch.target}, but {entry.reason}")
+
+    def undo_all(self) -> None:
+        """Restore every original; a patch under another plugin's wrapper goes inert instead."""
+        for entry in reversed(self.patches):
+            if entry.state is not PatchState.INSTALLED:
+                if entry.state is PatchState.WAITING:
+                    entry.state = PatchState.UNDONE
+                continue
+            entry.active = False
+            entry.state = PatchState.UNDONE
+            holder, name = _holder(sys.modules[entry.patch.module], entry.patch.attribute)
+            if holder is not None and inspect.getattr_static(holder, name, None) is entry.replacement:
+                setattr(holder, name, entry.original)
+            else:
+                entry.reason = "another plugin wrapped it afterwards: ours is inert underneath"
+
+    def _install(self, entry: InstalledPatch, module: ModuleType) -> None:
+        if entry.state is not PatchState.WAITING:
+            return
+        reason = _unfit(entry.patch, module)
+        if reason:
+            entry.state, entry.reason = PatchState.FAILED, reason
+            return
+        import wrapt
+
+        holder, name = _holder(module, entry.patch.attribute)
+        assert holder is not None
+        entry.original = inspect.getattr_static(holder, name)
+        entry.replacement = wrapt.FunctionWrapper(entry.original, entry.patch.wrapper, lambda: entry.active)
+        entry.active = True
+        setattr(holder, name, entry.replacement)
+        entry.state = PatchState.INSTALLED
+
+
+def _holder(module: ModuleType, attribute: str) -> tuple[Any, str]:
+    """The object that holds the last name of ``attribute`` (None when a part is missing) and that name."""
+    holder: Any = module
+    *path, name = attribute.split(".")
+    for part in path:
+        holder = getattr(holder, part, None)
+        if holder is None:
+            return None, name
+    return (holder, name) if hasattr(holder, name) else (None, name)
+
+
+def _unfit(patch: Patch, module: ModuleType) -> str:
+    """Why ``patch`` does not fit ``module``, or an empty string."""
+    release = release_of(patch.distribution)
+    if release and not within(release, patch.versions):
+        return f"{patch.distribution} {release} is outside the supported releases {patch.versions}"
+    holder, name = _holder(module, patch.attribute)
+    if holder is None:
+        found = f"{patch.distribution} {release}" if release else f"this {patch.distribution}"
+        return f"{found} has no {patch.attribute} in {patch.module}"
+    if patch.parameters:
+        target = getattr(holder, name)
+        present = set(inspect.signature(target).parameters)
+        missing = [parameter for parameter in patch.parameters if parameter not in present]
+        if missing:
+            return f"its signature has no {', '.join(missing)} ({patch.distribution} {release})"
+    return ""

@@ -1,0 +1,53 @@
+"""Which release of a host is on the path, and whether it is one a patch knows; no import of the host itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import lru_cache
+from pathlib import Path
+
+_FIELDS = ("MAJOR", "MINOR", "PATCH")
+
+
+@lru_cache(maxsize=8)
+def release_of(distribution: str) -> str:
+    """``0.19.2`` for ``megatron-core``, from its ``package_info.py`` (a checkout has no metadata); empty if unknown."""
+    if distribution != "megatron-core":
+        return ""
+    try:
+        spec = importlib.util.find_spec("megatron.core")
+    except (ImportError, ValueError):
+        return ""
+    if spec is None or not spec.origin:
+        return ""
+    source = Path(spec.origin).with_name("package_info.py")
+    try:
+        text = source.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    numbers = [re.search(rf"^{field}\s*=\s*(\d+)", text, re.MULTILINE) for field in _FIELDS]
+    return ".".join(number.group(1) for number in numbers if number)
+
+
+def within(release: str, specifier: str) -> bool:
+    """Whether ``release`` is in a comma separated list of ``>=``, ``<``, ``==`` clauses over numeric releases."""
+    have = _numbers(release)
+    for clause in specifier.split(","):
+        match = re.fullmatch(r"\s*(>=|<|==)\s*([\d.]+)\s*", clause)
+        if match is None:
+            raise ValueError(f"not a release clause: {clause!r} in {specifier!r}")
+        want = _numbers(match.group(2))
+        if match.group(1) == ">=":
+            holds = have >= want
+        elif match.group(1) == "<":
+            holds = have < want
+        else:
+            holds = have[: len(want)] == want
+        if not holds:
+            return False
+    return True
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", release))

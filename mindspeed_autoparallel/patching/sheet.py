@@ -1,0 +1,40 @@
+"""What a patch is: data that says what is wrapped, in which releases, for which flags, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], Mapping[str, Any]], Any]
+"""``wrapper(wrapped, instance, args, kwargs) -> result``: wrapt's protocol; call ``wrapped`` to go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """One wrapped function or method of a host module."""
+
+    target: str
+    """``module.path:function`` or ``module.path:Class.method``."""
+    wrapper: Wrapper
+    """Called instead of the target; with the feature's flags off it passes arguments and result on unchanged."""
+    why: str
+    """One sentence for docs/patches.md."""
+    versions: str = ">=0.8,<0.20"
+    """Releases of the distribution the wrapper is written for, as a PEP 440 specifier."""
+    distribution: str = "megatron-core"
+    """Whose release ``versions`` speaks of: ``megatron-core``, or another (whose release is not checked)."""
+    flags: tuple[str, ...] = ()
+    """Installed only when one of these command line flags is given; empty: always installed."""
+    parameters: tuple[str, ...] = field(default=())
+    """Parameter names the wrapper relies on; checked against the target's signature before it is installed."""
+
+    @property
+    def module(self) -> str:
+        """The module that holds the target."""
+        return self.target.partition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        """The target's dotted path inside the module."""
+        return self.target.partition(":")[2]

@@ -1,0 +1,56 @@
+"""A flag as data: enough to register it, to document it, and to check it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One command line flag."""
+
+    name: str
+    """With dashes: ``--auto-parallel-mm``."""
+    help: str
+    """One sentence for ``--help`` and docs/flags.md."""
+    type: Callable[[str], Any] | None = None
+    """Converter; ``None`` makes it a switch."""
+    default: Any = None
+    choices: tuple[str, ...] | None = None
+    metavar: str | None = None
+
+    @property
+    def destination(self) -> str:
+        """The attribute of the parsed arguments."""
+        return self.name.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlagGroup:
+    """The flags of one feature; a feature is switched on by its first flag."""
+
+    title: str
+    flags: tuple[Flag, ...]
+
+    @property
+    def switch(self) -> str:
+        """The flag that turns the feature on."""
+        return self.flags[0].name
+
+
+def positive_int(text: str) -> int:
+    """An integer of at least 1, or argparse's error."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(f"{value} is below 1")
+    return value
+
+
+def non_negative_int(text: str) -> int:
+    """An integer of at least 0, or argparse's error."""
+    value = int(text)
+    if value < 0:
+        raise ValueError(f"{value} is below 0")
+    return value

@@ -1,0 +1,51 @@
+"""Which function takes over after the host has parsed its arguments, per feature."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Callable
+from typing import cast
+
+TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
+"""Set only in processes this package starts: the file that says what the process is to measure."""
+
+TASK_HANDLERS = {"measure": "mindspeed_autoparallel.runtime.measuring.worker:prepare"}
+"""Kind of task -> ``module:function(arguments, task)``."""
+
+FEATURES = {
+    "auto_parallel_mm": "mindspeed_autoparallel.runtime.search.entry:search_and_exit",
+    "auto_parallel_plan": "mindspeed_autoparallel.runtime.applying.entry:apply_plan",
+    "hetero_parallel": "mindspeed_autoparallel.runtime.hetero.entry:prepare",
+    "auto_tuning": "mindspeed_autoparallel.runtime.tuning.entry:tune_and_exit",
+}
+"""Destination of the flag -> ``module:function(arguments)``; called in this order for the flags that are set."""
+
+
+def after_parsing(arguments: argparse.Namespace) -> None:
+    """Hand the parsed ``arguments`` to the task of this process, or to the features switched on."""
+    task_file = os.environ.get(TASK_VARIABLE)
+    if task_file:
+        from pathlib import Path
+
+        from mindspeed_autoparallel.files import read_json
+
+        task = read_json(Path(task_file), "task of this process")
+        _load(TASK_HANDLERS[task["kind"]])(arguments, task)
+        return
+    for destination, handler in FEATURES.items():
+        if getattr(arguments, destination, None):
+            _require("--" + destination.replace("_", "-"))
+            _load(handler)(arguments)
+
+
+def _require(flag: str) -> None:
+    from mindspeed_autoparallel.patches import ENGINE
+
+    ENGINE.require(flag)
+
+
+def _load(path: str) -> Callable[..., None]:
+    module, _, name = path.partition(":")
+    return cast("Callable[..., None]", getattr(importlib.import_module(module), name))

@@ -1,0 +1,10 @@
+"""Starting processes on every node: one coordinator on node 0 decides, agents on the other nodes do as told.
+
+``Coordinator.launch(spec)`` runs the user's script once on all devices and says how it ended; it never raises for a
+launch that fails, hangs or runs out of memory, because that is a data point.
+"""
+
+from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator, run_agent
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
+
+__all__ = ["Coordinator", "LaunchOutcome", "LaunchSpec", "LaunchStatus", "run_agent"]

@@ -1,0 +1,74 @@
+"""What is launched, and how a launch ended."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+class LaunchStatus(str, enum.Enum):
+    """How a launch ended."""
+
+    OK = "ok"
+    OUT_OF_MEMORY = "out_of_memory"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """One launch, the same on every node."""
+
+    launch_id: str
+    """Unique within the work dir; names the log files."""
+    argv: tuple[str, ...]
+    """The user's script and its arguments, without the interpreter."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Added to the allow-listed environment of the children."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """Handed to every child as a JSON file."""
+    timeout_s: float = 1800.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> LaunchSpec:
+        """Inverse of ``to_json``."""
+        return cls(**{**data, "argv": tuple(data["argv"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOutcome:
+    """How a launch ended on one node, or on all of them (the worst of theirs)."""
+
+    status: LaunchStatus
+    node_rank: int = 0
+    exit_code: int = 0
+    last_lines: tuple[str, ...] = ()
+    """The end of the first failed process's output."""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {**asdict(self), "status": self.status.value}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> LaunchOutcome:
+        """Inverse of ``to_json``."""
+        return cls(**{**data, "status": LaunchStatus(data["status"]), "last_lines": tuple(data["last_lines"])})
+
+    def describe(self) -> str:
+        """For people: status, node, exit code and last lines."""
+        head = f"{self.status.value.replace('_', ' ')} on node {self.node_rank} after {self.seconds:.0f} s"
+        if self.status is not LaunchStatus.OK:
+            head += f", exit code {self.exit_code}"
+        return "\n".join([head, *(f"    {line}" for line in self.last_lines)])
+
+
+def worst(outcomes: list[LaunchOutcome]) -> LaunchOutcome:
+    """The outcome that decides for all nodes: out of memory explains the failures it causes elsewhere."""
+    order = [LaunchStatus.OUT_OF_MEMORY, LaunchStatus.FAILED, LaunchStatus.TIMED_OUT, LaunchStatus.OK]
+    return min(outcomes, key=lambda outcome: order.index(outcome.status))

@@ -1,0 +1,158 @@
+"""The processes of one launch on this node: started, watched, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.runtime.host.features import TASK_VARIABLE
+from mindspeed_autoparallel.runtime.launch.environment import child_environment
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
+
+OUT_OF_MEMORY_EXIT_CODE = 77
+"""What a measuring process exits with when its device has no memory left."""
+
+_OUT_OF_MEMORY_SIGNS = ("out of memory", "OutOfMemoryError", "NPU out of memory")
+_NUM_LAST_LINES = 12
+_GRACE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def run_local_processes(
+    spec: LaunchSpec,
+    *,
+    node_rank: int,
+    num_processes: int,
+    num_nodes: int,
+    master_addr: str,
+    master_port: int,
+    log_dir: Path,
+    should_stop: Callable[[], bool] = lambda: False,
+    parent_environment: Mapping[str, str] | None = None,
+) -> LaunchOutcome:
+    """Run ``spec`` as ``num_processes`` processes of this node and wait for them.
+
+    All of them are killed when one fails, when the launch times out, when ``should_stop`` says so, and when this
+    process is interrupted or dies.
+    """
+    log_dir.mkdir(parents=True, exist_ok=True)
+    task_file = log_dir / f"{spec.launch_id}.node{node_rank}.task.json"
+    write_json_atomic(task_file, spec.task)
+    started = time.monotonic()
+    children: list[subprocess.Popen[bytes]] = []
+    logs: list[Path] = []
+    try:
+        for local_rank in range(num_processes):
+            rank = node_rank * num_processes + local_rank
+            environment = child_environment(
+                os.environ if parent_environment is None else parent_environment,
+                {
+                    **spec.environment,
+                    TASK_VARIABLE: str(task_file.resolve()),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(local_rank),
+                    "WORLD_SIZE": str(num_processes * num_nodes),
+                    "LOCAL_WORLD_SIZE": str(num_processes),
+                    "MASTER_ADDR": master_addr,
+                    "MASTER_PORT": str(master_port),
+                },
+            )
+            log = log_dir / f"{spec.launch_id}.rank{rank}.log"
+            logs.append(log)
+            with log.open("wb") as stream:
+                children.append(
+                    subprocess.Popen(
+                        [sys.executable, *spec.argv],
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stream,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                    )
+                )
+        return _watch(children, logs, spec, node_rank, started, should_stop)
+    finally:
+        _end(children)
+
+
+def _watch(
+    children: list[subprocess.Popen[bytes]],
+    logs: list[Path],
+    spec: LaunchSpec,
+    node_rank: int,
+    started: float,
+    should_stop: Callable[[], bool],
+) -> LaunchOutcome:
+    while True:
+        codes = [child.poll() for child in children]
+        seconds = time.monotonic() - started
+        failed = next((index for index, code in enumerate(codes) if code not in (None, 0)), None)
+        if failed is not None:
+            # The others often fail a moment later for the real reason; give their logs that moment.
+            time.sleep(0.5)
+            return _failure([child.poll() for child in children], logs, node_rank, seconds)
+        if all(code == 0 for code in codes):
+            return LaunchOutcome(status=LaunchStatus.OK, node_rank=node_rank, seconds=seconds)
+        if seconds > spec.timeout_s or should_stop():
+            lines = (*last_lines(logs[0]), f"(given up after {seconds:.0f} s; the whole log is {logs[0]})")
+            return LaunchOutcome(
+                status=LaunchStatus.TIMED_OUT, node_rank=node_rank, exit_code=-1, last_lines=lines, seconds=seconds
+            )
+        time.sleep(0.05)
+
+
+def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds: float) -> LaunchOutcome:
+    failures = [(code, log) for code, log in zip(codes, logs, strict=True) if code not in (None, 0)]
+    texts = {log: last_lines(log, 60) for _, log in failures}
+    for code, log in failures:
+        if code == OUT_OF_MEMORY_EXIT_CODE or any(sign in line for line in texts[log] for sign in _OUT_OF_MEMORY_SIGNS):
+            status = LaunchStatus.OUT_OF_MEMORY
+            break
+    else:
+        status = LaunchStatus.FAILED
+        # A peer that only lost its connection is not the cause.
+        code, log = min(failures, key=lambda item: any("Connection" in line for line in texts[item[1]][-3:]))
+    return LaunchOutcome(
+        status=status,
+        node_rank=node_rank,
+        exit_code=int(code or 0),
+        last_lines=(*texts[log][-_NUM_LAST_LINES:], f"(the whole log is {log})"),
+        seconds=seconds,
+    )
+
+
+def last_lines(log: Path, count: int = _NUM_LAST_LINES) -> tuple[str, ...]:
+    """The last ``count`` non-empty lines of ``log``."""
+    with contextlib.suppress(OSError), log.open("rb") as stream:
+        stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, stream.tell() - 65536))
+        lines = stream.read().decode("utf-8", errors="replace").splitlines()
+        return tuple(line for line in lines if line.strip())[-count:]
+    return ()
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for child in children:
+            # The whole session: data loader workers and compilers are children's children.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, number)
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline and any(child.poll() is None for child in children):
+            time.sleep(0.02)
+        if all(child.poll() is not None for child in children):
+            break
+
+
+def _die_with_parent() -> None:
+    # Between fork and exec: a child must not outlive a coordinator that is killed outright.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
