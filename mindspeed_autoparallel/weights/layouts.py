@@ -135,7 +135,8 @@ def make_layout(
 def check_layout(layout: CheckpointLayout, architecture: Architecture) -> None:
     """Raises ``ConfigError`` that says which list, size or number does not fit and by how much."""
     text = layout.modules[TEXT].layers
-    for module, placed in layout.modules.items():
+    # Text first: the other modules take over its tensor size.
+    for module, placed in sorted(layout.modules.items(), key=lambda item: item[0] != TEXT):
         shape = architecture.modules[module]
         _check_sum(module, placed.layers, shape.num_layers)
         if (len(placed.layers), len(placed.layers[0])) != (len(text), len(text[0])):

@@ -7,29 +7,58 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.weights.architecture import AUDIO, TEXT, VISION, Architecture
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
 
-_PLACEMENT_KEYS = {VISION: "vit_layer_placement", AUDIO: "audio_layer_placement", TEXT: "llm_layer_placement"}
+_MODULE_OF_PREFIX = {"vit": VISION, "audio": AUDIO, "llm": TEXT}
 
 
 def layout_from_plan(path: Path, architecture: Architecture, vocab_multiple: int | None = None) -> CheckpointLayout:
-    """Layers per stage and tensor size out of a plan file with ``parallel_config`` and ``layer_placement``."""
-    plan = read_json(path, "plan")
-    plan = plan if isinstance(plan, dict) else {}
-    parallel, placement = plan.get("parallel_config"), plan.get("layer_placement")
-    if not isinstance(parallel, dict) or not isinstance(placement, dict):
-        raise PlanError(f"plan {path} has no 'parallel_config' with TP and 'layer_placement' with layers per stage.")
-    layers = {module: _rows(placement.get(key)) for module, key in _PLACEMENT_KEYS.items()}
-    tensor_size = parallel.get("TP", 1)
-    if not isinstance(tensor_size, int) or tensor_size < 1:
-        raise PlanError(f"plan {path}: parallel_config.TP is {tensor_size!r}, not a positive number.")
+    """Layers per stage, virtual chunks and tensor sizes of ``plan.json``, or of the search's result file.
+
+    The result file (``parallel_config``, ``layer_placement``) knows no virtual stages.
+    """
+    value = read_json(path, "plan")
+    if isinstance(value, dict) and "layer_placement" in value and "format" not in value:
+        return _from_result(value, path, architecture, vocab_multiple)
+    return layout_of(Plan.parse(value, f"plan {path}"), architecture, vocab_multiple)
+
+
+def layout_of(plan: Plan, architecture: Architecture, vocab_multiple: int | None = None) -> CheckpointLayout:
+    """The layout of a plan that has been read."""
+    width = plan.layout.pipeline_size
+    layers: dict[str, tuple[tuple[int, ...], ...] | None] = {}
+    sizes: dict[str, int | None] = {TEXT: plan.layout.tensor_size}
+    for module in plan.model.modules:
+        mine = _MODULE_OF_PREFIX.get(module.result_key)
+        if mine is None:
+            raise PlanError(f"the plan has a module {module.name!r}, which has no place in a checkpoint of this kind.")
+        chain = plan.layers_of(module.name)
+        layers[mine] = tuple(chain[begin : begin + width] for begin in range(0, len(chain), width))
+        own = plan.layout.modules.get(module.name)
+        if own is not None:
+            sizes[mine] = own.tensor_size
     return make_layout(
-        architecture, layers=layers, tensor_sizes={TEXT: tensor_size}, vocab_multiple=vocab_multiple
+        architecture,
+        layers=layers,
+        tensor_sizes=sizes,
+        vocab_multiple=vocab_multiple,
+        hetero=bool(plan.layout.modules),
     )
 
 
-def _rows(value: Any) -> tuple[tuple[int, ...], ...] | None:
-    if not value:
-        return None
-    return tuple(map(tuple, value)) if isinstance(value[0], list) else (tuple(value),)
+def _from_result(
+    result: dict[str, Any], path: Path, architecture: Architecture, vocab_multiple: int | None
+) -> CheckpointLayout:
+    placement, parallel = result["layer_placement"], result.get("parallel_config")
+    tensor_size = parallel.get("TP") if isinstance(parallel, dict) else None
+    if not isinstance(placement, dict) or not isinstance(tensor_size, int) or tensor_size < 1:
+        raise PlanError(f"{path} has no 'parallel_config' with a TP of at least 1, or no layers in 'layer_placement'.")
+    layers: dict[str, tuple[tuple[int, ...], ...] | None] = {}
+    for prefix, module in _MODULE_OF_PREFIX.items():
+        row = placement.get(f"{prefix}_layer_placement")
+        if row is not None and not (isinstance(row, list) and all(type(count) is int for count in row)):
+            raise PlanError(f"{path}: {prefix}_layer_placement is {row!r}, not a list of layer counts.")
+        layers[module] = (tuple(row),) if row else None
+    return make_layout(architecture, layers=layers, tensor_sizes={TEXT: tensor_size}, vocab_multiple=vocab_multiple)

@@ -1,0 +1,50 @@
+"""Look at this node and a launch script and say what to set and why; changes nothing.
+
+  doctor                                   this node
+  doctor --script train.sh                 and what the script would do on it
+  doctor --script train.sh --format export the lines to put into the script
+
+Ends with 1 where something was found that will fail, else with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.patching.sheet import Patch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--script", type=Path, help="a shell launch script; it is read, not run")
+    parser.add_argument("--peers", default="", help="other nodes, comma separated: compare clocks through ssh")
+    parser.add_argument("--format", choices=("text", "json", "export"), default="text")
+    parser.add_argument("--json", action="store_true", help="the same as --format json")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.runtime.doctor.examine import examine
+    from mindspeed_autoparallel.runtime.doctor.finding import PROBLEM
+    from mindspeed_autoparallel.runtime.doctor.node import this_node
+    from mindspeed_autoparallel.runtime.doctor.report import as_json, as_text, export_lines
+    from mindspeed_autoparallel.runtime.doctor.script import read_script
+
+    script = read_script(arguments.script) if arguments.script else None
+    peers = [peer for peer in arguments.peers.split(",") if peer]
+    findings = examine(this_node(script, peers), _sheets())
+    if arguments.json or arguments.format == "json":
+        print(json.dumps(as_json(findings), indent=2))
+    elif arguments.format == "export":
+        print("\n".join(export_lines(findings)))
+    else:
+        print(as_text(findings))
+    return 1 if any(finding.status == PROBLEM for finding in findings) else 0
+
+
+def _sheets() -> list[Patch]:
+    """Every patch sheet of this package; by name, as the sheets stand beside the commands and not below them."""
+    return list(importlib.import_module("mindspeed_autoparallel.patches").sheets())

@@ -1,0 +1,99 @@
+"""Cores, NUMA nodes and ``CPU_AFFINITY_CONF=<mode>,npu<i>:<first>-<last>``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem
+from mindspeed_autoparallel.runtime.doctor.node import ASCEND, Node
+
+_NAME = "CPU_AFFINITY_CONF"
+_HUAWEI = "0x19e5"
+_ACCELERATOR_CLASSES = ("0x1200", "0x0302", "0x0300")
+
+
+def cores_by_numa(node: Node) -> dict[int, set[int]]:
+    """NUMA node -> its cores; one node of all cores where the kernel tells no NUMA nodes."""
+    numa = {}
+    for name in node.matching("sys/devices/system/node/node[0-9]*"):
+        listed = node.read(f"sys/devices/system/node/{name}/cpulist")
+        if listed:
+            numa[int(name.removeprefix("node"))] = parse_cores(listed)
+    if not numa:
+        online = node.read("sys/devices/system/cpu/online")
+        return {0: parse_cores(online)} if online else {}
+    return numa
+
+
+def parse_cores(listed: str) -> set[int]:
+    """``0-3,8`` -> {0, 1, 2, 3, 8}; raises ``ValueError`` on anything else."""
+    cores: set[int] = set()
+    for part in listed.split(","):
+        first, dash, last = part.strip().partition("-")
+        cores.update(range(int(first), int(last if dash else first) + 1))
+    return cores
+
+
+def device_numa(node: Node) -> list[int]:
+    """NUMA node of every accelerator in PCI order; -1 where the kernel does not say."""
+    found = []
+    for name in node.matching("sys/bus/pci/devices/*"):
+        base = f"sys/bus/pci/devices/{name}"
+        kind = node.read(f"{base}/class") or ""
+        if node.read(f"{base}/vendor") == _HUAWEI and kind.startswith(_ACCELERATOR_CLASSES):
+            found.append(int(node.read(f"{base}/numa_node") or -1))
+    return found
+
+
+def check_affinity(node: Node) -> Iterable[Finding]:
+    """Mode set, ranges that exist, do not overlap and lie on the device's own NUMA node."""
+    if node.device_kind() != ASCEND:
+        return
+    numa, value = cores_by_numa(node), node.variable(_NAME)
+    seen = f"{len(numa)} NUMA node(s), {sum(map(len, numa.values()))} cores"
+    why = "processes that wander between NUMA nodes launch operators late"
+    if value is None or value.strip() in ("", "0"):
+        yield advice("core binding", f"{_NAME} is off; {seen}", why, **{_NAME: "2" if len(numa) > 1 else "1"})
+        return
+    mode, _, rest = value.replace(" ", "").partition(",")
+    ranges: dict[int, set[int]] = {}
+    for part in filter(None, rest.split(",")):
+        match = re.fullmatch(r"npu(\d+):(\d+)-(\d+)", part)
+        if match is None or int(match[2]) > int(match[3]):
+            yield problem("core binding", f"{_NAME}={value}: {part!r} is not npu<i>:<first>-<last>", why,
+                          f"write for example {_NAME}=1,npu0:0-7")  # fmt: skip
+            return
+        ranges[int(match[1])] = set(range(int(match[2]), int(match[3]) + 1))
+    if mode not in ("1", "2"):
+        yield problem("core binding", f"{_NAME}={value}: mode {mode!r} is none of 0, 1, 2", why, **{_NAME: "1"})
+        return
+    found = list(_range_findings(node, mode, ranges, numa))
+    yield from found or [fine("core binding", f"{_NAME}={value}; {seen}")]
+
+
+def _range_findings(
+    node: Node, mode: str, ranges: dict[int, set[int]], numa: dict[int, set[int]]
+) -> Iterable[Finding]:
+    if ranges and mode == "2":
+        yield advice("core binding", "ranges are given with mode 2", "they only work in mode 1", "use mode 1")
+    every = set().union(*numa.values()) if numa else set()
+    where = device_numa(node)
+    for device, cores in sorted(ranges.items()):
+        if every and not cores <= every:
+            yield problem(
+                "core binding", f"npu{device} is bound to cores {min(cores)}-{max(cores)}; this node has {len(every)}",
+                "the binding fails and the process runs anywhere", "bind to cores that exist",
+            )  # fmt: skip
+        overlapping = [other for other in ranges if other < device and ranges[other] & cores]
+        if overlapping:
+            yield advice(
+                "core binding", f"npu{device} and npu{overlapping[0]} share cores",
+                "their processes take turns", "give every device cores of its own",
+            )  # fmt: skip
+        if device < len(where) and where[device] in numa and not cores <= numa[where[device]]:
+            own = numa[where[device]]
+            yield advice(
+                "core binding", f"npu{device} hangs on NUMA node {where[device]}, its cores lie elsewhere",
+                "every launch crosses between sockets", f"choose from cores {min(own)}-{max(own)}",
+            )  # fmt: skip

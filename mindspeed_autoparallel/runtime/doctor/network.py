@@ -1,0 +1,109 @@
+"""Collectives, ports, addresses and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
+from mindspeed_autoparallel.runtime.doctor.node import ASCEND, NVIDIA, Node
+
+_LONG_ENOUGH_S = 1200
+_MAX_SKEW_S = 1.0
+
+
+def check_connect_timeout(node: Node) -> Iterable[Finding]:
+    """How long ranks wait for each other."""
+    if node.device_kind() != ASCEND:
+        return
+    value = node.variable("HCCL_CONNECT_TIMEOUT")
+    if value and value.isdigit() and int(value) >= _LONG_ENOUGH_S:
+        yield fine("connection timeout", f"HCCL_CONNECT_TIMEOUT={value} s")
+    else:
+        yield advice(
+            "connection timeout", f"HCCL_CONNECT_TIMEOUT={value or '(not set: 120 s)'}",
+            "the first rank to arrive gives up while others still load weights or compile operators",
+            HCCL_CONNECT_TIMEOUT=str(_LONG_ENOUGH_S),
+        )  # fmt: skip
+
+
+def check_interface(node: Node) -> Iterable[Finding]:
+    """The interface named for sockets exists."""
+    present = node.matching("sys/class/net/*")
+    for name in ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        wanted = (node.variable(name) or "").lstrip("=^")
+        if wanted and present and not any(card.startswith(part) for part in wanted.split(",") for card in present):
+            yield problem(
+                "interface", f"{name}={wanted}; this node has {', '.join(present)}",
+                "processes cannot find one another", f"set {name} to one of these, or leave it out",
+            )  # fmt: skip
+
+
+def check_debug_output(node: Node) -> Iterable[Finding]:
+    """Debug logs slow every collective."""
+    if node.device_kind() == NVIDIA and (node.variable("NCCL_DEBUG") or "").upper() in ("INFO", "TRACE"):
+        yield advice("debug output", f"NCCL_DEBUG={node.variable('NCCL_DEBUG')}", "thousands of lines per start",
+                     NCCL_DEBUG="WARN")  # fmt: skip
+    if node.device_kind() == ASCEND and (node.variable("ASCEND_GLOBAL_LOG_LEVEL") or "3") in ("0", "1"):
+        yield advice("debug output", f"ASCEND_GLOBAL_LOG_LEVEL={node.variable('ASCEND_GLOBAL_LOG_LEVEL')}",
+                     "debug logging of the driver slows every operator", ASCEND_GLOBAL_LOG_LEVEL="3")  # fmt: skip
+
+
+def check_master(node: Node) -> Iterable[Finding]:
+    """The address other nodes can reach, and a port that is free on the first node."""
+    address = _first(node, "MASTER_ADDR", "--master-addr", "--master_addr")
+    port = _first(node, "MASTER_PORT", "--master-port", "--master_port")
+    num_nodes = node.script.number("--nnodes")
+    if (num_nodes or 1) > 1 and address in ("localhost", "127.0.0.1"):
+        yield problem(
+            "master address", f"{num_nodes} nodes and MASTER_ADDR={address}",
+            "every node waits for itself", "set MASTER_ADDR to the first node's address on all nodes",
+        )  # fmt: skip
+    if not port:
+        return
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        yield problem("master port", f"MASTER_PORT={port}", "not a port", "choose one from 1024 to 65535")
+        return
+    rank = _first(node, "NODE_RANK", "--node-rank", "--node_rank") or "0"
+    if rank != "0":
+        return
+    if node.port_is_free(int(port)):
+        yield fine("master port", f"{port} is free")
+    else:
+        yield problem(
+            "master port", f"{port} is in use on this node", "the job cannot start, or joins another one",
+            "choose another MASTER_PORT on all nodes, or end the job that holds it",
+        )  # fmt: skip
+
+
+def check_clock(node: Node) -> Iterable[Finding]:
+    """Synchronised clocks; with peers named, the difference to each, by half the round trip of ``ssh``."""
+    for peer in node.peers:
+        before = node.now_s()
+        told = node.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", peer, "date", "+%s.%N"])
+        after = node.now_s()
+        try:
+            skew_s = float(told or "") - (before + after) / 2
+        except ValueError:
+            yield unknown("clock", f"{peer} did not tell its time (ssh without a password is needed)")
+            continue
+        uncertain_s = (after - before) / 2
+        said = f"{peer} is {abs(skew_s):.3f} s {'ahead' if skew_s > 0 else 'behind'} (+-{uncertain_s:.3f} s)"
+        if abs(skew_s) - uncertain_s > _MAX_SKEW_S:
+            yield problem("clock", said, "logs and traces of the nodes cannot be laid side by side",
+                          "start the time service (chronyd or ntpd) on all nodes")  # fmt: skip
+        else:
+            yield fine("clock", said)
+    synchronised = node.run(["timedatectl", "show", "-p", "NTPSynchronized", "--value"])
+    if synchronised == "no":
+        yield advice("clock", "not synchronised", "clocks of several nodes drift apart", "start chronyd or ntpd")
+    elif synchronised == "yes":
+        yield fine("clock", "synchronised by the time service")
+    elif not node.peers:
+        yield unknown("clock", "no time service to ask; name other nodes with --peers to compare")
+
+
+def _first(node: Node, variable: str, *flags: str) -> str:
+    for flag in flags:
+        if node.script.flags.get(flag):
+            return node.script.flags[flag]
+    return node.script.variables.get(variable) or node.variable(variable) or ""

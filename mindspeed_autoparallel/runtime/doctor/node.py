@@ -1,0 +1,105 @@
+"""What can be seen of a machine. Checks look through a ``Node`` only, so they can be tried on a made-up one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindspeed_autoparallel.runtime.doctor.script import Script
+
+ASCEND, NVIDIA, NO_DEVICE = "ascend", "nvidia", "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """``root``: where /proc, /sys, /dev are; ``run(words)`` gives a program's output, None if it is missing or fails;
+    ``release_of(distribution)`` gives its version or ""; ``port_is_free(port)``; ``free_bytes(path)``."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    script: Script = field(default_factory=Script)
+    root: Path = Path("/")
+    run: Callable[[Sequence[str]], str | None] = lambda words: None
+    release_of: Callable[[str], str] = lambda distribution: ""
+    port_is_free: Callable[[int], bool] = lambda port: True
+    free_bytes: Callable[[Path], int | None] = lambda path: None
+    now_s: Callable[[], float] = lambda: 0.0
+    peers: tuple[str, ...] = ()
+
+    def variable(self, name: str) -> str | None:
+        """What a program started by the script would see: the script's exports go over the environment's."""
+        return self.script.exports.get(name, self.environment.get(name))
+
+    def read(self, path: str) -> str | None:
+        """The text of a file under ``root``; None if it is not there."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+    def matching(self, pattern: str) -> list[str]:
+        """Names of the files under ``root`` that match, in order."""
+        return sorted(path.name for path in self.root.glob(pattern.lstrip("/")))
+
+    def device_kind(self) -> str:
+        if self.matching("dev/davinci[0-9]*"):
+            return ASCEND
+        return NVIDIA if self.matching("dev/nvidia[0-9]*") else NO_DEVICE
+
+    def num_devices(self) -> int:
+        pattern = {ASCEND: "dev/davinci[0-9]*", NVIDIA: "dev/nvidia[0-9]*"}.get(self.device_kind())
+        return len(self.matching(pattern)) if pattern else 0
+
+
+def this_node(script: Script | None = None, peers: Sequence[str] = (), root: Path = Path("/")) -> Node:
+    """The machine this runs on."""
+    import time
+
+    return Node(
+        environment=dict(os.environ), script=script or Script(), root=root, run=_run, release_of=_release_of,
+        port_is_free=_port_is_free, free_bytes=_free_bytes, now_s=time.time, peers=tuple(peers),
+    )  # fmt: skip
+
+
+def _run(words: Sequence[str]) -> str | None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(list(words), capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return None
+
+
+def _release_of(distribution: str) -> str:
+    if distribution == "megatron-core":
+        from mindspeed_autoparallel.patching.releases import release_of
+
+        return release_of(distribution)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return ""
+
+
+def _port_is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_bytes(path: Path) -> int | None:
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None

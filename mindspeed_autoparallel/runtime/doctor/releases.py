@@ -1,0 +1,51 @@
+"""Do the installed packages fit one another, and does every patch sheet fit them?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mindspeed_autoparallel.patching.releases import within
+from mindspeed_autoparallel.patching.sheet import Patch
+from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem
+from mindspeed_autoparallel.runtime.doctor.node import ASCEND, Node
+
+_PACKAGES = ("megatron-core", "torch", "torch-npu", "mindspeed", "mindspeed-autoparallel")
+
+
+def check_releases(node: Node) -> Iterable[Finding]:
+    """Versions; torch and torch_npu of one release."""
+    found = {name: node.release_of(name) for name in _PACKAGES}
+    yield fine("versions", ", ".join(f"{name} {release or 'absent'}" for name, release in found.items()))
+    for name in ("megatron-core", "torch"):
+        if not found[name]:
+            yield problem(
+                "versions", f"{name} is not installed", "training needs it; planning does not",
+                "put a Megatron-LM checkout on PYTHONPATH" if name == "megatron-core" else "pip install torch",
+            )  # fmt: skip
+    torch, npu = found["torch"], found["torch-npu"]
+    if torch and npu and torch.split(".")[:2] != npu.split(".")[:2]:
+        yield problem(
+            "versions", f"torch {torch} with torch_npu {npu}",
+            "torch_npu is built for exactly one torch release and fails on import or at random operators",
+            f"install torch {'.'.join(npu.split('.')[:2])}.* or the torch_npu of torch {torch}",
+        )  # fmt: skip
+    if node.device_kind() == ASCEND and torch and not npu:
+        yield problem("versions", "an NPU, but no torch_npu", "torch cannot use the device", "install torch_npu")
+
+
+def check_sheets(node: Node, sheets: Sequence[Patch]) -> Iterable[Finding]:
+    """Every patch sheet against the release it wraps."""
+    unfit = []
+    for sheet in sheets:
+        release = node.release_of(sheet.distribution)
+        if release and sheet.distribution == "megatron-core" and not within(release, sheet.versions):
+            unfit.append(sheet)
+    for sheet in unfit:
+        needed = ", ".join(sheet.flags) or "every run"
+        yield advice(
+            "patches", f"{sheet.target} is for {sheet.distribution} {sheet.versions}",
+            f"needed by {needed}: it is refused there with {node.release_of(sheet.distribution)}",
+            "use a release in that range, or leave those flags out",
+        )  # fmt: skip
+    if sheets and not unfit:
+        yield fine("patches", f"all {len(sheets)} patch sheets fit")

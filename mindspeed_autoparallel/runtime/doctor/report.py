@@ -1,0 +1,47 @@
+"""Findings as text, JSON and ``export`` lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mindspeed_autoparallel.runtime.doctor.finding import ADVICE, OK, PROBLEM, UNKNOWN, Finding
+
+SCHEMA_VERSION = 1
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """One line per finding, with the reason and what to set below it where there is something to do."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.status:8s} {finding.check:20s} {finding.what}")
+        indent = " " * 30
+        if finding.why:
+            lines.append(f"{indent}why: {finding.why}")
+        if finding.remedy:
+            lines.append(f"{indent}do:  {finding.remedy}")
+        lines += [f"{indent}set: {line}" for line in export_lines([finding])]
+    every = [finding.status for finding in findings]
+    counts = {status: every.count(status) for status in (PROBLEM, ADVICE, UNKNOWN, OK)}
+    lines.append(", ".join(f"{count} {status}" for status, count in counts.items()))
+    return "\n".join(lines)
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """``{"schema_version": 1, "findings": [...], "exports": {...}}``."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "findings": [{**asdict(finding), "exports": dict(finding.exports)} for finding in findings],
+        "exports": _exports(findings),
+    }
+
+
+def export_lines(findings: Sequence[Finding]) -> list[str]:
+    """``export NAME=value`` for everything that should be set, quoted for the shell."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in _exports(findings).items()]
+
+
+def _exports(findings: Sequence[Finding]) -> dict[str, str]:
+    return {name: value for finding in findings for name, value in finding.exports.items()}
