@@ -1,0 +1,46 @@
+"""Predict step time and peak memory of training runs from their shapes, with no accelerator at hand.
+
+FILE holds {"requests": [{"id", "model", "hw", "parallel", "train"}]}; see docs/auto-tuning.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON file with the requests")
+    parser.add_argument(
+        "--device-file", type=Path, action="append", default=[], help="a device of your own (repeatable)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+
+
+def _line(answer: dict[str, Any]) -> str:
+    name = str(answer["id"] if answer["id"] is not None else "-")
+    if answer["status"] == "error":
+        return f"{name:24s} {'error':14s} {answer['reason']}"
+    low, high = answer["step_time_interval_ms"]
+    text = f"{name:24s} {answer['status']:14s} {answer['step_time_ms']:12.1f} [{low:.0f}, {high:.0f}]"
+    return f"{text} {answer['peak_memory_gib']:10.1f} {answer['tokens_per_s_per_device']:12.0f}"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the answers; exit code 0 also when single requests are refused, for each says so itself."""
+    from mindspeed_autoparallel.cost.catalogue import read_device
+    from mindspeed_autoparallel.files import read_json
+    from mindspeed_autoparallel.tuning.predict import predict
+
+    devices = tuple(read_device(path) for path in arguments.device_file)
+    result = predict(read_json(arguments.requests, "request file"), devices)
+    if arguments.json:
+        print(json.dumps(result))
+        return 0
+    print(f"{'id':24s} {'status':14s} {'step_ms':>12s} [interval] {'peak_GiB':>10s} {'tokens/s/dev':>12s}")
+    for answer in result["predictions"]:
+        print(_line(answer))
+    return 0

@@ -1,0 +1,96 @@
+"""Time of one training step from layer times: pipeline, gradient communication, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.cost.analytic.collectives import Fabric
+from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, head_time, layer_time
+from mindspeed_autoparallel.cost.analytic.parameters import stage_parameters
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """One step, in milliseconds, and where it goes."""
+
+    total_ms: float
+    pipeline_ms: float
+    gradient_ms: float
+    optimizer_ms: float
+    fixed_ms: float
+    bubble_fraction: float
+    stage_ms: tuple[float, ...]
+    """Forward plus backward of one microbatch on each stage."""
+
+
+def one_f_one_b_us(stages: list[float], boundary_us: float, num_microbatches: int, virtual: int) -> float:
+    """Length of the pipeline phase.
+
+    One microbatch crosses all stages (fill and drain), the others follow at the pace of the slowest; interleaving
+    divides the fill and drain by the number of model chunks. Source: Narayanan et al. 2021, section 2.2, for
+    equal stages; the slowest stage sets the pace otherwise.
+    """
+    slowest = max(stages)
+    crossing = sum(stages) + (len(stages) - 1) * boundary_us
+    return slowest * num_microbatches + (crossing - slowest) / virtual + boundary_us * (virtual - 1) * (len(stages) > 1)
+
+
+def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: int) -> float:
+    """Reduction of the gradients (and gathering of parameters) of one stage that is not hidden."""
+    parameters = stage_parameters(work, stage)
+    ranks = work.data * work.context
+    # Old software reduces in the training precision, newer in fp32 and gathers parameters in the training precision.
+    gradient_bytes = 4 if work.stack == "megatron-core" else work.element_bytes
+    expert_ranks = max(1, ranks * work.tensor // max(1, work.expert)) if parameters.expert else 1
+    if work.distributed_optimizer:
+        per_parameter = gradient_bytes + work.element_bytes
+        time = fabric.one_shot_us(parameters.shared * per_parameter, ranks, work.tensor)
+        time += fabric.one_shot_us(parameters.expert * per_parameter, expert_ranks, work.tensor * work.expert)
+    else:
+        time = fabric.all_reduce_us(parameters.shared * gradient_bytes, ranks, work.tensor)
+        time += fabric.all_reduce_us(parameters.expert * gradient_bytes, expert_ranks, work.tensor * work.expert)
+    return time * efficiency.gradient_exposed
+
+
+def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: int) -> float:
+    """Adam over fp32 moments and master weights: about 30 bytes moved per parameter owned, after a norm pass."""
+    parameters = stage_parameters(work, stage)
+    ranks = work.data * work.context if work.distributed_optimizer else 1
+    moved = (parameters.shared / ranks + parameters.expert) * 30 + (parameters.shared + parameters.expert) * 6
+    return moved / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
+
+
+def step_time(work: Workload, device: Device, layer: LayerTime | None = None) -> StepTime:
+    """One step of ``work`` on ``device``; a measured ``layer`` replaces the modelled one."""
+    efficiency = device.efficiency(work.stack)
+    fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
+    layer = layer or layer_time(work, device, efficiency, fabric)
+    head = head_time(work, device, efficiency)
+    layers = work.model.num_layers / work.pipeline
+    stages = [layers * (layer.forward_us + layer.backward_us) for _ in range(work.pipeline)]
+    stages[-1] += head.forward_us + head.backward_us
+    boundary = 0.0
+    if work.pipeline > 1:
+        size: float = work.tokens * work.model.hidden * work.element_bytes
+        size /= work.tensor if work.sequence_parallel else 1
+        stride = work.num_devices // work.pipeline
+        boundary = 2 * (efficiency.point_to_point_us + fabric.send_us(size, stride))
+        # Every microbatch waits for its neighbours' tensors: the boundary sits on the critical path of inner stages.
+        stages = [stage + boundary for stage in stages[:-1]] + [stages[-1]]
+    pipeline = one_f_one_b_us(stages, boundary, work.num_microbatches, work.virtual)
+    ends = (0, work.pipeline - 1)
+    gradient = max(gradient_us(work, efficiency, fabric, stage) for stage in ends)
+    optimizer = max(optimizer_us(work, device, efficiency, stage) for stage in ends)
+    total = pipeline + gradient + optimizer + efficiency.step_us
+    busy = max(stages) * work.num_microbatches
+    return StepTime(
+        total_ms=total / 1e3,
+        pipeline_ms=pipeline / 1e3,
+        gradient_ms=gradient / 1e3,
+        optimizer_ms=optimizer / 1e3,
+        fixed_ms=efficiency.step_us / 1e3,
+        bubble_fraction=max(0.0, 1 - busy / pipeline),
+        stage_ms=tuple(stage / 1e3 for stage in stages),
+    )

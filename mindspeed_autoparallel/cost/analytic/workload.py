@@ -1,0 +1,254 @@
+"""What is predicted: model, hardware, layout and batch, checked for legality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+
+DEFAULT_VOCABULARY = 51200
+_RECOMPUTE = ("none", "selective", "full")
+_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "float16": 2, "bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A decoder-only transformer; sizes are counts."""
+
+    num_layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    sequence: int
+    vocabulary: int
+    gated: bool
+    num_experts: int = 0
+    topk: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    head_size: int = 0
+    tied: bool = False
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * (self.head_size or self.hidden // self.heads)
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together (the same as of all value heads)."""
+        return self.kv_heads * (self.head_size or self.hidden // self.heads)
+
+    @property
+    def modern(self) -> bool:
+        """Whether only software with fused attention trains this: gated, grouped heads, experts, long sequences."""
+        return self.gated or self.num_experts > 0 or self.kv_heads != self.heads or self.sequence > 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One training run whose step is predicted."""
+
+    model: Model
+    gpu: str
+    num_devices: int
+    devices_per_node: int
+    inter_node_gbit_per_s: float | None
+    tensor: int
+    pipeline: int
+    data: int
+    context: int
+    expert: int
+    virtual: int
+    sequence_parallel: bool
+    distributed_optimizer: bool
+    global_batch: int
+    micro_batch: int
+    recompute: str
+    stack: str
+    cross_entropy_fusion: bool = True
+    element_bytes: int = 2
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches per step and pipeline."""
+        return self.global_batch // (self.data * self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch on one context-parallel rank."""
+        return self.micro_batch * self.model.sequence // self.context
+
+    @property
+    def fused_attention(self) -> bool:
+        """Whether the attention matrix is never stored."""
+        return self.stack == "megatron-core"
+
+
+def _integer(section: Mapping[str, Any], key: str, default: int | None, where: str, minimum: int = 1) -> int:
+    value = section.get(key)
+    if value is None:
+        if default is None:
+            raise ConfigError(f"{where}.{key} is missing.")
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ConfigError(f"{where}.{key} is {value!r}, must be a whole number.")
+    try:
+        number = int(float(value))
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{where}.{key} is {value!r}, must be a whole number.") from error
+    if number != float(value) or number < minimum:
+        raise ConfigError(f"{where}.{key} is {value!r}, must be a whole number of at least {minimum}.")
+    return number
+
+
+def _section(request: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = request.get(key)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is missing or not an object.")
+    return value
+
+
+def _model(section: Mapping[str, Any]) -> Model:
+    kind = section.get("type", "moe" if section.get("num_experts") else "gpt")
+    if kind not in ("gpt", "moe"):
+        raise ConfigError(f"model.type is {kind!r}, must be gpt or moe.")
+    hidden = _integer(section, "hidden", None, "model")
+    heads = _integer(section, "heads", None, "model")
+    kv_heads = _integer(section, "kv_heads", heads, "model")
+    head_size = _integer(section, "head_size", 0, "model", 0)
+    if not head_size and hidden % heads:
+        raise ConfigError(
+            f"model.hidden {hidden} is not divisible by model.heads {heads}; give head_size if it is apart."
+        )
+    if heads % kv_heads:
+        raise ConfigError(f"model.heads {heads} is not divisible by model.kv_heads {kv_heads}.")
+    gated = bool(section.get("swiglu", False))
+    ffn = _integer(section, "ffn", 4 * hidden, "model")
+    experts = _integer(section, "num_experts", 0, "model", 0)
+    if kind == "moe" and not experts:
+        raise ConfigError("model.num_experts is missing for model.type moe.")
+    topk = _integer(section, "topk", 2, "model")
+    if experts and topk > experts:
+        raise ConfigError(f"model.topk {topk} is above model.num_experts {experts}.")
+    return Model(
+        num_layers=_integer(section, "num_layers", None, "model"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        sequence=_integer(section, "seq", None, "model"),
+        vocabulary=_integer(section, "vocab", DEFAULT_VOCABULARY, "model"),
+        gated=gated,
+        num_experts=experts,
+        topk=topk if experts else 0,
+        expert_ffn=_integer(section, "moe_ffn", ffn, "model") if experts else 0,
+        shared_ffn=_integer(section, "shared_expert_ffn", 0, "model", 0) if experts else 0,
+        head_size=head_size,
+        tied=bool(section.get("tied_embeddings", not gated and not experts)),
+    )
+
+
+def read_workload(request: Mapping[str, Any]) -> Workload:
+    """The workload a request describes.
+
+    Raises ``ConfigError`` with the key, the value and the rule for anything that no run could be started with.
+    """
+    model = _model(_section(request, "model"))
+    hardware, parallel, train = (_section(request, key) for key in ("hw", "parallel", "train"))
+    gpu = hardware.get("gpu")
+    if not isinstance(gpu, str) or not gpu:
+        raise ConfigError("hw.gpu is missing; name a device, for example A100-80GB.")
+    devices = _integer(hardware, "num_gpus", None, "hw")
+    tensor, pipeline = (_integer(parallel, key, 1, "parallel") for key in ("tp", "pp"))
+    context, expert, virtual = (_integer(parallel, key, 1, "parallel") for key in ("cp", "ep", "vpp"))
+    shards = tensor * pipeline * context
+    if devices % shards:
+        raise ConfigError(f"tp {tensor} x pp {pipeline} x cp {context} = {shards} does not divide {devices} devices.")
+    data = _integer(parallel, "dp", devices // shards, "parallel")
+    if data * shards != devices:
+        raise ConfigError(f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is not {devices} devices.")
+    batch, micro = _integer(train, "gbs", None, "train"), _integer(train, "mbs", None, "train")
+    recompute = train.get("recompute") or "none"
+    if recompute not in _RECOMPUTE:
+        raise ConfigError(f"train.recompute is {recompute!r}, must be one of {', '.join(_RECOMPUTE)}.")
+    precision = str(train.get("precision") or "bf16").lower()
+    if precision not in _BYTES:
+        raise ConfigError(f"train.precision is {precision!r}, known: {', '.join(_BYTES)}; fp8 is not modelled.")
+    stack = train.get("stack")
+    if stack is None:
+        old_device = any(word in gpu.upper() for word in ("A100", "A800", "V100"))
+        stack = "megatron-2021" if old_device and not model.modern else "megatron-core"
+    if stack not in ("megatron-2021", "megatron-core"):
+        raise ConfigError(f"train.stack is {stack!r}, must be megatron-2021 or megatron-core.")
+    bandwidth = hardware.get("inter_node_gbps")
+    if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or bandwidth <= 0):
+        raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be above 0.")
+    modern = stack == "megatron-core"
+    sequence_parallel = parallel.get("sp")
+    distributed = parallel.get("dist_opt")
+    work = Workload(
+        model=model,
+        gpu=gpu,
+        num_devices=devices,
+        devices_per_node=_integer(hardware, "gpus_per_node", min(8, devices), "hw"),
+        inter_node_gbit_per_s=float(bandwidth) if bandwidth else None,
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        context=context,
+        expert=expert,
+        virtual=virtual,
+        sequence_parallel=tensor > 1 and (bool(sequence_parallel) if sequence_parallel is not None else modern),
+        distributed_optimizer=bool(distributed) if distributed is not None else modern,
+        global_batch=batch,
+        micro_batch=micro,
+        recompute=recompute,
+        stack=stack,
+        cross_entropy_fusion=bool(train.get("cross_entropy_fusion", modern)),
+        element_bytes=_BYTES[precision],
+    )
+    _check(work)
+    return work
+
+
+def _check(work: Workload) -> None:
+    model = work.model
+    if model.heads % work.tensor:
+        raise ConfigError(f"{model.heads} attention heads cannot be split over tp {work.tensor}.")
+    if max(model.kv_heads, work.tensor) % min(model.kv_heads, work.tensor):
+        raise ConfigError(f"{model.kv_heads} key-value heads and tp {work.tensor}: neither divides the other.")
+    if model.ffn % work.tensor:
+        raise ConfigError(f"ffn {model.ffn} cannot be split over tp {work.tensor}.")
+    if model.num_layers % (work.pipeline * work.virtual):
+        raise ConfigError(
+            f"{model.num_layers} layers cannot be split over pp {work.pipeline} x vpp {work.virtual} evenly."
+        )
+    if work.virtual > 1 and work.pipeline == 1:
+        raise ConfigError(f"vpp {work.virtual} needs pp above 1.")
+    if work.global_batch % (work.data * work.micro_batch):
+        raise ConfigError(
+            f"gbs {work.global_batch} is not a multiple of dp {work.data} x mbs {work.micro_batch}; the nearest are "
+            f"{work.global_batch // (work.data * work.micro_batch) * work.data * work.micro_batch} and "
+            f"{(work.global_batch // (work.data * work.micro_batch) + 1) * work.data * work.micro_batch}."
+        )
+    if work.virtual > 1 and work.num_microbatches % work.pipeline:
+        raise ConfigError(
+            f"vpp {work.virtual} needs microbatches ({work.num_microbatches}) to be a multiple of pp {work.pipeline}."
+        )
+    if work.context > 1 and model.sequence % (2 * work.context):
+        raise ConfigError(f"sequence {model.sequence} cannot be split over 2 x cp {work.context}.")
+    if work.sequence_parallel and (model.sequence // work.context) % work.tensor:
+        raise ConfigError(f"sequence {model.sequence} cannot be split over tp {work.tensor} for sequence parallelism.")
+    if work.expert > 1:
+        if not model.num_experts:
+            raise ConfigError(f"ep {work.expert} needs a model with experts.")
+        if model.num_experts % work.expert:
+            raise ConfigError(f"{model.num_experts} experts cannot be split over ep {work.expert}.")
+        if (work.data * work.context * work.tensor) % work.expert:
+            raise ConfigError(
+                f"ep {work.expert} does not divide dp x cp x tp {work.data * work.context * work.tensor}."
+            )

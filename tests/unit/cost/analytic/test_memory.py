@@ -1,0 +1,76 @@
+"""Memory formulas against figures printed in papers and logs."""
+
+import copy
+
+import pytest
+
+from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers, layer_activation_bytes, stage_memory
+from mindspeed_autoparallel.cost.analytic.workload import read_workload
+
+_GIB = 2**30
+_GPT3 = {
+    "model": {"type": "gpt", "num_layers": 96, "hidden": 12288, "heads": 96, "seq": 2048},
+    "hw": {"gpu": "A100-80GB", "num_gpus": 64},
+    "parallel": {"tp": 8, "pp": 8, "vpp": 3},
+    "train": {"gbs": 64, "mbs": 1, "recompute": "none"},
+}
+_LLAMA = {
+    "model": {
+        "type": "gpt", "num_layers": 12, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "seq": 4096,
+        "vocab": 128256, "swiglu": True,
+    },
+    "hw": {"gpu": "B200", "num_gpus": 8},
+    "parallel": {"tp": 2, "pp": 1},
+    "train": {"gbs": 16, "mbs": 1, "recompute": "none"},
+}  # fmt: skip
+
+
+def _with(request: dict, section: str, **values: object) -> dict:
+    changed = copy.deepcopy(request)
+    changed[section].update(values)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "recompute", "published_gib"), [(False, "none", 66.84), (True, "selective", 12.35)]
+)
+def test_activation_memory_is_that_of_korthikanti_figure_1(
+    sequence_parallel: bool, recompute: str, published_gib: float
+) -> None:
+    request = _with(_with(_GPT3, "parallel", sp=sequence_parallel), "train", recompute=recompute)
+    work = read_workload(request)
+    predicted = layer_activation_bytes(work) * in_flight_layers(work, 0) / _GIB
+    assert predicted == pytest.approx(published_gib, rel=0.02)
+
+
+def test_peak_of_a_published_llama_run_is_within_two_percent() -> None:
+    # SimuMax b200 summary, llama3_70b_tp2_pp1_dp4_l12: 60.68 GiB most allocated.
+    assert stage_memory(read_workload(_LLAMA), 0).peak_bytes / _GIB == pytest.approx(60.68, rel=0.02)
+
+
+def test_more_recompute_never_takes_more_saved_activation() -> None:
+    for base in (_GPT3, _LLAMA):
+        saved = [
+            layer_activation_bytes(read_workload(_with(base, "train", recompute=kind)))
+            for kind in ("none", "selective", "full")
+        ]
+        assert saved == sorted(saved, reverse=True)
+
+
+def test_earlier_stages_hold_more_microbatches() -> None:
+    work = read_workload(_with(_with(_GPT3, "parallel", vpp=1), "train", gbs=256))
+    held = [in_flight_layers(work, stage) for stage in range(8)]
+    assert held == sorted(held, reverse=True)
+    assert held[0] == 96
+    assert held[-1] == 12
+
+
+def test_few_microbatches_limit_what_is_in_flight() -> None:
+    work = read_workload(_with(_with(_GPT3, "parallel", vpp=1), "train", gbs=2))
+    assert in_flight_layers(work, 0) == 24
+
+
+def test_distributed_optimizer_shards_the_state_over_data_and_context_ranks() -> None:
+    whole = stage_memory(read_workload(_with(_LLAMA, "parallel", dist_opt=False)), 0)
+    shared = stage_memory(read_workload(_LLAMA), 0)
+    assert whole.optimizer_bytes == pytest.approx(4 * shared.optimizer_bytes)

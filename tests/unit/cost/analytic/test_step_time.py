@@ -1,0 +1,82 @@
+"""Step time: what must hold whatever the calibration says."""
+
+import copy
+
+import pytest
+
+from mindspeed_autoparallel.cost.analytic.collectives import Fabric
+from mindspeed_autoparallel.cost.analytic.step_time import one_f_one_b_us, step_time
+from mindspeed_autoparallel.cost.analytic.workload import read_workload
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.errors import ConfigError
+
+_REQUEST = {
+    "model": {"type": "gpt", "num_layers": 24, "hidden": 2048, "heads": 16, "seq": 1024},
+    "hw": {"gpu": "A100", "num_gpus": 8},
+    "parallel": {"tp": 2, "pp": 2},
+    "train": {"gbs": 32, "mbs": 2, "recompute": "full"},
+}
+
+
+def _ms(**changes: dict) -> float:
+    request = copy.deepcopy(_REQUEST)
+    for section, values in changes.items():
+        request[section].update(values)
+    work = read_workload(request)
+    return step_time(work, find_device(work.gpu)).total_ms
+
+
+def test_equal_stages_take_the_textbook_time() -> None:
+    assert one_f_one_b_us([10.0] * 4, 0.0, 8, 1) == 10.0 * (8 + 3)
+
+
+def test_interleaving_divides_fill_and_drain_by_the_chunks() -> None:
+    assert one_f_one_b_us([10.0] * 4, 0.0, 8, 3) == 10.0 * (8 + 3 / 3)
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    assert one_f_one_b_us([10.0, 20.0], 0.0, 8, 1) == 20 * 8 + 10
+
+
+def test_full_recompute_costs_between_a_fifth_and_a_half_more() -> None:
+    ratio = _ms() / _ms(train={"recompute": "none"})
+    assert 1.2 < ratio < 1.5
+
+
+def test_twice_the_batch_takes_less_than_twice_the_time_and_more_than_one_and_a_half() -> None:
+    assert 1.5 < _ms(train={"gbs": 64}) / _ms() < 2
+
+
+def test_published_rows_of_the_calibration_source_are_met() -> None:
+    # vTrain ground truth, 24 layers of hidden 2048 on 8 devices: tp2 pp2 dp2, batch 32, microbatch 2 took 553.8 ms.
+    assert _ms() == pytest.approx(553.8, rel=0.12)
+
+
+def test_a_collective_across_nodes_is_slower_than_inside_one() -> None:
+    device = find_device("A100")
+    fabric = Fabric.of(device, device.efficiency("megatron-core"), 8, None)
+    assert fabric.all_reduce_us(2**28, 8, 8) > fabric.all_reduce_us(2**28, 8, 1)
+    assert fabric.all_reduce_us(2**28, 1, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "word"),
+    [
+        ("parallel", {"tp": 3}, "does not divide"),
+        ("parallel", {"dp": 8}, "is not 8 devices"),
+        ("parallel", {"pp": 8, "tp": 1, "vpp": 2}, "layers cannot be split"),
+        ("parallel", {"ep": 2}, "needs a model with experts"),
+        ("train", {"gbs": 33}, "not a multiple"),
+        ("train", {"mbs": 0}, "at least 1"),
+        ("train", {"recompute": "some"}, "none, selective, full"),
+        ("train", {"precision": "fp8"}, "fp8 is not modelled"),
+        ("model", {"heads": 17}, "not divisible"),
+        ("model", {"num_layers": "many"}, "whole number"),
+        ("hw", {"gpu": None}, "hw.gpu is missing"),
+    ],
+)
+def test_what_no_run_could_be_started_with_is_refused_with_the_rule(section: str, values: dict, word: str) -> None:
+    request = copy.deepcopy(_REQUEST)
+    request[section].update(values)
+    with pytest.raises(ConfigError, match=word):
+        read_workload(request)

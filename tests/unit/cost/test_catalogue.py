@@ -1,0 +1,60 @@
+"""The device catalogue."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.cost import catalogue
+from mindspeed_autoparallel.cost.catalogue import find_device, known_devices, read_device
+from mindspeed_autoparallel.errors import ConfigError
+
+_H100 = Path(catalogue.__file__).parent / "catalogue_data" / "h100.json"
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("A100", "A100-80GB"), ("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("A100-SXM4-40GB", "A100-40GB"),
+        ("a100-80gb", "A100-80GB"), ("H100", "H100"), ("H200", "H200"), ("B200-SXM", "B200"),
+        ("Ascend 910B", "Ascend-910B"), ("910C", "Ascend-910C"), ("cpu", "CPU"),
+    ],
+)  # fmt: skip
+def test_usual_names_find_their_device(asked: str, found: str) -> None:
+    assert find_device(asked).name == found
+
+
+def test_an_unknown_device_is_refused_with_the_names_known() -> None:
+    with pytest.raises(ConfigError, match=r"unknown device 'TPU-v5'.*H100.*--device-file"):
+        find_device("TPU-v5")
+
+
+def test_every_device_says_where_its_figures_come_from() -> None:
+    for device in known_devices():
+        assert len(device.source) > 20
+        assert all(efficiency.provenance for efficiency in device.efficiencies.values())
+
+
+def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
+    data = json.loads(_H100.read_text())
+    data["name"] = "Mine"
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data))
+    assert find_device("mine", (read_device(path),)).name == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("schema_version", 99, "schema_version 1"),
+        ("memory_gib", -1, "must be above 0"),
+        ("efficiencies", {}, "is empty"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_key(tmp_path: Path, key: str, value: object, word: str) -> None:
+    data = json.loads(_H100.read_text())
+    data[key] = value
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=word):
+        read_device(path)

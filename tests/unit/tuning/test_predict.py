@@ -1,0 +1,72 @@
+"""The prediction command."""
+
+import copy
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.tuning.predict import predict
+
+_REQUEST = {
+    "id": "a",
+    "model": {"type": "gpt", "num_layers": 24, "hidden": 2048, "heads": 16, "seq": 1024},
+    "hw": {"gpu": "A100-80GB", "num_gpus": 8, "gpus_per_node": 8},
+    "parallel": {"tp": 2, "pp": 2},
+    "train": {"gbs": 32, "mbs": 2, "recompute": "full"},
+}
+
+
+def _file(folder: Path, *requests: object) -> Path:
+    path = folder / "requests.json"
+    path.write_text(json.dumps({"requests": list(requests)}))
+    return path
+
+
+def test_command_prints_one_json_document_with_an_answer_per_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {**_REQUEST, "id": "b", "hw": {"gpu": "Abacus", "num_gpus": 8}}
+    assert main(["predict", "--requests", str(_file(tmp_path, _REQUEST, bad, "nonsense")), "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["predictions"]
+    assert [answer["status"] for answer in answers] == ["ok", "error", "error"]
+    assert answers[0]["id"] == "a"
+    assert answers[0]["step_time_interval_ms"][0] < answers[0]["step_time_ms"] < answers[0]["step_time_interval_ms"][1]
+    assert len(answers[0]["stages"]) == 2
+    assert answers[0]["peak_memory_gib"] == max(stage["peak_memory_gib"] for stage in answers[0]["stages"])
+    assert "unknown device 'Abacus'" in answers[1]["reason"]
+
+
+def test_what_does_not_fit_says_which_stage_and_by_how_much() -> None:
+    request = copy.deepcopy(_REQUEST)
+    request["model"] = {"type": "gpt", "num_layers": 96, "hidden": 12288, "heads": 96, "seq": 2048}
+    answer = predict([request])["predictions"][0]
+    assert answer["status"] == "out_of_memory"
+    assert "stage 0 needs" in answer["reason"]
+    assert answer["step_time_ms"] > 0
+
+
+def test_experts_split_over_more_ranks_take_less_memory() -> None:
+    request = copy.deepcopy(_REQUEST)
+    request["model"].update({"type": "moe", "num_experts": 8, "topk": 2, "moe_ffn": 4096, "swiglu": True})
+    request["hw"]["gpu"] = "H100"
+    split = copy.deepcopy(request)
+    split["parallel"]["ep"] = 2
+    whole, shared = predict([request, split])["predictions"]
+    assert shared["peak_memory_gib"] < whole["peak_memory_gib"]
+
+
+def test_fifteen_hundred_requests_are_answered_well_within_a_minute() -> None:
+    started = time.process_time()
+    answers = predict([_REQUEST] * 1500)["predictions"]
+    assert len(answers) == 1500
+    assert time.process_time() - started < 60
+
+
+def test_a_file_that_is_no_request_file_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "requests.json"
+    path.write_text("{}")
+    assert main(["predict", "--requests", str(path), "--json"]) == 2
+    assert "requests" in capsys.readouterr().err

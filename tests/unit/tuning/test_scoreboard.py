@@ -1,0 +1,56 @@
+"""The scoreboard: its arithmetic on rows whose answer is known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.tuning.predict import predict
+from mindspeed_autoparallel.tuning.scoreboard import rank_correlation, ranking_by_group, scoreboard
+
+_ROW = {
+    "group": "g",
+    "model": {"type": "gpt", "num_layers": 24, "hidden": 2048, "heads": 16, "seq": 1024},
+    "hw": {"gpu": "A100", "num_gpus": 8},
+    "parallel": {"tp": 2, "pp": 2, "dp": 2},
+    "train": {"gbs": 32, "mbs": 2, "recompute": "full"},
+}
+
+
+def test_rank_correlation_is_one_for_the_same_order_and_minus_one_for_the_reverse() -> None:
+    assert rank_correlation([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [30, 20, 10]) == pytest.approx(-1)
+
+
+def test_regret_is_how_much_slower_the_chosen_plan_is_than_the_best() -> None:
+    pairs = [(1.0, 110.0), (2.0, 120.0), (3.0, 130.0), (4.0, 100.0)]
+    rows = [(_ROW, predicted, measured) for predicted, measured in pairs]
+    ranking = ranking_by_group(rows)
+    assert ranking["groups"] == 1
+    assert ranking["mean_regret"] == pytest.approx(0.1)
+    assert ranking["top3_hits"] == 0
+
+
+def test_a_measured_time_twice_the_prediction_is_an_error_of_half() -> None:
+    predicted = predict([_ROW])["predictions"][0]["step_time_ms"]
+    result = scoreboard([{**_ROW, "measured": {"iter_time_ms": 2 * predicted}}])
+    assert result["groups"]["g"]["step_time"]["mean_absolute"] == pytest.approx(0.5)
+    assert result["groups"]["g"]["step_time"]["worst_under"] == pytest.approx(-0.5)
+
+
+def test_rows_that_cannot_be_scored_are_counted_with_the_reason() -> None:
+    unknown = {**_ROW, "hw": {"gpu": "Abacus", "num_gpus": 8}, "measured": {"iter_time_ms": 1.0}}
+    result = scoreboard([unknown, {"group": "h", "measured": {}}])
+    assert result["groups"] == {}
+    assert sum(result["left_out"].values()) == 2
+    assert any("Abacus" in reason for reason in result["left_out"])
+
+
+def test_command_prints_json_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"rows": [{**_ROW, "measured": {"iter_time_ms": 500.0}}]}))
+    assert main(["scoreboard", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"]["g"]["step_time"]["rows"] == 1
+    assert main(["scoreboard", str(path)]) == 0
+    assert "step time" in capsys.readouterr().out
