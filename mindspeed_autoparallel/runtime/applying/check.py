@@ -1,0 +1,91 @@
+"""Compares the first steps of a training with the plan it runs by: step time, and peak memory per stage."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.units import MIB, US_PER_MS
+
+
+class _Session:
+    """The plan this process trains by, and its first steps."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        self.num_steps = 0
+        self.step_us: list[float] = []
+        self.peak_bytes = 0
+        self.num_seen = 0
+
+    def begin(self, plan: Plan, num_steps: int) -> None:
+        """Watch the first ``num_steps`` steps, two at least: one for memory, one for time."""
+        self.plan, self.num_steps = plan, max(3, num_steps)
+
+
+SESSION = _Session()
+"""One training per process; set when the plan is applied."""
+
+_MEMORY_STEP = 1
+
+
+def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around the host's ``train_step``. Step 0 warms up, step 1 follows memory, the others are timed."""
+    plan = SESSION.plan
+    if plan is None or SESSION.num_seen >= SESSION.num_steps:
+        return wrapped(*args, **kwargs)
+    from mindspeed_autoparallel.runtime.devices import current_device
+
+    device = current_device()
+    step, SESSION.num_seen = SESSION.num_seen, SESSION.num_seen + 1
+    if step == _MEMORY_STEP:
+        with device.tracked_memory() as memory:
+            result = wrapped(*args, **kwargs)
+            device.synchronize()
+            SESSION.peak_bytes = memory.take_peak_bytes()
+    else:
+        device.synchronize()
+        begin = time.perf_counter()
+        result = wrapped(*args, **kwargs)
+        device.synchronize()
+        if step > _MEMORY_STEP:
+            SESSION.step_us.append((time.perf_counter() - begin) * 1e6)
+    if SESSION.num_seen == SESSION.num_steps:
+        _report(plan)
+    return result
+
+
+def _report(plan: Plan) -> None:
+    import torch.distributed as distributed
+
+    own = {"step_us": statistics.median(SESSION.step_us), "peak_bytes": SESSION.peak_bytes}
+    ranks: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(ranks, own)
+    if distributed.get_rank() == 0:
+        print(comparison(plan, ranks), flush=True)
+
+
+def comparison(plan: Plan, ranks: list[dict[str, float]]) -> str:
+    """Prediction beside measurement, for people. ``ranks``: ``step_us`` and ``peak_bytes`` of every global rank."""
+    measured_us = max(rank["step_us"] for rank in ranks)
+    predicted_us = plan.step.total_us
+    lines = [
+        "plan against the first steps of this training",
+        f"step        predicted {predicted_us / US_PER_MS:10.1f} ms  measured {measured_us / US_PER_MS:10.1f} ms  "
+        f"{_error(predicted_us, measured_us)}",
+        "stage       predicted peak_MiB  measured peak_MiB   error",
+    ]
+    width = len(ranks) // plan.layout.pipeline_size
+    for memory in plan.memory:
+        stage = memory.pipeline_rank
+        measured = max(rank["peak_bytes"] for rank in ranks[stage * width : (stage + 1) * width])
+        predicted = memory.peak_bytes - memory.runtime_overhead_bytes
+        lines.append(f"{stage:5d} {predicted / MIB:24.1f} {measured / MIB:18.1f}   {_error(predicted, measured)}")
+    return "\n".join(lines)
+
+
+def _error(predicted: float, measured: float) -> str:
+    return f"{(predicted - measured) / measured * 100:+.1f} %" if measured else "not measured"

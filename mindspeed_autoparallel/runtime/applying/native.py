@@ -1,0 +1,75 @@
+"""A plan in the host's own words: Megatron flags, and the keys of model.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.spec.plan import Plan
+
+
+def sizes(plan: Plan) -> dict[str, Any]:
+    """Megatron's argument destinations and their values for the plan's layout."""
+    layout = plan.layout
+    return {
+        "tensor_model_parallel_size": layout.tensor_size,
+        "pipeline_model_parallel_size": layout.pipeline_size,
+        "context_parallel_size": layout.context_size,
+        "expert_model_parallel_size": layout.expert_size,
+        "micro_batch_size": layout.micro_batch_size,
+        "global_batch_size": plan.global_batch_size,
+        "sequence_parallel": layout.sequence_parallel,
+        "use_distributed_optimizer": layout.distributed_optimizer,
+        "overlap_grad_reduce": layout.overlap_gradient_reduce,
+    }
+
+
+def pipeline_layout(plan: Plan) -> str:
+    """``--pipeline-model-parallel-layout`` of a language model: ``Et*5|t*11|t*9L``, one part per virtual stage.
+
+    Stages are listed in chain order, which is the order Megatron deals virtual stages in.
+    """
+    if len(plan.model.modules) != 1:
+        raise PlanError("a pipeline layout string describes one module; multimodal hosts read model.json instead.")
+    (module,) = plan.model.modules
+    counts = plan.layers_of(module.name)
+    parts = [f"t*{count}" if count else "" for count in counts]
+    parts[0] = "E" + parts[0]
+    parts[-1] += "L"
+    return "|".join(parts)
+
+
+def native_flags(plan: Plan) -> list[str]:
+    """The plan as command line words of Megatron, for scripts that do not load plan.json."""
+    words: list[str] = []
+    for destination, value in sizes(plan).items():
+        flag = "--" + destination.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value not in (False, 1) or destination in ("micro_batch_size", "global_batch_size"):
+            words += [flag, str(value)]
+    if len(plan.model.modules) == 1 and plan.layout.num_virtual_stages > 1:
+        words += ["--pipeline-model-parallel-layout", pipeline_layout(plan)]
+    return words
+
+
+def model_keys(plan: Plan, module: str) -> dict[str, Any]:
+    """What a module's block of model.json gets: layers and recomputed layers per stage (per chunk with VPP)."""
+    layers = list(plan.layers_of(module))
+    full = list(plan.recomputed_of(module, "full"))
+    keys: dict[str, Any] = {"pipeline_num_layers": _by_chunk(plan, layers)}
+    if any(full):
+        keys |= {
+            "recompute_granularity": "full",
+            "recompute_method": "block",
+            "recompute_num_layers": _by_chunk(plan, full),
+        }
+    return keys
+
+
+def _by_chunk(plan: Plan, values: list[int]) -> list[int] | list[list[int]]:
+    """A flat list without VPP; with it, one list over the pipeline ranks per chunk, as MindSpeed-MM writes it."""
+    if plan.layout.virtual_size == 1:
+        return values
+    width = plan.layout.pipeline_size
+    return [values[start : start + width] for start in range(0, len(values), width)]

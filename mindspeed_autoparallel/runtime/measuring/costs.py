@@ -1,0 +1,112 @@
+"""From marks to block costs."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.runtime.measuring.recorder import Mark
+from mindspeed_autoparallel.runtime.measuring.structure import Stack
+
+BLOCKS = ("pre", "layer", "post")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between two marks."""
+
+    start: Mark
+    end: Mark
+
+
+class Run:
+    """One microbatch: its marks by name, and the intervals of the blocks."""
+
+    def __init__(self, marks: Sequence[Mark], stacks: Sequence[Stack]) -> None:
+        self.marks = {mark.name: mark for mark in marks}
+        order = [mark.name for mark in marks]
+        self.stacks = sorted(stacks, key=lambda stack: self._position(order, f"forward {stack.name} 0"))
+        self._order = order
+
+    @staticmethod
+    def _position(order: list[str], name: str) -> int:
+        if name not in order:
+            raise ProfileError(f"the measured microbatch never ran {name.split()[1]}; give data that uses it.")
+        return order.index(name)
+
+    def forward(self, stack: Stack, block: str) -> list[Interval]:
+        """The forward intervals of a block: one for pre and post, one per layer."""
+        count = len(stack.layers)
+        names = [f"forward {stack.name} {boundary}" for boundary in range(count + 1)]
+        if block == "layer":
+            return self._between(names)
+        index = self.stacks.index(stack)
+        if block == "pre":
+            before = "forward begin" if index == 0 else self._module_end(self.stacks[index - 1])
+            return self._between([before, names[0]])
+        after = "forward end" if index == len(self.stacks) - 1 else self._module_end(stack)
+        return self._between([names[-1], after])
+
+    def backward(self, stack: Stack, block: str) -> list[Interval]:
+        """The backward intervals of a block in the order they run; empty where no gradient passes."""
+        count = len(stack.layers)
+        names = [f"backward {stack.name} {boundary}" for boundary in reversed(range(count + 1))]
+        if block == "layer":
+            return self._between(names)
+        index = self.stacks.index(stack)
+        if block == "post":
+            start = "forward end" if index == len(self.stacks) - 1 else self._module_end(stack, "backward")
+            return self._between([start, names[0]])
+        # The pre block's backward ends where the module before it gets its gradient, or with the microbatch.
+        earlier = [self._module_end(other, "backward") for other in self.stacks[:index]]
+        reached = [name for name in earlier if name in self.marks]
+        last = min(reached, key=self._order.index) if reached else "backward end"
+        return self._between([names[-1], last])
+
+    def _module_end(self, stack: Stack, direction: str = "forward") -> str:
+        return f"{direction} {stack.name} {len(stack.layers) + 1}"
+
+    def _between(self, names: list[str]) -> list[Interval]:
+        pairs = itertools.pairwise(names)
+        return [Interval(self.marks[a], self.marks[b]) for a, b in pairs if a in self.marks and b in self.marks]
+
+
+def block_costs(
+    timed: Sequence[Run], tracked: Run, seconds_between: Callable[[Any, Any], float]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Per stack and block: ``forward_us``, ``backward_us`` (medians over ``timed``), and the bytes of ``tracked``."""
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for stack in tracked.stacks:
+        result[stack.name] = {}
+        for block in BLOCKS:
+            times = {
+                direction: statistics.median(
+                    [
+                        seconds_between(interval.start.clock, interval.end.clock) * 1e6
+                        for run in timed
+                        for interval in getattr(run, direction)(stack, block)
+                    ]
+                    or [0.0]
+                )
+                for direction in ("forward", "backward")
+            }
+            forward, backward = tracked.forward(stack, block), tracked.backward(stack, block)
+            result[stack.name][block] = {
+                "forward_us": max(0.0, times["forward"]),
+                "backward_us": max(0.0, times["backward"]),
+                "saved_bytes": _mean([item.end.live_bytes - item.start.live_bytes for item in forward]),
+                "forward_peak_bytes": _mean([item.end.peak_bytes - item.end.live_bytes for item in forward]),
+                "backward_peak_bytes": _mean(
+                    [item.end.peak_bytes - (item.start.live_bytes - item.start.tensor_bytes) for item in backward]
+                ),
+                "output_bytes": _mean([item.end.tensor_bytes for item in forward]),
+            }
+    return result
+
+
+def _mean(values: Sequence[float]) -> float:
+    return max(0.0, statistics.fmean(values)) if values else 0.0

@@ -1,0 +1,107 @@
+"""Switches a running Megatron job to another (TP, MBS) and builds the host's model again, without a new launch.
+
+What the host called once (initialise groups, set up model and optimizer, build data iterators) is recorded with its
+arguments when it happens, and called again by us: the host's own functions, nothing copied.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspeed_autoparallel.profiles import MeasuredAt
+
+
+@dataclass
+class RecordedCall:
+    """A function of the host and the arguments it was called with."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def again(self, **changes: Any) -> Any:
+        """Call it once more, with some keyword arguments replaced."""
+        return self.function(*self.args, **{**self.kwargs, **changes})
+
+
+@dataclass
+class HostCalls:
+    """What the host did while it set itself up."""
+
+    initialize_model_parallel: RecordedCall | None = None
+    setup_model_and_optimizer: RecordedCall | None = None
+    build_data_iterators: RecordedCall | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Remember the call and make it."""
+        setattr(self, name, RecordedCall(function, args, dict(kwargs)))
+        return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the host built for one layout."""
+
+    model: Any
+    optimizer: Any
+    data_iterator: Any
+
+
+def set_arguments(arguments: Any, point: MeasuredAt, world_size: int) -> None:
+    """Put ``point`` into the host's arguments, as the flags would have."""
+    arguments.tensor_model_parallel_size = point.tensor_size
+    arguments.context_parallel_size = point.context_size
+    arguments.expert_model_parallel_size = point.expert_size
+    arguments.sequence_parallel = point.sequence_parallel
+    arguments.micro_batch_size = point.micro_batch_size
+    arguments.data_parallel_size = world_size // (point.tensor_size * point.context_size)
+    arguments.global_batch_size = point.micro_batch_size * arguments.data_parallel_size
+
+
+def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int) -> Built:
+    """Tear the groups down, set them up for ``point``, and build model, optimizer and data again."""
+    from megatron.core import parallel_state
+    from megatron.training import initialize
+
+    assert calls.initialize_model_parallel and calls.setup_model_and_optimizer and calls.build_data_iterators
+    gc.collect()
+    parallel_state.destroy_model_parallel()
+    set_arguments(arguments, point, world_size)
+    sizes = (point.tensor_size, 1)
+    recorded = calls.initialize_model_parallel
+    changes = {
+        name: value
+        for name, value in (
+            ("context_parallel_size", point.context_size),
+            ("expert_model_parallel_size", point.expert_size),
+        )
+        if name in recorded.kwargs
+    }
+    named = {"tensor_model_parallel_size": sizes[0], "pipeline_model_parallel_size": sizes[1]}
+    if "tensor_model_parallel_size" in recorded.kwargs:
+        recorded.function(*recorded.args, **{**recorded.kwargs, **named, **changes})
+    else:
+        recorded.function(*sizes, *recorded.args[2:], **{**recorded.kwargs, **changes})
+    initialize._set_random_seed(arguments.seed, arguments.data_parallel_random_init)
+    _set_num_microbatches(arguments)
+    collection: dict[str, Any] = {}
+    if "pg_collection" in calls.setup_model_and_optimizer.kwargs:
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        collection["pg_collection"] = ProcessGroupCollection.use_mpu_process_groups()
+    model, optimizer, _ = calls.setup_model_and_optimizer.again(**collection)
+    iterator = calls.build_data_iterators.again()[0]
+    return Built(model, optimizer, iterator)
+
+
+def _set_num_microbatches(arguments: Any) -> None:
+    from megatron.core import num_microbatches_calculator as calculator
+
+    calculator.destroy_num_microbatches_calculator()
+    calculator.init_num_microbatches_calculator(
+        arguments.rank, None, arguments.global_batch_size, arguments.micro_batch_size, arguments.data_parallel_size
+    )

@@ -1,0 +1,59 @@
+"""megatron.training.training: measuring takes over from training; an applied plan is checked against what runs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.patching import Patch, Wrapper
+
+_SEARCH = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning")
+
+
+def _recording(name: str) -> Wrapper:
+    def wrapper(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        from mindspeed_autoparallel.runtime.measuring.worker import record
+
+        return record(name, wrapped, args, kwargs)
+
+    return wrapper
+
+
+def _train(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    from mindspeed_autoparallel.runtime.measuring.worker import take_over_training
+
+    return take_over_training(wrapped, args, kwargs)
+
+
+def _train_step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    from mindspeed_autoparallel.runtime.applying.check import watch_step
+
+    return watch_step(wrapped, args, kwargs)
+
+
+SHEET = [
+    Patch(
+        target="megatron.training.training:setup_model_and_optimizer",
+        wrapper=_recording("setup_model_and_optimizer"),
+        flags=_SEARCH,
+        why="A measuring process builds the host's model again for the next layout, as the host built it.",
+    ),
+    Patch(
+        target="megatron.training.training:build_train_valid_test_data_iterators",
+        wrapper=_recording("build_data_iterators"),
+        flags=_SEARCH,
+        why="A measuring process needs the host's data again for the next layout.",
+    ),
+    Patch(
+        target="megatron.training.training:train",
+        wrapper=_train,
+        parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
+        flags=_SEARCH,
+        why="A measuring process measures where training would begin, and ends.",
+    ),
+    Patch(
+        target="megatron.training.training:train_step",
+        wrapper=_train_step,
+        parameters=("forward_step_func", "data_iterator", "model"),
+        flags=("--auto-parallel-plan",),
+        why="Predicted step time and memory are compared with the first steps of the training.",
+    ),
+]

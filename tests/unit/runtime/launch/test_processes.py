@@ -1,0 +1,150 @@
+"""Processes of one launch on this node: real children, real deaths."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from mindspeed_autoparallel.runtime.launch.environment import child_environment
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+
+
+def run(tmp_path, code, **options):
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    spec = LaunchSpec(
+        launch_id="test", argv=(str(script),), timeout_s=options.pop("timeout_s", 60.0), task={"kind": "x"}
+    )
+    return run_local_processes(
+        spec,
+        node_rank=0,
+        num_processes=2,
+        num_nodes=1,
+        master_addr="localhost",
+        master_port=1,
+        log_dir=tmp_path / "logs",
+        **options,
+    )
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_every_rank_sees_its_place_and_its_task(tmp_path):
+    code = (
+        "import os, json, pathlib\n"
+        "task = json.load(open(os.environ['MINDSPEED_AUTOPARALLEL_TASK']))\n"
+        "place = [os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')]\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'rank' + place[0]).write_text(' '.join([*place, task['kind']]))\n"
+    )
+    assert run(tmp_path, code).status is LaunchStatus.OK
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["0 0 2 x", "1 1 2 x"]
+
+
+def test_a_crash_ends_the_others_and_carries_the_last_lines(tmp_path):
+    code = (
+        "import os, sys, time, pathlib\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'pid' + os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    time.sleep(0.3); sys.exit('the projector is missing')\n"
+        "time.sleep(300)\n"
+    )
+    begin = time.monotonic()
+    outcome = run(tmp_path, code)
+    assert (outcome.status, outcome.exit_code) == (LaunchStatus.FAILED, 1)
+    assert "the projector is missing" in outcome.describe()
+    assert time.monotonic() - begin < 60
+    assert not alive(int((tmp_path / "pid0").read_text()))
+
+
+def test_out_of_memory_is_told_from_a_crash(tmp_path):
+    outcome = run(tmp_path, "raise RuntimeError('NPU out of memory. Tried to allocate 2.00 GiB')")
+    assert outcome.status is LaunchStatus.OUT_OF_MEMORY
+
+
+def test_a_hanging_launch_is_given_up_and_ended(tmp_path):
+    code = f"import os, time, pathlib\npathlib.Path({str(tmp_path)!r}, 'pid').write_text(str(os.getpid()))\ntime.sleep(300)"
+    outcome = run(tmp_path, code, timeout_s=1.0)
+    assert outcome.status is LaunchStatus.TIMED_OUT
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_grandchildren_are_ended_too(tmp_path):
+    code = (
+        "import os, subprocess, sys, pathlib, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'grandchild' + os.environ['RANK']).write_text(str(child.pid))\n"
+        "time.sleep(0.5); sys.exit(3)\n"
+    )
+    run(tmp_path, code)
+    time.sleep(0.2)
+    for rank in (0, 1):
+        file = tmp_path / f"grandchild{rank}"
+        if file.exists():
+            pid = int(file.read_text())
+            state = open(f"/proc/{pid}/status").readlines() if alive(pid) else []
+            assert not state or any("Z (zombie)" in line for line in state)
+
+
+def test_stopping_on_request_ends_the_children(tmp_path):
+    outcome = run(tmp_path, "import time; time.sleep(300)", should_stop=lambda: True)
+    assert outcome.status is LaunchStatus.TIMED_OUT
+
+
+def test_children_see_an_allow_listed_environment_only():
+    parent = {
+        "PATH": "/bin",
+        "HF_TOKEN": "secret",
+        "RANK": "7",
+        "TORCHELASTIC_RUN_ID": "1",
+        "HCCL_CONNECT_TIMEOUT": "1200",
+        "OOTB_OPTIMIZER_PROFILING": "TRUE",
+        "PYTHONPATH": "x",
+    }
+    child = child_environment(parent, {"RANK": "0"})
+    assert child == {"PATH": "/bin", "HCCL_CONNECT_TIMEOUT": "1200", "PYTHONPATH": "x", "RANK": "0"}
+    assert parent["RANK"] == "7"
+
+
+def test_out_of_memory_explains_the_failures_it_causes():
+    outcomes = [
+        LaunchOutcome(status=status) for status in (LaunchStatus.OK, LaunchStatus.FAILED, LaunchStatus.OUT_OF_MEMORY)
+    ]
+    assert worst(outcomes).status is LaunchStatus.OUT_OF_MEMORY
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux")
+def test_children_die_with_a_killed_coordinator(tmp_path):
+    import signal
+    import subprocess
+
+    script = tmp_path / "child.py"
+    script.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(tmp_path)!r}, 'pid' + os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "time.sleep(300)\n"
+    )
+    parent = (
+        "from pathlib import Path\n"
+        "from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec\n"
+        "from mindspeed_autoparallel.runtime.launch.processes import run_local_processes\n"
+        f"run_local_processes(LaunchSpec(launch_id='k', argv=({str(script)!r},)), node_rank=0, num_processes=1, num_nodes=1,\n"
+        f"    master_addr='localhost', master_port=1, log_dir=Path({str(tmp_path)!r}))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent])
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid0").exists() or not (tmp_path / "pid0").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    pid = int((tmp_path / "pid0").read_text())
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid)
