@@ -1,0 +1,180 @@
+"""Attention over a context-parallel group on any device: gather keys and values, keep queries local.
+
+``gather_rows`` gathers shards of any sizes; its backward sums the gradients of all ranks and returns the own shard. The
+module has the call signature of Megatron's ``DotProductAttention``, so a layer spec can name it as ``core_attention``
+(``use_in_spec``). Causal and full masks, grouped queries, ``[s, b, n, d]`` batches and packed ``[t, n, d]`` sequences.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.transformer.enums import AttnMaskType
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.attention import shards
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, sizes: tuple[int, ...], group: Any, sum_backward: bool) -> torch.Tensor:
+        ctx.sizes, ctx.group, ctx.rank, ctx.sum_backward = sizes, group, torch.distributed.get_rank(group), sum_backward
+        longest = max(sizes)
+        padded = local.new_zeros((longest, *local.shape[1:]))
+        padded[: local.shape[0]] = local
+        parts = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (grad,) = grads
+        if ctx.sum_backward:
+            grad = grad.contiguous().clone()
+            torch.distributed.all_reduce(grad, group=ctx.group)
+        start = sum(ctx.sizes[: ctx.rank])
+        return grad[start : start + ctx.sizes[ctx.rank]].contiguous(), None, None, None
+
+
+def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_backward: bool = True) -> torch.Tensor:
+    """Rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank], ...]``.
+
+    ``sum_backward``: the gradient of the own rows is summed over ranks (each rank used the gathered rows for other
+    work); False takes the own slice of the gradient (every rank holds the same full gradient).
+    """
+    gathered: torch.Tensor = _GatherRows.apply(local, tuple(sizes), group, sum_backward)
+    return gathered
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None, dropout: float
+) -> torch.Tensor:
+    """Softmax attention; ``query [b, n, q, d]``, ``key``/``value [b, g, k, d]``, g divides n; True in mask = attend."""
+    if key.shape[1] != query.shape[1]:
+        repeat = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
+    attended: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale
+    )
+    return attended
+
+
+class ContextParallelAttention(torch.nn.Module):
+    """Drop-in ``core_attention`` of megatron-core 0.12 to 0.19; output ``[s_local, b, heads_local * d]``."""
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str = "self",
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.attn_mask_type = attn_mask_type
+        self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.group = getattr(pg_collection, "cp", None) or parallel_state.get_context_parallel_group()
+        self._positions: dict[Any, Any] = {}
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any = None,
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+        **unused: Any,
+    ) -> torch.Tensor:
+        """``query [s, b, n, d]`` (or ``[t, n, d]`` packed); only causal or no mask under CP > 1."""
+        kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        if attention_bias is not None:
+            raise ConfigError("context-parallel attention takes no attention bias; use cp 1 for this module.")
+        causal = kind in (AttnMaskType.causal, getattr(AttnMaskType, "padding_causal", None))
+        size = torch.distributed.get_world_size(self.group)
+        if not causal and kind != AttnMaskType.no_mask and attention_mask is not None and size > 1:
+            raise ConfigError(f"context-parallel attention supports causal and no_mask, not {kind}; use cp 1.")
+        if packed_seq_params is not None:
+            return self._packed(query, key, value, packed_seq_params, causal, size)
+        mask = None if causal or kind == AttnMaskType.no_mask or attention_mask is None else ~attention_mask
+        if size > 1:
+            key, value = (gather_rows(t, [t.shape[0]] * size, self.group) for t in (key, value))
+        if causal:
+            mask = self._causal_mask(query.shape[0], size, query.device)
+        out = self._attend(query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3), mask)
+        return out.permute(2, 0, 1, 3).flatten(-2)
+
+    def _attend(self, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
+        if not (self.training and self.dropout):
+            return attend(query, key, value, self.scale, mask, 0.0)
+        if self.config.sequence_parallel:
+            return attend(query, key, value, self.scale, mask, self.dropout)
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            return attend(query, key, value, self.scale, mask, self.dropout)
+
+    def _causal_mask(self, local: int, size: int, device: Any) -> torch.Tensor:
+        signature = (local, size, device)
+        if signature not in self._positions:
+            rank = torch.distributed.get_rank(self.group)
+            mine = torch.tensor(shards.zigzag_positions(local * size, size, rank), device=device)
+            everyone = [p for r in range(size) for p in shards.zigzag_positions(local * size, size, r)]
+            self._positions = {signature: mine[:, None] >= torch.tensor(everyone, device=device)[None, :]}
+        mask: torch.Tensor = self._positions[signature]
+        return mask
+
+    def _packed(self, query: Any, key: Any, value: Any, packed: Any, causal: bool, size: int) -> torch.Tensor:
+        """One sequence after another: queries of the own shard against all keys of the same sequence."""
+        squeeze = query.dim() == 4
+        if squeeze:
+            query, key, value = (t.squeeze(1) for t in (query, key, value))
+        padded = getattr(packed, "cu_seqlens_q_padded", None)
+        boundaries = (packed.cu_seqlens_q if padded is None else padded).tolist()
+        holders = [shards.packed_positions(boundaries, size, rank, causal=causal) for rank in range(size)]
+        mine = holders[torch.distributed.get_rank(self.group)]
+        if len(mine) != query.shape[0]:
+            raise ConfigError(
+                f"packed sequences of {boundaries[-1]} rows give this rank {len(mine)} rows, not {query.shape[0]}."
+            )
+        positions = torch.tensor(mine, device=query.device)
+        if size > 1:
+            order = torch.argsort(torch.tensor([p for held in holders for p in held], device=query.device))
+            counts = [len(held) for held in holders]
+            key, value = (gather_rows(t, counts, self.group)[order] for t in (key, value))
+        out = torch.zeros_like(query)
+        for start, stop in itertools.pairwise(boundaries):
+            rows = torch.nonzero((positions >= start) & (positions < stop)).flatten()
+            if rows.numel() == 0:
+                continue
+            keys_at = torch.arange(start, stop, device=query.device)
+            mask = positions[rows][:, None] >= keys_at[None, :] if causal else None
+            parts = (t.transpose(0, 1).unsqueeze(0) for t in (query[rows], key[start:stop], value[start:stop]))
+            out = out.index_copy(
+                0,
+                rows,
+                self._attend(next(parts), next(parts), next(parts), mask).squeeze(0).transpose(0, 1).to(out.dtype),
+            )
+        if size > 1:
+            # A rank whose queries touch no key of some rank still joins the backward collectives.
+            out = out + 0.0 * (key.sum() + value.sum()).to(out.dtype)
+        flat = out.flatten(-2)
+        return flat.unsqueeze(1) if squeeze else flat
+
+
+def use_in_spec(layer_spec: Any) -> Any:
+    """A copy of a Megatron layer spec whose self-attention runs ``ContextParallelAttention``."""
+    spec = copy.deepcopy(layer_spec)
+    spec.submodules.self_attention.submodules.core_attention = ContextParallelAttention
+    return spec

@@ -1,0 +1,48 @@
+"""Which positions of a sequence each context-parallel rank holds (pure Python).
+
+Zigzag is Megatron's balanced slicing: 2*cp chunks, rank r holds chunks r and 2*cp-1-r. Contiguous gives rank r one
+run of rows, sizes differing by at most one; it fits packed rows of an encoder that need no causal balance.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from mindspeed_autoparallel.errors import ConfigError
+
+
+def zigzag_positions(length: int, context_size: int, rank: int) -> list[int]:
+    """Positions of a sequence of ``length`` that ``rank`` of ``context_size`` holds, in the order it stores them."""
+    if context_size == 1:
+        return list(range(length))
+    if length % (2 * context_size):
+        raise ConfigError(
+            f"a sequence of {length} tokens cannot be split over context parallel {context_size}: the length must be a "
+            f"multiple of {2 * context_size}. Pad the sequence or lower cp."
+        )
+    chunk = length // (2 * context_size)
+    last = 2 * context_size - 1 - rank
+    return [*range(rank * chunk, (rank + 1) * chunk), *range(last * chunk, (last + 1) * chunk)]
+
+
+def packed_zigzag_positions(boundaries: Sequence[int], context_size: int, rank: int) -> list[int]:
+    """As ``zigzag_positions`` for packed sequences: every sequence between two ``boundaries`` is sliced on its own."""
+    positions: list[int] = []
+    for start, stop in itertools.pairwise(boundaries):
+        positions += [start + p for p in zigzag_positions(stop - start, context_size, rank)]
+    return positions
+
+
+def contiguous_range(length: int, context_size: int, rank: int) -> tuple[int, int]:
+    """The run ``[start, stop)`` of ``length`` rows that ``rank`` holds; the first ranks hold one more."""
+    size, extra = divmod(length, context_size)
+    start = rank * size + min(rank, extra)
+    return start, start + size + (1 if rank < extra else 0)
+
+
+def packed_positions(boundaries: Sequence[int], context_size: int, rank: int, *, causal: bool) -> list[int]:
+    """Rows of a packed batch that ``rank`` holds: zigzag per sequence if causal or divisible, else one run."""
+    if causal or all((stop - start) % (2 * context_size) == 0 for start, stop in itertools.pairwise(boundaries)):
+        return packed_zigzag_positions(boundaries, context_size, rank)
+    return list(range(*contiguous_range(boundaries[-1], context_size, rank)))

@@ -1,0 +1,47 @@
+"""What hetero parallel asks of a host model, per encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class LocalItem:
+    """One image or audio clip of a microbatch, in the order in which the host merges embeddings."""
+
+    sample: int
+    input_rows: int
+    output_rows: int
+    cost: float
+    """Any unit; about ``a n + b n^2`` for n patches that attend to each other."""
+    meta: tuple[int, ...] = ()
+
+
+class EncoderAdapter(Protocol):
+    """The seam between a host model and hetero parallel; tensors keep items along dimension 0."""
+
+    input_shape: tuple[int, ...]
+    """Shape of one input row."""
+    input_dtype: Any
+    output_shape: tuple[int, ...]
+    """Shape of one output row; several outputs that share rows are concatenated on the last dimension."""
+    output_dtype: Any
+    meta_size: int
+    """Length of every item's ``meta``."""
+
+    def items(self, batch: Any) -> Sequence[LocalItem]:
+        """Items of one microbatch as the data iterator gave it."""
+
+    def rows(self, batch: Any) -> Any:
+        """Input rows of all items of the microbatch, ``[sum(input_rows), *input_shape]``."""
+
+    def encode(self, module: Any, rows: Any, items: Sequence[Any]) -> Any:
+        """Run the encoder on these items' rows; ``[sum(output_rows), *output_shape]``, complete on every rank."""
+
+    def dummy(self) -> tuple[Any, Sequence[LocalItem]]:
+        """The cheapest legal input, for a rank without items while others encode."""
+
+    def embeddings(self, rows: Any) -> Any:
+        """What the host's own call of the encoder returns, from the rows of one microbatch."""

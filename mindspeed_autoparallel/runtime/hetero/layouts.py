@@ -1,0 +1,131 @@
+"""The modules of a hetero-parallel job, read from model.json and checked before anything is built (pure Python).
+
+Any block that carries ``tp``, ``pp`` or ``cp`` is a module; its path in the file is the default attribute path, and an
+optional ``"hetero": {"attr", "role", "adapter"}`` in the block overrides. Exactly one module is the backbone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+
+SIZES = ("tp", "pp", "cp")
+BACKBONE = "text_decoder"
+
+
+@dataclass(frozen=True)
+class ModuleLayout:
+    """One module's sizes; ``mbs`` (samples per encoder batch) is None where the file says nothing."""
+
+    name: str
+    attribute: str
+    tensor: int
+    pipeline: int
+    context: int
+    micro_batch_size: int | None = None
+    role: str = "encoder"
+    adapter: str | None = None
+
+    def data_parallel_size(self, world_size: int) -> int:
+        return world_size // (self.tensor * self.pipeline * self.context)
+
+
+@dataclass(frozen=True)
+class HeteroLayout:
+    """The backbone and the encoders of one job, in file order."""
+
+    backbone: ModuleLayout
+    encoders: tuple[ModuleLayout, ...]
+
+
+def read_layout(model: Mapping[str, Any], *, world_size: int, source: str = "model.json") -> HeteroLayout:
+    """The modules of ``model`` for ``world_size`` ranks; ``ConfigError`` names the block and the numbers."""
+    modules = [_module(path, block, source) for path, block in _blocks(model, ())]
+    backbones = [m for m in modules if m.role == "backbone"]
+    if len(backbones) != 1:
+        found = ", ".join(m.name for m in backbones) or "none"
+        raise ConfigError(
+            f"{source}: hetero parallel needs exactly one backbone, found {found}. Give tp/pp/cp to {BACKBONE!r}, "
+            'or mark one block with "hetero": {"role": "backbone"}.'
+        )
+    encoders = tuple(m for m in modules if m.role != "backbone")
+    if not encoders:
+        raise ConfigError(f"{source}: no block besides {backbones[0].name!r} carries tp/pp/cp; add them to encoders.")
+    for module in modules:
+        size = module.tensor * module.pipeline * module.context
+        if world_size % size:
+            raise ConfigError(
+                f"{source}: {module.name}: {world_size} ranks are not a multiple of tp {module.tensor} x pp "
+                f"{module.pipeline} x cp {module.context} = {size}. Change the sizes or the number of ranks."
+            )
+    for module in encoders:
+        if module.pipeline > 1:
+            raise ConfigError(
+                f"{source}: {module.name}: pp {module.pipeline}: an encoder has no pipeline of its own under hetero "
+                "parallel. Use pp 1 with a larger tp or cp, or leave the block's sizes out and train it as a stage."
+            )
+    return HeteroLayout(backbones[0], encoders)
+
+
+def _blocks(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    if path and any(size in node for size in SIZES):
+        yield path, node
+        return
+    for key, child in node.items():
+        if isinstance(child, Mapping):
+            yield from _blocks(child, (*path, key))
+
+
+def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> ModuleLayout:
+    name = ".".join(path)
+    sizes: dict[str, Any] = {}
+    for key in (*SIZES, "mbs"):
+        value = block.get(key, None if key == "mbs" else 1)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ConfigError(f"{source}: {name}.{key} is {value!r}; it must be a whole number from 1 up.")
+        sizes[key] = value
+    extra = block.get("hetero", {})
+    unknown = set(extra) - {"attr", "role", "adapter"} if isinstance(extra, Mapping) else {"(not an object)"}
+    if unknown:
+        raise ConfigError(f"{source}: {name}.hetero has unknown keys {sorted(unknown)}; it takes attr, role, adapter.")
+    heads = block.get("num_attention_heads", block.get("num_heads"))
+    for key in ("tp", "cp"):
+        if isinstance(heads, int) and heads % sizes[key]:
+            raise ConfigError(f"{source}: {name}: {heads} attention heads cannot be divided by {key} {sizes[key]}.")
+    role = extra.get("role", "backbone" if path[0] == BACKBONE else "encoder")
+    if role not in ("backbone", "encoder"):
+        raise ConfigError(f"{source}: {name}.hetero.role is {role!r}; it must be 'backbone' or 'encoder'.")
+    return ModuleLayout(
+        name, extra.get("attr", name), sizes["tp"], sizes["pp"], sizes["cp"], sizes["mbs"], role, extra.get("adapter")
+    )
+
+
+def check_script_sizes(tensor: int, pipeline: int, context: int) -> None:
+    """The launch script's TP, PP and CP must be 1: model.json holds the sizes."""
+    if (tensor, pipeline, context) != (1, 1, 1):
+        raise ConfigError(
+            f"--hetero-parallel takes tp/pp/cp from model.json, but the script says TP {tensor}, PP {pipeline}, "
+            f"CP {context}. Set all three to 1."
+        )
+
+
+def check_batch(global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:
+    """Microbatches per step; ``ConfigError`` when the global batch is not a multiple (it is never rewritten)."""
+    per_step = micro_batch_size * data_parallel_size
+    if global_batch_size % per_step:
+        raise ConfigError(
+            f"global batch {global_batch_size} is not a multiple of micro batch {micro_batch_size} x backbone data "
+            f"parallel {data_parallel_size} = {per_step}. Change --global-batch-size or --micro-batch-size."
+        )
+    return global_batch_size // per_step
+
+
+def check_scale(scale: int, num_microbatches: int) -> None:
+    """The encoder batch scale lies between 1 and the number of microbatches of a step."""
+    if not 1 <= scale <= num_microbatches:
+        raise ConfigError(
+            f"--hetero-encoder-mbs-scale {scale} must lie between 1 and the {num_microbatches} microbatches of a step."
+        )

@@ -1,0 +1,88 @@
+"""The trainable modules: one DDP per module under its own state, the module tree untouched.
+
+The backbone's DDP wraps the whole model chunk but must see only the backbone's parameters: the encoders' parameters are
+marked as needing no gradient while it is built, and the marks are taken back afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter
+from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
+
+
+@dataclass
+class Encoder:
+    """One encoder of the job: its module as the host holds it, its adapter, its DDP once built."""
+
+    name: str
+    module: Any
+    adapter: EncoderAdapter
+    scale: int = 1
+    """Microbatches of the backbone that are encoded together."""
+    config: Any = None
+    """Megatron config of the module; ``module.config`` by default."""
+    ddp: Any = None
+    trainable: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trainable = any(parameter.requires_grad for parameter in self.module.parameters())
+        if self.config is None:
+            self.config = self.module.config
+
+
+@contextlib.contextmanager
+def frozen(encoders: Sequence[Encoder]) -> Iterator[None]:
+    """Inside the block no parameter of the encoders asks for a gradient; afterwards each is as it was."""
+    marked = [p for encoder in encoders for p in encoder.module.parameters() if p.requires_grad]
+    for parameter in marked:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in marked:
+            parameter.requires_grad_(True)
+
+
+def broadcast_parameters(states: ModuleStates, encoder: Encoder) -> None:
+    """Replicas start equal: parameters and buffers of the first data (x context) rank go to all others."""
+    import torch
+
+    with states.use(encoder.name):
+        group = states.parallel_state.get_data_parallel_group(with_context_parallel=True)
+        source = torch.distributed.get_process_group_ranks(group)[0]
+        for tensor in (*encoder.module.parameters(), *encoder.module.buffers()):
+            torch.distributed.broadcast(tensor.data, src=source, group=group)
+
+
+def build_ddp(states: ModuleStates, encoder: Encoder, ddp_config: Any) -> None:
+    """Give a trainable encoder its DDP: a pure sum over data x context ranks, once after its last backward."""
+    from megatron.core.distributed import DistributedDataParallel
+
+    if not encoder.trainable:
+        return
+    config = copy.copy(encoder.config)
+    # DDP must not average: the backbone's factor is applied afterwards (docs/hetero-parallel.md, the gradient rule).
+    config.calculate_per_token_loss = True
+    own = copy.copy(ddp_config)
+    own.overlap_grad_reduce = False
+    own.overlap_param_gather = False
+    own.average_in_collective = False
+    with states.use(encoder.name):
+        encoder.ddp = DistributedDataParallel(config, own, encoder.module)
+
+
+def finalize_gradients(states: ModuleStates, encoder: Encoder, factor: Any) -> None:
+    """Reduce the encoder's gradients under its own state and multiply by the backbone's ``factor``."""
+    from megatron.core.distributed import finalize_model_grads
+
+    if encoder.ddp is None:
+        return
+    with states.use(encoder.name):
+        finalize_model_grads([encoder.ddp])
+        encoder.ddp.scale_gradients(factor)

@@ -1,0 +1,108 @@
+"""One optimizer over modules with different layouts: Megatron's own chain, each part working under its module's state.
+
+The total norm is the root of the sum of squares over modules, each module excluding its duplicates under its own tensor
+ranks; one coefficient clips all. All parts share one loss scaler that sees one verdict on infinities.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mindspeed_autoparallel.runtime.hetero.modules import Encoder, frozen
+from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
+
+_METHODS = (
+    "prepare_grads",
+    "step_with_ready_grads",
+    "step",
+    "get_grad_norm",
+    "get_main_grads_for_grad_norm",
+    "count_zeros",
+    "zero_grad",
+    "state_dict",
+    "sharded_state_dict",
+    "load_state_dict",
+    "reload_model_params",
+    "get_parameter_state_dp_zero",
+    "load_parameter_state_from_dp_zero",
+    "prepare_model_params_for_param_sync",
+)
+
+
+class _OneScaler:
+    """Stands in for every part's loss scaler: hears all verdicts, updates once."""
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = scaler
+        self._found = False
+
+    def update(self, found_inf: bool) -> None:
+        self._found |= bool(found_inf)
+
+    def commit(self) -> bool:
+        """Everybody's verdict (collective), and the one real update."""
+        import torch
+
+        flag = torch.tensor([float(self._found)], device=self._scaler.scale.device)
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+        self._found = False
+        found = bool(flag.item())
+        self._scaler.update(found)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scaler, name)
+
+
+def _under(states: ModuleStates, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with states.use(name):
+            return method(*args, **kwargs)
+
+    return run
+
+
+def build_optimizer(
+    states: ModuleStates,
+    backbone: str,
+    encoders: Sequence[Encoder],
+    make: Callable[[list[Any]], Any],
+    chunks: list[Any],
+) -> Any:
+    """The optimizer of the whole model; ``make(model_chunks)`` is Megatron's factory with its other arguments bound."""
+    from megatron.core.optimizer.optimizer import ChainedOptimizer
+
+    class HeteroOptimizer(ChainedOptimizer):  # type: ignore[misc]
+        """Megatron's chain, with one scaler and one verdict for all parts."""
+
+        scaler: _OneScaler | None = None
+
+        def prepare_grads(self) -> bool:
+            found = bool(super().prepare_grads())
+            return self.scaler.commit() if self.scaler is not None else found
+
+    parts: list[tuple[str, Any]] = []
+    with frozen(encoders), states.use(backbone):
+        parts += [(backbone, part) for part in _leaves(make(chunks))]
+    for encoder in encoders:
+        if encoder.ddp is not None:
+            with states.use(encoder.name):
+                parts += [(encoder.name, part) for part in _leaves(make([encoder.ddp]))]
+    scalers = [part.grad_scaler for _, part in parts if getattr(part, "grad_scaler", None) is not None]
+    shared = _OneScaler(scalers[0]) if scalers else None
+    for name, part in parts:
+        if getattr(part, "grad_scaler", None) is not None:
+            part.grad_scaler = shared
+        for method in _METHODS:
+            if hasattr(part, method):
+                setattr(part, method, _under(states, name, getattr(part, method)))
+    optimizer = HeteroOptimizer([part for _, part in parts])
+    optimizer.scaler = shared
+    return optimizer
+
+
+def _leaves(optimizer: Any) -> list[Any]:
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))

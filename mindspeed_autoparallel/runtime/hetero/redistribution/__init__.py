@@ -1,0 +1,7 @@
+"""The redistribution plan: pure Python, the same on every rank, no torch.
+
+placement  where each rank sits in a module's layout
+balance    which encoder replica computes which item
+plan       which rows go from which rank to which rank
+volume     the bytes of a plan, and of gather-then-slice, by formula
+"""

@@ -1,0 +1,61 @@
+"""Where each rank sits in a module's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """One rank's place in one module's layout."""
+
+    tensor: int
+    context: int
+    data: int
+    pipeline: int
+
+
+Placement = tuple[Coordinates, ...]
+
+
+def standard_placement(world_size: int, *, tensor: int = 1, context: int = 1, pipeline: int = 1) -> Placement:
+    """Megatron's default order, tensor fastest, then context, data, pipeline. ``ValueError`` if sizes don't divide."""
+    if world_size % (tensor * context * pipeline):
+        raise ValueError(f"{world_size} ranks are not a multiple of tp {tensor} x cp {context} x pp {pipeline}")
+    data = world_size // (tensor * context * pipeline)
+    return tuple(
+        Coordinates(r % tensor, r // tensor % context, r // (tensor * context) % data, r // (tensor * context * data))
+        for r in range(world_size)
+    )
+
+
+def num_replicas(placement: Placement) -> int:
+    """The data-parallel size of a placement."""
+    return 1 + max(place.data for place in placement)
+
+
+def replica_ranks(placement: Placement, data: int, pipeline: int | None = None) -> list[int]:
+    """Ranks of one data-parallel replica, of one pipeline stage if given, in rank order."""
+    return [
+        rank for rank, at in enumerate(placement) if at.data == data and (pipeline is None or at.pipeline == pipeline)
+    ]
+
+
+def closed_sets(placements: Sequence[Placement]) -> list[list[int]]:
+    """The smallest sets of ranks that hold whole replicas of every placement; local exchange stays inside one."""
+    parent = list(range(len(placements[0])))
+
+    def root(rank: int) -> int:
+        while parent[rank] != rank:
+            rank = parent[rank]
+        return rank
+
+    for placement in placements:
+        first: dict[int, int] = {}
+        for rank, at in enumerate(placement):
+            parent[root(rank)] = root(first.setdefault(at.data, rank))
+    sets: dict[int, list[int]] = {}
+    for rank in range(len(parent)):
+        sets.setdefault(root(rank), []).append(rank)
+    return sorted(sets.values())

@@ -1,0 +1,41 @@
+"""Bytes that a redistribution moves: counted from a plan, and the formula of gather-then-slice beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, num_replicas
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item, Piece
+
+
+def received_bytes(pieces: Sequence[Piece], rank: int, row_bytes: int) -> int:
+    """Bytes that travel to ``rank``; rows it already holds cost nothing."""
+    return sum((p.stop - p.start) * row_bytes for p in pieces if p.target == rank and p.source != rank)
+
+
+def sent_bytes(pieces: Sequence[Piece], rank: int, row_bytes: int) -> int:
+    """Bytes that travel from ``rank``."""
+    return sum((p.stop - p.start) * row_bytes for p in pieces if p.source == rank and p.target != rank)
+
+
+def gather_then_slice_bytes(
+    items: Sequence[Item],
+    owners: Sequence[int],
+    *,
+    encoder: Placement,
+    backbone: Placement,
+    input_row_bytes: int,
+    output_row_bytes: int,
+) -> int:
+    """Bytes each rank receives when padded inputs are gathered over DP_L and padded outputs over DP_E, forward.
+
+    ``(DP_L - 1) max P F + (DP_E - 1) max T H``: P the rows of one backbone replica, T of one encoder replica, both
+    padded to the largest.
+    """
+    dp_backbone, dp_encoder = num_replicas(backbone), num_replicas(encoder)
+    inputs = [sum(i.input_rows for i in items if i.home == home) for home in range(dp_backbone)]
+    outputs = [
+        sum(i.output_rows for i, owner in zip(items, owners, strict=True) if owner == replica)
+        for replica in range(dp_encoder)
+    ]
+    return (dp_backbone - 1) * max(inputs) * input_row_bytes + (dp_encoder - 1) * max(outputs) * output_row_bytes

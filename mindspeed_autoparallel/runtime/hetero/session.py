@@ -1,0 +1,129 @@
+"""The modules of one job together: who is where, who holds the data, and which ranks exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.exchange import Exchange
+from mindspeed_autoparallel.runtime.hetero.modules import Encoder
+from mindspeed_autoparallel.runtime.hetero.redistribution.balance import MODES
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, closed_sets, replica_ranks
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import replicas_nested
+from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
+
+MEMORY_MODES = ("upfront", "recompute")
+
+
+@dataclass
+class PhaseTimes:
+    """Seconds this rank spent in each part since the last ``reset``."""
+
+    metadata: float = 0.0
+    planning: float = 0.0
+    encode: float = 0.0
+    backbone: float = 0.0
+    encoder_backward: float = 0.0
+    finalize: float = 0.0
+
+    def reset(self) -> None:
+        for name in vars(self):
+            setattr(self, name, 0.0)
+
+
+@dataclass
+class Route:
+    """One encoder's exchange partners."""
+
+    encoder: Encoder
+    placement: Placement
+    ranks: list[int]
+    """Ranks that exchange with each other: the closed set around this rank, or the world."""
+    group: Any
+    exchange: Exchange
+    nested: bool
+
+
+@dataclass
+class HeteroSession:
+    """Everything the phases need. Build with ``open_session`` once the states and the modules exist."""
+
+    states: ModuleStates
+    backbone: str
+    backbone_placement: Placement
+    routes: list[Route]
+    balance: str
+    memory: str
+    rank: int
+    times: PhaseTimes = field(default_factory=PhaseTimes)
+    holders: dict[int, list[int]] | None = None
+    """Ranks that hold the batches of each backbone replica; asked once, at the first step."""
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        return [route.encoder for route in self.routes]
+
+    @property
+    def home(self) -> int:
+        """This rank's data-parallel replica of the backbone."""
+        return self.backbone_placement[self.rank].data
+
+    @property
+    def first_stage(self) -> bool:
+        return self.backbone_placement[self.rank].pipeline == 0
+
+    @property
+    def backbone_data_context(self) -> int:
+        """DP_L x CP_L, the divisor of the gradient rule."""
+        return (1 + max(at.data for at in self.backbone_placement)) * (
+            1 + max(at.context for at in self.backbone_placement)
+        )
+
+    def learn_holders(self, holds: bool) -> None:
+        """Find out once which ranks have a data iterator (collective over the world)."""
+        if self.holders is not None:
+            return
+        flags: list[Any] = [None] * len(self.backbone_placement)
+        torch.distributed.all_gather_object(flags, bool(holds))
+        homes = sorted({at.data for at in self.backbone_placement})
+        self.holders = {h: [r for r in replica_ranks(self.backbone_placement, h) if flags[r]] for h in homes}
+        empty = [home for home, ranks in self.holders.items() if not ranks]
+        if empty:
+            raise ConfigError(
+                f"no rank of backbone replica {empty[0]} has a data iterator; the loader must give it one."
+            )
+
+    def needs_metadata(self, route: Route) -> bool:
+        """Whether sizes must travel: global balancing, replicas across backbone replicas, or ranks without data."""
+        assert self.holders is not None
+        everyone = all(ranks == replica_ranks(self.backbone_placement, home) for home, ranks in self.holders.items())
+        own_set = set(route.ranks) == set(replica_ranks(self.backbone_placement, self.home))
+        return not (route.nested and everyone and own_set)
+
+
+def open_session(
+    states: ModuleStates, backbone: str, encoders: Sequence[Encoder], *, balance: str = "local", memory: str = "upfront"
+) -> HeteroSession:
+    """Ask every module's placement and make the exchange groups (collective; same order on every rank)."""
+    if balance not in MODES:
+        raise ConfigError(f"--hetero-balance {balance!r} must be one of {', '.join(MODES)}.")
+    if memory not in MEMORY_MODES:
+        raise ConfigError(f"hetero memory mode {memory!r} must be one of {', '.join(MEMORY_MODES)}.")
+    rank = torch.distributed.get_rank()
+    placement = states.placement(backbone)
+    routes = []
+    groups: dict[tuple[int, ...], Any] = {}
+    for encoder in encoders:
+        own = states.placement(encoder.name)
+        sets = closed_sets([own, placement]) if balance != "global" else [list(range(len(own)))]
+        for ranks in sets:
+            if tuple(ranks) not in groups:
+                groups[tuple(ranks)] = torch.distributed.new_group(ranks)
+        mine = next(ranks for ranks in sets if rank in ranks)
+        group = groups[tuple(mine)]
+        routes.append(Route(encoder, own, mine, group, Exchange(mine, group, rank), replicas_nested(own, placement)))
+    return HeteroSession(states, backbone, placement, routes, balance, memory, rank)

@@ -1,0 +1,213 @@
+"""One Megatron ``parallel_state`` per module, switched online.
+
+Every module's globals are built once from a pristine snapshot and kept; switching assigns them back. The list of
+globals is read from the module itself, so new Megatron releases need no new list here. Process groups with the same
+ranks, role, backend and options are shared between modules. What is mutable while a module runs (the virtual pipeline
+rank, say) is written back to the module's snapshot when its context ends, also after an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Coordinates, Placement
+
+SHARED_GLOBALS = ("_GLOBAL_MEMORY_BUFFER", "_GLOBAL_SYMMETRIC_MEMORY_BUFFER", "_global_process_group_list")
+"""Not about a layout: scratch memory, and the list that destroying walks. One of each for all modules."""
+
+
+def global_names(namespace: types.ModuleType) -> list[str]:
+    """The state variables of a namespace: single-underscore names that are neither functions, classes nor modules."""
+    return [
+        name
+        for name, value in vars(namespace).items()
+        if name.startswith("_")
+        and not name.startswith("__")
+        and not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType)
+        and name not in SHARED_GLOBALS
+    ]
+
+
+class GroupMemo:
+    """Hands out one process group per (role, ranks, backend, options) while it stands in for ``create_group``."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Any, Any] = {}
+        self.num_requested = 0
+
+    @property
+    def num_created(self) -> int:
+        return len(self._groups)
+
+    @contextlib.contextmanager
+    def installed(self, parallel_state: Any) -> Iterator[None]:
+        """Within the block, ``parallel_state.create_group`` answers from the memo where it can."""
+        original = parallel_state.create_group
+
+        def create_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self.num_requested += 1
+            options = kwargs.get("pg_options")
+            key = (
+                kwargs.get("group_desc"),
+                None if ranks is None else tuple(ranks),
+                str(kwargs.get("backend")),
+                repr(sorted(vars(options).items())) if hasattr(options, "__dict__") else str(type(options)),
+                bool(kwargs.get("use_local_synchronization")),
+            )
+            if key not in self._groups:
+                self._groups[key] = original(ranks, *args, **kwargs)
+            return self._groups[key]
+
+        parallel_state.create_group = create_group
+        try:
+            yield
+        finally:
+            parallel_state.create_group = original
+
+
+class ModuleStates:
+    """The snapshots of all modules of a job and the one that is current.
+
+    ``parallel_state``: Megatron's module (or a stand-in with the same functions). Further namespaces join through
+    ``join``; attributes of an object (``get_args()``) follow the module through ``overlay``.
+    """
+
+    def __init__(self, parallel_state: types.ModuleType) -> None:
+        self._namespaces: list[types.ModuleType] = [parallel_state]
+        self._names: list[list[str]] = [global_names(parallel_state)]
+        self._pristine = self._capture(fresh=True)
+        self._snapshots: dict[str, list[dict[str, Any]]] = {}
+        self._overlays: dict[str, dict[str, Any]] = {}
+        self._overlaid: Any = None
+        self._hooks: list[Callable[[str | None, str], None]] = []
+        self.current: str | None = None
+        self.groups = GroupMemo()
+
+    @property
+    def parallel_state(self) -> types.ModuleType:
+        return self._namespaces[0]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._snapshots)
+
+    def join(self, namespace: types.ModuleType) -> None:
+        """Add another plugin's namespace of group variables; call before the first ``build``."""
+        if self._snapshots:
+            raise ConfigError(f"{namespace.__name__} must join before the first module's groups are built.")
+        self._namespaces.append(namespace)
+        self._names.append(global_names(namespace))
+        self._pristine = self._capture(fresh=True)
+
+    def on_switch(self, hook: Callable[[str | None, str], None]) -> None:
+        """Call ``hook(old, new)`` at every real switch (the RNG states follow this way)."""
+        self._hooks.append(hook)
+
+    def overlay(self, target: Any, values: Mapping[str, Mapping[str, Any]]) -> None:
+        """While module m is current, ``target`` carries the attributes ``values[m]``."""
+        self._overlaid = target
+        self._overlays = {name: dict(fields) for name, fields in values.items()}
+
+    def build(self, name: str, initialize: Callable[[], None]) -> None:
+        """Run ``initialize`` (it calls ``initialize_model_parallel``) from the pristine state and keep the result.
+
+        Collective: every rank builds the same modules in the same order. The state before the call is current again.
+        """
+        before = self._capture()
+        shared = {n: getattr(self.parallel_state, n) for n in SHARED_GLOBALS if hasattr(self.parallel_state, n)}
+        self._restore([{n: _fresh(v) for n, v in values.items()} for values in self._pristine])
+        # initialize_model_parallel makes the scratch memory; it asserts that there is none.
+        for shared_name in ("_GLOBAL_MEMORY_BUFFER", "_GLOBAL_SYMMETRIC_MEMORY_BUFFER"):
+            if shared_name in shared:
+                setattr(self.parallel_state, shared_name, None)
+        try:
+            with self.groups.installed(self.parallel_state):
+                initialize()
+            self._snapshots[name] = self._capture()
+        finally:
+            for shared_name, value in shared.items():
+                if value is not None:
+                    setattr(self.parallel_state, shared_name, value)
+            self._restore(before)
+
+    def adopt(self, name: str) -> None:
+        """Keep the state that is current now (the host initialised it) as module ``name`` and make it current."""
+        self._snapshots[name] = self._capture()
+        self.current = name
+
+    @contextlib.contextmanager
+    def use(self, name: str) -> Iterator[None]:
+        """Module ``name``'s state is current inside the block; the state before is current after it, always."""
+        previous = self.current
+        if name == previous:
+            yield
+            return
+        if name not in self._snapshots:
+            raise ConfigError(f"no parallel state was built for {name!r}; there are {', '.join(self.names) or 'none'}.")
+        outer = None if previous is not None else self._capture()
+        self._leave(previous)
+        self._enter(previous, name)
+        try:
+            yield
+        finally:
+            self._leave(name)
+            if previous is not None:
+                self._enter(name, previous)
+            else:
+                self.current = None
+                self._restore(outer or [])
+
+    def coordinates(self, name: str) -> Coordinates:
+        """This rank's place in a module's layout, asked of Megatron."""
+        with self.use(name):
+            state = self.parallel_state
+            return Coordinates(
+                state.get_tensor_model_parallel_rank(),
+                state.get_context_parallel_rank(),
+                state.get_data_parallel_rank(),
+                state.get_pipeline_model_parallel_rank(),
+            )
+
+    def placement(self, name: str) -> Placement:
+        """Everybody's place in a module's layout (collective: one small all-gather)."""
+        import torch
+
+        everyone: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyone, self.coordinates(name))
+        return tuple(everyone)
+
+    def _leave(self, name: str | None) -> None:
+        if name is not None:
+            for namespace, values in zip(self._namespaces, self._snapshots[name], strict=True):
+                current = namespace.__dict__
+                for key in values:
+                    values[key] = current[key]
+
+    def _enter(self, old: str | None, name: str) -> None:
+        for namespace, values in zip(self._namespaces, self._snapshots[name], strict=True):
+            namespace.__dict__.update(values)
+        self.current = name
+        if self._overlaid is not None:
+            self._overlaid.__dict__.update(self._overlays.get(name, {}))
+        for hook in self._hooks:
+            hook(old, name)
+
+    def _capture(self, fresh: bool = False) -> list[dict[str, Any]]:
+        keep = _fresh if fresh else (lambda value: value)
+        return [
+            {name: keep(vars(space)[name]) for name in names}
+            for space, names in zip(self._namespaces, self._names, strict=True)
+        ]
+
+    def _restore(self, values: list[dict[str, Any]]) -> None:
+        for namespace, fields in zip(self._namespaces, values, strict=False):
+            namespace.__dict__.update(fields)
+
+
+def _fresh(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, list | dict | set) else value
