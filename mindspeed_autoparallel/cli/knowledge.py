@@ -1,0 +1,50 @@
+"""Show, export or import the operator knowledge base.
+
+Samples of other devices or software releases never mix: both are part of the key.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("action", choices=("show", "export", "import"))
+    parser.add_argument("base", type=Path, metavar="BASE.sqlite")
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="for export and import")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Does one action; raises ``ConfigError`` for a missing file."""
+    from mindspeed_autoparallel.errors import ConfigError
+    from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
+    from mindspeed_autoparallel.profiles.knowledge.exchange import export_knowledge, import_knowledge
+
+    if arguments.action != "show" and arguments.file is None:
+        raise ConfigError(f"knowledge {arguments.action} needs FILE.json.")
+    if arguments.action != "import" and not arguments.base.exists():
+        raise ConfigError(f"there is no knowledge base {arguments.base}.")
+    base = KnowledgeBase(arguments.base)
+    if arguments.action == "export":
+        result: object = {"exported": export_knowledge(base, arguments.file)}
+    elif arguments.action == "import":
+        result = {"imported": import_knowledge(base, arguments.file)}
+    else:
+        result = {
+            "fingerprints": [
+                {"device": device, "software": software, "samples": count}
+                for device, software, count in base.fingerprints()
+            ]
+        }
+    if arguments.json:
+        print(json.dumps(result))
+    elif arguments.action == "show":
+        for device, software, count in base.fingerprints():
+            print(f"{count:8d} samples  {device}  {software}")
+    else:
+        print(json.dumps(result))
+    return 0

@@ -1,0 +1,5 @@
+"""What single operators cost on a device: measured once, shared by every search."""
+
+from mindspeed_autoparallel.profiles.knowledge.base import KnowledgeBase, Operator, Sample
+
+__all__ = ["KnowledgeBase", "Operator", "Sample"]

@@ -1,0 +1,166 @@
+"""The operator knowledge base: one sqlite file that several processes may write at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ProfileError
+
+SCHEMA_VERSION = 1
+_TABLES = """
+create table if not exists about (schema_version integer not null);
+create table if not exists samples (
+    device text not null, software text not null, operator text not null, signature text not null, sizes text not null,
+    median_us real not null, p10_us real not null, p90_us real not null, num_runs integer not null,
+    source text not null, measured_at real not null,
+    primary key (device, software, operator, signature, sizes)
+);
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One operator call: what makes two calls cost the same."""
+
+    name: str
+    """For example ``aten.mm.default``."""
+    signature: str
+    """Everything that is not a size: dtypes, layouts, attributes. Times are interpolated within one signature only."""
+    sizes: tuple[int, ...]
+    """All dimensions of all tensor arguments, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Measured times of one operator, in microseconds."""
+
+    median_us: float
+    p10_us: float
+    p90_us: float
+    num_runs: int
+    source: str
+    measured_at: float = 0.0
+    """Seconds since the epoch; 0 is replaced by now when recorded."""
+
+
+class KnowledgeBase:
+    """Samples in ``path``, keyed by device and software fingerprint, so that other hardware or releases never mix."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates the file; raises ``ProfileError`` when it is no knowledge base or of another version."""
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._connection() as connection:
+                connection.execute("pragma journal_mode=wal")
+                connection.executescript(_TABLES)
+                connection.execute("begin immediate")
+                found = connection.execute("select schema_version from about").fetchone()
+                if found is None:
+                    connection.execute("insert into about values (?)", (SCHEMA_VERSION,))
+                connection.commit()
+        except (sqlite3.DatabaseError, OSError) as error:
+            raise ProfileError(
+                f"knowledge base {path} cannot be used: {error}. Move it away to start a new one, "
+                f"or import a good export."
+            ) from error
+        if found is not None and found[0] != SCHEMA_VERSION:
+            raise ProfileError(
+                f"knowledge base {path} has schema version {found[0]}, this release reads {SCHEMA_VERSION}. "
+                f"Export it with the release that wrote it, or name another file."
+            )
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        # A connection per use: sqlite handles are safe neither across threads nor across forks.
+        connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def record(self, device: str, software: str, entries: Iterable[tuple[Operator, Sample]]) -> None:
+        """Stores samples in one transaction. Of two samples of one operator the one with more runs stays."""
+        rows = [
+            (
+                device,
+                software,
+                operator.name,
+                operator.signature,
+                json.dumps(operator.sizes),
+                sample.median_us,
+                sample.p10_us,
+                sample.p90_us,
+                sample.num_runs,
+                sample.source,
+                sample.measured_at or time.time(),
+            )
+            for operator, sample in entries
+        ]
+        for row in rows:
+            if not 0 < row[6] <= row[5] <= row[7]:
+                raise ProfileError(
+                    f"sample of {row[2]} {row[4]} has times p10 {row[6]}, median {row[5]}, p90 {row[7]} us."
+                )
+        with self._connection() as connection:
+            connection.execute("begin immediate")
+            connection.executemany(
+                "insert into samples values (?,?,?,?,?,?,?,?,?,?,?) on conflict do update set "
+                "median_us=excluded.median_us, p10_us=excluded.p10_us, p90_us=excluded.p90_us, "
+                "num_runs=excluded.num_runs, source=excluded.source, measured_at=excluded.measured_at "
+                "where excluded.num_runs >= samples.num_runs",
+                rows,
+            )
+            connection.commit()
+
+    def find(self, device: str, software: str, operator: Operator) -> Sample | None:
+        """The sample of exactly this operator."""
+        with self._connection() as connection:
+            row = connection.execute(
+                "select median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
+                "where device=? and software=? and operator=? and signature=? and sizes=?",
+                (device, software, operator.name, operator.signature, json.dumps(operator.sizes)),
+            ).fetchone()
+        return None if row is None else _sample(row)
+
+    def neighbours(self, device: str, software: str, operator: Operator) -> list[tuple[tuple[int, ...], Sample]]:
+        """All samples of the same name and signature, whatever their sizes."""
+        with self._connection() as connection:
+            rows = connection.execute(
+                "select sizes, median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
+                "where device=? and software=? and operator=? and signature=?",
+                (device, software, operator.name, operator.signature),
+            ).fetchall()
+        return [(tuple(json.loads(row[0])), _sample(row[1:])) for row in rows]
+
+    def fingerprints(self) -> list[tuple[str, str, int]]:
+        """(device, software, number of samples) of everything stored."""
+        with self._connection() as connection:
+            return [
+                (str(device), str(software), int(count))
+                for device, software, count in connection.execute(
+                    "select device, software, count(*) from samples group by device, software order by 1, 2"
+                )
+            ]
+
+    def entries(self) -> list[tuple[str, str, Operator, Sample]]:
+        """Everything stored, in a stable order."""
+        with self._connection() as connection:
+            rows = connection.execute(
+                "select device, software, operator, signature, sizes, median_us, p10_us, p90_us, num_runs, source, "
+                "measured_at from samples order by 1, 2, 3, 4, 5"
+            ).fetchall()
+        return [
+            (row[0], row[1], Operator(name=row[2], signature=row[3], sizes=tuple(json.loads(row[4]))), _sample(row[5:]))
+            for row in rows
+        ]
+
+
+def _sample(row: tuple[float, float, float, int, str, float]) -> Sample:
+    return Sample(median_us=row[0], p10_us=row[1], p90_us=row[2], num_runs=row[3], source=row[4], measured_at=row[5])

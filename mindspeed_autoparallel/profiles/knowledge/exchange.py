@@ -1,0 +1,59 @@
+"""Export and import, so that a team shares one knowledge base."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.profiles.knowledge.base import SCHEMA_VERSION, KnowledgeBase, Operator, Sample
+
+
+def export_knowledge(base: KnowledgeBase, path: Path) -> int:
+    """Writes all samples to ``path`` as JSON; returns how many."""
+    entries = [
+        {"device": device, "software": software, **dataclasses.asdict(operator), **dataclasses.asdict(sample)}
+        for device, software, operator, sample in base.entries()
+    ]
+    write_json_atomic(path, {"schema_version": SCHEMA_VERSION, "samples": entries})
+    return len(entries)
+
+
+def import_knowledge(base: KnowledgeBase, path: Path) -> int:
+    """Reads an export into ``base``; nothing is stored when any entry is broken. Returns how many were read."""
+    document = read_json(path, "knowledge export")
+    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        raise ConfigError(f"knowledge export {path} has schema_version {version}, this release reads {SCHEMA_VERSION}.")
+    grouped: dict[tuple[str, str], list[tuple[Operator, Sample]]] = defaultdict(list)
+    samples = document.get("samples")
+    if not isinstance(samples, list):
+        raise ConfigError(f"knowledge export {path} has no list of samples.")
+    for index, entry in enumerate(samples):
+        try:
+            grouped[str(entry["device"]), str(entry["software"])].append(_entry(entry))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProfileError(f"knowledge export {path}: sample {index} is broken: {error!r}.") from error
+    for (device, software), entries in grouped.items():
+        base.record(device, software, entries)
+    return len(samples)
+
+
+def _entry(entry: dict[str, Any]) -> tuple[Operator, Sample]:
+    operator = Operator(
+        name=str(entry["name"]), signature=str(entry["signature"]), sizes=tuple(int(size) for size in entry["sizes"])
+    )
+    sample = Sample(
+        median_us=float(entry["median_us"]),
+        p10_us=float(entry["p10_us"]),
+        p90_us=float(entry["p90_us"]),
+        num_runs=int(entry["num_runs"]),
+        source=str(entry["source"]),
+        measured_at=float(entry["measured_at"]),
+    )
+    if not 0 < sample.p10_us <= sample.median_us <= sample.p90_us:
+        raise ValueError(f"p10 {sample.p10_us}, median {sample.median_us}, p90 {sample.p90_us} us")
+    return operator, sample

@@ -1,0 +1,152 @@
+"""The operator knowledge base."""
+
+import json
+import multiprocessing
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge.estimate import coverage, estimate
+from mindspeed_autoparallel.profiles.knowledge.exchange import export_knowledge, import_knowledge
+
+
+def _mm(rows: int, inner: int, columns: int) -> Operator:
+    return Operator(name="aten.mm.default", signature="bf16", sizes=(rows, inner, inner, columns))
+
+
+def _sample(median: float, runs: int = 10) -> Sample:
+    return Sample(median_us=median, p10_us=median * 0.9, p90_us=median * 1.1, num_runs=runs, source="test")
+
+
+def _write(path: Path, worker: int) -> None:
+    base = KnowledgeBase(path)
+    for index in range(20):
+        base.record("dev", "soft", [(_mm(worker + 1, index + 1, 8), _sample(1.0 + index))])
+
+
+def test_what_was_recorded_is_found_again_and_only_under_its_fingerprints(tmp_path: Path) -> None:
+    base = KnowledgeBase(tmp_path / "base.sqlite")
+    base.record("dev", "soft", [(_mm(8, 8, 8), _sample(5.0))])
+    found = KnowledgeBase(tmp_path / "base.sqlite").find("dev", "soft", _mm(8, 8, 8))
+    assert found is not None
+    assert found.median_us == 5.0
+    assert found.measured_at > 0
+    assert base.find("other", "soft", _mm(8, 8, 8)) is None
+    assert base.find("dev", "newer", _mm(8, 8, 8)) is None
+
+
+def test_the_sample_with_more_runs_stays(tmp_path: Path) -> None:
+    base = KnowledgeBase(tmp_path / "base.sqlite")
+    base.record("dev", "soft", [(_mm(8, 8, 8), _sample(5.0, runs=50))])
+    base.record("dev", "soft", [(_mm(8, 8, 8), _sample(9.0, runs=2))])
+    found = base.find("dev", "soft", _mm(8, 8, 8))
+    assert found is not None
+    assert found.median_us == 5.0
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "base.sqlite"
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_write, args=(path, index)) for index in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert KnowledgeBase(path).fingerprints() == [("dev", "soft", 60)]
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "base.sqlite"
+    path.write_text("not a database, but long enough to be read as one " * 30)
+    before = path.read_bytes()
+    with pytest.raises(ProfileError, match="cannot be used"):
+        KnowledgeBase(path)
+    assert path.read_bytes() == before
+
+
+def test_a_newer_base_is_refused_with_both_versions(tmp_path: Path) -> None:
+    path = tmp_path / "base.sqlite"
+    KnowledgeBase(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("update about set schema_version = 7")
+    connection.close()
+    with pytest.raises(ProfileError, match="schema version 7, this release reads 1"):
+        KnowledgeBase(path)
+
+
+def test_impossible_times_are_refused(tmp_path: Path) -> None:
+    base = KnowledgeBase(tmp_path / "base.sqlite")
+    with pytest.raises(ProfileError, match="p10"):
+        base.record("d", "s", [(_mm(1, 1, 1), Sample(median_us=1, p10_us=2, p90_us=3, num_runs=1, source="t"))])
+    assert base.fingerprints() == []
+
+
+def test_between_measured_sizes_the_time_lies_between_theirs_with_an_error_bar(tmp_path: Path) -> None:
+    base = KnowledgeBase(tmp_path / "base.sqlite")
+    base.record("d", "s", [(_mm(256, 512, 512), _sample(10.0)), (_mm(1024, 512, 512), _sample(40.0))])
+    between = estimate(base, "d", "s", _mm(512, 512, 512))
+    assert between is not None
+    assert not between.exact
+    assert 10 < between.time_us < 40
+    assert between.relative_error > 0
+    exact = estimate(base, "d", "s", _mm(256, 512, 512))
+    assert exact is not None
+    assert exact.exact
+
+
+def test_far_sizes_and_other_signatures_are_not_guessed(tmp_path: Path) -> None:
+    base = KnowledgeBase(tmp_path / "base.sqlite")
+    base.record("d", "s", [(_mm(256, 512, 512), _sample(10.0))])
+    assert estimate(base, "d", "s", _mm(256 * 64, 512, 512)) is None
+    assert (
+        estimate(base, "d", "s", Operator(name="aten.mm.default", signature="fp32", sizes=(256, 512, 512, 512))) is None
+    )
+
+
+def test_coverage_counts_time_not_operators(tmp_path: Path) -> None:
+    base = KnowledgeBase(tmp_path / "base.sqlite")
+    base.record("d", "s", [(_mm(256, 512, 512), _sample(1000.0)), (_mm(8, 8, 8), _sample(1.0))])
+    near = _mm(8, 8, 16)
+    result = coverage(base, "d", "s", {_mm(256, 512, 512): 1, near: 1})
+    assert result.covered_time_share > 0.99
+    assert result.missing == (near,)
+
+
+def test_export_and_import_carry_everything(tmp_path: Path) -> None:
+    base = KnowledgeBase(tmp_path / "a.sqlite")
+    base.record("d", "s", [(_mm(4, 5, 6), _sample(3.0))])
+    assert export_knowledge(base, tmp_path / "all.json") == 1
+    copy = KnowledgeBase(tmp_path / "b.sqlite")
+    assert import_knowledge(copy, tmp_path / "all.json") == 1
+    assert copy.entries() == base.entries()
+
+
+def test_a_broken_export_stores_nothing(tmp_path: Path) -> None:
+    base = KnowledgeBase(tmp_path / "a.sqlite")
+    base.record("d", "s", [(_mm(4, 5, 6), _sample(3.0))])
+    export_knowledge(base, tmp_path / "all.json")
+    document = json.loads((tmp_path / "all.json").read_text())
+    document["samples"].append({"device": "d", "software": "s"})
+    (tmp_path / "all.json").write_text(json.dumps(document))
+    copy = KnowledgeBase(tmp_path / "b.sqlite")
+    with pytest.raises(ProfileError, match="sample 1 is broken"):
+        import_knowledge(copy, tmp_path / "all.json")
+    assert copy.entries() == []
+    document["schema_version"] = 9
+    (tmp_path / "all.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="schema_version 9"):
+        import_knowledge(copy, tmp_path / "all.json")
+
+
+def test_command_shows_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.sqlite"
+    assert main(["knowledge", "show", str(path)]) == 2
+    KnowledgeBase(path).record("d", "s", [(_mm(4, 5, 6), _sample(3.0))])
+    capsys.readouterr()
+    assert main(["knowledge", "show", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"fingerprints": [{"device": "d", "software": "s", "samples": 1}]}
