@@ -1,0 +1,111 @@
+"""The command line of the reference training: ``--mm-model``, ``--mm-data``, ``--mm-tool``, what model.json says.
+
+model.json is right about the text decoder wherever it and a flag differ; Megatron's arguments are set from it, so that
+its logs, its checkpoint arguments and its own checks speak of the model that is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.reference import foreign_flags
+from mindspeed_autoparallel.reference.configuration import ModelDescription, read_model, read_tools
+
+_FILES = {
+    "--mm-model": "model.json: the modules, their sizes, and their layers on each pipeline stage",
+    "--mm-data": "data.json: data sets, tokenizer, picture sizes",
+    "--mm-tool": "tools.json: profiling tools of MindSpeed-MM",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Megatron's ``extra_args_provider``: ours and the accepted flags of other hosts, where they are missing."""
+    taken = set(parser._option_string_actions)
+    section = parser.add_argument_group(title="multimodal model")
+    for name, help_text in _FILES.items():
+        if name not in taken:
+            section.add_argument(name, type=str, default=None, help=help_text)
+    return foreign_flags.add_foreign_flags(parser)
+
+
+def describe(arguments: argparse.Namespace) -> ModelDescription:
+    """Read the files the arguments name and set Megatron's arguments from model.json (before its validation)."""
+    for name in ("--mm-model", "--mm-data"):
+        if not getattr(arguments, name.strip("-").replace("-", "_")):
+            raise ConfigError(f"{name} is missing; give the {_FILES[name].split(':')[0]} of the training.")
+    if arguments.mm_tool:
+        read_tools(Path(arguments.mm_tool))
+    pipeline_size = arguments.pipeline_model_parallel_size
+    model = read_model(Path(arguments.mm_model), pipeline_size)
+    _check_sizes(model, arguments)
+    foreign_flags.report(foreign_flags.given(arguments), rank=arguments.rank)
+    stack = model.text.stack
+    settings: dict[str, Any] = {
+        "hidden_size": stack.hidden_size,
+        "ffn_hidden_size": stack.ffn_hidden_size,
+        "num_attention_heads": stack.num_attention_heads,
+        "group_query_attention": stack.num_query_groups != stack.num_attention_heads,
+        "num_query_groups": stack.num_query_groups,
+        "kv_channels": stack.kv_channels,
+        "normalization": stack.normalization,
+        "swiglu": stack.gated and stack.activation == "silu",
+        "add_bias_linear": stack.add_bias_linear,
+        "add_qkv_bias": stack.add_qkv_bias,
+        "max_position_embeddings": max(model.text.max_position_embeddings, arguments.seq_length or 0),
+        "position_embedding_type": "rope",
+        "untie_embeddings_and_output_weights": model.text.untie_embeddings,
+        "transformer_impl": "local",
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "apply_rope_fusion": False,
+        "dataloader_type": "external",
+        "vocab_size": model.text.vocab_size,
+        # Megatron insists on a whole number of layers per stage; the real split is the description's.
+        "num_layers": -(-stack.num_layers // (pipeline_size * model.virtual_size)) * pipeline_size * model.virtual_size,
+    }
+    if model.virtual_size > 1:
+        settings["num_virtual_stages_per_pipeline_rank"] = model.virtual_size
+    for name, value in settings.items():
+        setattr(arguments, name, value)
+    return model
+
+
+def settle(arguments: argparse.Namespace, model: ModelDescription) -> None:
+    """After Megatron's validation: the true number of layers."""
+    for name in ("num_layers", "encoder_num_layers"):
+        if getattr(arguments, name, None) is not None:
+            setattr(arguments, name, model.text.stack.num_layers)
+
+
+def padded_vocab_size(arguments: argparse.Namespace, model: ModelDescription) -> int:
+    """The vocabulary rounded up to ``--make-vocab-size-divisible-by`` times the tensor-parallel size."""
+    multiple = arguments.make_vocab_size_divisible_by * arguments.tensor_model_parallel_size
+    size: int = -(-model.text.vocab_size // multiple) * multiple
+    return size
+
+
+def pads_to_longest(arguments: argparse.Namespace) -> bool:
+    """Whether ``--variable-seq-lengths`` was given (its attribute is reset by some hosts' validation)."""
+    return bool(
+        getattr(arguments, "foreign_variable_seq_lengths", False) or getattr(arguments, "variable_seq_lengths", 0)
+    )
+
+
+def _check_sizes(model: ModelDescription, arguments: argparse.Namespace) -> None:
+    size = arguments.tensor_model_parallel_size
+    stacks = {"text_decoder": model.text.stack}
+    if model.vision is not None:
+        stacks["image_encoder.vision_encoder"] = model.vision.stack
+    if model.audio is not None:
+        stacks["audio_encoder.audio_encoder"] = model.audio.stack
+    for name, stack in stacks.items():
+        for key in ("num_attention_heads", "num_query_groups", "ffn_hidden_size"):
+            if getattr(stack, key) % size:
+                raise ConfigError(
+                    f"{model.file}: {name}.{key} is {getattr(stack, key)}, which --tensor-model-parallel-size {size} does "
+                    "not divide. Lower the tensor-parallel size."
+                )

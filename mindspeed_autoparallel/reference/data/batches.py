@@ -1,0 +1,113 @@
+"""Samples -> microbatches: padded text, patches of all images, a stand-in where a microbatch has no image or audio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription
+from mindspeed_autoparallel.reference.data.records import Record
+from mindspeed_autoparallel.reference.data.samples import IGNORED, Sample, make_sample
+from mindspeed_autoparallel.reference.data.tokens import Tokenizer
+
+STAND_IN_FRAMES = 4
+
+Batch = dict[str, torch.Tensor]
+
+
+def collate(samples: Sequence[Sample], model: ModelDescription, padding: int, length: int) -> Batch:
+    """Tensors for the model's forward, and ``loss_mask [b, s]``; texts are padded on the right to ``length`` tokens."""
+    ids = torch.full((len(samples), length), padding, dtype=torch.long)
+    labels = torch.full_like(ids, IGNORED)
+    positions = torch.arange(length).expand(3, len(samples), length).clone()
+    for row, sample in enumerate(samples):
+        size = len(sample.input_ids)
+        ids[row, :size] = torch.tensor(sample.input_ids)
+        labels[row, :size] = torch.tensor(sample.labels)
+        positions[:, row, :size] = sample.positions
+    batch = {
+        "input_ids": ids,
+        "position_ids": positions,
+        "labels": labels.clamp(min=0),
+        "loss_mask": (labels != IGNORED).float(),
+    }
+    if model.vision is not None:
+        vision, patches = model.vision, [patch for sample in samples for patch in sample.patches]
+        grids = [grid for sample in samples for grid in sample.grids]
+        if not grids:
+            grids = [(1, vision.spatial_merge_size, vision.spatial_merge_size)]
+            features = vision.num_channels * vision.temporal_patch_size * vision.patch_size**2
+            patches = [torch.zeros(vision.spatial_merge_size**2, features)]
+        batch["pixel_values"], batch["image_grid_thw"] = torch.cat(patches), torch.tensor(grids)
+    if model.audio is not None:
+        clips = [clip for sample in samples for clip in sample.clips]
+        clips = clips or [torch.zeros(model.audio.num_mel_bins, STAND_IN_FRAMES)]
+        batch["audio_features"] = torch.cat(clips, dim=1)
+        batch["audio_num_frames"] = torch.tensor([clip.shape[1] for clip in clips])
+    return batch
+
+
+class MicrobatchStream:
+    """Endless microbatches of one data-parallel rank; the same samples per global batch under every layout.
+
+    Global sample ``n`` is record ``n`` of the shuffled epoch; step ``m`` gives rank ``r`` the samples
+    ``(m * ranks + r) * size`` and on.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        model: ModelDescription,
+        data: DataDescription,
+        tokenizer: Tokenizer,
+        *,
+        size: int,
+        rank: int,
+        num_ranks: int,
+        start: int,
+        seed: int,
+        max_tokens: int,
+        pad_to_longest: bool,
+        multiple: int,
+    ) -> None:
+        self._records, self._model, self._data, self._tokenizer = records, model, data, tokenizer
+        self._size, self._rank, self._num_ranks, self._start, self._seed = size, rank, num_ranks, start, seed
+        self._max_tokens, self._pad_to_longest, self._multiple = max_tokens, pad_to_longest, multiple
+        self._made: dict[int, Sample] = {}
+        self._epoch: tuple[int, list[int]] = (-1, [])
+
+    def __iter__(self) -> Iterator[Batch]:
+        step = self._start // (self._size * self._num_ranks)
+        while True:
+            first = (step * self._num_ranks + self._rank) * self._size
+            samples = [self._sample(number) for number in range(first, first + self._size)]
+            yield collate(samples, self._model, self._tokenizer.padding, self._length(samples))
+            step += 1
+
+    def _length(self, samples: Sequence[Sample]) -> int:
+        if not self._pad_to_longest:
+            return self._max_tokens
+        longest = max(len(sample.input_ids) for sample in samples)
+        return -(-longest // self._multiple) * self._multiple
+
+    def _sample(self, number: int) -> Sample:
+        epoch, place = divmod(number, len(self._records))
+        index = self._order(epoch)[place]
+        if index not in self._made:
+            # Small sets stay in memory; a large one keeps what fits the last few thousand samples.
+            if len(self._made) > 4096:
+                self._made.clear()
+            self._made[index] = make_sample(
+                self._records[index], self._model, self._data, self._tokenizer, self._max_tokens
+            )
+        return self._made[index]
+
+    def _order(self, epoch: int) -> list[int]:
+        if self._epoch[0] != epoch:
+            order = list(range(len(self._records)))
+            if self._data.shuffle:
+                generator = torch.Generator().manual_seed(self._seed + epoch)
+                order = torch.randperm(len(self._records), generator=generator).tolist()
+            self._epoch = (epoch, order)
+        return self._epoch[1]

@@ -1,0 +1,114 @@
+"""The audio encoder: two convolutions over mel frames in chunks, layers within a chunk, pooling, projection."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+
+from mindspeed_autoparallel.reference.configuration import AudioDescription, ModelDescription
+from mindspeed_autoparallel.reference.model.core_attention import PackedRows
+from mindspeed_autoparallel.reference.model.norm import Norm
+from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec, stack_config
+
+
+def num_conv_rows(num_frames: int, window: int) -> int:
+    """Rows after the second convolution (stride 2) of one clip of ``num_frames`` mel frames."""
+    return sum((length + 1) // 2 for length in chunk_lengths(num_frames, window))
+
+
+def num_audio_tokens(num_frames: int, window: int) -> int:
+    """Tokens of one clip in the text: pairs of convolution rows."""
+    return num_conv_rows(num_frames, window) // 2
+
+
+def chunk_lengths(num_frames: int, window: int) -> list[int]:
+    """Frames of the chunks of one clip: ``2 * window`` each, the last may be shorter."""
+    full, rest = divmod(num_frames, 2 * window)
+    return [2 * window] * full + ([rest] if rest else [])
+
+
+class AudioTransformer(MegatronModule):
+    """``conv1``, ``conv2`` (first chunk), ``blocks``, ``ln_post`` and ``proj`` (last chunk)."""
+
+    def __init__(self, config: Any, audio: AudioDescription, chunk: int, out_size: int) -> None:
+        super().__init__(config=config)
+        stages, hidden = audio.stack.stages, audio.stack.hidden_size
+        self.window = audio.num_window_frames
+        self.is_first, self.is_last = chunk == stages.first_chunk, chunk == stages.last_chunk
+        dtype = config.params_dtype
+        if self.is_first:
+            self.conv1 = torch.nn.Conv1d(audio.num_mel_bins, hidden, kernel_size=3, padding=1, dtype=dtype)
+            self.conv2 = torch.nn.Conv1d(hidden, hidden, kernel_size=3, stride=2, padding=1, dtype=dtype)
+        self.blocks = PlacedBlock(
+            config,
+            layer_spec(config, causal=False),
+            num_layers=stages.flat[chunk],
+            first_layer=stages.first_layer(chunk),
+            pre_process=True,
+            post_process=False,
+            final_norm=False,
+        )
+        if self.is_last:
+            self.ln_post = Norm(config, hidden, audio.stack.layernorm_epsilon)
+            self.proj = torch.nn.Linear(hidden, out_size, dtype=dtype)
+
+    def forward(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
+        if self.is_first:
+            rows = self._convolve(rows, num_frames)
+        lengths = [(length + 1) // 2 for frames in num_frames for length in chunk_lengths(frames, self.window)]
+        packed = PackedRows(list(itertools.accumulate(lengths, initial=0)))
+        hidden: torch.Tensor = self.blocks(hidden_states=rows, attention_mask=None, packed_seq_params=packed)
+        return hidden
+
+    def project(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
+        """Mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
+        clips = rows.split([num_conv_rows(frames, self.window) for frames in num_frames])
+        pooled = [(clip[: len(clip) // 2 * 2 : 2] + clip[1::2]) / 2 for clip in clips]
+        projected: torch.Tensor = self.proj(self.ln_post(torch.cat(pooled)))
+        return projected
+
+    def _convolve(self, features: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
+        """``features [mel bins, frames of all clips]`` -> ``[rows, 1, hidden]``; every chunk on its own."""
+        lengths = [length for frames in num_frames for length in chunk_lengths(frames, self.window)]
+        rows = []
+        for chunk in features.to(self.conv1.weight.dtype).split(lengths, dim=1):
+            hidden = torch.nn.functional.gelu(self.conv1(chunk[None]))
+            hidden = torch.nn.functional.gelu(self.conv2(hidden))[0].transpose(0, 1)
+            rows.append(hidden + _sines(hidden.shape[0], hidden.shape[1], hidden.device).to(hidden.dtype))
+        return torch.cat(rows).unsqueeze(1)
+
+
+def _sines(length: int, channels: int, device: torch.device) -> torch.Tensor:
+    steps = torch.arange(channels // 2, dtype=torch.float32, device=device) / max(1, channels // 2 - 1)
+    angles = torch.arange(length, device=device)[:, None] * torch.exp(-math.log(10000.0) * steps)[None, :]
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
+
+
+class AudioEncoder(MegatronModule):
+    """``encoder``, with the projection on the module's last chunk.
+
+    ``forward(audio_features, audio_num_frames)``: mel features ``[mel bins, frames of all clips]`` (on later chunks the
+    rows ``[rows, 1, hidden]`` of the chunk before) and frames per clip ``[clips]`` -> ``[tokens, 1, decoder hidden]``
+    on the last chunk, ``[rows, 1, hidden]`` before it.
+    """
+
+    def __init__(self, base: Any, model: ModelDescription, chunk: int) -> None:
+        audio = model.audio
+        assert audio is not None
+        config = stack_config(base, audio.stack, chunk, sequence_parallel=False)
+        super().__init__(config=config)
+        self.description = audio
+        self.encoder = AudioTransformer(config, audio, chunk, model.text.stack.hidden_size)
+        self.encoder.requires_grad_(not audio.stack.freeze)
+        if self.encoder.is_last:
+            self.encoder.proj.requires_grad_(not audio.freeze_projector)
+
+    def forward(self, audio_features: torch.Tensor, audio_num_frames: torch.Tensor) -> torch.Tensor:
+        num_frames = audio_num_frames.tolist()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
+            rows: torch.Tensor = self.encoder(audio_features, num_frames)
+        return self.encoder.project(rows, num_frames) if self.encoder.is_last else rows

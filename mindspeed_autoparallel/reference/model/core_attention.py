@@ -1,0 +1,80 @@
+"""Core attention of every module: torch's fused attention, causal or full, packed sequences by cumulative lengths.
+
+It works on every device and needs no Transformer Engine. A layer spec names the class as ``core_attention``; another
+class with Megatron's call signature can take its place (``layer_spec(core_attention=...)``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.enums import AttnMaskType
+
+
+class PackedRows(PackedSeqParams):
+    """Which rows attend to one another: ``boundaries`` of the images or chunks, ``windows`` for windowed layers.
+
+    Its format is not ``thd``, so that Megatron keeps rows ``[rows, 1, heads, size]`` and rotates each row by its own
+    angle; only core attention looks at the boundaries.
+    """
+
+    def __init__(self, boundaries: list[int], windows: list[int] | None = None) -> None:
+        super().__init__(qkv_format="sbhd")
+        self.boundaries = boundaries
+        self.windows = windows
+
+
+class PackedAttention(torch.nn.Module):
+    """Megatron's ``core_attention``: ``query [s, b, n, d]``, ``key``, ``value [s, b, g, d]`` -> ``[s, b, n * d]``."""
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str = "self",
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        self.causal = attn_mask_type in (AttnMaskType.causal, getattr(AttnMaskType, "padding_causal", None))
+        self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.windowed = False
+        """Whether the layer attends within windows instead of whole images; set by who places the layer."""
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any = None,
+        attn_mask_type: Any = None,
+        attention_bias: Any = None,
+        packed_seq_params: Any = None,
+        **unused: Any,
+    ) -> torch.Tensor:
+        if isinstance(packed_seq_params, PackedRows):
+            boundaries = packed_seq_params.boundaries
+            if self.windowed and packed_seq_params.windows is not None:
+                boundaries = packed_seq_params.windows
+            parts = [
+                self._attend(query[start:stop], key[start:stop], value[start:stop])
+                for start, stop in itertools.pairwise(boundaries)
+            ]
+            return torch.cat(parts)
+        return self._attend(query, key, value)
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        repeat = query.shape[2] // key.shape[2]
+        if repeat > 1:
+            key, value = key.repeat_interleave(repeat, dim=2), value.repeat_interleave(repeat, dim=2)
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=self.causal, scale=self.scale
+        )
+        return attended.permute(2, 0, 1, 3).flatten(2)

@@ -1,0 +1,159 @@
+"""One pipeline chunk of the whole model: encoders, then the text decoder with their embeddings at their tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+
+from mindspeed_autoparallel.reference.configuration import ModelDescription, StackDescription
+from mindspeed_autoparallel.reference.model import carry
+from mindspeed_autoparallel.reference.model.audio import AudioEncoder, num_audio_tokens, num_conv_rows
+from mindspeed_autoparallel.reference.model.text import TextDecoder
+from mindspeed_autoparallel.reference.model.vision import ImageEncoder
+
+try:  # newer releases ask every model for its groups
+    from megatron.core.process_groups_config import ProcessGroupCollection
+except ImportError:
+    ProcessGroupCollection = None
+
+
+class VisionLanguageModel(MegatronModule):
+    """``image_encoder``, ``audio_encoder`` and ``text_decoder``: each is ``None`` on chunks that hold none of it.
+
+    ``base``: Megatron's config of the whole pipeline; ``chunk``: position in the order data takes (virtual stage x
+    pipeline size + pipeline rank).
+    """
+
+    def __init__(self, base: Any, model: ModelDescription, padded_vocab_size: int, chunk: int) -> None:
+        super().__init__(config=base)
+        self.description = model
+        self.chunk = chunk
+        if ProcessGroupCollection is not None:
+            self.pg_collection = ProcessGroupCollection.use_mpu_process_groups()
+        self.received: torch.Tensor | None = None
+        self.image_encoder = (
+            ImageEncoder(base, model, chunk) if model.vision and _lies_on(model.vision.stack, chunk) else None
+        )
+        self.audio_encoder = (
+            AudioEncoder(base, model, chunk) if model.audio and _lies_on(model.audio.stack, chunk) else None
+        )
+        first_text = model.text.stack.stages.first_chunk
+        self.text_decoder = TextDecoder(base, model.text, padded_vocab_size, chunk) if chunk >= first_text else None
+        self.pre_process, self.post_process = (
+            chunk == first_text,
+            self.text_decoder is not None and (self.text_decoder.post_process),
+        )
+        self.share_embeddings_and_output_weights = not model.text.untie_embeddings
+
+    def shared_embedding_or_output_weight(self) -> Any:
+        """The weight of a tied embedding, for Megatron's gradient all-reduce; ``None`` on chunks in between."""
+        return self.text_decoder.shared_embedding_or_output_weight() if self.text_decoder is not None else None
+
+    def set_input_tensor(self, input_tensor: Any) -> None:
+        """Called by Megatron's schedules with what the chunk before sent."""
+        self.received = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+        image_grid_thw: torch.Tensor | None = None,
+        audio_features: torch.Tensor | None = None,
+        audio_num_frames: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``input_ids``, ``labels [b, s]``, ``position_ids [3, b, s]``; encoder inputs as the encoders take them.
+
+        Returns the loss of every token ``[b, s]`` (logits ``[b, s, vocabulary / tp]`` without ``labels``) on the last
+        chunk, the tensor for the next chunk before it.
+        """
+        received, self.received = self.received, None
+        model, first_text = self.description, self.description.text.stack.stages.first_chunk
+        if self.chunk > first_text:
+            assert self.text_decoder is not None
+            self.text_decoder.set_input_tensor(received)
+            return self._decode(input_ids, position_ids, None, labels)
+        streams: dict[str, torch.Tensor] = {}
+        if received is not None:
+            streams = carry.unpack(received, self._arriving(image_grid_thw, audio_num_frames))
+        if self.image_encoder is not None:
+            rows = streams.get("image", pixel_values)
+            streams["image"] = self.image_encoder(rows, image_grid_thw)
+        if self.audio_encoder is not None:
+            rows = streams.get("audio", audio_features)
+            streams["audio"] = self.audio_encoder(rows, audio_num_frames)
+        if self.text_decoder is None:
+            if not streams:
+                # Nothing has begun yet (leading stages without layers): hand on something of the right kind.
+                streams["nothing"] = torch.zeros(1, 1, 1, dtype=self.config.params_dtype, device=input_ids.device)
+            # Always in the same order, whatever this chunk computed.
+            ordered: dict[str, torch.Tensor] = {
+                name: streams[name] for name in ("image", "audio", "nothing") if name in streams
+            }
+            return carry.keep_backward_alive(carry.pack(ordered), received)
+        embeddings = self.text_decoder.embedding(input_ids=input_ids, position_ids=position_ids)
+        if received is not None:
+            embeddings = carry.keep_backward_alive(embeddings, received)
+        for name, token_id in (("image", model.image_token_id), ("audio", model.audio_token_id)):
+            if name in streams:
+                embeddings = put_at_tokens(embeddings, streams[name], input_ids == token_id)
+        if self.config.sequence_parallel:
+            embeddings = scatter_to_sequence_parallel_region(embeddings)
+        return self._decode(input_ids, position_ids, embeddings, labels)
+
+    def _decode(self, input_ids: Any, position_ids: Any, embeddings: Any, labels: Any) -> torch.Tensor:
+        assert self.text_decoder is not None
+        if not self.description.text.mrope_section:
+            position_ids = position_ids[0]
+        output: torch.Tensor = self.text_decoder(
+            input_ids=input_ids, position_ids=position_ids, attention_mask=None, decoder_input=embeddings, labels=labels
+        )
+        return output
+
+    def _arriving(self, grid: torch.Tensor | None, num_frames: torch.Tensor | None) -> dict[str, tuple[int, int]]:
+        """(rows, width) of the streams that the chunk before this one sends."""
+        model, shapes = self.description, {}
+        width = model.text.stack.hidden_size
+        if model.vision is not None and model.vision.stack.stages.first_chunk < self.chunk:
+            assert grid is not None
+            rows, merge = int(grid.prod(dim=1).sum()), model.vision.spatial_merge_size**2
+            done = model.vision.stack.stages.last_chunk < self.chunk
+            shapes["image"] = (rows // merge, width) if done else (rows, model.vision.stack.hidden_size)
+        if model.audio is not None and model.audio.stack.stages.first_chunk < self.chunk:
+            assert num_frames is not None
+            done, window = model.audio.stack.stages.last_chunk < self.chunk, model.audio.num_window_frames
+            count = num_audio_tokens if done else num_conv_rows
+            rows = sum(count(frames, window) for frames in num_frames.tolist())
+            shapes["audio"] = (rows, width if done else model.audio.stack.hidden_size)
+        return shapes or {"nothing": (1, 1)}
+
+
+def put_at_tokens(embeddings: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """``embeddings [s, b, h]`` with ``rows [n, 1, h]`` at the True places of ``at [b, s]``, sample by sample.
+
+    Without such tokens the rows are those of a stand-in input: they join with weight zero, so that the encoder's
+    backward and its collectives run on every rank.
+    """
+    places = at.transpose(0, 1)
+    if not bool(at.any()):
+        return embeddings + 0.0 * rows.sum().to(embeddings.dtype)
+    # The n-th True of [b, s] in row order gets row n.
+    order = (at.flatten().long().cumsum(0) - 1).view_as(at).transpose(0, 1)
+    picked = rows[:, 0][order[places]]
+    return embeddings.masked_scatter(places.unsqueeze(-1), picked.to(embeddings.dtype))
+
+
+def _lies_on(stack: StackDescription, chunk: int) -> bool:
+    return stack.stages.first_chunk <= chunk <= stack.stages.last_chunk
+
+
+def current_chunk(virtual_stage: int | None) -> int:
+    """The chunk built on this rank for ``virtual_stage``."""
+    rank: int = parallel_state.get_pipeline_model_parallel_rank()
+    size: int = parallel_state.get_pipeline_model_parallel_world_size()
+    return (virtual_stage or 0) * size + rank

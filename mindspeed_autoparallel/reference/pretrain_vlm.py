@@ -1,0 +1,145 @@
+"""Train the reference model through ``megatron.training.pretrain``.
+
+``torchrun ... -m mindspeed_autoparallel.reference.pretrain_vlm --mm-model model.json --mm-data data.json <Megatron's
+flags>``; docs/examples has a script file and launch scripts that call ``main``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import mpu
+from megatron.core.enums import ModelType
+from megatron.training import arguments as host_arguments
+from megatron.training import get_args, global_vars
+from megatron.training import training as host_training
+
+from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
+from mindspeed_autoparallel.reference import arguments as own_arguments
+from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data
+from mindspeed_autoparallel.reference.data.batches import Batch, MicrobatchStream
+from mindspeed_autoparallel.reference.data.records import read_records
+from mindspeed_autoparallel.reference.data.tokens import make_tokenizer
+from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters
+from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk
+
+LossAndReport = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
+
+
+class Trainer:
+    """What Megatron asks of a training script, for one described model."""
+
+    def __init__(self, model: ModelDescription) -> None:
+        self.model = model
+        self._built: list[VisionLanguageModel] = []
+
+    def build(
+        self, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None, **unused: Any
+    ) -> VisionLanguageModel:
+        """Megatron's ``model_provider``: the chunk of this rank and virtual stage, checked against the description."""
+        args = get_args()
+        base = host_arguments.core_transformer_config_from_args(args)
+        base.num_layers = self.model.text.stack.num_layers
+        # Encoder rows and text differ in shape, and images in size: stages exchange shapes.
+        base.variable_seq_lengths = mpu.get_pipeline_model_parallel_world_size() > 1
+        vocab_size = own_arguments.padded_vocab_size(args, self.model)
+        chunk = VisionLanguageModel(base, self.model, vocab_size, current_chunk(vp_stage))
+        check_parameters(chunk, self.model, vocab_size)
+        self._built.append(chunk)
+        if len(self._built) == self.model.virtual_size:
+            check_layers(self._built, self.model)
+            self._built = []
+        return chunk
+
+    def data(self, num_samples: Any, vp_stage: int | None = None) -> tuple[Iterator[Batch], None, None]:
+        """Megatron's dataset provider (``--dataloader-type external``): this rank's endless microbatches."""
+        from pathlib import Path
+
+        args = get_args()
+        data = read_data(Path(args.mm_data))
+        model = self.model
+        ids = {"img_context_token_id": model.image_token_id, "vision_start_token_id": model.vision_start_token_id}
+        tokenizer = make_tokenizer(data.tokenizer, ids, model.text.vocab_size)
+        tensor, context = args.tensor_model_parallel_size, args.context_parallel_size
+        multiple = (tensor if args.sequence_parallel else 1) * (2 * context if context > 1 else 1)
+        stream = MicrobatchStream(
+            read_records(data),
+            model,
+            data,
+            tokenizer,
+            size=args.micro_batch_size,
+            rank=mpu.get_data_parallel_rank(),
+            num_ranks=mpu.get_data_parallel_world_size(),
+            start=args.consumed_train_samples,
+            seed=args.seed,
+            max_tokens=args.seq_length,
+            pad_to_longest=own_arguments.pads_to_longest(args),
+            multiple=multiple,
+        )
+        return iter(stream), None, None
+
+    # Every rank reads the data itself: all stages need the texts, and nothing is broadcast.
+    data.is_distributed = True  # type: ignore[attr-defined]  # Megatron looks for this attribute of the function
+
+    def step(
+        self, batches: Iterator[Batch], model: Any
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], LossAndReport]]:
+        """Megatron's ``forward_step``: one microbatch through one chunk."""
+        batch = {name: tensor.cuda(non_blocking=True) for name, tensor in next(batches).items()}
+        loss_mask = batch.pop("loss_mask")
+        return model(**batch), partial(token_loss, loss_mask)
+
+    def embedding_ranks(self, ranks: list[int], *unused: Any) -> list[int]:
+        """The pipeline ranks that hold a tied embedding: the text decoder's first and the last."""
+        first = self.model.text.stack.stages.first_chunk % len(ranks)
+        return sorted({ranks[first], ranks[-1]})
+
+
+def token_loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> LossAndReport:
+    """Sum of the wanted tokens' losses and their number; Megatron divides. ``losses``, ``loss_mask``: ``[b, s]``."""
+    total = torch.sum(losses.float() * loss_mask)
+    num_tokens = loss_mask.sum().to(torch.int).clamp(min=1)
+    report = torch.stack((total.detach().clone(), num_tokens.to(torch.float)))
+    return total, num_tokens, {"lm loss": report}
+
+
+def main() -> None:
+    """Parse, describe, train. A mistake of the user ends with its message and exit code 2, without a traceback."""
+    if not hasattr(host_arguments, "parse_and_validate_args"):
+        raise SystemExit(
+            "ConfigError: this megatron.training has another entry than the reference training knows. Install "
+            "megatron-core 0.19, or train with MindSpeed-MM on older releases."
+        )
+    try:
+        args = host_arguments.parse_args(own_arguments.add_arguments)
+        trainer = Trainer(own_arguments.describe(args))
+        host_arguments.validate_args(args, {})
+        own_arguments.settle(args, trainer.model)
+        global_vars.set_global_variables(args)
+        _train(trainer, args)
+    except AutoParallelError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+def _train(trainer: Trainer, args: Any) -> None:
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
+
+    if args.context_parallel_size > 1:
+        raise ConfigError("--context-parallel-size above 1 is not supported by the reference training yet; use 1.")
+    host_training.pretrain(
+        pretrain_cfg_container_from_args(args),
+        trainer.data,
+        ModelType.encoder_or_decoder,
+        trainer.step,
+        model_provider=trainer.build,
+        get_embedding_ranks=trainer.embedding_ranks,
+    )
+
+
+if __name__ == "__main__":
+    main()
