@@ -1,0 +1,67 @@
+"""What the rest of the runtime may ask of a device, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+
+class MemoryProbe(Protocol):
+    """Live bytes inside a ``tracked_memory()`` region."""
+
+    def current_bytes(self) -> int:
+        """Live now."""
+
+    def take_peak_bytes(self) -> int:
+        """Highest since the region began or since the last call."""
+
+
+class DeviceAdapter(Protocol):
+    """One kind of device."""
+
+    name: str
+    """``npu``, ``cuda`` or ``cpu``."""
+    backend: str
+    """Communication backend for torch.distributed: ``hccl``, ``nccl``, ``gloo``."""
+
+    def prepare(self) -> None:
+        """Called once, right before Megatron is imported."""
+
+    def synchronize(self) -> None:
+        """Wait for everything submitted to the current device."""
+
+    def clock(self) -> Any:
+        """A point of the device's own timeline; see ``seconds_between``."""
+
+    def seconds_between(self, start: Any, end: Any) -> float:
+        """Seconds between two ``clock`` points; waits for the later one."""
+
+    def tracked_memory(self) -> AbstractContextManager[MemoryProbe]:
+        """Follow live tensor memory inside the region (what was live before it counts)."""
+
+    def total_memory_bytes(self) -> int:
+        """What one process may allocate."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether ``error`` says that the device has no memory left."""
+
+    def fingerprint(self) -> dict[str, str]:
+        """Device and software, as far as they change a measurement."""
+
+
+class CountedMemory:
+    """A probe over an accelerator's own counters (``torch.cuda`` or ``torch.npu``)."""
+
+    def __init__(self, current: Callable[[], int], peak: Callable[[], int], reset: Callable[[], None]) -> None:
+        self._current, self._peak, self._reset = current, peak, reset
+
+    def current_bytes(self) -> int:
+        """Live now."""
+        return int(self._current())
+
+    def take_peak_bytes(self) -> int:
+        """Highest since the last call."""
+        peak = int(self._peak())
+        self._reset()
+        return peak

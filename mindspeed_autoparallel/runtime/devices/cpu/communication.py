@@ -1,0 +1,40 @@
+"""nccl and hccl become gloo."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+
+
+def install(edits: Edits) -> None:
+    """Wrap the two functions that choose a backend."""
+    import torch.distributed as distributed
+    from torch.distributed import distributed_c10d
+
+    initialize, new_group = distributed.init_process_group, distributed.new_group
+
+    @functools.wraps(initialize)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        for name in ("device_id", "pg_options"):
+            kwargs.pop(name, None)  # they speak of a GPU
+        return initialize(_gloo(backend) or "gloo", *args, **kwargs)
+
+    @functools.wraps(new_group)
+    def new_gloo_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        kwargs.pop("device_id", None)
+        return new_group(ranks, timeout, _gloo(backend), None, *args, **kwargs)
+
+    for module in (distributed, distributed_c10d):
+        edits.set(module, "init_process_group", init_process_group)
+        edits.set(module, "new_group", new_gloo_group)
+
+
+def _gloo(backend: Any) -> Any:
+    """``gloo`` for an accelerator's backend; None (the default group's) and others stay."""
+    if backend is None or str(backend) == "fake":
+        return backend
+    return "gloo" if any(name in str(backend) for name in ("nccl", "hccl")) else backend

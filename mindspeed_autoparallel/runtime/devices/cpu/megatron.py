@@ -1,0 +1,124 @@
+"""What in Megatron itself takes Transformer Engine, a compiler or a GPU for granted, patched when it is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from types import ModuleType
+from typing import Any
+
+from mindspeed_autoparallel.patching import call_after_import
+from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+
+
+def install(edits: Edits) -> None:
+    """Register the edits for the modules that need them."""
+    for module, edit in (
+        ("megatron.core.datasets.utils", _no_compilation),
+        ("megatron.core.transformer.torch_norm", _norm_under_sequence_parallel),
+        ("megatron.core.tensor_parallel.random", _recompute_without_transformer_engine),
+        ("megatron.core.transformer.moe.moe_utils", _dispatcher_splits),
+        ("megatron.core.models.vision.clip_vit_model", _vision_norm),
+        ("megatron.core.fp8_utils", _empty_fp8_lists),
+    ):
+        call_after_import(module, lambda loaded, edit=edit: edit(edits, loaded))  # type: ignore[misc]  # bound per turn
+
+
+def _no_compilation(edits: Edits, module: ModuleType) -> None:
+    # The wheel ships the compiled helpers but no Makefile, and rank 0 would exit.
+    edits.set(module, "compile_helpers", lambda: None)
+
+
+def _norm_under_sequence_parallel(edits: Edits, module: ModuleType) -> None:
+    import torch
+
+    kinds = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": getattr(torch.nn, "RMSNorm", None)}
+
+    def new(
+        cls: Any,
+        config: Any,
+        hidden_size: int,
+        eps: float = 1e-5,
+        persist_layer_norm: bool = False,
+        zero_centered_gamma: bool = False,
+        normalization: str = "LayerNorm",
+    ) -> Any:
+        if config.layernorm_zero_centered_gamma:
+            raise ValueError("torch's norms have no zero-centered gamma; drop --apply-layernorm-1p on CPU")
+        kind = kinds[config.normalization]
+        assert kind is not None
+        norm = kind(normalized_shape=hidden_size, eps=eps)
+        # Torch's norm is right under sequence parallel as long as its gradients are summed over the group.
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+    edits.set(module.WrappedTorchNorm, "__new__", staticmethod(new))
+
+
+def _recompute_without_transformer_engine(edits: Edits, module: ModuleType) -> None:
+    if not getattr(module, "HAVE_TE", False) and not hasattr(module, "FP8GlobalStateManager"):
+
+        class NoFp8:
+            """CheckpointWithoutOutput asks these two although there is no fp8."""
+
+            @staticmethod
+            def is_fp8_enabled() -> bool:
+                return False
+
+            @staticmethod
+            def get_fp8_recipe() -> None:
+                return None
+
+        edits.set(module, "FP8GlobalStateManager", NoFp8)
+        edits.set(module, "activation_recompute_forward", lambda *args, **kwargs: contextlib.nullcontext())
+        edits.set(module, "fp8_autocast", lambda *args, **kwargs: contextlib.nullcontext())
+    # Device and CPU generator are one here, so its "CPU RNG state changed" is always true.
+    logging.getLogger(module.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+    if hasattr(module, "_get_share_storage"):
+
+        def share(target: Any, source: Any) -> None:
+            # Instead of a C++ extension that every rank would compile for half a minute.
+            storage = target.untyped_storage()
+            storage.resize_(source.untyped_storage().nbytes())
+            storage.copy_(source.untyped_storage())
+
+        edits.set(module, "_get_share_storage", lambda: share)
+
+
+def _dispatcher_splits(edits: Edits, module: ModuleType) -> None:
+    import torch
+
+    def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        # The original converts only if is_cuda, and all_to_all_single refuses tensors as split sizes.
+        return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
+
+    if hasattr(module, "maybe_move_tensor_to_cpu"):
+        edits.set(module, "maybe_move_tensor_to_cpu", to_cpu)
+
+
+def _vision_norm(edits: Edits, module: ModuleType) -> None:
+    import torch
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    # Its default is bare LayerNorm, which rejects config=.
+    construct = module.CLIPViTModel.__init__
+    defaults = tuple(WrappedTorchNorm if item is torch.nn.LayerNorm else item for item in construct.__defaults__ or ())
+    edits.set(construct, "__defaults__", defaults)
+    if getattr(module, "NORM_IMPL", None) is torch.nn.LayerNorm:
+        edits.set(module, "NORM_IMPL", WrappedTorchNorm)
+
+
+def _empty_fp8_lists(edits: Edits, module: ModuleType) -> None:
+    if getattr(module, "HAVE_TE", False):
+        return
+    # 0.12: without Transformer Engine these raise even for no fp8 parameters at all.
+    original = getattr(module, "_quantize_param_shard_impl", None)
+    if original is not None:
+
+        def quantize(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(parameters, *args, **kwargs) if len(parameters) else None
+
+        edits.set(module, "_quantize_param_shard_impl", quantize)
+    if hasattr(module, "_correct_amax_history_if_needed_impl"):
+        edits.set(module, "_correct_amax_history_if_needed_impl", lambda model: None)

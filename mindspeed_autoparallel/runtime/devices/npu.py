@@ -1,0 +1,37 @@
+"""Ascend NPUs, through torch_npu's public names only (checked against its wheel in tests/contract)."""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.devices.accelerator import Accelerator
+
+
+class NpuAdapter(Accelerator):
+    """``torch.npu`` with hccl."""
+
+    name = "npu"
+    backend = "hccl"
+
+    def __init__(self) -> None:
+        try:
+            import torch_npu
+        except Exception as error:
+            raise ConfigError(
+                f"npu was asked for, but torch_npu cannot be imported: {error}. Install the torch-npu release "
+                "that fits torch, and source CANN's set_env.sh."
+            ) from error
+        if not torch_npu.npu.is_available():
+            raise ConfigError("npu was asked for, but torch_npu sees no NPU. Check npu-smi info.")
+        super().__init__(torch_npu.npu)
+
+    def prepare(self) -> None:
+        """torch_npu's own facade lets Megatron's torch.cuda calls reach the NPU."""
+        import importlib
+
+        importlib.import_module("torch_npu.contrib.transfer_to_npu")
+
+    def fingerprint(self) -> dict[str, str]:
+        """Adds torch_npu's release."""
+        import torch_npu
+
+        return {**super().fingerprint(), "torch_npu": str(torch_npu.__version__)}
