@@ -16,6 +16,7 @@ from mindspeed_autoparallel.weights.source import TensorSource, present_entries
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_MAX_OPEN_SHARDS = 2
 DEFAULT_SHARD_BYTES = 4 * 1024**3
 
 
@@ -49,6 +50,9 @@ class HuggingFaceSource:
 
     def _handle(self, path: Path) -> Any:
         if path not in self._open:
+            # Pages of an open shard stay in memory: two, so that a layer cut by the end of one is not read twice.
+            while len(self._open) >= _MAX_OPEN_SHARDS:
+                del self._open[next(iter(self._open))]
             self._open[path] = open_shard(path)
         return self._open[path]
 
