@@ -106,6 +106,6 @@ def _check_sizes(model: ModelDescription, arguments: argparse.Namespace) -> None
         for key in ("num_attention_heads", "num_query_groups", "ffn_hidden_size"):
             if getattr(stack, key) % size:
                 raise ConfigError(
-                    f"{model.file}: {name}.{key} is {getattr(stack, key)}, which --tensor-model-parallel-size {size} does "
-                    "not divide. Lower the tensor-parallel size."
+                    f"{model.file}: {name}.{key} is {getattr(stack, key)}, which "
+                    f"--tensor-model-parallel-size {size} does not divide. Lower the tensor-parallel size."
                 )

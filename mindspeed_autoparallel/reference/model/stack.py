@@ -53,6 +53,7 @@ def stack_config(base: Any, stack: StackDescription, chunk: int, *, sequence_par
         "apply_rope_fusion": False,
         "persist_layer_norm": False,
         "sequence_parallel": sequence_parallel,
+        "variable_seq_lengths": False,
         "pipeline_model_parallel_size": 1,
         "virtual_pipeline_model_parallel_size": None,
         "recompute_granularity": granularity,
@@ -129,7 +130,12 @@ class PlacedBlock(TransformerBlock):
             entries = layer.sharded_state_dict(local, offsets, metadata)
             replace_prefix_for_sharding(entries, local, f"{prefix}layers.{number}." if apart else f"{prefix}layers.")
             sharded.update(entries)
+        # Newer releases want to be told the group over which plain modules are replicated.
+        takes_group = "tp_group" in inspect.signature(sharded_state_dict_default).parameters
+        group = {"tp_group": self.tp_group} if takes_group else {}
         for name, module in self.named_children():
             if module is not self.layers:
-                sharded.update(sharded_state_dict_default(module, f"{prefix}{name}.", sharded_offsets, metadata))
+                sharded.update(
+                    sharded_state_dict_default(module, f"{prefix}{name}.", sharded_offsets, metadata, **group)
+                )
         return sharded
