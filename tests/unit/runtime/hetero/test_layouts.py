@@ -1,0 +1,65 @@
+"""model.json's module sizes: what is read, and every refusal with its numbers."""
+
+import pytest
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.layouts import check_batch, check_scale, check_script_sizes, read_layout
+
+GOOD = {
+    "image_encoder": {"vision_encoder": {"num_layers": 2, "tp": 1, "pp": 1, "cp": 1}},
+    "audio_encoder": {"tp": 2, "cp": 1, "mbs": 4, "hetero": {"attr": "model.audio"}},
+    "text_decoder": {"tp": 2, "pp": 2, "cp": 1},
+}
+
+
+def test_any_block_with_sizes_is_a_module_and_its_path_its_attribute():
+    layout = read_layout(GOOD, world_size=8)
+    assert layout.backbone.name == "text_decoder"
+    assert [(e.name, e.attribute, e.tensor, e.micro_batch_size) for e in layout.encoders] == [
+        ("image_encoder.vision_encoder", "image_encoder.vision_encoder", 1, None),
+        ("audio_encoder", "model.audio", 2, 4),
+    ]
+    assert layout.backbone.data_parallel_size(8) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text_decoder": {"num_layers": 2}}, "exactly one backbone, found none"),
+        ({"other": {"tp": 1, "hetero": {"role": "backbone"}}}, "found text_decoder, other"),
+        ({"audio_encoder": {"tp": 3}}, "8 ranks are not a multiple of tp 3"),
+        ({"audio_encoder": {"pp": 2}}, "an encoder has no pipeline of its own"),
+        ({"audio_encoder": {"tp": 4, "num_attention_heads": 6}}, "6 attention heads cannot be divided by tp 4"),
+        ({"audio_encoder": {"tp": "2"}}, "audio_encoder.tp is '2'"),
+        ({"audio_encoder": {"tp": 0}}, "whole number from 1 up"),
+        ({"audio_encoder": {"tp": 1, "hetero": {"path": "x"}}}, r"unknown keys \['path'\]"),
+        ({"audio_encoder": {"tp": 1, "hetero": {"role": "decoder"}}}, "must be 'backbone' or 'encoder'"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused_with_its_numbers(change, message):
+    with pytest.raises(ConfigError, match=message):
+        read_layout({**GOOD, **change}, world_size=8)
+
+
+def test_a_job_without_encoders_is_refused():
+    with pytest.raises(ConfigError, match="no block besides 'text_decoder'"):
+        read_layout({"text_decoder": {"tp": 1}}, world_size=8)
+
+
+def test_the_script_must_leave_sizes_to_the_model_file():
+    check_script_sizes(1, 1, 1)
+    with pytest.raises(ConfigError, match=r"TP 2, PP 1, CP 1\. Set all three to 1"):
+        check_script_sizes(2, 1, 1)
+
+
+def test_the_batch_is_never_rewritten():
+    assert check_batch(32, 2, 4) == 4
+    with pytest.raises(ConfigError, match="30 is not a multiple of micro batch 2 x backbone data parallel 4"):
+        check_batch(30, 2, 4)
+
+
+@pytest.mark.parametrize("scale", [0, 9])
+def test_the_encoder_scale_lies_within_the_step(scale):
+    check_scale(8, 8)
+    with pytest.raises(ConfigError, match="between 1 and the 8 microbatches"):
+        check_scale(scale, 8)
