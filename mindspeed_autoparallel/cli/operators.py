@@ -1,0 +1,107 @@
+"""Search a parallel strategy per operator for a model given by its shape."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="llama2-7b", metavar="NAME", help="A preset, e.g. llama2-70b or qwen-14b.")
+    parser.add_argument("--devices", type=int, default=8, metavar="N")
+    parser.add_argument("--batch", type=int, default=16, metavar="N", help="Samples over all devices.")
+    parser.add_argument("--sequence", type=int, default=4096, metavar="TOKENS")
+    parser.add_argument("--layers", type=int, metavar="N", help="Shorten the model to this many layers.")
+    parser.add_argument("--search-mode", help="recursive_programming (default), sharding_propagation or exact.")
+    parser.add_argument("--mem-coeff", type=float, help="Below 1 leans to data parallel, above to model parallel.")
+    parser.add_argument("--config", type=Path, metavar="YAML", help="use_parallel, parallel and parallel_config block.")
+    parser.add_argument("--pin", action="append", default=[], metavar="OP:AXIS=PARTS[,..]", help="Fix an operator.")
+    parser.add_argument("--untied", action="store_true", help="Let repeated layers differ (exact, propagation).")
+    parser.add_argument("--explain", metavar="OP", help="Costs of each cut of this operator, and mem_coeff to set.")
+    parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.operators.config import config_from_mapping
+    from mindspeed_autoparallel.operators.presets import preset_graph
+    from mindspeed_autoparallel.operators.strategies import search_graph
+
+    config = config_from_mapping(_read_yaml(arguments.config) if arguments.config else {}, str(arguments.config))
+    if not config.use_parallel or config.parallel_mode != 2:
+        raise ConfigError(
+            f"{arguments.config}: the search runs with use_parallel true and parallel_mode 2; this file has "
+            f"{config.use_parallel} and {config.parallel_mode}."
+        )
+    if arguments.layers is not None and arguments.layers < 1:
+        raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")
+    graph = preset_graph(
+        arguments.model, batch=arguments.batch, sequence=arguments.sequence, num_layers=arguments.layers
+    )
+    plan = search_graph(
+        graph,
+        arguments.devices,
+        search_mode=arguments.search_mode or config.search_mode,
+        mem_coeff=config.mem_coeff if arguments.mem_coeff is None else arguments.mem_coeff,
+        pins=_pins(arguments.pin),
+        tied=not arguments.untied,
+    )
+    if arguments.explain:
+        _explain(plan, arguments.explain)
+    elif arguments.json:
+        print(json.dumps(plan.as_json(), indent=2))
+    else:
+        dp, mp = plan.dp_mp()
+        for name, parts in plan.degrees().items():
+            print(f"{name:32} " + (", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut"))
+        moved = plan.edge_bytes().values()
+        print(
+            f"{plan.search_mode} on {arguments.devices} devices: data parallel {dp}, model parallel {mp}; "
+            f"{sum(f + b for f, b in moved) / 1e9:.2f} GB sent per device and step; searched in {plan.search_s:.2f} s"
+        )
+        for note in plan.notes:
+            print(f"note: {note}")
+    return 0
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigError("reading YAML needs pyyaml: pip install 'mindspeed-autoparallel[yaml]'.") from error
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def _pins(given: list[str]) -> dict[str, dict[str, int]]:
+    result: dict[str, dict[str, int]] = {}
+    for text in given:
+        name, _, rest = text.partition(":")
+        try:
+            wanted = {axis: int(parts) for axis, parts in (item.split("=") for item in rest.split(","))}
+        except ValueError as error:
+            raise ConfigError(f"--pin {text}: write OPERATOR:AXIS=PARTS, e.g. layers.*.q:rows=4,columns=2.") from error
+        if result.get(name, wanted) != wanted:
+            raise ConfigError(f"pins contradict each other for {name}: {result[name]} and {wanted}. Remove one.")
+        result[name] = wanted
+    return result
+
+
+def _explain(plan: Any, operator: str) -> None:
+    cuts = [entry for entry in plan.explained if entry.operator == operator]
+    if not cuts:
+        known = ", ".join(dict.fromkeys(entry.operator for entry in plan.explained)) or "none: only the mode "
+        raise ConfigError(f"--explain {operator}: it is no matrix product of that search; these are: {known[:300]}.")
+    for entry in cuts:
+        print(f"operator {operator}, cut {entry.cut + 1}")
+        print("\n".join(entry.costs.log_lines()))
+        if entry.costs.choice == "none" and entry.costs.threshold is not None:
+            print(
+                f"mem_coeff where cutting I costs the same: {entry.costs.threshold:.6g}; "
+                f"to cut I set mem_coeff = {entry.costs.value_to_set:g}"
+            )

@@ -1,0 +1,120 @@
+"""Operators as nodes with axes: one cut of an operator is one axis (or none), and every placement follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mindspeed_autoparallel.errors import ConfigError
+
+REPLICATE = -1
+PARTIAL = -2
+"""A placement on one mesh dim: the tensor dim that is cut (0, 1, ..), ``REPLICATE``, or ``PARTIAL`` (a pending sum)."""
+
+NO_CUT = -1
+"""The choice of an operator that no axis of it is cut."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One loop of an operator. ``size`` in elements; not ``cuttable``: softmax and norm axes, or an unknown meaning."""
+
+    name: str
+    size: int
+    cuttable: bool = True
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator, parameter or input.
+
+    ``operands[s][d]`` and ``output[d]`` give the axis of dim ``d`` (None: that dim is never cut). An axis that is in no
+    dim of the output is summed over: cutting it leaves a pending sum. ``matmul`` names the axes (i axes, j, k) of
+    C(i,j) = A(i,k) B(k,j). ``role`` is equal for the same operator of repeated layers.
+    """
+
+    name: str
+    kind: str
+    axes: tuple[Axis, ...]
+    output_shape: tuple[int, ...]
+    output: tuple[int | None, ...]
+    inputs: tuple[str, ...] = ()
+    operands: tuple[tuple[int | None, ...], ...] = ()
+    role: str = ""
+    item_bytes: int = 2
+    flops: int = 0
+    is_parameter: bool = False
+    needs_gradient: bool = True
+    matmul: tuple[tuple[int, ...], int, int] | None = None
+    known: bool = True
+    kind_detail: str = ""
+
+    def operand_placement(self, slot: int, choice: int) -> int:
+        """Placement that this operator wants of input ``slot`` when axis ``choice`` is cut."""
+        if choice == NO_CUT or choice not in self.operands[slot]:
+            return REPLICATE
+        return self.operands[slot].index(choice)
+
+    def output_placement(self, choice: int) -> int:
+        """Placement of the output when axis ``choice`` is cut."""
+        if choice == NO_CUT:
+            return REPLICATE
+        return self.output.index(choice) if choice in self.output else PARTIAL
+
+    def gradient_placement(self, slot: int, choice: int) -> int:
+        """Placement in which this operator's backward leaves the gradient of input ``slot``."""
+        placement = self.operand_placement(slot, choice)
+        return PARTIAL if placement == REPLICATE and choice != NO_CUT else placement
+
+    def local_size(self, axis: int, cuts: Iterable[tuple[int, int]] = ()) -> int:
+        """Size of ``axis`` on one device after ``cuts``, pairs of (axis, parts)."""
+        return self.axes[axis].size // math.prod(parts for cut, parts in cuts if cut == axis)
+
+    def choices(self, parts: int, cuts: Iterable[tuple[int, int]] = ()) -> list[int]:
+        """No cut, and every axis that ``parts`` divides after the earlier ``cuts``."""
+        done = tuple(cuts)
+        return [NO_CUT] + [
+            a
+            for a, axis in enumerate(self.axes)
+            if axis.cuttable and self.local_size(a, done) >= parts and self.local_size(a, done) % parts == 0
+        ]
+
+    @property
+    def output_bytes(self) -> int:
+        return math.prod(self.output_shape) * self.item_bytes
+
+
+@dataclass
+class Graph:
+    """Nodes by name, in an order in which every producer comes before its consumers."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Operators without a rule (node name to operator name): treated as replicated."""
+
+    def add(self, node: Node) -> str:
+        """Append ``node``; raises ``ConfigError`` for a name that is taken or an input that is not there yet."""
+        if node.name in self.nodes:
+            raise ConfigError(f"two operators are called {node.name}; rename one.")
+        for name in node.inputs:
+            if name not in self.nodes:
+                raise ConfigError(f"operator {node.name} reads {name}, which is not defined before it.")
+        self.nodes[node.name] = node
+        if not node.known:
+            self.unknown[node.name] = node.kind_detail or node.kind
+        return node.name
+
+    def consumers(self) -> dict[str, list[tuple[str, int]]]:
+        """For each node, its readers as (name, input slot)."""
+        result: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
+        for node in self.nodes.values():
+            for slot, source in enumerate(node.inputs):
+                result[source].append((node.name, slot))
+        return result
+
+    def edges(self) -> Iterable[tuple[Node, Node, int]]:
+        """Every (producer, consumer, input slot)."""
+        for node in self.nodes.values():
+            for slot, source in enumerate(node.inputs):
+                yield self.nodes[source], node, slot

@@ -1,0 +1,96 @@
+"""Rules of the operators a transformer is made of, with their axes by name."""
+
+from __future__ import annotations
+
+import math
+
+from mindspeed_autoparallel.operators.graph.node import Axis, Node
+
+
+def source(name: str, shape: tuple[int, ...], *, parameter: bool = False, role: str = "", item_bytes: int = 2) -> Node:
+    """A parameter or an input of the model: any dim may be cut."""
+    dims = tuple(range(len(shape)))
+    axes = tuple(Axis(f"dim{d}", size) for d, size in enumerate(shape))
+    return Node(
+        name,
+        "parameter" if parameter else "input",
+        axes,
+        shape,
+        dims,
+        role=role,
+        item_bytes=item_bytes,
+        is_parameter=parameter,
+        needs_gradient=parameter,
+    )
+
+
+def matrix_product(
+    name: str, inputs: tuple[str, str], rows: int, columns: int, inner: int, *, role: str = "", gradient: bool = True
+) -> Node:
+    """A(rows, inner) times B(inner, columns)."""
+    axes = (Axis("rows", rows), Axis("columns", columns), Axis("inner", inner))
+    return Node(
+        name,
+        "matmul",
+        axes,
+        (rows, columns),
+        (0, 1),
+        inputs,
+        ((0, 2), (2, 1)),
+        role=role,
+        flops=2 * rows * columns * inner,
+        matmul=((0,), 1, 2),
+        needs_gradient=gradient,
+    )
+
+
+def pointwise(name: str, inputs: tuple[str, ...], shape: tuple[int, ...], *, role: str = "") -> Node:
+    """Every dim may be cut; all inputs have the shape of the output."""
+    dims = tuple(range(len(shape)))
+    axes = tuple(Axis(f"dim{d}", size) for d, size in enumerate(shape))
+    return Node(name, "pointwise", axes, shape, dims, inputs, (dims,) * len(inputs), role=role)
+
+
+def norm(name: str, inputs: tuple[str, str], rows: int, hidden: int, *, role: str = "") -> Node:
+    """A norm over the last dim, which is never cut; the second input is its weight."""
+    axes = (Axis("rows", rows), Axis("hidden", hidden, cuttable=False))
+    return Node(name, "norm", axes, (rows, hidden), (0, 1), inputs, ((0, 1), (1,)), role=role)
+
+
+def gather(name: str, inputs: tuple[str, str], rows: int, hidden: int, *, role: str = "") -> Node:
+    """Rows of a table (first input) by index (second): the index and the width may be cut."""
+    axes = (Axis("rows", rows), Axis("hidden", hidden))
+    return Node(name, "gather", axes, (rows, hidden), (0, 1), inputs, ((None, 1), (0,)), role=role)
+
+
+def attention(
+    name: str,
+    inputs: tuple[str, str, str],
+    *,
+    batch: int,
+    sequence: int,
+    heads: int,
+    kv_heads: int,
+    head: int,
+    role: str,
+) -> Node:
+    """Fused attention of q, k, v as (batch x sequence, heads x head): batch and heads may be cut, key heads dividing.
+
+    The cut of rows is a cut of the batch, so its size here is the batch; columns are cut by whole key heads.
+    """
+    rows = batch * sequence
+    axes = (Axis("batch", batch), Axis("heads", math.gcd(heads, kv_heads)))
+    flops = 4 * rows * sequence * heads * head
+    return Node(name, "attention", axes, (rows, heads * head), (0, 1), inputs, ((0, 1),) * 3, role=role, flops=flops)
+
+
+def gather_cuts(
+    table: tuple[int, ...], index: tuple[int, ...], devices: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Cuts of a gather on its own: the index first, as far as its first dim divides, then the first dim of the table.
+
+    A table of one dim is not cut: there is no row to gather from a piece.
+    """
+    on_index = math.gcd(devices, index[0])
+    on_table = math.gcd(devices // on_index, table[0]) if len(table) > 1 else 1
+    return (on_table, *(1,) * (len(table) - 1)), (on_index, *(1,) * (len(index) - 1))

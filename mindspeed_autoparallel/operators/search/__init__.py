@@ -1,0 +1,1 @@
+"""The search modes over one graph and one cost model."""

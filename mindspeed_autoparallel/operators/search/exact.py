@@ -1,0 +1,82 @@
+"""The least total cost of one cut: a linear program, and a mixed-integer one where its optimum is fractional."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import numpy
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.operators.search.problem import CutProblem
+
+
+def solve_exact(problem: CutProblem, *, parameter_limit_bytes: float | None = None) -> list[int]:
+    """Picks of least cost; ``parameter_limit_bytes`` bounds the parameters on one device.
+
+    One-hot variables per operator; one variable per pair of an edge, whose sums are the one-hots (the local polytope).
+    Raises ``InfeasiblePlan`` when the memory row cannot be met.
+    """
+    picks = _solve(problem, parameter_limit_bytes, integer=False)
+    return picks if picks is not None else _require(_solve(problem, parameter_limit_bytes, integer=True))
+
+
+@contextlib.contextmanager
+def _native_stdout_to_stderr() -> Iterator[None]:
+    """HiGHS prints a banner on file descriptor 1 whatever it is told; stdout is for results."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _require(picks: list[int] | None) -> list[int]:
+    assert picks is not None, "an integer solve returned a fractional point"
+    return picks
+
+
+def _solve(problem: CutProblem, limit: float | None, *, integer: bool) -> list[int] | None:
+    from ortools.linear_solver.python import model_builder
+
+    model = model_builder.Model()
+    make = model.new_bool_var if integer else lambda name: model.new_num_var(0.0, 1.0, name)
+    ones = [[make("") for _ in choices] for choices in problem.choices]
+    terms, weights = [], []
+    for v, variables in enumerate(ones):
+        model.add(sum(variables) == 1)
+        terms += variables
+        weights += [float(c) for c in problem.node_us[v]]
+    for (a, b), matrix in problem.edges.items():
+        if not (matrix - matrix.min()).any():
+            continue
+        pairs = [[model.new_num_var(0.0, 1.0, "") for _ in ones[b]] for _ in ones[a]]
+        for row, x in zip(pairs, ones[a], strict=True):
+            model.add(sum(row) == x)
+        for column, y in zip(zip(*pairs, strict=True), ones[b], strict=True):
+            model.add(sum(column) == y)
+        terms += [variable for row in pairs for variable in row]
+        weights += [float(c) for c in matrix.ravel()]
+    if limit is not None:
+        held = [(x, float(h)) for v, xs in enumerate(ones) for x, h in zip(xs, problem.parameter_bytes[v], strict=True)]
+        unit = max((h for _, h in held), default=1.0) or 1.0
+        model.add(sum(x * (h / unit) for x, h in held if h) <= limit / unit)
+    model.minimize(model_builder.LinearExpr.weighted_sum(terms, weights))
+    solver = model_builder.Solver("highs")
+    with _native_stdout_to_stderr():
+        status = solver.solve(model)
+    if status != model_builder.SolveStatus.OPTIMAL:
+        least = sum(float(h.min()) for h in problem.parameter_bytes)
+        raise InfeasiblePlan(
+            f"no plan of this cut keeps the parameters within {limit or 0:.0f} bytes per device: cutting all of them "
+            f"leaves {least:.0f} bytes. Raise the limit or the number of devices."
+        )
+    values = [numpy.array([solver.value(x) for x in xs]) for xs in ones]
+    if any(value.max() < 1 - 1e-6 for value in values):
+        return None
+    return [int(value.argmax()) for value in values]

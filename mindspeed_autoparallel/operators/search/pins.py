@@ -1,0 +1,57 @@
+"""Operators the user fixes: a pattern of names and the parts each axis is cut into."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
+
+Pins = Mapping[str, Mapping[str, int]]
+"""``{"layers.*.qkv": {"rows": 4, "columns": 2}}``: name or pattern, then parts per axis."""
+
+
+def pinned_choices(graph: Graph, pins: Pins, mesh: tuple[int, ...]) -> list[dict[str, int]]:
+    """For each mesh dim, the axis every pinned operator cuts.
+
+    Raises ``ConfigError`` for a pattern that matches nothing, an axis the operator lacks, parts that do not divide, or
+    two pins that disagree about one operator (both are named).
+    """
+    by_operator: dict[str, tuple[str, dict[str, int]]] = {}
+    for pattern, wanted in pins.items():
+        names = [name for name in graph.nodes if fnmatch.fnmatchcase(name, pattern)]
+        if not names:
+            first = ", ".join(list(graph.nodes)[:5])
+            raise ConfigError(f"pin {pattern} matches no operator; the first ones are {first}.")
+        for name in names:
+            if name in by_operator and by_operator[name][1] != dict(wanted):
+                other, before = by_operator[name]
+                raise ConfigError(
+                    f"pins contradict each other: {other} wants {before} and {pattern} wants {dict(wanted)} for "
+                    f"operator {name}. Remove one."
+                )
+            by_operator[name] = (pattern, dict(wanted))
+    result: list[dict[str, int]] = [{} for _ in mesh]
+    for name, (pattern, wanted) in by_operator.items():
+        node = graph.nodes[name]
+        axes = {axis.name: index for index, axis in enumerate(node.axes) if axis.cuttable}
+        for axis_name, parts in wanted.items():
+            if axis_name not in axes:
+                raise ConfigError(f"pin {pattern}: operator {name} cannot cut {axis_name}; it can cut {sorted(axes)}.")
+            size = node.axes[axes[axis_name]].size
+            if not isinstance(parts, int) or parts < 1 or size % parts:
+                raise ConfigError(f"pin {pattern}: {axis_name} of {name} is {size}, which {parts} parts do not divide.")
+        rest = dict(wanted)
+        for dim, factor in enumerate(mesh):
+            axis_name = next((a for a, parts in rest.items() if parts > 1 and parts % factor == 0), "")
+            result[dim][name] = axes[axis_name] if axis_name else NO_CUT
+            if axis_name:
+                rest[axis_name] //= factor
+        if any(parts > 1 for parts in rest.values()):
+            raise ConfigError(
+                f"pin {pattern}: {wanted} needs {math.prod(wanted.values())} devices, which does not divide "
+                f"{math.prod(mesh)}."
+            )
+    return result

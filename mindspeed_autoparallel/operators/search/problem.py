@@ -1,0 +1,136 @@
+"""One cut of the whole graph as a problem of choices: a cost per choice and a cost per pair on each edge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy
+
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, REPLICATE, Node
+from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output, moved_bytes
+from mindspeed_autoparallel.operators.search.state import Decisions
+
+Matrix = numpy.ndarray
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates that turn work into time. Defaults: a 300 TFLOP/s device, 1.6 TB/s memory, 100 GB/s links."""
+
+    flops_per_us: float = 3.0e8
+    memory_bytes_per_us: float = 1.6e6
+    link_bytes_per_us: float = 1.0e5
+
+
+@dataclass
+class CutProblem:
+    """Variables are operators, or groups of tied ones; costs in microseconds, forward and backward together."""
+
+    parts: int
+    members: list[list[str]] = field(default_factory=list)
+    choices: list[list[int]] = field(default_factory=list)
+    node_us: list[Matrix] = field(default_factory=list)
+    parameter_bytes: list[Matrix] = field(default_factory=list)
+    edges: dict[tuple[int, int], Matrix] = field(default_factory=dict)
+
+    def total_us(self, picks: list[int]) -> float:
+        """Cost of ``picks``, an index into ``choices`` per variable."""
+        total = sum(float(self.node_us[v][p]) for v, p in enumerate(picks))
+        return total + sum(float(m[picks[a], picks[b]]) for (a, b), m in self.edges.items())
+
+    def spread(self, picks: list[int]) -> dict[str, int]:
+        """The choice of every operator from the pick of its variable."""
+        return {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
+
+    def picks(self, chosen: Mapping[str, int]) -> list[int]:
+        """The inverse of ``spread``: of tied operators the first one counts."""
+        return [self.choices[v].index(chosen[names[0]]) for v, names in enumerate(self.members)]
+
+
+def node_us(node: Node, choice: int, parts: int, cuts: tuple[tuple[int, int], ...], machine: Machine) -> float:
+    """Compute time of forward and backward (twice the forward) on one device."""
+    divided = (parts if choice != NO_CUT else 1) * int(numpy.prod([p for _, p in cuts], dtype=numpy.int64))
+    if not node.inputs:
+        return 0.0
+    work = node.flops / machine.flops_per_us + 2 * node.output_bytes / machine.memory_bytes_per_us
+    return 3 * work / divided
+
+
+def edge_us(
+    producer: Node, consumer: Node, slot: int, parts: int, local_bytes: int, machine: Machine
+) -> dict[tuple[int, int], float]:
+    """Redistribution time, both directions, for each pair (producer's choice, consumer's choice)."""
+    result = {}
+    for made in range(-1, len(producer.axes)):
+        for wanted in range(-1, len(consumer.axes)):
+            out = (producer.output_placement(made),)
+            moved = moved_bytes(out, (consumer.operand_placement(slot, wanted),), local_bytes, (parts,))
+            if producer.needs_gradient:
+                back = (consumer.gradient_placement(slot, wanted),)
+                moved += moved_bytes(back, gradient_of_output(out), local_bytes, (parts,))
+            result[made, wanted] = moved / machine.link_bytes_per_us
+    return result
+
+
+def build_problem(
+    decisions: Decisions, parts: int, machine: Machine, pins: Mapping[str, int], *, tied: bool, grad_parts: int = 1
+) -> CutProblem:
+    """The problem of the next cut into ``parts``; ``pins`` fixes operators; ``tied`` joins operators of equal role."""
+    graph = decisions.graph
+    problem = CutProblem(parts)
+    variable: dict[str, int] = {}
+    groups: dict[object, int] = {}
+    edge_cache: dict[object, Matrix] = {}
+    shapes: dict[str, object] = {}
+    for name, node in graph.nodes.items():
+        cuts = decisions.cuts(name)
+        shape = (node.axes, node.operands, node.output, node.output_shape, node.flops, cuts, node.needs_gradient)
+        shapes[name] = shape
+        key = (node.role, node.kind, shape, pins.get(name)) if tied and node.role else name
+        if key not in groups:
+            groups[key] = len(problem.members)
+            allowed = [pins[name]] if name in pins else node.choices(parts, cuts)
+            problem.members.append([])
+            problem.choices.append(allowed)
+            problem.node_us.append(numpy.array([node_us(node, c, parts, cuts, machine) for c in allowed]))
+            local = node.output_bytes // int(numpy.prod([p for _, p in cuts], dtype=numpy.int64))
+            held = [local // (parts if c != NO_CUT else 1) if node.is_parameter else 0 for c in allowed]
+            problem.parameter_bytes.append(numpy.array(held, dtype=float))
+        else:
+            index = groups[key]
+            single = [node_us(node, c, parts, cuts, machine) for c in problem.choices[index]]
+            problem.node_us[index] = problem.node_us[index] + numpy.array(single)
+            problem.parameter_bytes[index] = problem.parameter_bytes[index] * (
+                (len(problem.members[index]) + 1) / len(problem.members[index])
+            )
+        variable[name] = groups[key]
+        problem.members[groups[key]].append(name)
+    for producer, consumer, slot in graph.edges():
+        a, b = variable[producer.name], variable[consumer.name]
+        out_cuts = decisions.cuts(producer.name)
+        local = producer.output_bytes
+        for axis, p in out_cuts:
+            local //= p if axis in producer.output else 1
+        key2 = (shapes[producer.name], shapes[consumer.name], slot, a, b)
+        if key2 not in edge_cache:
+            table = edge_us(producer, consumer, slot, parts, local, machine)
+            edge_cache[key2] = numpy.array([[table[x, y] for y in problem.choices[b]] for x in problem.choices[a]])
+        matrix = edge_cache[key2]
+        if a == b:
+            problem.node_us[a] = problem.node_us[a] + numpy.diagonal(matrix)
+        elif (b, a) in problem.edges:
+            problem.edges[b, a] = problem.edges[b, a] + matrix.T
+        elif (a, b) in problem.edges:
+            problem.edges[a, b] = problem.edges[a, b] + matrix
+        else:
+            problem.edges[a, b] = matrix
+    return problem
+
+
+def replicated(picks_of: CutProblem) -> list[int]:
+    """Everything uncut: always allowed unless pinned."""
+    return [c.index(NO_CUT) if NO_CUT in c else 0 for c in picks_of.choices]
+
+
+__all__ = ["REPLICATE", "CutProblem", "Machine", "build_problem", "edge_us", "node_us", "replicated"]

@@ -1,0 +1,157 @@
+"""Recursive programming: each cut chooses I, J, K or none for the matrix products, then spreads that to the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, Graph, Node
+from mindspeed_autoparallel.operators.search.matmul_cut import CutCosts, cut_costs
+from mindspeed_autoparallel.operators.search.state import Decisions
+
+REDISTRIBUTION_WEIGHT = 16
+"""Per element of a tensor whose two ends are cut differently."""
+
+_CUTS: dict[str, tuple[tuple[int, int], tuple[int, int], tuple[int, int]]] = {
+    "I": ((2, 1), (1, 1), (2, 1)),
+    "J": ((1, 1), (1, 2), (1, 2)),
+    "K": ((1, 2), (2, 1), (1, 1)),
+    "none": ((1, 1), (1, 1), (1, 1)),
+}
+"""Cut vectors of A(i,k), B(k,j) and C(i,j)."""
+
+
+@dataclass(frozen=True)
+class ExplainedCut:
+    """One decision of the search: which operator, which cut (0 is the first), and its costs."""
+
+    operator: str
+    cut: int
+    costs: CutCosts
+
+
+def main_neighbours(graph: Graph) -> dict[str, list[tuple[str, int, int]]]:
+    """For each matrix product, its neighbours once all other operators are eliminated: (name, my tensor, its tensor).
+
+    Tensors are 0 for A, 1 for B and 2 for C.
+    """
+    reach: dict[str, dict[str, None]] = {}
+    result: dict[str, list[tuple[str, int, int]]] = {n.name: [] for n in graph.nodes.values() if n.matmul}
+    for node in graph.nodes.values():
+        if node.matmul is None:
+            reach[node.name] = {m: None for source in node.inputs for m in reach[source]}
+            continue
+        reach[node.name] = {node.name: None}
+        for slot, source in enumerate(node.inputs[:2]):
+            for other in reach[source]:
+                result[node.name].append((other, slot, 2))
+                result[other].append((node.name, 2, slot))
+    return result
+
+
+def _sizes(node: Node, decisions: Decisions) -> tuple[int, int, int]:
+    assert node.matmul is not None
+    cuts = decisions.cuts(node.name)
+    rows, j, k = node.matmul
+    i = 1
+    for axis in rows:
+        i *= node.local_size(axis, cuts)
+    return i, node.local_size(j, cuts), node.local_size(k, cuts)
+
+
+def _axis_of(node: Node, cut: str, cuts: tuple[tuple[int, int], ...], parts: int) -> int | None:
+    assert node.matmul is not None
+    rows, j, k = node.matmul
+    wanted = {"I": rows, "J": (j,), "K": (k,), "none": (NO_CUT,)}[cut]
+    return next((axis for axis in wanted if axis in node.choices(parts, cuts)), None)
+
+
+def _cut_of(node: Node, axis: int) -> str:
+    assert node.matmul is not None
+    rows, j, k = node.matmul
+    return "I" if axis in rows else "J" if axis == j else "K" if axis == k else "none"
+
+
+def cut_main_operators(
+    decisions: Decisions, mem_coeff: float, pins: Mapping[str, int], *, by_weight: bool = False, smallest_i: int = 2
+) -> tuple[dict[str, int], list[ExplainedCut]]:
+    """Choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest operator first."""
+    graph = decisions.graph
+    neighbours = main_neighbours(graph)
+    order = [graph.nodes[name] for name in neighbours]
+    sizes = {node.name: _sizes(node, decisions) for node in order}
+    if by_weight:
+        order.sort(key=lambda node: -max(sizes[node.name]))
+    decided: dict[str, str] = {}
+    chosen: dict[str, int] = {}
+    explained = []
+    for node in order:
+        i, j, k = sizes[node.name]
+        volumes = (i * k, k * j, i * j)
+        rest = [0.0, 0.0, 0.0, 0.0]
+        for other, mine, theirs in neighbours[node.name]:
+            if other in decided:
+                for index, cut in enumerate(_CUTS):
+                    if _CUTS[cut][mine] != _CUTS[decided[other]][theirs]:
+                        rest[index] += REDISTRIBUTION_WEIGHT * volumes[mine]
+        before = {_cut_of(node, axis) for axis, _ in decisions.cuts(node.name)}
+        costs = cut_costs(
+            i,
+            j,
+            k,
+            mem_coeff,
+            rest=(rest[0], rest[1], rest[2], rest[3]),
+            j_is_cut="J" in before,
+            k_is_cut="K" in before,
+            smallest_i=smallest_i,
+        )
+        cuts = decisions.cuts(node.name)
+        if node.name in pins:
+            axis: int | None = pins[node.name]
+        else:
+            # A product of row sizes can be even although no single one is (or an axis may not be cut): then none.
+            axis = _axis_of(node, costs.choice, cuts, 2)
+        chosen[node.name] = NO_CUT if axis is None else axis
+        decided[node.name] = _cut_of(node, chosen[node.name])
+        explained.append(ExplainedCut(node.name, len(decisions.mesh), costs))
+    return chosen, explained
+
+
+def fill_rest(decisions: Decisions, parts: int, chosen: Mapping[str, int]) -> dict[str, int]:
+    """Spread the choices of the matrix products to all operators, forward and backward until nothing changes.
+
+    First only strategies that use the devices are spread; what stays undecided is not cut. An axis that cannot be
+    divided, or must not be cut (norm, softmax), is not cut either.
+    """
+    graph = decisions.graph
+    consumers = graph.consumers()
+    result = dict(chosen)
+
+    def follow(node: Node, dims: tuple[int | None, ...], placement: int) -> bool:
+        axis = dims[placement] if 0 <= placement < len(dims) else None
+        if axis is None or axis not in node.choices(parts, decisions.cuts(node.name)):
+            return False
+        result[node.name] = axis
+        return True
+
+    changed = True
+    while changed:
+        changed = False
+        for node in graph.nodes.values():
+            for slot, source in enumerate(node.inputs):
+                if node.name not in result and source in result and not graph.nodes[source].is_parameter:
+                    placement = graph.nodes[source].output_placement(result[source])
+                    changed |= placement != PARTIAL and follow(node, node.operands[slot], placement)
+        for node in reversed(list(graph.nodes.values())):
+            for name, slot in consumers[node.name]:
+                if node.name not in result and name in result:
+                    changed |= follow(node, node.output, graph.nodes[name].operand_placement(slot, result[name]))
+    return {name: result.get(name, NO_CUT) for name in graph.nodes}
+
+
+def solve_recursive(
+    decisions: Decisions, mem_coeff: float, pins: Mapping[str, int], *, by_weight: bool = False, smallest_i: int = 2
+) -> tuple[dict[str, int], list[ExplainedCut]]:
+    """Choices of one halving for every operator, and the costs of each matrix product's decision."""
+    chosen, explained = cut_main_operators(decisions, mem_coeff, pins, by_weight=by_weight, smallest_i=smallest_i)
+    return fill_rest(decisions, 2, {**chosen, **pins}), explained

@@ -1,0 +1,49 @@
+"""The exact mode against every assignment of small random graphs; the other modes are never better."""
+
+import itertools
+import random
+
+import pytest
+
+from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
+from mindspeed_autoparallel.operators.search.exact import solve_exact
+from mindspeed_autoparallel.operators.search.greedy import solve_greedy
+from mindspeed_autoparallel.operators.search.problem import Machine, build_problem
+from mindspeed_autoparallel.operators.search.propagation import solve_propagation
+from mindspeed_autoparallel.operators.search.state import Decisions
+
+
+def random_graph(seed):
+    """Two to three products and sums over random shapes, with a reused stream."""
+    draw = random.Random(seed)
+    graph, rows = Graph(), draw.choice([64, 512, 4096, 6])
+    width = draw.choice([32, 256, 2048])
+    stream = graph.add(source("x", (rows, width)))
+    streams = [(stream, width)]
+    for number in range(draw.randint(1, 3)):
+        given, inner = draw.choice(streams)
+        columns = draw.choice([32, 256, 2048, 7])
+        weight = graph.add(source(f"w{number}", (inner, columns), parameter=True))
+        streams.append((graph.add(matrix_product(f"m{number}", (given, weight), rows, columns, inner)), columns))
+        partners = [name for name, width_ in streams[:-1] if width_ == columns and name != "x"]
+        if partners and draw.random() < 0.7:
+            streams.append(
+                (graph.add(pointwise(f"a{number}", (streams[-1][0], partners[0]), (rows, columns))), columns)
+            )
+    return graph
+
+
+def problem_of(graph, parts=2):
+    empty = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+    return build_problem(empty, parts, Machine(flops_per_us=1e6), {}, tied=False)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_exact_equals_brute_force_and_no_mode_is_better(block):
+    for seed in range(block * 26, block * 26 + 26):
+        problem = problem_of(random_graph(seed))
+        best = min(problem.total_us(list(p)) for p in itertools.product(*(range(len(c)) for c in problem.choices)))
+        assert problem.total_us(solve_exact(problem)) == pytest.approx(best, rel=1e-9)
+        for picks in (solve_greedy(problem), solve_propagation(problem, {len(problem.members) - 1})):
+            assert problem.total_us(picks) >= best * (1 - 1e-9)

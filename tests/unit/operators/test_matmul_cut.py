@@ -1,0 +1,67 @@
+"""The symbolic cost model gives the published numbers."""
+
+import pytest
+
+from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.presets import preset_graph
+from mindspeed_autoparallel.operators.rules.products import gather_cuts, matrix_product, source
+from mindspeed_autoparallel.operators.search.matmul_cut import INFEASIBLE, cut_costs
+from mindspeed_autoparallel.operators.strategies import search_graph
+
+
+def _chain(shapes):
+    graph, rows, inner = Graph(), shapes[0][0], shapes[0][1]
+    given = graph.add(source("x", (rows, inner)))
+    for number, (_, k, j) in enumerate(shapes):
+        weight = graph.add(source(f"w{number}", (k, j), parameter=True))
+        given = graph.add(matrix_product(f"m{number}", (given, weight), rows, j, k))
+    return graph
+
+
+def test_published_triple_and_threshold_are_exact():
+    costs = cut_costs(8192, 1, 4096, 0.01)
+    assert costs.total == (20.48, INFEASIBLE, 4096.0, 16.777216)
+    assert costs.log_lines()[-1] == "Choose NOT to cut"
+    assert costs.threshold == pytest.approx(50 / 4096, rel=1e-12)
+    assert costs.value_to_set == 0.013
+    assert cut_costs(8192, 1, 4096, 0.013).choice == "I"
+
+
+@pytest.mark.parametrize(("mem_coeff", "cut"), [(0.01220, "none"), (0.01221, "I")])
+def test_threshold_separates_no_cut_from_cutting_rows(mem_coeff, cut):
+    assert cut_costs(8192, 1, 4096, mem_coeff).choice == cut
+
+
+def test_wide_product_is_cut_by_columns_only():
+    assert search_graph(_chain([(160, 320, 3_200_000)]), 8).degrees() == {"m0": {"columns": 8}}
+
+
+def test_chained_products_are_cut_by_rows():
+    plan = search_graph(_chain([(32768, 1024, 1024), (32768, 1024, 1024)]), 8)
+    assert plan.degrees()["m0"] == {"rows": 8}
+
+
+def test_product_after_one_pinned_by_columns_is_cut_inside():
+    graph = _chain([(32768, 1024, 1024), (32768, 1024, 1024)])
+    plan = search_graph(graph, 8, pins={"m0": {"columns": 8}})
+    assert plan.degrees() == {"m0": {"columns": 8}, "m1": {"inner": 8}}
+
+
+@pytest.mark.parametrize(
+    ("table", "index", "cuts"),
+    [
+        ((64, 64), (64, 64), ((1, 1), (8, 1))),
+        ((1024, 128), (2, 1024), ((4, 1), (2, 1))),
+        ((128,), (4,), ((1,), (4,))),
+    ],
+)
+def test_gather_cuts_its_index_first_then_its_table(table, index, cuts):
+    assert gather_cuts(table, index, 8) == cuts
+
+
+@pytest.mark.parametrize(
+    ("mem_coeff", "dp_mp"), [(0.1, (8, 1)), (1, (8, 1)), (4, (4, 2)), (16, (2, 4)), (1024, (1, 8))]
+)
+def test_larger_mem_coeff_moves_from_data_to_model_parallel(mem_coeff, dp_mp):
+    graph = preset_graph("llama2-7b", batch=12, sequence=2048, num_layers=2)
+    assert search_graph(graph, 8, mem_coeff=mem_coeff).dp_mp() == dp_mp
