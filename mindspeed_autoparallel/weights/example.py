@@ -20,10 +20,14 @@ def write_random_model(
     *,
     seed: int = 0,
     dtype: str = "float32",
+    scale: float = 1.0,
     nested: bool = False,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
-    """``config``: flat text keys plus ``vision_config`` and ``audio_config`` as the family has them."""
+    """``config``: flat text keys plus ``vision_config`` and ``audio_config`` as the family has them.
+
+    Values are normal with standard deviation ``scale``, those of norms around 1.
+    """
     import torch
 
     folder.mkdir(parents=True)
@@ -34,7 +38,10 @@ def write_random_model(
     for classic, shape in _shapes(config):
         # Without a thinker in front the names would be those of the text family.
         name = f"thinker.{classic}" if omni else nested_name(classic) if nested else classic
-        writer.add(name, torch.randn(shape, generator=generator).to(getattr(torch, dtype)))
+        values = torch.randn(shape, generator=generator).mul_(scale)
+        if len(shape) == 1 and name.endswith(".weight"):
+            values += 1.0
+        writer.add(name, values.to(getattr(torch, dtype)))
     writer.finish()
 
 

@@ -9,6 +9,7 @@ own and counts until the disk has everything (sync).
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -35,11 +36,15 @@ CONVERT = [sys.executable, "-m", "mindspeed_autoparallel", "convert"]
 
 
 def measured(name: str, command: list[str]) -> float:
-    """Runs ``command``; prints and returns its seconds. Anonymous memory is what the process itself holds; the rest of
-    its resident set are pages of the input files, which the kernel takes back whenever it needs them."""
+    """Runs ``command``; prints seconds (until synced), processor seconds and memory; returns seconds.
+
+    Anonymous memory is what the process itself holds; the rest of its resident set are pages of the input files, which
+    the kernel takes back whenever it needs them.
+    """
     os.sync()
     started = time.monotonic()
     anonymous = resident = 0
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:
         try:
@@ -53,7 +58,10 @@ def measured(name: str, command: list[str]) -> float:
         raise SystemExit(f"{name} failed")
     os.sync()
     seconds = time.monotonic() - started
-    print(f"{name:34s} {seconds:8.1f} {anonymous / 1024**2:14.2f} {resident / 1024**2:13.2f}", flush=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    held, mapped = anonymous / 1024**2, resident / 1024**2
+    print(f"{name:34s} {seconds:8.1f} {cpu_seconds:12.1f} {held:14.2f} {mapped:13.2f}", flush=True)
     return seconds
 
 
@@ -63,7 +71,7 @@ def main(folder: Path) -> None:
     shards = [path.stat().st_size for path in model.glob("*.safetensors")]
     sizes = f"{sum(shards) / 1024**3:.2f} GiB in {len(shards)} shards, the largest {max(shards) / 1024**3:.2f} GiB"
     print(f"model: {sizes}")
-    print(f"{'step':34s} {'seconds':>8s} {'anonymous_GiB':>14s} {'resident_GiB':>13s}")
+    print(f"{'step':34s} {'seconds':>8s} {'cpu_seconds':>12s} {'anonymous_GiB':>14s} {'resident_GiB':>13s}")
     copies = []
     copy = [sys.executable, "-c", COPY, str(model), str(folder / "copy")]
     layouts = {
