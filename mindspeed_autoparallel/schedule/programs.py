@@ -1,0 +1,86 @@
+"""What every stage computes, in order: 1F1B, interleaved 1F1B and all-forward-all-backward."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from mindspeed_autoparallel.errors import ConfigError
+
+SCHEDULES = ("1f1b", "interleaved", "gpipe")
+
+
+class Action(NamedTuple):
+    """One forward (``F``) or backward (``B``) of one microbatch on one chunk of a stage."""
+
+    kind: str
+    chunk: int
+    microbatch: int
+
+
+Program = tuple[tuple[Action, ...], ...]
+"""By stage, then in time order."""
+
+
+@lru_cache(maxsize=256)
+def make_program(
+    schedule: str, num_stages: int, num_microbatches: int, num_chunks: int = 1, microbatch_group_size: int = 0
+) -> Program:
+    """The order of every stage, as Megatron runs it.
+
+    ``num_chunks``: virtual pipeline size, 1 unless interleaved. ``microbatch_group_size``: microbatches of one chunk in
+    a row (Megatron's ``microbatch_group_size_per_vp_stage``), ``num_stages`` when 0. Raises ``ConfigError``.
+    """
+    if schedule not in SCHEDULES:
+        raise ConfigError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}.")
+    for name, size in (("pipeline size", num_stages), ("microbatches", num_microbatches), ("chunks", num_chunks)):
+        if size < 1:
+            raise ConfigError(f"{name} must be at least 1, got {size}.")
+    if schedule != "interleaved":
+        if num_chunks != 1:
+            raise ConfigError(f"{num_chunks} chunks per stage need the interleaved schedule, not {schedule}.")
+        chunk_order = [(microbatch, 0) for microbatch in range(num_microbatches)]
+    else:
+        if num_stages < 2 or num_chunks < 2:
+            raise ConfigError(f"interleaved needs 2 stages and 2 chunks or more, got {num_stages} and {num_chunks}.")
+        group = microbatch_group_size or num_stages
+        if group < num_stages or 0 < num_microbatches % group < num_stages:
+            raise ConfigError(
+                f"interleaved: groups of {group} from {num_microbatches} microbatches leave fewer than {num_stages} "
+                "(the pipeline size) in a group. Give a multiple of the pipeline size."
+            )
+        chunk_order = [
+            (microbatch, chunk)
+            for first in range(0, num_microbatches, group)
+            for chunk in range(num_chunks)
+            for microbatch in range(first, min(first + group, num_microbatches))
+        ]
+    forwards = [Action("F", chunk, microbatch) for microbatch, chunk in chunk_order]
+    backwards = [Action("B", num_chunks - 1 - chunk, microbatch) for microbatch, chunk in chunk_order]
+    total = len(forwards)
+    program = []
+    for stage in range(num_stages):
+        if schedule == "gpipe":
+            warmup = total
+        elif schedule == "1f1b":
+            warmup = min(total, num_stages - 1 - stage)
+        else:
+            group = microbatch_group_size or num_stages
+            warmup = min(total, 2 * (num_stages - 1 - stage) + (num_chunks - 1) * group)
+        actions = forwards[:warmup]
+        for step in range(total - warmup):
+            actions += (forwards[warmup + step], backwards[step])
+        program.append(tuple(actions + backwards[total - warmup :]))
+    return tuple(program)
+
+
+def in_flight(program: Program) -> tuple[int, ...]:
+    """Per stage: the most microbatch chunks whose activations are held at once."""
+    peaks = []
+    for actions in program:
+        held = peak = 0
+        for action in actions:
+            held += 1 if action.kind == "F" else -1
+            peak = max(peak, held)
+        peaks.append(peak)
+    return tuple(peaks)
