@@ -44,6 +44,14 @@ def correction(efficiency: Efficiency, key: tuple[float, ...]) -> float:
     return math.exp(total / (weights + _CORRECTION_PRIOR))
 
 
+def is_calibrated(efficiency: Efficiency, key: tuple[float, ...]) -> bool:
+    """Whether a layer of about this shape was measured; true as well where a device has no layer corrections at all."""
+    if not efficiency.corrections:
+        return True
+    nearest = min(sum((a - b) ** 2 for a, b in zip(row[:4], key, strict=True)) for row in efficiency.corrections)
+    return nearest < _CORRECTION_WIDTH**2
+
+
 def _join(host_us: float, device_us: float, norm: float) -> float:
     """Host and device work of one phase overlap: about the larger of the two."""
     return float((host_us**norm + device_us**norm) ** (1 / norm))

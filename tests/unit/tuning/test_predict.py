@@ -70,3 +70,14 @@ def test_a_file_that_is_no_request_file_is_bad_input(tmp_path: Path, capsys: pyt
     path.write_text("{}")
     assert main(["predict", "--requests", str(path), "--json"]) == 2
     assert "requests" in capsys.readouterr().err
+
+
+def test_the_interval_is_wider_for_shapes_and_sizes_that_were_never_measured() -> None:
+    far = copy.deepcopy(_REQUEST)
+    far["model"].update({"hidden": 5120, "heads": 40})
+    known, unknown = predict([_REQUEST, far])["predictions"]
+
+    def width(answer: dict) -> float:
+        return answer["step_time_interval_ms"][1] / answer["step_time_ms"]
+
+    assert width(unknown) > width(known)

@@ -1,0 +1,79 @@
+"""The fastest layouts that fit, by prediction, with what was left out and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed_autoparallel.cost.analytic.workload import read_workload
+from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.tuning.predict import predict_one
+from mindspeed_autoparallel.tuning.space import candidates
+
+SCHEMA_VERSION = 1
+
+
+def megatron_argv(request: Mapping[str, Any]) -> list[str]:
+    """The layout of ``request`` as Megatron's own flags."""
+    work = read_workload(request)
+    argv = ["--tensor-model-parallel-size", str(work.tensor), "--pipeline-model-parallel-size", str(work.pipeline)]
+    if work.virtual > 1:
+        layers = work.model.num_layers // (work.pipeline * work.virtual)
+        argv += ["--num-layers-per-virtual-pipeline-stage", str(layers)]
+    if work.context > 1:
+        argv += ["--context-parallel-size", str(work.context)]
+    if work.expert > 1:
+        argv += ["--expert-model-parallel-size", str(work.expert)]
+    if work.sequence_parallel:
+        argv.append("--sequence-parallel")
+    if work.distributed_optimizer:
+        argv.append("--use-distributed-optimizer")
+    argv += ["--micro-batch-size", str(work.micro_batch), "--global-batch-size", str(work.global_batch)]
+    if work.recompute == "full":
+        argv += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+    elif work.recompute == "selective":
+        argv += ["--recompute-granularity", "selective"]
+    return argv
+
+
+def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), count: int = 3) -> dict[str, Any]:
+    """The ``count`` fastest layouts for ``base`` (a request without a layout), fastest first.
+
+    Of layouts predicted equally fast the one with less memory comes first. Raises ``InfeasiblePlan`` naming the layout
+    that needs least when none fits, ``ConfigError`` when none is legal or the device is unknown.
+    """
+    find_device(str(base.get("hw", {}).get("gpu")), extra_devices)
+    left_out: Counter[str] = Counter()
+    fitting: list[tuple[float, float, int, dict[str, Any], dict[str, Any]]] = []
+    tightest: tuple[float, str] | None = None
+    number = 0
+    for number, request in enumerate(candidates(base), start=1):
+        answer = predict_one(request, extra_devices)
+        if answer["status"] == "ok":
+            fitting.append((answer["step_time_ms"], answer["peak_memory_gib"], number, request, answer))
+            continue
+        if answer["status"] == "error":
+            # One line per rule, not per number in it.
+            left_out[re.sub(r"\d+", "N", answer["reason"])] += 1
+            continue
+        left_out["does not fit into memory"] += 1
+        if tightest is None or answer["peak_memory_gib"] < tightest[0]:
+            tightest = (answer["peak_memory_gib"], answer["reason"])
+    if not fitting:
+        if tightest is None:
+            raise ConfigError(f"none of {number} layouts is legal: {dict(left_out.most_common(3))}.")
+        raise InfeasiblePlan(f"none of {number} layouts fits. The one that needs least: {tightest[1]}")
+    fitting.sort(key=lambda item: item[:3])
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "num_candidates": number,
+        "num_fitting": len(fitting),
+        "left_out": dict(left_out.most_common()),
+        "top": [
+            {"parallel": request["parallel"], "train": request["train"], "argv": megatron_argv(request), **answer}
+            for _, _, _, request, answer in fitting[:count]
+        ],
+    }

@@ -1,0 +1,69 @@
+"""The search over layouts."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.tuning.predict import predict_one
+from mindspeed_autoparallel.tuning.search import megatron_argv, search
+from mindspeed_autoparallel.tuning.space import candidates
+
+_BASE = {
+    "model": {"num_layers": 24, "hidden": 2048, "heads": 16, "seq": 1024},
+    "hw": {"gpu": "A100", "num_gpus": 8},
+    "parallel": {},
+    "train": {"gbs": 32},
+}
+
+
+def test_the_first_of_the_top_is_the_fastest_of_all_that_fit() -> None:
+    result = search(_BASE)
+    times = [answer["step_time_ms"] for answer in map(predict_one, candidates(_BASE)) if answer["status"] == "ok"]
+    assert [plan["step_time_ms"] for plan in result["top"]] == sorted(times)[:3]
+    assert result["num_fitting"] == len(times)
+    assert result["num_candidates"] == result["num_fitting"] + sum(result["left_out"].values())
+
+
+def test_what_the_request_names_is_held() -> None:
+    base = {**_BASE, "parallel": {"tp": 2}, "train": {"gbs": 32, "recompute": "full", "mbs": 2}}
+    for plan in search(base)["top"]:
+        assert plan["parallel"]["tp"] == 2
+        assert plan["train"]["recompute"] == "full"
+        assert plan["argv"][:2] == ["--tensor-model-parallel-size", "2"]
+
+
+def test_the_flags_say_the_layout_in_megatrons_words() -> None:
+    request = {**_BASE, "parallel": {"tp": 2, "pp": 2, "vpp": 3}, "train": {"gbs": 32, "mbs": 2, "recompute": "full"}}
+    text = " ".join(megatron_argv(request))
+    assert "--num-layers-per-virtual-pipeline-stage 4" in text
+    assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in text
+
+
+def test_a_model_too_large_for_every_layout_is_infeasible_with_the_numbers() -> None:
+    base = copy.deepcopy(_BASE)
+    base["model"].update({"hidden": 16384, "heads": 128, "num_layers": 96})
+    with pytest.raises(InfeasiblePlan, match=r"needs [\d.]+ GiB of"):
+        search(base)
+
+
+def test_a_batch_that_no_layout_can_split_is_bad_input_not_infeasible() -> None:
+    base = {**_BASE, "parallel": {"tp": 1, "pp": 1}, "train": {"gbs": 7}}
+    with pytest.raises(ConfigError, match="not a multiple"):
+        search(base)
+
+
+def test_command_prints_three_plans_and_fails_with_three_when_nothing_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(_BASE))
+    assert main(["tune", "--request", str(path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["top"]) == 3
+    base = copy.deepcopy(_BASE)
+    base["model"].update({"hidden": 16384, "heads": 128, "num_layers": 96})
+    path.write_text(json.dumps(base))
+    assert main(["tune", "--request", str(path)]) == 3
