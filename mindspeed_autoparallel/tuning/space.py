@@ -21,7 +21,8 @@ def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every combination of tensor, pipeline, context, expert, virtual, micro batch and recompute.
 
     ``base``: a request whose ``parallel`` may be empty; what it does name is held. Tensor and expert sizes stay
-    inside a node, for their collectives are on the critical path of every layer. Raises ``ConfigError`` without devices or layers.
+    inside a node, for their collectives are on the critical path of every layer. Raises ``ConfigError`` without
+    devices or layers.
     """
     hardware, model = base.get("hw", {}), base.get("model", {})
     held, train = dict(base.get("parallel") or {}), dict(base.get("train") or {})
