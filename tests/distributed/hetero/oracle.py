@@ -1,0 +1,312 @@
+"""Run under torchrun: trains the tiny host in many layouts and writes losses, gradients, norms and weights per step.
+
+    oracle.py OUT CASES.json      every rank runs every case; rank 0 writes OUT/<name>.pt
+A case without "encoder" is the reference: no hetero parallel at all, one process, Megatron's own calls.
+"""
+
+import contextlib
+import copy
+import functools
+import json
+import sys
+import types
+from pathlib import Path
+
+import cpu
+import torch
+import torch.distributed as dist
+
+cpu.install()
+torch.set_num_threads(1)
+
+import host  # noqa: E402
+from megatron.core import parallel_state as mpu  # noqa: E402
+from megatron.core import tensor_parallel  # noqa: E402
+from megatron.core.distributed import (  # noqa: E402
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.enums import ModelType  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+
+from mindspeed_autoparallel.runtime.hetero import encode, modules, phases  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.optimizer import build_optimizer  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.session import open_session  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.states import ModuleStates  # noqa: E402
+
+cpu.settle()
+LAYERS, SAMPLES, MICRO_BATCH = 4, 16, 2
+
+
+def initialize(tp=1, pp=1, cp=1, vp=None):
+    mpu.initialize_model_parallel(
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        context_parallel_size=cp,
+        virtual_pipeline_model_parallel_size=vp,
+    )
+
+
+def make_encoder(case, cfg):
+    encoder = host.ImageEncoder(cfg).to(cfg.params_dtype)
+    host.fill(
+        encoder,
+        tensor=cfg.tensor_model_parallel_size,
+        rank=mpu.get_tensor_model_parallel_rank(),
+        prefix="image_encoder.",
+    )
+    encoder.requires_grad_(not case.get("frozen", False))
+    return encoder
+
+
+def make_chunks(case, cfg, encoder):
+    """The host's model chunks on this rank; the encoder hangs on the first."""
+    vp = cfg.virtual_pipeline_model_parallel_size
+    chunks = []
+    for v in range(vp or 1):
+        if vp:
+            mpu.set_virtual_pipeline_model_parallel_rank(v)
+        last = cfg.pipeline_model_parallel_size * (vp or 1) - 1
+        position = mpu.get_pipeline_model_parallel_rank() + v * cfg.pipeline_model_parallel_size
+        chunk = host.VisionLanguageModel(
+            encoder if v == 0 else None,
+            cfg,
+            pre=position == 0,
+            post=position == last,
+            vp_stage=v if vp and "vp_stage" in host.GPTModel.__init__.__code__.co_varnames else None,
+        ).to(cfg.params_dtype)
+        chunk.model_type = ModelType.encoder_or_decoder
+        per = LAYERS // (last + 1)
+        host.fill(
+            chunk.text_decoder,
+            tensor=cfg.tensor_model_parallel_size,
+            rank=mpu.get_tensor_model_parallel_rank(),
+            layer_offset=position * per,
+            prefix="text_decoder.",
+        )
+        chunks.append(chunk)
+    return chunks
+
+
+def finish_config(cfg):
+    cfg.finalize_model_grads_func = lambda model, tokens=None, **kw: finalize_model_grads(model, tokens)
+    cfg.timers = cfg.grad_scale_func = cfg.no_sync_func = None
+
+
+def optimizer_config(case):
+    return OptimizerConfig(
+        optimizer=case.get("optimizer", "adam"),
+        lr=1e-2,
+        weight_decay=0.01,
+        clip_grad=1.0,
+        adam_eps=1e-4,
+        use_distributed_optimizer=case.get("distributed_optimizer", False),
+        params_dtype=getattr(torch, case.get("dtype", "float32")),
+        bf16=False,
+    )
+
+
+def gathered(modules_and_states, states, what):
+    """Every tensor of every module, whole: tensor shards concatenated, all ranks' copies kept to compare replicas."""
+    mine = {}
+    for name, module in modules_and_states:
+        with states.use(name) if states else torch.no_grad():
+            group, size = mpu.get_tensor_model_parallel_group(), mpu.get_tensor_model_parallel_world_size()
+            for parameter in module.parameters():
+                key = getattr(parameter, "global_name", None)
+                value = what(parameter)
+                if key is None or value is None or key in mine:
+                    continue
+                dim = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else -1
+                if dim >= 0 and size > 1:
+                    parts = [torch.empty_like(value) for _ in range(size)]
+                    dist.all_gather(parts, value.contiguous(), group=group)
+                    value = torch.cat(parts, dim)
+                mine[key] = value.detach().clone()
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    whole, spread = {}, 0.0
+    for tensors in everyone:
+        for key, value in tensors.items():
+            if key in whole:
+                spread = max(spread, float((whole[key] - value).abs().max()))
+            whole.setdefault(key, value)
+    return whole, spread
+
+
+def train(case):
+    world = dist.get_world_size()
+    hetero = "encoder" in case
+    e, b = case.get("encoder", {}), case.get("backbone", {})
+    dtype = getattr(torch, case.get("dtype", "float32"))
+    per_token = case.get("per_token", False)
+    make = functools.partial(host.config, LAYERS, per_token=per_token, recompute=case.get("recompute"), dtype=dtype)
+    encoder_cfg = host.config(LAYERS, tensor=e.get("tp", 1), context=e.get("cp", 1), dtype=dtype)
+    cfg = make(
+        tensor=b.get("tp", 1),
+        pipeline=b.get("pp", 1),
+        context=b.get("cp", 1),
+        virtual=b.get("vp"),
+        sequence=case.get("sp", False),
+    )
+    finish_config(cfg)
+    states = ModuleStates(mpu)
+    initialize_backbone = functools.partial(initialize, **b)
+    if hetero:
+        with states.groups.installed(mpu):
+            initialize_backbone()
+        states.adopt("backbone")
+        states.build("image_encoder", functools.partial(initialize, **e))
+        ModuleRandomStates(states).seed(7)
+        with states.use("image_encoder"):
+            encoder = make_encoder(case, encoder_cfg)
+    else:
+        initialize_backbone()
+        tensor_parallel.model_parallel_cuda_manual_seed(7)
+        encoder = make_encoder(case, encoder_cfg)
+    chunks = make_chunks(case, cfg, encoder)
+    ddp_config = DistributedDataParallelConfig(
+        overlap_grad_reduce=False, use_distributed_optimizer=case.get("distributed_optimizer", False)
+    )
+    wrap = lambda chunk: DistributedDataParallel(cfg, ddp_config, chunk)
+    opt_config = optimizer_config(case)
+    if hetero:
+        part = modules.Encoder("image_encoder", encoder, host.ImageAdapter(dtype), case.get("scale", 1), encoder_cfg)
+        if case.get("one_ddp"):
+            models = [wrap(chunk) for chunk in chunks]
+            optimizer = get_megatron_optimizer(opt_config, models)
+        else:
+            with modules.frozen([part]):
+                models = [wrap(chunk) for chunk in chunks]
+            modules.build_ddp(states, part, ddp_config)
+            optimizer = build_optimizer(
+                states, "backbone", [part], lambda m: get_megatron_optimizer(opt_config, m), models
+            )
+        session = open_session(
+            states, "backbone", [part], balance=case.get("balance", "local"), memory=case.get("memory", "upfront")
+        )
+        schedule = functools.partial(phases.run, session)
+    else:
+        models = [wrap(chunk) for chunk in chunks]
+        optimizer = get_megatron_optimizer(opt_config, models)
+        part, session = None, None
+        schedule = lambda f, **kw: f(**kw)
+    for model in models:
+        model.model_type = ModelType.encoder_or_decoder
+    replicas, replica = mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank()
+    num_microbatches = SAMPLES // (MICRO_BATCH * replicas)
+    data = host.samples(SAMPLES, case.get("text_only", ()))
+    for sample in data:
+        sample["pixels"] = sample["pixels"].to(dtype)
+    record = {"loss": [], "norm": [], "gradients": [], "weights": [], "spread": 0.0, "world": world}
+    named = [("image_encoder", encoder), ("backbone", torch.nn.ModuleList([c.text_decoder for c in chunks]))]
+    use = states if hetero else None
+    for _ in range(case.get("steps", 1)):
+        losses = []
+        for model in models:
+            model.zero_grad_buffer()
+        if part is not None and part.ddp is not None:
+            part.ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+
+        def iterator():
+            if case.get("first_tensor_rank_holds") and mpu.get_tensor_model_parallel_rank() != 0:
+                return None
+            return host.batches(data, num_microbatches, MICRO_BATCH, replica, replicas)
+
+        iterators = [iterator() for _ in models]
+        common = {
+            "forward_step_func": broadcasting(host.forward_step(losses, per_token), case),
+            "model": models,
+            "data_iterator": iterators if len(models) > 1 else iterators[0],
+            "num_microbatches": num_microbatches,
+            "seq_length": host.SEQUENCE,
+            "micro_batch_size": MICRO_BATCH,
+        }
+        evaluated = []
+        if case.get("evaluate"):
+            losses_before, common["forward_step_func"] = losses, broadcasting(host.forward_step(evaluated), case)
+            with torch.no_grad():
+                schedule(get_forward_backward_func(), **common, forward_only=True)
+            losses = losses_before
+            iterators = [iterator() for _ in models]
+            common["forward_step_func"] = broadcasting(host.forward_step(losses, per_token), case)
+            common["data_iterator"] = iterators if len(models) > 1 else iterators[0]
+        schedule(get_forward_backward_func(), **common, forward_only=False)
+        if case.get("mean_over_encoder") and part is not None:
+            encoder_replicas = world // (e.get("tp", 1) * e.get("cp", 1))
+            part.ddp.scale_gradients(replicas / encoder_replicas)
+        everyone = [None] * world
+        dist.all_gather_object(everyone, losses if mpu.get_tensor_model_parallel_rank() == 0 else [])
+        record["loss"].append(sum(sum(found) for found in everyone) / (SAMPLES // MICRO_BATCH))
+        if not case.get("distributed_optimizer"):
+            gradients, spread = gathered(named, use, lambda p: getattr(p, "main_grad", None))
+            record["gradients"].append(gradients)
+            record["spread"] = max(record["spread"], spread)
+        # Megatron clips fp32 gradients only: in double precision the gradients are compared, nothing is stepped.
+        norm = 1.0 if dtype == torch.float64 else optimizer.step()[1]
+        record["norm"].append(float(norm))
+        weights, spread = gathered(named, use, lambda p: p.data)
+        record["weights"].append(weights)
+        record["spread"] = max(record["spread"], spread)
+    if session is not None:
+        moved, times = session.routes[0].exchange.moved, session.times
+        counts = [None] * world
+        dist.all_gather_object(counts, vars(moved))
+        record["moved"], record["times"] = counts, dict(vars(times))
+        record["groups"] = (states.groups.num_requested, states.groups.num_created)
+    everyone = [None] * world
+    dist.all_gather_object(everyone, evaluated if mpu.get_tensor_model_parallel_rank() == 0 else [])
+    record["evaluated"] = sum(sum(found) for found in everyone) / (SAMPLES // MICRO_BATCH)
+    return record
+
+
+def broadcasting(step, case):
+    """With ``first_tensor_rank_holds`` only tensor rank 0 reads and tells the others, as Megatron's scripts do."""
+    if not case.get("first_tensor_rank_holds"):
+        return step
+
+    def told(iterator, model):
+        box = [next(iterator) if iterator is not None else None]
+        group = mpu.get_tensor_model_parallel_group()
+        dist.broadcast_object_list(box, src=dist.get_process_group_ranks(group)[0], group=group)
+        return step(iter(box), model)
+
+    return told
+
+
+@contextlib.contextmanager
+def backward_in_the_wrong_state():
+    """A negative control: the encoder's backward does not switch to its own state."""
+    right = encode.MacroBatch.backward
+
+    def backward(self, gradients):
+        states, self._states = self._states, types.SimpleNamespace(use=lambda name: contextlib.nullcontext())
+        right(self, gradients)
+        self._states = states
+
+    encode.MacroBatch.backward = backward
+    try:
+        yield
+    finally:
+        encode.MacroBatch.backward = right
+
+
+def main():
+    out, cases = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    dist.init_process_group("gloo")
+    pristine = {k: copy.copy(v) if isinstance(v, (list, dict)) else v for k, v in vars(mpu).items() if k[0] == "_"}
+    for case in cases:
+        vars(mpu).update({k: copy.copy(v) if isinstance(v, (list, dict)) else v for k, v in pristine.items()})
+        with backward_in_the_wrong_state() if case.get("wrong_backward") else contextlib.nullcontext():
+            record = train(case)
+        if dist.get_rank() == 0:
+            torch.save(record, out / f"{case['name']}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
