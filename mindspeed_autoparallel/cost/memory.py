@@ -1,0 +1,130 @@
+"""Peak memory of one pipeline rank, by replaying what is alive at every block of its schedule.
+
+Formulas M1-M4 in docs/cost-model.md. A recompute kind is chosen per layer; the recomputed layers are the first of their
+module on the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, RecomputeCost, StateBytes
+from mindspeed_autoparallel.schedule import Action
+from mindspeed_autoparallel.spec import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedBlock:
+    """A block on a stage, with the recompute kind it runs under."""
+
+    name: str
+    """``text_decoder layer 13``, ``image_encoder pre``: for messages."""
+    cost: BlockCost
+    kind: str = "none"
+
+    @property
+    def recompute(self) -> RecomputeCost:
+        """What the chosen kind keeps and adds."""
+        return self.cost.recompute[self.kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """The highest point and the terms that add up to it, in bytes."""
+
+    peak_bytes: int
+    point: str
+    terms: dict[str, int]
+
+
+def static_terms(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int]:
+    """Bytes alive during the whole step (M1): parameters, main gradients, optimizer state after its split."""
+    replicas = layout.data_size * layout.context_size
+    terms = {"parameters": 0, "gradients": 0, "optimizer": 0}
+    for block in blocks:
+        for state, group in ((block.cost.dense, replicas), (block.cost.expert, max(1, replicas // layout.expert_size))):
+            terms["parameters"] += state.parameter_bytes
+            terms["gradients"] += state.gradient_bytes
+            terms["optimizer"] += state.optimizer_unshardable_bytes
+            terms["optimizer"] += _split(state.optimizer_bytes, group, layout)
+    return terms
+
+
+def updated_parameter_bytes(blocks: Sequence[PlacedBlock], layout: Layout) -> int:
+    """Bytes of trained parameters that this rank's optimizer step updates; frozen blocks have no gradients."""
+    replicas = layout.data_size * layout.context_size
+    return sum(
+        _split(state.parameter_bytes, group, layout)
+        for block in blocks
+        for state, group in ((block.cost.dense, replicas), (block.cost.expert, max(1, replicas // layout.expert_size)))
+        if _trained(state)
+    )
+
+
+def rank_peak(
+    chunks: Sequence[Sequence[PlacedBlock]], actions: Sequence[Action], layout: Layout, device: DeviceCost
+) -> PeakMemory:
+    """The peak of a rank that holds ``chunks`` and runs ``actions`` (its row of the program), with the terms by name.
+
+    M2 in a forward: static + saved of everything in flight + of the chunk up to this block + its transient.
+    M3 in a backward: static + everything in flight minus the chunk's blocks already done + transient.
+    M4 in the optimizer step: static + its transient. Runtime overhead is added to each.
+    """
+    everything = [block for chunk in chunks for block in chunk]
+    static = static_terms(everything, layout)
+    base = sum(static.values())
+    saved = [sum(block.recompute.saved_bytes for block in chunk) for chunk in chunks]
+    step_transient = round(
+        device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout)
+    )
+    best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
+    held = [0] * len(chunks)
+    seen: set[tuple[str, int, tuple[int, ...]]] = set()
+    for action in actions:
+        state = (action.kind, action.chunk, tuple(held))
+        if state not in seen:
+            seen.add(state)
+            others = sum(count * size for count, size in zip(held, saved, strict=True))
+            if action.kind == "B":
+                others -= saved[action.chunk]
+            best = max(best, _peak_of_action(action, chunks[action.chunk], base, others), key=lambda peak: peak[0])
+        held[action.chunk] += 1 if action.kind == "F" else -1
+    terms = {**static, **best[2], "runtime_overhead": device.runtime_overhead_bytes}
+    return PeakMemory(peak_bytes=best[0] + device.runtime_overhead_bytes, point=best[1], terms=terms)
+
+
+def mindspeed_stage_bytes(blocks: Sequence[PlacedBlock], in_flight: int, layout: Layout) -> dict[str, int]:
+    """MindSpeed's own stage memory (M5), for imported profiles; the terms add up to it.
+
+    (activations - recomputed activations) x (in-flight - 1) + activations + static.
+    """
+    terms = static_terms(blocks, layout)
+    terms["in_flight_activations"] = sum(block.recompute.saved_bytes for block in blocks) * (in_flight - 1)
+    terms["activations"] = sum(block.cost.recompute["none"].saved_bytes for block in blocks)
+    return terms
+
+
+def _peak_of_action(
+    action: Action, blocks: Sequence[PlacedBlock], base: int, others: int
+) -> tuple[int, str, dict[str, int]]:
+    best: tuple[int, str, dict[str, int]] = (0, "", {})
+    alive = 0
+    what = "forward" if action.kind == "F" else "backward"
+    for block in blocks:
+        alive += block.recompute.saved_bytes
+        recompute = block.recompute
+        transient = recompute.forward_peak_bytes if action.kind == "F" else recompute.backward_peak_bytes
+        peak = base + others + alive + transient
+        if peak > best[0]:
+            terms = {"other_microbatches": others, "this_microbatch": alive, "transient": transient}
+            best = (peak, f"{what} of {block.name}", terms)
+    return best
+
+
+def _trained(state: StateBytes) -> bool:
+    return state.gradient_bytes > 0
+
+
+def _split(size_bytes: int, group: int, layout: Layout) -> int:
+    return -(-size_bytes // group) if layout.distributed_optimizer else size_bytes

@@ -1,0 +1,69 @@
+"""Peaks found at the right program point, with terms that add up."""
+
+import pytest
+
+from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, p2p_us
+from mindspeed_autoparallel.cost.memory import PlacedBlock, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link
+from mindspeed_autoparallel.profiles import BlockCost, Collective, DeviceCost, LinkTier, RecomputeCost, StateBytes
+from mindspeed_autoparallel.schedule import in_flight, make_program
+from mindspeed_autoparallel.spec import Cluster, Layout
+
+INTRA = LinkTier(default=Collective(latency_us=1.0, bytes_per_s=1e9))
+INTER = LinkTier(default=Collective(latency_us=5.0, bytes_per_s=1e8))
+DEVICE = DeviceCost(memory_capacity_bytes=10**9, runtime_overhead_bytes=7, intra=INTRA, inter=INTER)
+STATE = StateBytes(num_parameters=5, parameter_bytes=10, gradient_bytes=20, optimizer_bytes=60)
+
+
+def block(name: str, kind: str = "none") -> PlacedBlock:
+    cost = BlockCost(
+        forward_us=1.0, backward_us=2.0, dense=STATE,
+        recompute={
+            "none": RecomputeCost(saved_bytes=100, forward_peak_bytes=5, backward_peak_bytes=30),
+            "full": RecomputeCost(saved_bytes=10, extra_backward_us=1.0, backward_peak_bytes=140),
+        },
+    )  # fmt: skip
+    return PlacedBlock(name=name, cost=cost, kind=kind)
+
+
+def test_peak_is_the_last_blocks_backward_while_earlier_microbatches_wait() -> None:
+    program = make_program("1f1b", 4, 8)
+    peak = rank_peak([[block("a"), block("b")]], program[0], Layout(data_size=2), DEVICE)
+    # Static 2 x (10 + 20 + 30); four microbatches of 200 in flight; transient 30; overhead 7.
+    assert peak.peak_bytes == 120 + 4 * 200 + 30 + 7
+    assert peak.point == "backward of b"
+    assert sum(peak.terms.values()) == peak.peak_bytes
+
+
+def test_recomputed_layer_peaks_by_what_it_brings_back() -> None:
+    program = make_program("1f1b", 1, 4)
+    peak = rank_peak([[block("a", "full"), block("b")]], program[0], Layout(), DEVICE)
+    # At b: 110 saved + 30; at a: 10 saved + 140: a is higher.
+    assert peak.point == "backward of a"
+    assert peak.terms["this_microbatch"] + peak.terms["transient"] == 150
+
+
+def test_interleaved_chunks_count_separately() -> None:
+    program = make_program("interleaved", 2, 4, 2)
+    peak = rank_peak([[block("a")], [block("b")]], program[0], Layout(), DEVICE)
+    assert peak.peak_bytes == 2 * 90 + in_flight(program)[0] * 100 + 30 + 7
+
+
+def test_mindspeed_rule_as_in_its_formula() -> None:
+    terms = mindspeed_stage_bytes([block("a", "full"), block("b")], 3, Layout(distributed_optimizer=False))
+    assert sum(terms.values()) == 180 + 110 * 2 + 200
+
+
+def test_ring_times() -> None:
+    assert p2p_us(1e6, INTRA) == pytest.approx(1001.0)
+    assert all_reduce_us(1e6, 4, INTRA) == pytest.approx(2 * (3 + 750.0))
+    assert all_gather_us(1e6, 1, INTRA) == 0.0
+
+
+def test_groups_that_straddle_a_node_use_the_slow_link() -> None:
+    cluster = Cluster(num_nodes=2, devices_per_node=8)
+    layout = Layout(pipeline_size=4, tensor_size=2, data_size=2)
+    assert data_parallel_link(layout, cluster, DEVICE) is INTRA
+    assert boundary_link(layout, cluster, DEVICE, 0) is INTRA
+    assert boundary_link(layout, cluster, DEVICE, 1) is INTER
+    assert data_parallel_link(Layout(tensor_size=2, data_size=8), cluster, DEVICE) is INTER
