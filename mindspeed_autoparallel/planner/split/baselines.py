@@ -1,0 +1,82 @@
+"""What one would do without a solver: the even split and the greedy one. Printed beside the optimum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.solution import Placement, stage_memory, step_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """A chain split in one rule; it recomputes just enough to fit, where that is possible."""
+
+    name: str
+    step_time: int
+    fits: bool
+    placement: Placement
+
+
+def baselines(problem: SplitProblem) -> tuple[Baseline, ...]:
+    """``even``: layers spread evenly; ``greedy``: stages of nearly equal forward + backward time."""
+    found = []
+    for name, by_time in (("even", False), ("greedy", True)):
+        placement = _fit(problem, _chain(problem, by_time))
+        fits = all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
+        step = int(step_of(problem, placement).step_time)
+        found.append(Baseline(name=name, step_time=step, fits=fits, placement=placement))
+    return tuple(found)
+
+
+def _chain(problem: SplitProblem, by_time: bool) -> list[list[int]]:
+    """Layers by segment and virtual stage, cut where the running weight passes each stage's share."""
+    segments = problem.segments
+    main = [(k, segment) for k, segment in enumerate(segments) if segment.beside is None]
+    layers = [item for item in main for _ in range(item[1].num_layers)]
+    weights = [float(segment.forward + segment.backward) if by_time else 1.0 for _, segment in layers]
+    total, num = sum(weights) or 1.0, problem.num_virtual
+    counts = [[0] * num for _ in segments]
+    stage, spent, held = 0, 0.0, 0
+    for index, ((k, _), weight) in enumerate(zip(layers, weights, strict=True)):
+        must = len(layers) - index <= num - 1 - stage
+        if held and stage < num - 1 and (must or spent + weight / 2 > total * (stage + 1) / num):
+            stage, held = stage + 1, 0
+        counts[k][stage] += 1
+        spent += weight
+        held += 1
+    for k, segment in enumerate(segments):
+        if segment.beside is not None:
+            used = [v for v, count in enumerate(counts[segment.beside]) if count]
+            counts[k][used[0] if k < segment.beside else used[-1]] = 1
+    return counts
+
+
+def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
+    """Turn layers to the kind that saves most memory per added time, stage by stage, until each fits."""
+    rows = [
+        [list(count), *([0] * problem.num_virtual for _ in segment.kinds[1:])]
+        for segment, count in zip(problem.segments, counts, strict=True)
+    ]
+    choices = []
+    for k, segment in enumerate(problem.segments):
+        for q, kind in enumerate(segment.kinds[1:], start=1):
+            for v in range(problem.num_virtual):
+                saved = segment.kinds[0].memory[v] - kind.memory[v]
+                if saved > 0 and rows[k][0][v]:
+                    choices.append((-saved / (kind.extra_backward + 1e-9), k, q, v))
+    for _, k, q, v in sorted(choices):
+        stage = v % problem.num_stages
+        while rows[k][0][v]:
+            over = stage_memory(problem, _freeze(rows))[stage] - problem.memory_limit[stage]
+            if over <= 0:
+                break
+            saved = problem.segments[k].kinds[0].memory[v] - problem.segments[k].kinds[q].memory[v]
+            move = min(rows[k][0][v], -(-over // saved))
+            rows[k][0][v] -= move
+            rows[k][q][v] += move
+    return _freeze(rows)
+
+
+def _freeze(rows: list[list[list[int]]]) -> Placement:
+    return tuple(tuple(tuple(row) for row in kinds) for kinds in rows)

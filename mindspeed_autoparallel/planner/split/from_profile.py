@@ -1,0 +1,86 @@
+"""The inner problem of one measured point of a profile: nanoseconds and bytes, nothing lost."""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.split.problem import LayerKind, Segment, SplitProblem
+from mindspeed_autoparallel.profiles import BlockCost, Profile
+from mindspeed_autoparallel.schedule import in_flight, make_program
+from mindspeed_autoparallel.units import MIB
+
+NS_PER_US = 1000
+
+
+def problem_from_profile(
+    profile: Profile, *, num_stages: int, num_microbatches: int, memory_limit_mib: float, schedule: str = "1f1b",
+    num_chunks: int = 1,
+) -> SplitProblem:  # fmt: skip
+    """Pre and post blocks sit with their module's first and last layer.
+
+    Memory: MindSpeed's rule for MindSpeed's file; otherwise saved bytes times in-flight microbatches, plus state, plus
+    the largest transient. Raises ``ConfigError``.
+    """
+    if not 0 < memory_limit_mib < float("inf"):
+        raise ConfigError(f"--memory-limit-mib must be above 0, got {memory_limit_mib:g}.")
+    layers = sum(module.num_layers for module in profile.model.modules)
+    if num_stages * num_chunks > layers:
+        raise ConfigError(
+            f"{num_stages * num_chunks} stages (pipeline {num_stages} x {num_chunks} chunks) are more than the "
+            f"{layers} layers: an empty stage cannot run. Lower --pipeline-size to {layers} or below."
+        )
+    program = make_program(schedule, num_stages, num_microbatches, num_chunks)
+    # A chunk's share of the stage's peak: exact for one chunk; for more, an even share rounded up.
+    held = [-(-peak // num_chunks) for peak in in_flight(program)] * num_chunks
+    costs = profile.measurements[0].modules
+    mindspeed = profile.memory_semantics == "mindspeed"
+    segments: list[Segment] = []
+    last: dict[str, int] = {}
+    link = 0
+    for module in profile.model.modules:
+        cost = costs[module.name]
+        before = tuple(last[name] for name in module.predecessors)
+        layer_at = len(segments) + (cost.pre is not None)
+        for part, block in (("pre", cost.pre), ("layer", cost.layer), ("post", cost.post)):
+            if block is None:
+                continue
+            segments.append(Segment(
+                name=f"{module.result_key}_{part}" if part != "layer" else module.result_key,
+                num_layers=module.num_layers if part == "layer" else 1,
+                forward=round(block.forward_us * NS_PER_US), backward=round(block.backward_us * NS_PER_US),
+                kinds=_kinds(block, held, mindspeed, part == "layer"), predecessors=before,
+                beside=None if part == "layer" else layer_at,
+            ))  # fmt: skip
+            before = (len(segments) - 1,)
+            link = max(link, _link_ns(profile, block))
+        last[module.name] = len(segments) - 1
+    limit = int(memory_limit_mib * MIB) - (0 if mindspeed else profile.device.runtime_overhead_bytes)
+    return SplitProblem(
+        segments=tuple(segments), num_stages=num_stages, num_microbatches=num_microbatches, schedule=schedule,
+        num_chunks=num_chunks, memory_limit=(limit,) * num_stages, link=(link,) * (num_stages * num_chunks - 1),
+    )  # fmt: skip
+
+
+def _link_ns(profile: Profile, block: BlockCost) -> int:
+    p2p = profile.device.intra.of("p2p")
+    return round((p2p.latency_us + block.output_bytes / p2p.bytes_per_s * 1e6) * NS_PER_US)
+
+
+def _kinds(block: BlockCost, held: list[int], mindspeed: bool, is_layer: bool) -> tuple[LayerKind, ...]:
+    states = (block.dense, block.expert)
+    static = sum(
+        s.parameter_bytes + s.gradient_bytes + s.optimizer_bytes + s.optimizer_unshardable_bytes for s in states
+    )
+    whole = block.recompute["none"].saved_bytes
+    kinds = []
+    for name in ("none", "selective", "full"):
+        cost = block.recompute.get(name)
+        if cost is None or (name != "none" and not is_layer):
+            continue
+        # MindSpeed: one microbatch is always held whole, the other in-flight ones as recomputed.
+        memory = [cost.saved_bytes * (n - 1) + whole if mindspeed else cost.saved_bytes * n for n in held]
+        kinds.append(LayerKind(
+            name=name, extra_backward=round(cost.extra_backward_us * NS_PER_US),
+            memory=tuple(size + static for size in memory),
+            transient=0 if mindspeed else max(cost.forward_peak_bytes, cost.backward_peak_bytes),
+        ))  # fmt: skip
+    return tuple(kinds)

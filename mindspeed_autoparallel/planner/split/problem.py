@@ -1,0 +1,92 @@
+"""The inner problem as integers: times in any one tick, memory in any one unit.
+
+Virtual stage ``v`` of P stages is chunk ``v // P`` of stage ``v % P``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """One way to run a layer: kept whole, recomputed, offloaded."""
+
+    name: str
+    extra_backward: int = 0
+    memory: tuple[int, ...]
+    """By virtual stage: what one layer adds to its stage's peak, static memory and in-flight copies included."""
+    transient: int = 0
+    """Added once to a stage that has such layers (the largest over its kinds counts)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A run of equal layers; a pre or post block is a segment of one layer."""
+
+    name: str
+    num_layers: int
+    forward: int
+    backward: int
+    """0 when frozen."""
+    kinds: tuple[LayerKind, ...]
+    """The first is the plain one."""
+    predecessors: tuple[int, ...] = ()
+    """Indices of segments that must be complete before this one begins (the same stage will do)."""
+    beside: int | None = None
+    """Index of a segment that must have a layer on the same virtual stage: where a pre or post block sits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitProblem:
+    """Everything the solver needs; the schedule's order decides time, the kinds' tables decide memory."""
+
+    segments: tuple[Segment, ...]
+    num_stages: int
+    num_microbatches: int
+    memory_limit: tuple[int, ...]
+    """By stage."""
+    fixed_memory: tuple[int, ...] = ()
+    """By stage, whatever is placed there; empty: 0."""
+    link: tuple[int, ...] = ()
+    """Message time between virtual stages v and v + 1; empty: 0."""
+    schedule: str = "1f1b"
+    num_chunks: int = 1
+    rendezvous: bool = False
+    allow_empty_stages: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_stages < 1 or self.num_chunks < 1 or self.num_microbatches < 1:
+            raise ConfigError("pipeline size, chunks and microbatches must be at least 1.")
+        if not self.segments:
+            raise ConfigError("there is nothing to split: no segments.")
+        if len(self.memory_limit) != self.num_stages:
+            raise ConfigError(f"{len(self.memory_limit)} memory limits for {self.num_stages} stages.")
+        if self.fixed_memory and len(self.fixed_memory) != self.num_stages:
+            raise ConfigError(f"{len(self.fixed_memory)} fixed memories for {self.num_stages} stages.")
+        if self.link and len(self.link) != self.num_virtual - 1:
+            raise ConfigError(f"{len(self.link)} link times for {self.num_virtual} virtual stages.")
+        if self.rendezvous and self.num_chunks > 1:
+            raise ConfigError("rendezvous sends are those of the non-interleaved schedules.")
+        for index, segment in enumerate(self.segments):
+            if segment.num_layers < 1:
+                raise ConfigError(f"{segment.name}: num_layers must be at least 1, got {segment.num_layers}.")
+            if min(segment.forward, segment.backward) < 0 or not segment.kinds:
+                raise ConfigError(f"{segment.name}: times must not be negative, and one kind is needed.")
+            if any(before >= index for before in segment.predecessors):
+                raise ConfigError(f"{segment.name}: predecessors come first in the list.")
+            for kind in segment.kinds:
+                if len(kind.memory) != self.num_virtual or kind.extra_backward < 0 or min(kind.memory) < 0:
+                    raise ConfigError(f"{segment.name}, {kind.name}: one memory of at least 0 per virtual stage.")
+        layers = sum(segment.num_layers for segment in self.segments if segment.beside is None)
+        if not self.allow_empty_stages and layers < self.num_virtual:
+            raise ConfigError(
+                f"{self.num_virtual} stages (pipeline {self.num_stages} x {self.num_chunks} chunks) are more than the "
+                f"{layers} layers: an empty stage cannot run. Lower the pipeline size to {max(1, layers)} or below."
+            )
+
+    @property
+    def num_virtual(self) -> int:
+        return self.num_stages * self.num_chunks

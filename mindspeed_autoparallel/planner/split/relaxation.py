@@ -1,0 +1,95 @@
+"""Cuts from the linear relaxation: cheap rounds that leave little for the integer solver.
+
+A critical path is a linear function of the stages' times, and no plan is faster than any path: that holds for the
+paths of fractional plans too.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.solution import stage_times, step_of
+
+Cut = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Forwards and backwards by virtual stage, and the constant."""
+
+
+def cut_of(problem: SplitProblem, placement: object) -> tuple[Cut, float]:
+    """The critical path of a placement, and its length."""
+    step = step_of(problem, placement)
+    forward, backward = stage_times(problem, placement)
+    path = sum(n * t for n, t in zip(step.num_forwards, forward, strict=True))
+    path += sum(n * t for n, t in zip(step.num_backwards, backward, strict=True))
+    # What is left is messages: a whole number of ticks, whatever the rounding of fractional times.
+    return (step.num_forwards, step.num_backwards, round(step.step_time - path)), step.step_time
+
+
+def relaxed_cuts(problem: SplitProblem, deadline: float, max_rounds: int = 300) -> tuple[dict[Cut, None], float] | None:
+    """Cuts, and a lower bound on the step time; ``None`` when even fractions of layers do not fit."""
+    from ortools.linear_solver import pywraplp
+
+    lp = pywraplp.Solver.CreateSolver("GLOP")
+    num = problem.num_virtual
+    # Times near 1: GLOP loses its way with large numbers.
+    unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in problem.segments) / num)
+    x: list[list[list[Any]]] = [
+        [[lp.NumVar(0, s.num_layers, "") for _ in range(num)] for _ in s.kinds] for s in problem.segments
+    ]
+    here = [[sum(x[k][q][v] for q in range(len(s.kinds))) for v in range(num)] for k, s in enumerate(problem.segments)]
+    for k, segment in enumerate(problem.segments):
+        lp.Add(sum(here[k]) == segment.num_layers)
+        if segment.beside is not None:
+            for v in range(num):
+                lp.Add(here[k][v] <= here[segment.beside][v])
+        for before in segment.predecessors:
+            for v in range(num - 1):
+                done = sum(here[before][: v + 1]) * (1 / problem.segments[before].num_layers)
+                lp.Add(sum(here[k][: v + 1]) * (1 / segment.num_layers) <= done)
+    for v in range(num):
+        if not problem.allow_empty_stages:
+            lp.Add(sum(row[v] for k, row in enumerate(here) if problem.segments[k].beside is None) >= 1)
+    for stage, limit in enumerate(problem.memory_limit):
+        room = limit - (problem.fixed_memory[stage] if problem.fixed_memory else 0)
+        if room < 0:
+            return None
+        scale = 1 / max(1, limit)
+        lp.Add(sum(
+            x[k][q][v] * (kind.memory[v] * scale)
+            for k, s in enumerate(problem.segments) for q, kind in enumerate(s.kinds)
+            for v in range(stage, num, problem.num_stages)
+        ) <= room * scale)  # fmt: skip
+    step = lp.NumVar(0, lp.infinity(), "")
+    lp.Minimize(step)
+    terms: list[tuple[Any, Any]] = [
+        (
+            sum(x[k][q][v] * (s.forward / unit) for k, s in enumerate(problem.segments) for q in range(len(s.kinds))),
+            sum(
+                x[k][q][v] * ((s.backward + kind.extra_backward) / unit)
+                for k, s in enumerate(problem.segments) for q, kind in enumerate(s.kinds)
+            ),
+        )
+        for v in range(num)
+    ]  # fmt: skip
+    cuts: dict[Cut, None] = {}
+
+    def add(cut: Cut) -> None:
+        cuts[cut] = None
+        counted = zip(cut[0], cut[1], terms, strict=True)
+        lp.Add(step >= sum(f * a + b * c for f, b, (a, c) in counted if f or b) + cut[2] / unit)
+
+    bound = 0.0
+    for _ in range(max_rounds):
+        status = lp.Solve()
+        if status == pywraplp.Solver.INFEASIBLE:
+            return None
+        if status != pywraplp.Solver.OPTIMAL:
+            break
+        bound = step.solution_value() * unit
+        values = [[[max(0.0, v.solution_value()) for v in row] for row in kinds] for kinds in x]
+        cut, length = cut_of(problem, values)
+        if cut in cuts or length <= bound * (1 + 1e-7) or time.monotonic() > deadline:
+            break
+        add(cut)
+    return cuts, bound * (1 - 1e-6)

@@ -1,0 +1,204 @@
+"""Critical-path cuts: an integer master that knows a few paths, and the simulator that finds the path it forgot.
+
+The master's bound never exceeds the optimum (every cut is a path of every plan); when it equals the simulated time of
+the best plan seen, that plan is proved optimal. See docs/decisions/0010-critical-path-cuts.md.
+"""
+
+from __future__ import annotations
+
+import time
+from math import ceil, gcd
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.split.baselines import baselines
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts
+from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, stage_memory
+from mindspeed_autoparallel.schedule import make_program
+
+
+def solve(problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, num_workers: int = 1) -> SplitSolution:
+    """The fastest placement that fits, with a bound. Raises ``InfeasiblePlan`` with the smallest memory that fits."""
+    started = time.monotonic()
+    deadline = started + time_limit_s
+    make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
+    relaxed = relaxed_cuts(problem, started + time_limit_s / 2)
+    if relaxed is None:
+        raise _infeasible(problem)
+    cuts, bound = relaxed
+    master = _Master(problem, ceil(bound))
+    for cut in cuts:
+        master.add(cut)
+    best: Placement | None = None
+    best_time = -1
+    for baseline in baselines(problem):
+        if baseline.fits and master.accepts(baseline.placement) and (best is None or baseline.step_time < best_time):
+            best, best_time = baseline.placement, baseline.step_time
+    lower, rounds = ceil(bound), 0
+    while best is None or lower < best_time:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        rounds += 1
+        status, solved_bound, placements = master.solve(left, seed, num_workers, best, best_time)
+        if status == "infeasible":
+            if best is None:
+                raise _infeasible(problem)
+            lower = best_time
+            break
+        lower = max(lower, min(solved_bound, best_time) if best else solved_bound)
+        fresh = 0
+        for placement in placements:
+            cut, length = cut_of(problem, placement)
+            if best is None or length < best_time:
+                best, best_time = placement, int(length)
+            if cut not in cuts:
+                cuts[cut] = None
+                master.add(cut)
+                fresh += 1
+        if not fresh and status != "optimal":
+            break
+    if best is None:
+        raise InfeasiblePlan(
+            f"no plan was found within {time_limit_s:g} s, and none was proved impossible. Raise the time limit."
+        )
+    lower = min(lower, best_time)
+    return SplitSolution(
+        status="optimal" if lower >= best_time else "feasible", placement=best, step_time=best_time, lower_bound=lower,
+        stage_memory=stage_memory(problem, best), rounds=rounds, solve_seconds=time.monotonic() - started,
+    )  # fmt: skip
+
+
+class _Master:
+    """Layer counts, order and memory rows, and one row per known path."""
+
+    def __init__(self, problem: SplitProblem, bound: int) -> None:
+        from ortools.sat.python import cp_model
+
+        self.problem, self.cp = problem, cp_model
+        self.model: Any = cp_model.CpModel()
+        segments, num = problem.segments, problem.num_virtual
+        new = self.model.new_int_var
+        self.x = [[[new(0, s.num_layers, "") for _ in range(num)] for _ in s.kinds] for s in segments]
+        self.unit = 0
+        for segment in segments:
+            self.unit = gcd(self.unit, segment.forward, segment.backward, *(k.extra_backward for k in segment.kinds))
+        self.unit = gcd(self.unit, *problem.link) or 1
+        work = sum(
+            s.num_layers * (s.forward + s.backward + max(k.extra_backward for k in s.kinds)) for s in segments
+        ) + 2 * sum(problem.link)  # fmt: skip
+        highest = work * problem.num_microbatches * problem.num_chunks // self.unit + 1
+        if highest > 2**56:
+            raise ConfigError("the step is too long for the tick chosen: use coarser times.")
+        self.step = new(min(highest, -(-bound // self.unit)), highest, "")
+        self._order()
+        self._memory()
+        self.model.minimize(self.step)
+
+    def _order(self) -> None:
+        segments, num = self.problem.segments, self.problem.num_virtual
+        here = [[sum(self.x[k][q][v] for q in range(len(s.kinds))) for v in range(num)] for k, s in enumerate(segments)]
+        complete: dict[tuple[int, int], Any] = {}
+        for k, segment in enumerate(segments):
+            self.model.add(sum(here[k]) == segment.num_layers)
+            if segment.beside is not None:
+                for v in range(num):
+                    self.model.add(here[k][v] <= here[segment.beside][v])
+            for before in segment.predecessors:
+                for v in range(num - 1):
+                    if (before, v) not in complete:
+                        done = complete[before, v] = self.model.new_bool_var("")
+                        self.model.add(sum(here[before][: v + 1]) == segments[before].num_layers).only_enforce_if(done)
+                    self.model.add(sum(here[k][: v + 1]) == 0).only_enforce_if(~complete[before, v])
+        if not self.problem.allow_empty_stages:
+            for v in range(num):
+                self.model.add(sum(row[v] for k, row in enumerate(here) if segments[k].beside is None) >= 1)
+
+    def _memory(self) -> None:
+        problem = self.problem
+        for stage, limit in enumerate(problem.memory_limit):
+            room = limit - (problem.fixed_memory[stage] if problem.fixed_memory else 0)
+            chunks = range(stage, problem.num_virtual, problem.num_stages)
+            used, transients = [], []
+            for segment, kinds in zip(problem.segments, self.x, strict=True):
+                for kind, row in zip(segment.kinds, kinds, strict=True):
+                    used += [kind.memory[v] * row[v] for v in chunks if kind.memory[v]]
+                    if kind.transient:
+                        transients += [(kind.transient, row[v]) for v in chunks]
+            peak: Any = 0
+            if transients:
+                peak = self.model.new_int_var(0, max(size for size, _ in transients), "")
+                for size, count in transients:
+                    some = self.model.new_bool_var("")
+                    self.model.add(count == 0).only_enforce_if(~some)
+                    self.model.add(peak >= size).only_enforce_if(some)
+            self.model.add(sum(used) + peak <= room)
+
+    def add(self, cut: Cut) -> None:
+        """``step >= path``, in units of the times' greatest common divisor."""
+        terms = []
+        for segment, kinds in zip(self.problem.segments, self.x, strict=True):
+            for kind, row in zip(segment.kinds, kinds, strict=True):
+                for f, b, count in zip(cut[0], cut[1], row, strict=True):
+                    weight = f * segment.forward + b * (segment.backward + kind.extra_backward)
+                    if weight:
+                        terms.append(weight // self.unit * count)
+        self.model.add(self.step >= sum(terms) + cut[2] // self.unit)
+
+    def accepts(self, placement: Placement) -> bool:
+        """Whether a baseline keeps the order and leaves no stage empty."""
+        segments, num = self.problem.segments, self.problem.num_virtual
+        here = [[sum(row[v] for row in kinds) for v in range(num)] for kinds in placement]
+        for k, segment in enumerate(segments):
+            first = next(v for v in range(num) if here[k][v])
+            for before in segment.predecessors:
+                if max(v for v in range(num) if here[before][v]) > first:
+                    return False
+        counted = [row for row, s in zip(here, segments, strict=True) if s.beside is None]
+        return self.problem.allow_empty_stages or all(any(row[v] for row in counted) for v in range(num))
+
+    def solve(
+        self, seconds: float, seed: int, num_workers: int, best: Placement | None, best_time: int
+    ) -> tuple[str, int, list[Placement]]:
+        """(optimal, feasible, unknown or infeasible; bound in ticks; every plan met on the way)."""
+        variables = [v for kinds in self.x for row in kinds for v in row]
+        if best is not None:
+            self.model.clear_hints()
+            for variable, value in zip(variables, (v for kinds in best for row in kinds for v in row), strict=True):
+                self.model.add_hint(variable, value)
+            self.model.add(self.step <= best_time // self.unit)
+        solver = self.cp.CpSolver()
+        solver.parameters.num_workers = num_workers
+        solver.parameters.random_seed = seed
+        solver.parameters.max_time_in_seconds = max(0.01, seconds)
+        found: list[Placement] = []
+        x = self.x
+
+        class Collect(self.cp.CpSolverSolutionCallback):  # type: ignore[name-defined,misc]  # class of a lazy module
+            def on_solution_callback(self) -> None:
+                found.append(tuple(tuple(tuple(self.value(v) for v in row) for row in kinds) for kinds in x))
+
+        status = solver.solve(self.model, Collect())
+        names = {self.cp.OPTIMAL: "optimal", self.cp.FEASIBLE: "feasible", self.cp.INFEASIBLE: "infeasible"}
+        name = names.get(status, "unknown")
+        bound = 0 if name == "infeasible" else ceil(solver.best_objective_bound - 1e-6) * self.unit
+        return name, bound, found
+
+
+def _infeasible(problem: SplitProblem) -> InfeasiblePlan:
+    """Which stage is tightest, by the plan that overruns its limits least."""
+    tightest, over = 0, None
+    for baseline in baselines(problem):
+        used = stage_memory(problem, baseline.placement)
+        excess = [size - limit for size, limit in zip(used, problem.memory_limit, strict=True)]
+        if over is None or max(excess) < over:
+            over = max(excess)
+            tightest = excess.index(over)
+    low = problem.memory_limit[tightest]
+    error = InfeasiblePlan(
+        f"no plan fits. In the best simple split stage {tightest} is tightest: {low + max(0, over or 0)} where "
+        f"{low} is allowed, with as much recomputation as helps. Raise the memory limit or the pipeline size."
+    )
+    error.tightest_stage, error.excess = tightest, max(0, over or 0)  # type: ignore[attr-defined]  # read by the command
+    return error
