@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, RecomputeCost, StateBytes
-from mindspeed_autoparallel.schedule import Action
 from mindspeed_autoparallel.spec import Layout
+
+
+class Action(Protocol):
+    """A forward (``F``) or backward (``B``) of a chunk: what ``schedule`` programs are made of."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def chunk(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
