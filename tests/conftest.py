@@ -1,0 +1,15 @@
+"""Fixtures of all tests. The launcher and the release table are in tests/helpers: ``from ranks import run_ranks``."""
+
+import pytest
+from megatron_releases import RELEASES, megatron_path
+
+
+@pytest.fixture(params=list(RELEASES))
+def megatron_release(request):
+    """Runs the test once per supported Megatron: folders for ``run_ranks(..., python_path=megatron_release)``."""
+    pytest.importorskip("megatron.core" if request.param == "installed" else "torch")
+    folders = megatron_path(request.param)
+    if folders is None:
+        name = f"MEGATRON_CORE_{request.param.replace('.', '_')}"
+        pytest.skip(f"no megatron-core {RELEASES[request.param]}: set {name} to its folder, or run tests/run.sh")
+    return folders
