@@ -1,0 +1,96 @@
+"""The solver equals the enumeration of every plan on random small problems."""
+
+import itertools
+import random
+
+import pytest
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
+
+SHAPES = [("1f1b", 1, 1), ("1f1b", 2, 1), ("1f1b", 3, 1), ("gpipe", 2, 1), ("interleaved", 2, 2)]
+NUM_PER_SHAPE = 100
+
+
+def random_problem(drawn, schedule, stages, chunks):
+    microbatches = drawn.choice([2, 4]) if schedule == "interleaved" else drawn.randint(1, 6)
+    virtual = stages * chunks
+    side_by_side = drawn.random() < 0.3
+    segments = []
+    for index in range(drawn.randint(2, 3) if side_by_side else drawn.randint(1, 3)):
+        frozen = drawn.random() < 0.25
+        kinds = [LayerKind(name="none", memory=tuple(drawn.randint(4, 12) for _ in range(virtual)))]
+        for name in ("selective", "full")[: drawn.randint(0, 2) if len(segments) == 0 else drawn.randint(0, 1)]:
+            memory = tuple(drawn.randint(1, size) for size in kinds[0].memory)
+            extra, transient = drawn.randint(0, 9), drawn.choice([0, 0, 3])
+            kinds.append(LayerKind(name=name, extra_backward=extra, memory=memory, transient=transient))
+        before = tuple(range(index)) if side_by_side and index == 2 else (() if side_by_side or not index else (index - 1,))
+        segments.append(Segment(
+            name=f"m{index}", num_layers=drawn.randint(1, 3), forward=drawn.randint(0, 20),
+            backward=0 if frozen else drawn.randint(0, 40), kinds=tuple(kinds), predecessors=before,
+        ))  # fmt: skip
+    layers = sum(segment.num_layers for segment in segments)
+    return SplitProblem(
+        segments=tuple(segments), num_stages=stages, num_microbatches=microbatches, schedule=schedule,
+        num_chunks=chunks, memory_limit=tuple(drawn.randint(8, 40) for _ in range(stages)),
+        link=tuple(drawn.randint(0, 5) for _ in range(virtual - 1)), allow_empty_stages=layers < virtual,
+        rendezvous=schedule == "1f1b" and drawn.random() < 0.3,
+    )  # fmt: skip
+
+
+def brute_force(problem):
+    """The least step time over every placement, or None."""
+    virtual = problem.num_virtual
+    choices = []
+    for segment in problem.segments:
+        cells = len(segment.kinds) * virtual
+        choices.append([
+            tuple(row[q * virtual : (q + 1) * virtual] for q in range(len(segment.kinds)))
+            for row in itertools.product(range(segment.num_layers + 1), repeat=cells) if sum(row) == segment.num_layers
+        ])  # fmt: skip
+    best, seen = None, {}
+    for placement in itertools.product(*choices):
+        here = [[sum(column) for column in zip(*rows, strict=True)] for rows in placement]
+        if not problem.allow_empty_stages and not all(map(sum, zip(*here, strict=True))):
+            continue
+        if any(
+            max(v for v in range(virtual) if here[before][v]) > min(v for v in range(virtual) if here[k][v])
+            for k, segment in enumerate(problem.segments) for before in segment.predecessors
+        ):
+            continue
+        if any(a > b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True)):
+            continue
+        key = tuple(
+            tuple(sum(row[v] * t for s, rows in zip(problem.segments, placement, strict=True)
+                      for row, t in zip(rows, times(s), strict=True)) for v in range(virtual))
+            for times in (lambda s: [s.forward] * len(s.kinds), lambda s: [s.backward + k.extra_backward for k in s.kinds])
+        )  # fmt: skip
+        if key not in seen:
+            seen[key] = step_of(problem, placement).step_time
+            best = seen[key] if best is None else min(best, seen[key])
+    return best
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_optimum_equals_brute_force(shape):
+    drawn = random.Random(f"{shape}")
+    compared = 0
+    while compared < NUM_PER_SHAPE:
+        problem = random_problem(drawn, *shape)
+        size = 1
+        for segment in problem.segments:
+            size *= (segment.num_layers + 1) ** (len(segment.kinds) * problem.num_virtual)
+        if size > 3_000:
+            continue
+        expected = brute_force(problem)
+        compared += 1
+        if expected is None:
+            with pytest.raises(InfeasiblePlan):
+                solve(problem)
+            continue
+        solution = solve(problem)
+        assert solution.status == "optimal"
+        assert solution.step_time == solution.lower_bound == expected
+        step = step_of(problem, solution.placement, with_timeline=True)
+        assert sum(duration for _, duration in step.critical_path) == step.step_time == expected
+        assert stage_memory(problem, solution.placement) == solution.stage_memory
