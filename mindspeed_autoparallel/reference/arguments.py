@@ -63,6 +63,8 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
         "persist_layer_norm": False,
         "apply_rope_fusion": False,
         "dataloader_type": "external",
+        # data.json names no validation data; Megatron would still ask for eval_iters batches at the end.
+        "eval_iters": 0,
         "vocab_size": model.text.vocab_size,
         # Megatron insists on a whole number of layers per stage; the real split is the description's.
         "num_layers": -(-stack.num_layers // (pipeline_size * model.virtual_size)) * pipeline_size * model.virtual_size,

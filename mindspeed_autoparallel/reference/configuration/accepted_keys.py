@@ -25,7 +25,7 @@ DATA_PREPROCESS = (
 
 DATA_BASIC = (
     "template", "cache_dir", "preprocessing_batch_size", "preprocessing_num_workers", "tool_format", "mask_history",
-    "overwrite_cache", "preprocessing_on_fly", "val_dataset", "val_max_samples", "val_rate", "cutoff_len", "packing",
+    "overwrite_cache", "preprocessing_on_fly", "cutoff_len", "packing",
 )  # fmt: skip
 
 DATA_ATTRIBUTES = ("videos", "observation_tag", "function_tag", "system", "tools", "ranking", "chosen", "rejected")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.enums import ModelType
 from megatron.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 
@@ -32,6 +33,7 @@ class VisionLanguageModel(MegatronModule):
         super().__init__(config=base)
         self.description = model
         self.chunk = chunk
+        self.model_type = ModelType.encoder_or_decoder
         if ProcessGroupCollection is not None:
             self.pg_collection = ProcessGroupCollection.use_mpu_process_groups()
         self.received: torch.Tensor | None = None
