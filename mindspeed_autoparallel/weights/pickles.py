@@ -11,7 +11,9 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 
-_PLAIN_PACKAGES = ("argparse", "types", "pathlib", "numpy", "megatron", "mindspeed", "mindspeed_mm")
+_PLAIN_PACKAGES = (
+    "argparse", "types", "pathlib", "signal", "datetime", "numpy", "megatron", "mindspeed", "mindspeed_mm",
+)  # fmt: skip
 
 
 class Placeholder:

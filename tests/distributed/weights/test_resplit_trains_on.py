@@ -1,0 +1,90 @@
+"""A checkpoint saved by training under one layout, resplit to another, trains on with the same losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+# Looked for in files: importing it here would come before this package's own import.
+HAS_TRAINING = any((Path(folder) / "megatron" / "training").is_dir() for folder in sys.path)
+
+pytestmark = [
+    pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron,
+    pytest.mark.skipif(not HAS_TRAINING, reason="the reference training needs megatron.training"),
+]  # fmt: skip
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "docs" / "examples" / "qwen2vl_tiny"
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen2_vl", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": False,
+    "vision_config": {"depth": 4, "embed_dim": 32, "hidden_size": 64, "num_heads": 4},
+}  # fmt: skip
+
+
+def description(folder: Path, name: str, vision: list[int], text: list[int]) -> Path:
+    model = json.loads((EXAMPLE / "model.json").read_text())
+    model["image_encoder"]["vision_encoder"]["pipeline_num_layers"] = vision
+    model["text_decoder"]["pipeline_num_layers"] = text
+    (folder / name).write_text(json.dumps(model))
+    return folder / name
+
+
+def train(model: Path, load: Path, *, tensor: int, pipeline: int, iterations: int, save: Path | None = None) -> list[str]:
+    """Losses of the iterations, as printed."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(tensor * pipeline),
+        "-m", "mindspeed_autoparallel.reference.pretrain_vlm",
+        "--mm-model", str(model), "--mm-data", str(EXAMPLE / "data.json"),
+        "--tensor-model-parallel-size", str(tensor), "--pipeline-model-parallel-size", str(pipeline),
+        "--micro-batch-size", "1", "--global-batch-size", "2", "--seq-length", "512", "--max-position-embeddings", "1024",
+        "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4",
+        "--tokenizer-type", "NullTokenizer", "--vocab-size", "511", "--make-vocab-size-divisible-by", "1",
+        "--train-iters", str(iterations), "--lr", "1e-3", "--min-lr", "1e-3", "--lr-decay-style", "constant",
+        "--log-interval", "1", "--eval-interval", "1000", "--eval-iters", "0", "--distributed-backend", "gloo",
+        "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm",
+        "--load", str(load), "--finetune", "--no-load-optim", "--no-load-rng", "--no-save-optim", "--ckpt-format", "torch",
+    ]  # fmt: skip
+    if save is not None:
+        command += ["--save", str(save), "--save-interval", str(iterations)]
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
+    }  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    losses = re.findall(r"lm loss: ([0-9.E+-]+)", done.stdout)
+    assert len(losses) == iterations, done.stdout[-4000:]
+    return losses
+
+
+def test_a_saved_checkpoint_resplit_to_another_layout_trains_on_with_the_same_losses(tmp_path: Path) -> None:
+    from mindspeed_autoparallel.weights import conversion
+    from mindspeed_autoparallel.weights.architecture import TEXT, VISION, read_architecture
+    from mindspeed_autoparallel.weights.example import write_random_model
+    from mindspeed_autoparallel.weights.layouts import make_layout
+
+    write_random_model(tmp_path / "hf", CONFIG, scale=0.05)
+    architecture = read_architecture(tmp_path / "hf")
+    piped = make_layout(architecture, layers={VISION: ((4, 0),), TEXT: ((1, 3),)}, tensor_sizes={})
+    cut = make_layout(architecture, layers={}, tensor_sizes={TEXT: 2})
+    model_a = description(tmp_path, "a.json", [4, 0], [1, 3])
+    model_b = description(tmp_path, "b.json", [4], [4])
+
+    conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / "start", piped)
+    train(model_a, tmp_path / "start", tensor=1, pipeline=2, iterations=2, save=tmp_path / "saved")
+    conversion.resplit(tmp_path / "saved", tmp_path / "hf", tmp_path / "other", cut)
+    on_a = train(model_a, tmp_path / "saved", tensor=1, pipeline=2, iterations=2)
+    on_b = train(model_b, tmp_path / "other", tensor=2, pipeline=1, iterations=2)
+    assert [float(loss) for loss in on_b] == pytest.approx([float(loss) for loss in on_a], rel=1e-5)
+    assert on_a[0] != on_a[1]
