@@ -1,6 +1,6 @@
 """Patch sheets: one file per patched host module, named like it. No torch at module level.
 
-``arm()`` is called once by ``import mindspeed_autoparallel``; ``ENGINE`` lists what is installed and undoes it.
+``arm()`` is called once by ``import mindspeed_autoparallel``; ``patching.ENGINE`` lists and undoes what is installed.
 """
 
 if __name__ != "mindspeed_autoparallel.patches":
@@ -13,9 +13,7 @@ import importlib
 import pkgutil
 import sys
 
-from mindspeed_autoparallel.patching import Engine, Patch, call_before_import
-
-ENGINE = Engine()
+from mindspeed_autoparallel.patching import ENGINE, Patch, call_before_import
 
 
 def sheets() -> list[Patch]:

@@ -5,6 +5,7 @@ not be installed; ``undo_all()`` restores every original.
 """
 
 from mindspeed_autoparallel.patching.engine import (
+    ENGINE,
     Engine,
     InstalledPatch,
     LateImportWarning,
@@ -14,6 +15,7 @@ from mindspeed_autoparallel.patching.imports import call_after_import, call_befo
 from mindspeed_autoparallel.patching.sheet import Patch, Wrapper
 
 __all__ = [
+    "ENGINE",
     "Engine",
     "InstalledPatch",
     "LateImportWarning",

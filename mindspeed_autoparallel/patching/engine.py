@@ -51,7 +51,7 @@ class InstalledPatch:
 
 
 class Engine:
-    """Holds the patches of one process. The package has exactly one (``mindspeed_autoparallel.patches.ENGINE``)."""
+    """Holds the patches of one process. The package has exactly one, ``ENGINE``."""
 
     def __init__(self) -> None:
         self.patches: list[InstalledPatch] = []
@@ -117,6 +117,10 @@ class Engine:
         entry.active = True
         setattr(holder, name, entry.replacement)
         entry.state = PatchState.INSTALLED
+
+
+ENGINE = Engine()
+"""What ``import mindspeed_autoparallel`` arms; the only module-level mutable state of the package."""
 
 
 def _holder(module: ModuleType, attribute: str) -> tuple[Any, str]:

@@ -41,7 +41,7 @@ def after_parsing(arguments: argparse.Namespace) -> None:
 
 
 def _require(flag: str) -> None:
-    from mindspeed_autoparallel.patches import ENGINE
+    from mindspeed_autoparallel.patching import ENGINE
 
     ENGINE.require(flag)
 

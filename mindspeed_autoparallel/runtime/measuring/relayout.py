@@ -54,6 +54,9 @@ class Built:
 def set_arguments(arguments: Any, point: MeasuredAt, world_size: int) -> None:
     """Put ``point`` into the host's arguments, as the flags would have."""
     arguments.tensor_model_parallel_size = point.tensor_size
+    if getattr(arguments, "tensor_parallel_num_weight_shards", None) is not None:
+        # Megatron 0.19 derives it from the tensor-parallel size when it validates its arguments.
+        arguments.tensor_parallel_num_weight_shards = point.tensor_size
     arguments.context_parallel_size = point.context_size
     arguments.expert_model_parallel_size = point.expert_size
     arguments.sequence_parallel = point.sequence_parallel

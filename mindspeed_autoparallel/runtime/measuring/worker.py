@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,6 +49,8 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     arguments.overlap_grad_reduce = False
     arguments.overlap_param_gather = False
     arguments.eval_iters = 0
+    # Megatron's NaN checks may only be called inside its own train_step.
+    arguments.check_for_nan_in_loss_and_grad = False
     # The data set must last for every layout's microbatches.
     arguments.train_iters = max(50, 4 * (task.num_warmup + task.num_repeats + 2))
     arguments.train_samples = None
@@ -84,11 +87,13 @@ def _measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: An
     from megatron.training import get_args
 
     from mindspeed_autoparallel.runtime.devices import current_device
+    from mindspeed_autoparallel.runtime.measuring.links import measure_links
     from mindspeed_autoparallel.runtime.measuring.point import measure_point
 
     arguments = get_args()
     device = current_device()
     rank = torch.distributed.get_rank()
+    links = measure_links(device, int(os.environ["LOCAL_WORLD_SIZE"]))
     for index, point in enumerate(task.points):
         try:
             if index:
@@ -105,7 +110,7 @@ def _measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: An
             # Other ranks may be inside a collective: end the launch; the coordinator goes on with the next point.
             _finish(task, point, {"status": "out_of_memory", "reason": str(error).splitlines()[0]}, 0)
             sys.exit(OUT_OF_MEMORY_EXIT_CODE)
-        _finish(task, point, {"status": "ok", **result}, rank)
+        _finish(task, point, {"status": "ok", "links": links, **result}, rank)
 
 
 def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any], rank: int) -> None:
