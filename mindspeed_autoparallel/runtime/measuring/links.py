@@ -1,0 +1,70 @@
+"""Latency and bandwidth of the links between the measuring processes: two sizes, one straight line.
+
+A tier that the measuring nodes do not have (between nodes, on one node) is left out; the search says what it uses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+_SMALL_BYTES = 4 * 1024
+_LARGE_BYTES = 4 * 1024 * 1024
+_REPEATS = 5
+
+
+def measure_links(device: Any, num_processes_per_node: int) -> dict[str, dict[str, dict[str, float]]]:
+    """``{tier: {operation: {latency_us, bytes_per_s}}}`` for ``p2p`` and ``all_reduce``; collective on all ranks."""
+    import torch
+    import torch.distributed as distributed
+
+    world_size, rank = distributed.get_world_size(), distributed.get_rank()
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    if world_size == 1:
+        return result
+    where = {"device": torch.cuda.current_device()}
+    peers = {"intra": 1 if num_processes_per_node > 1 else 0, "inter": num_processes_per_node}
+    for tier, peer in peers.items():
+        if not 0 < peer < world_size:
+            continue
+
+        def send(size: int, peer: int = peer) -> None:
+            tensor = torch.zeros(size, dtype=torch.uint8, **where)
+            if rank == 0:
+                distributed.send(tensor, peer)
+            elif rank == peer:
+                distributed.recv(tensor, 0)
+
+        result[tier] = {"p2p": _fit(send, device)}
+    tier = "inter" if world_size > num_processes_per_node else "intra"
+
+    def reduce(size: int) -> None:
+        distributed.all_reduce(torch.zeros(size // 4, **where))
+
+    # One rank moves 2 (n - 1) / n of the buffer; the bandwidth is that of its link.
+    moved = 2 * (world_size - 1) / world_size
+    fitted = _fit(reduce, device)
+    result.setdefault(tier, {})["all_reduce"] = {**fitted, "bytes_per_s": fitted["bytes_per_s"] * moved}
+    return result
+
+
+def _fit(operation: Callable[[int], None], device: Any) -> dict[str, float]:
+    import torch.distributed as distributed
+
+    seconds = []
+    for size in (_SMALL_BYTES, _LARGE_BYTES):
+        samples = []
+        for _ in range(_REPEATS):
+            distributed.barrier()
+            device.synchronize()
+            begin = time.perf_counter()
+            operation(size)
+            device.synchronize()
+            # Everyone's time counts: a send may return before it has arrived.
+            distributed.barrier()
+            samples.append(time.perf_counter() - begin)
+        seconds.append(min(samples))
+    small, large = seconds
+    slope = max((large - small) / (_LARGE_BYTES - _SMALL_BYTES), 1e-13)
+    return {"latency_us": max(0.0, small - slope * _SMALL_BYTES) * 1e6, "bytes_per_s": 1.0 / slope}

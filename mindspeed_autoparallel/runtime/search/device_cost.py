@@ -1,0 +1,53 @@
+"""What the planner is told about device and links: measured where the measuring nodes have it, else assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier
+
+_RESERVE_FRACTION = 0.06
+"""Of the device's memory: contexts, communicator buffers, fragmentation; --auto-parallel-memory-limit-mib overrides."""
+
+
+def device_cost(results: Mapping[Any, dict[str, Any]]) -> tuple[DeviceCost, list[str]]:
+    """The device of all good ``results``, and what had to be assumed."""
+    good = [result for result in results.values() if result["status"] == "ok"]
+    notes: list[str] = []
+    links: dict[str, dict[str, dict[str, float]]] = {}
+    for result in good:
+        links |= result.get("links", {})
+    intra, inter = _tier(links.get("intra")), _tier(links.get("inter"))
+    if intra is None and inter is None:
+        notes.append("one process measured alone: links are assumed at 10 us and 10 GB/s")
+        intra = LinkTier(default=Collective(latency_us=10.0, bytes_per_s=10e9))
+    if inter is None:
+        notes.append("links between nodes were not measured (one node): those inside the node are used for them")
+    if intra is None:
+        notes.append("links inside a node were not measured (one process per node): those between nodes are used")
+    rates = [_rate(result) for result in good]
+    capacity = min(int(result["memory_capacity_bytes"]) for result in good)
+    present = intra or inter
+    assert present is not None
+    return (
+        DeviceCost(
+            memory_capacity_bytes=int(capacity * (1 - _RESERVE_FRACTION)),
+            intra=intra or present,
+            inter=inter or present,
+            optimizer_step_us_per_byte=min(rates),
+        ),
+        notes,
+    )
+
+
+def _tier(operations: dict[str, dict[str, float]] | None) -> LinkTier | None:
+    if not operations:
+        return None
+    fitted = {name: Collective(**values) for name, values in operations.items()}
+    return LinkTier(default=fitted.get("all_reduce") or next(iter(fitted.values())), operations=fitted)
+
+
+def _rate(result: dict[str, Any]) -> float:
+    optimizer = result["optimizer"]
+    return float(optimizer["step_us"] / optimizer["parameter_bytes"]) if optimizer["parameter_bytes"] else 0.0

@@ -1,0 +1,43 @@
+"""From a profile to the files in the run directory: plan, result, page, trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.runtime.search.request import SearchRequest
+from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.units import MIB
+
+RESULT_FILE = "auto_parallel_search_optimal_config.json"
+PAGE_FILE = "auto_parallel_report.html"
+TRACE_FILE = "auto_parallel_trace.json"
+PLAN_FILE = "plan.json"
+
+
+def plan_and_write(request: SearchRequest, profile: Profile, directory: Path, say: Callable[[str], None]) -> None:
+    """Search the best plan for the cluster of ``request`` and write everything a user reads to ``directory``."""
+    # OR-Tools takes most of a second to load, so only once it is needed.
+    from mindspeed_autoparallel.planner.results import write_results
+    from mindspeed_autoparallel.planner.search import search
+    from mindspeed_autoparallel.report.page import render_page
+    from mindspeed_autoparallel.report.table import render_table
+    from mindspeed_autoparallel.report.trace import chrome_trace
+
+    limit = request.memory_limit_mib
+    cluster = Cluster(
+        num_nodes=request.cluster_num_nodes,
+        devices_per_node=request.cluster_devices_per_node,
+        memory_limit_bytes=limit * MIB if limit is not None else None,
+    )
+    say(f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}")
+    plan = search(profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=say)
+    write_results(plan, directory)
+    write_text_atomic(directory / PAGE_FILE, render_page(plan))
+    write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
+    print(render_table(plan), flush=True)
+    say(f"best plan: {directory / RESULT_FILE}")
+    say(f"everything about it: {directory / PLAN_FILE} (train by it with --auto-parallel-plan {PLAN_FILE})")
+    say(f"page: {directory / PAGE_FILE}; timeline: {directory / TRACE_FILE} (open in Perfetto or chrome://tracing)")
