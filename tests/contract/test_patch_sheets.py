@@ -1,0 +1,52 @@
+"""Every patch sheet fits every supported Megatron: the target exists and has the parameters its wrapper relies on."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.megatron]
+
+INSTALL_ALL = """
+import json, sys
+sys.argv = ["script.py", "--auto-parallel-mm", "--auto-parallel-plan", "x", "--hetero-parallel", "--auto-tuning"]
+import mindspeed_autoparallel
+from mindspeed_autoparallel.patching import ENGINE, PatchState
+import importlib
+for entry in ENGINE.patches:
+    try:
+        importlib.import_module(entry.patch.module)
+    except ModuleNotFoundError as error:
+        if error.name and not error.name.startswith("megatron.training"):
+            raise
+states = {entry.patch.target: [entry.state.name, entry.reason] for entry in ENGINE.patches}
+originals = {entry.patch.target: entry.original for entry in ENGINE.patches if entry.state is PatchState.INSTALLED}
+ENGINE.undo_all()
+def resolve(target):
+    module, _, path = target.partition(":")
+    value = sys.modules[module]
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+restored = all(resolve(target) is original for target, original in originals.items())
+print(json.dumps({"states": states, "restored": restored}))
+"""
+
+
+def test_every_sheet_fits_and_undo_restores_every_original(megatron_release):
+    path = os.pathsep.join([*map(str, megatron_release), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"}
+    run = subprocess.run(
+        [sys.executable, "-c", INSTALL_ALL], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    result = json.loads(run.stdout.splitlines()[-1])
+    core = {target: state for target, state in result["states"].items() if target.startswith("megatron.core")}
+    assert core
+    assert {target: state for target, state in core.items() if state[0] != "INSTALLED"} == {}
+    training = {target: state for target, state in result["states"].items() if target.startswith("megatron.training")}
+    if not megatron_release:
+        assert {target: state for target, state in training.items() if state[0] != "INSTALLED"} == {}
+    assert result["restored"]
