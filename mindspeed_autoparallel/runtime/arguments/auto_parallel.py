@@ -20,6 +20,13 @@ GROUP = FlagGroup(
             help="Measurements, cache, logs and the full plan are kept here.",
         ),
         Flag(
+            name="--auto-parallel-output-dir",
+            type=str,
+            default=".",
+            metavar="DIR",
+            help="Where the result, the plan and the report are written. Default: the directory the script runs in.",
+        ),
+        Flag(
             name="--auto-parallel-memory-limit-mib",
             type=positive_int,
             metavar="MIB",

@@ -42,7 +42,7 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
         profile = _profile(request, arguments)
         from mindspeed_autoparallel.runtime.search.planning import plan_and_write
 
-        plan_and_write(request, profile, Path.cwd(), say)
+        plan_and_write(request, profile, Path(arguments.auto_parallel_output_dir).resolve(), say)
     except KeyboardInterrupt:
         say(f"interrupted; finished measurements are kept in {request.work_dir} and will be reused")
         sys.exit(130)
