@@ -20,6 +20,9 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
     wants_help = bool({"-h", "--help"} & set(sys.argv[1:]))
     if not (flags_given(sys.argv[1:]) or wants_help or os.environ.get(TASK_VARIABLE)):
         return parse(*args, **kwargs)
+    if kwargs.get("ignore_unknown_args") or (len(args) > 1 and args[1]):
+        # Megatron's side looks (fault tolerance, restarts), without the script's own arguments: not the training's.
+        return parse(*args, **kwargs)
     rest = dict(kwargs)
     provider: ParserHook | None = args[0] if args else rest.pop("extra_args_provider", None)
 
