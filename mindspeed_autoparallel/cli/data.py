@@ -1,0 +1,49 @@
+"""Convert data sets: LLaVA-instruct JSON to the mllm format of MindSpeed-MM.
+
+data llava-to-mllm llava_instruct_150k.json --images data/COCO2017/train2017 --output data/mllm.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError
+
+_SHOWN = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("conversion", choices=("llava-to-mllm",))
+    parser.add_argument("sources", type=Path, nargs="+", help="one or more LLaVA-instruct files")
+    parser.add_argument("--images", type=Path, required=True, help="folder with the pictures")
+    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    parser.add_argument("--max-samples", type=int, metavar="N", help="stop after N good records")
+    parser.add_argument("--strict", action="store_true", help="refuse a broken record instead of skipping it")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output file")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON only")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.files import write_json_atomic
+    from mindspeed_autoparallel.reference.data.llava import convert
+
+    if arguments.max_samples is not None and arguments.max_samples < 1:
+        raise ConfigError(f"--max-samples {arguments.max_samples}: give a number of at least 1.")
+    if arguments.output.exists() and not arguments.overwrite:
+        raise ConfigError(f"{arguments.output} exists. Choose another --output or give --overwrite.")
+    result = convert(arguments.sources, arguments.images, max_samples=arguments.max_samples, strict=arguments.strict)
+    write_json_atomic(arguments.output, result.records)
+    if arguments.json:
+        print(
+            json.dumps({"output": str(arguments.output), "num_records": len(result.records), "broken": result.broken})
+        )
+        return 0
+    for line in result.broken[:_SHOWN]:
+        print(f"skipped {line}", file=sys.stderr)
+    if len(result.broken) > _SHOWN:
+        print(f"skipped {len(result.broken) - _SHOWN} more", file=sys.stderr)
+    print(f"{arguments.output}: {len(result.records)} records, {len(result.broken)} broken ones skipped")
+    return 0

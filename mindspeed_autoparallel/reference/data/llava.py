@@ -1,0 +1,88 @@
+"""LLaVA-instruct records -> the mllm format (needs no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json
+
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_MARK = "<image>"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """``records`` in the mllm format; ``broken``: one line for every record left out."""
+
+    records: list[dict[str, Any]]
+    broken: list[str]
+
+
+class _BrokenRecord(Exception):
+    """Why a record cannot be used."""
+
+
+def convert(
+    sources: Sequence[Path], images: Path, *, max_samples: int | None = None, strict: bool = False
+) -> Conversion:
+    """Read ``sources`` one after another until ``max_samples`` records are good.
+
+    Pictures are looked for under ``images`` and must exist. ``strict``: the first broken record is ``ConfigError``
+    instead of being left out.
+    """
+    if not images.is_dir():
+        raise ConfigError(f"--images {images} is not a folder; give the folder that holds the pictures.")
+    records: list[dict[str, Any]] = []
+    broken: list[str] = []
+    for name, value in _all_records(sources):
+        if max_samples is not None and len(records) == max_samples:
+            break
+        try:
+            records.append(_convert_one(value, images))
+        except _BrokenRecord as reason:
+            if strict:
+                raise ConfigError(
+                    f"{name}: {reason}. Repair it, or leave out --strict to skip broken records."
+                ) from reason
+            broken.append(f"{name}: {reason}")
+    if not records:
+        raise ConfigError(f"no usable record in {', '.join(map(str, sources))} ({len(broken)} broken).")
+    return Conversion(records, broken)
+
+
+def _all_records(sources: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    for source in sources:
+        values = read_json(source, "LLaVA-instruct data set")
+        if not isinstance(values, list):
+            raise ConfigError(f"{source} must be a list of LLaVA-instruct records, not {type(values).__name__}.")
+        for index, value in enumerate(values):
+            label = f" (id {value['id']})" if isinstance(value, Mapping) and "id" in value else ""
+            yield f"{source}[{index}]{label}", value
+
+
+def _convert_one(value: Any, images: Path) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not isinstance(value.get("conversations"), list) or not value["conversations"]:
+        raise _BrokenRecord("no 'conversations'")
+    messages = []
+    for turn in value["conversations"]:
+        role = _ROLES.get(str(turn.get("from"))) if isinstance(turn, Mapping) else None
+        if role is None or not isinstance(turn.get("value"), str) or not turn["value"].strip():
+            raise _BrokenRecord("a turn without a known 'from' (human, gpt) or without text in 'value'")
+        messages.append({"role": role, "content": turn["value"]})
+    if messages[-1]["role"] != "assistant":
+        raise _BrokenRecord("no answer: the last turn is not by 'gpt'")
+    listed = value.get("image") or []
+    names = [listed] if isinstance(listed, str) else listed
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _BrokenRecord("'image' is neither a file name nor a list of them")
+    marks = sum(message["content"].count(_MARK) for message in messages)
+    if marks != len(names):
+        raise _BrokenRecord(f"{marks} {_MARK} marks for {len(names)} pictures")
+    for name in names:
+        if not (images / name).is_file():
+            raise _BrokenRecord(f"no picture {images / name}")
+    return {"messages": messages, "images": [str(images / name) for name in names]}

@@ -1,0 +1,224 @@
+"""Checks of test_samples.py; prints ``name<tab>ok`` or what went wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import mindspeed_autoparallel  # before megatron
+
+assert mindspeed_autoparallel.__version__
+
+import torch  # noqa: E402
+
+from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
+from mindspeed_autoparallel.reference.configuration import (  # noqa: E402
+    DataDescription,
+    read_data,
+    read_model,
+)
+from mindspeed_autoparallel.reference.data.audio import load_audio  # noqa: E402
+from mindspeed_autoparallel.reference.data.batches import MicrobatchStream, collate  # noqa: E402
+from mindspeed_autoparallel.reference.data.images import cut_patches, fitting_size  # noqa: E402
+from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
+from mindspeed_autoparallel.reference.data.samples import IGNORED, make_sample  # noqa: E402
+from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
+from mindspeed_autoparallel.reference.model.audio import num_audio_tokens  # noqa: E402
+from mindspeed_autoparallel.reference.model.grid import lay_out_rows  # noqa: E402
+from mindspeed_autoparallel.reference.model.text import multimodal_positions  # noqa: E402
+from mindspeed_autoparallel.reference.model.vlm import put_at_tokens  # noqa: E402
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "qwen2vl_tiny"
+MODEL = read_model(EXAMPLE / "model.json")
+DATA = dataclasses.replace(
+    read_data(EXAMPLE / "data.json"), folder=EXAMPLE / "data", files=(EXAMPLE / "data" / "pictures.json",)
+)
+VISION = MODEL.vision
+assert VISION is not None
+TOKENIZER = ByteTokenizer()
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def register(function: Callable[[], None]) -> Callable[[], None]:
+        CHECKS[name] = function
+        return function
+
+    return register
+
+
+def fails(function: Callable[[], object], *words: str) -> None:
+    try:
+        function()
+    except ConfigError as error:
+        for word in words:
+            assert word in str(error), f"{word!r} not in {error}"
+        return
+    raise AssertionError("no ConfigError")
+
+
+def with_records(records: list[object], model: object = MODEL) -> DataDescription:
+    file = Path(tempfile.mkdtemp()) / "set.json"
+    file.write_text(json.dumps(records))
+    return dataclasses.replace(DATA, files=(file,))
+
+
+@check("fitting sizes are multiples within the bounds")
+def _() -> None:
+    for height, width in itertools.product((20, 56, 77, 300, 2000), (28, 100, 640)):
+        fitted = fitting_size(height, width, 28, 56 * 56, 112 * 112)
+        assert all(side % 28 == 0 for side in fitted)
+        assert fitted[0] * fitted[1] <= 112 * 112 or min(fitted) == 28
+        assert fitted[0] * fitted[1] >= 56 * 56
+    assert fitting_size(70, 90, 28, 0, 10**9) == (56, 84)
+    fails(lambda: fitting_size(1, 300, 28, 0, 10**9), "longer than 200 times")
+
+
+@check("patches equal a slow cut")
+def _() -> None:
+    pixels = torch.arange(3 * 56 * 84, dtype=torch.float32).view(3, 56, 84)
+    patches, grid = cut_patches(pixels, VISION)
+    assert grid == (1, 4, 6)
+    places = [(2 * i + di, 2 * j + dj) for i in range(2) for j in range(3) for di in range(2) for dj in range(2)]
+    for patch, (row, column) in zip(patches, places, strict=True):
+        cut = pixels[:, 14 * row : 14 * row + 14, 14 * column : 14 * column + 14]
+        assert torch.equal(patch.view(3, 2, 14, 14), torch.stack((cut, cut), dim=1))
+
+
+@check("windows equal a slow cut")
+def _() -> None:
+    vision = dataclasses.replace(VISION, window_size=112)
+    rows = lay_out_rows([(1, 12, 10), (1, 4, 4)], vision, torch.device("cpu"))
+    assert rows.boundaries == [0, 120, 136]
+    assert rows.windows is not None and rows.windows[-1] == 136
+    assert sorted(rows.order.tolist()) == list(range(136))
+    for start, stop in itertools.pairwise(rows.windows):
+        groups = {int(row) // 4 for row in rows.order[start:stop]}
+        inside = {(group // 5 // 4, group % 5 // 4) for group in groups if group < 30}
+        assert len(inside) <= 1
+        assert len(groups) * 4 == stop - start
+    merged = rows.order.view(-1, 4)[rows.merged_order]
+    assert torch.equal(merged.flatten(), torch.arange(136))
+
+
+@check("labels are the next wanted tokens")
+def _() -> None:
+    data = with_records([{"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]}])
+    sample = make_sample(read_records(data)[0], MODEL, data, TOKENIZER, 128)
+    wanted = [token for token in sample.labels if token != IGNORED]
+    assert wanted == [ord("c"), ord("d"), TOKENIZER.turn_end]
+    for place, label in enumerate(sample.labels[:-1]):
+        assert label in (IGNORED, sample.input_ids[place + 1])
+
+
+@check("every image has as many tokens as merged patches")
+def _() -> None:
+    for record in read_records(DATA):
+        sample = make_sample(record, MODEL, DATA, TOKENIZER, 128)
+        assert sample.input_ids.count(MODEL.image_token_id) * 4 == sum(len(patches) for patches in sample.patches)
+        assert len(sample.grids) == len(record.images)
+
+
+@check("a missing mark names the sample")
+def _() -> None:
+    bad = {"messages": [{"role": "user", "content": "<image><image>"}], "images": ["picture_0.png"]}
+    fails(lambda: read_records(with_records([bad])), "set.json[0]", "2 <image> marks", "1 files")
+    fails(lambda: read_records(with_records([{"messages": "x"}])), "set.json[0]", "list 'messages'")
+
+
+@check("a picture that does not fit names the sample")
+def _() -> None:
+    record = next(record for record in read_records(DATA) if len(record.images) == 2)
+    fails(lambda: make_sample(record, MODEL, DATA, TOKENIZER, 20), record.name, "--seq-length 20")
+
+
+@check("broken media name the sample")
+def _() -> None:
+    data = with_records([{"messages": [{"role": "user", "content": "<image>"}], "images": ["nowhere.png"]}])
+    fails(lambda: make_sample(read_records(data)[0], MODEL, data, TOKENIZER, 128), "set.json[0]", "nowhere.png")
+    data = with_records([{"messages": [{"role": "user", "content": "<audio>"}], "audios": ["tone_0.wav"]}])
+    fails(lambda: make_sample(read_records(data)[0], MODEL, data, TOKENIZER, 128), "no audio_encoder")
+
+
+@check("positions go on after the longer side")
+def _() -> None:
+    positions = multimodal_positions([1, 2, 9, 9, 9, 9, 9, 9, 3], 9, [(1, 4, 6)], 2)
+    assert positions[:, :2].tolist() == [[0, 1]] * 3
+    assert positions[0, 2:8].tolist() == [2] * 6
+    assert positions[1, 2:8].tolist() == [2, 2, 2, 3, 3, 3]
+    assert positions[2, 2:8].tolist() == [2, 3, 4, 2, 3, 4]
+    assert positions[:, 8].tolist() == [5, 5, 5]
+
+
+@check("a batch without media has a stand-in")
+def _() -> None:
+    record = next(record for record in read_records(DATA) if not record.images)
+    sample = make_sample(record, MODEL, DATA, TOKENIZER, 128)
+    batch = collate([sample], MODEL, TOKENIZER.padding, 128)
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 2]]
+    assert not (batch["input_ids"] == MODEL.image_token_id).any()
+    embeddings = torch.randn(128, 1, 8)
+    rows = torch.randn(1, 1, 8, requires_grad=True)
+    joined = put_at_tokens(embeddings, rows, batch["input_ids"] == MODEL.image_token_id)
+    assert torch.equal(joined, embeddings)
+    joined.sum().backward()
+    assert rows.grad is not None and not rows.grad.any()
+
+
+@check("ranks together see the same samples as one")
+def _() -> None:
+    def stream(rank: int, num_ranks: int, start: int = 0) -> MicrobatchStream:
+        shuffled = dataclasses.replace(DATA, shuffle=True)
+        return MicrobatchStream(
+            read_records(DATA), MODEL, shuffled, TOKENIZER, size=1, rank=rank, num_ranks=num_ranks, start=start,
+            seed=7, max_tokens=128, pad_to_longest=True, multiple=4,
+        )  # fmt: skip
+
+    alone = [batch["input_ids"] for batch in itertools.islice(iter(stream(0, 1)), 24)]
+    together: list[torch.Tensor] = []
+    for pair in zip(iter(stream(0, 2)), iter(stream(1, 2)), strict=False):
+        together += [batch["input_ids"] for batch in pair]
+        if len(together) == 24:
+            break
+    resumed = [batch["input_ids"] for batch in itertools.islice(iter(stream(0, 1, 8)), 16)]
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(alone[8:], resumed, strict=True))
+    assert len({tuple(ids.flatten().tolist()) for ids in alone[:11]}) == 11
+    assert all(ids.shape[1] % 4 == 0 for ids in alone)
+
+
+@check("tones have frames and tokens")
+def _() -> None:
+    loudest = []
+    for number in range(3):
+        mel = load_audio(EXAMPLE / "data" / f"tone_{number}.wav", 40)
+        assert mel.shape == (40, 16 + 8 * number)
+        assert bool(mel.isfinite().all())
+        loudest.append(int(mel.mean(dim=1).argmax()))
+        assert num_audio_tokens(mel.shape[1], 100) == mel.shape[1] // 4
+    assert loudest == sorted(set(loudest))
+
+
+@check("put_at_tokens keeps the order of samples")
+def _() -> None:
+    at = torch.tensor([[False, True, True], [True, False, True]])
+    rows = torch.arange(4.0).view(4, 1, 1)
+    joined = put_at_tokens(torch.full((3, 2, 1), -1.0), rows, at)
+    assert joined[:, :, 0].T.tolist() == [[-1, 0, 1], [2, -1, 3]]
+
+
+def main() -> None:
+    for name, function in CHECKS.items():
+        try:
+            function()
+            print(f"{name}\tok")
+        except Exception as error:
+            print(f"{name}\t{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

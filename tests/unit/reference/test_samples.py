@@ -1,0 +1,52 @@
+"""Pictures, tones and records -> samples and microbatches. These modules import megatron's position code: one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+pytest.importorskip("PIL")
+
+pytestmark = [pytest.mark.torch, pytest.mark.megatron]
+
+# Importing megatron on a machine without an accelerator patches torch for the whole process: keep it out of this one.
+PROGRAM = Path(__file__).parent / "samples_program.py"
+
+
+@pytest.fixture(scope="module")
+def outcome() -> dict[str, str]:
+    done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True, check=False, timeout=300)
+    lines = [line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line]
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {line[0]: line[1] for line in lines}
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "fitting sizes are multiples within the bounds",
+        "patches equal a slow cut",
+        "windows equal a slow cut",
+        "labels are the next wanted tokens",
+        "every image has as many tokens as merged patches",
+        "a missing mark names the sample",
+        "a picture that does not fit names the sample",
+        "broken media name the sample",
+        "positions go on after the longer side",
+        "a batch without media has a stand-in",
+        "ranks together see the same samples as one",
+        "tones have frames and tokens",
+        "put_at_tokens keeps the order of samples",
+    ],
+)
+def test_samples(outcome: dict[str, str], check: str) -> None:
+    assert outcome[check] == "ok"
+
+
+def test_every_check_of_the_program_is_listed(outcome: dict[str, str]) -> None:
+    assert len(outcome) == 13
