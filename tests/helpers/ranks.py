@@ -33,14 +33,29 @@ from typing import Any
 RESULT = "RESULT "
 """A rank hands a result back as a line of standard output: this word and JSON (functions do it by returning)."""
 
-_CALL = f"""
-import importlib.util, json, sys
+_RUN = f"""
+import json, os, pathlib, runpy, sys, traceback
 file, name, arguments = json.loads(sys.argv[1])
-spec = importlib.util.spec_from_file_location("rank_program", file)
-module = sys.modules["rank_program"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-result = getattr(module, name)(*arguments)
-sys.stdout.write("\\n{RESULT}" + json.dumps(result) + "\\n")
+try:
+    sys.path[0] = str(pathlib.Path(file).parent)
+    if name is None:
+        sys.argv = [file, *arguments]
+        runpy.run_path(file, run_name="__main__")
+    else:
+        import importlib.util
+        spec = importlib.util.spec_from_file_location("rank_program", file)
+        module = sys.modules["rank_program"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        result = getattr(module, name)(*arguments)
+        print("\\n{RESULT}" + json.dumps(result))
+except BaseException as error:
+    if isinstance(error, SystemExit) and not error.code:
+        raise
+    traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: the exit handlers of a broken process group may wait for its peers forever.
+    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
 """
 _HERE = str(Path(__file__).parent)
 _GRACE_S = 5.0
@@ -84,7 +99,13 @@ def run_ranks(
     for _ in range(3):
         with tempfile.TemporaryDirectory(prefix="ranks-") as scratch:
             outputs, in_time = _run_once(
-                num_ranks, _command(program, arguments), Path(scratch), cwd, python_path, environment or {}, timeout_s
+                num_ranks,
+                _command(program, arguments, Path(scratch)),
+                Path(scratch),
+                cwd,
+                python_path,
+                environment or {},
+                timeout_s,
             )
         # Another process may take the port between its choice and rank 0's bind.
         if not any("EADDRINUSE" in output.stderr for output in outputs):
@@ -105,13 +126,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _command(program: Path | str | Callable[..., Any], arguments: tuple[Any, ...]) -> list[str]:
-    if isinstance(program, Path):
-        return [sys.executable, str(program.resolve()), *map(str, arguments)]
+def _command(program: Path | str | Callable[..., Any], arguments: tuple[Any, ...], scratch: Path) -> list[str]:
+    if callable(program):
+        name, file = program.__qualname__, inspect.getsourcefile(program)
+        return [sys.executable, "-c", _RUN, json.dumps([file, name, arguments])]
     if isinstance(program, str):
-        return [sys.executable, "-c", program, *map(str, arguments)]
-    file = inspect.getsourcefile(program)
-    return [sys.executable, "-c", _CALL, json.dumps([file, program.__qualname__, arguments])]
+        text, program = program, scratch / "program.py"
+        program.write_text(text, encoding="utf-8")
+    return [sys.executable, "-c", _RUN, json.dumps([str(program.resolve()), None, [str(item) for item in arguments]])]
 
 
 def _run_once(

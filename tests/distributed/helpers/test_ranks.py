@@ -40,6 +40,8 @@ def test_source_text_and_scripts_run_in_a_scratch_folder(tmp_path):
         (output,) = run_ranks(1, program, "argument")
         assert (output.stdout, output.result) == ("argument\nRESULT 7\n", 7)
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+    with pytest.raises(AssertionError, match="ended with 4"):
+        run_ranks(1, "import sys; sys.exit(4)")
 
 
 def test_a_failing_rank_ends_the_others_and_is_named_first():
@@ -66,6 +68,18 @@ def test_after_the_time_out_nothing_that_a_rank_started_is_left(tmp_path):
     # An orphan nobody collects is a zombie: dead, and not to be mistaken for a process.
     left = [pid for pid in pids if alive(pid) and "State:\tZ" not in open(f"/proc/{pid}/status").read()]
     assert left == []
+
+
+def test_a_rank_that_breaks_inside_a_job_ends_at_once_although_its_peers_are_waiting():
+    pytest.importorskip("torch")
+    code = (
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 1: raise ValueError('broke')\n"
+        "dist.all_reduce(torch.ones(1))"
+    )
+    with pytest.raises(AssertionError, match=r"^rank 1 ended with 1:[\s\S]*ValueError: broke"):
+        run_ranks(2, code)
 
 
 def test_without_check_the_outputs_of_a_failed_job_come_back():

@@ -93,6 +93,9 @@ def _dispatcher_splits(edits: Edits, module: ModuleType) -> None:
         # The original converts only if is_cuda, and all_to_all_single refuses tensors as split sizes.
         return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
 
+    if not hasattr(module, "te_general_gemm"):
+        # 0.16: the router asks whether it is None, and the import that would say so failed.
+        edits.set(module, "te_general_gemm", None)
     if hasattr(module, "maybe_move_tensor_to_cpu"):
         edits.set(module, "maybe_move_tensor_to_cpu", to_cpu)
 

@@ -1,0 +1,48 @@
+"""Unmodified Megatron on CPU and gloo: every layout trains like the single process, on every supported release."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from ranks import run_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
+
+WORKER = Path(__file__).with_name("gpt_layouts.py")
+REFERENCES = {
+    "dense": [
+        "tp2-pp2", "tp2-sp-dp2", "dp4-distributed-optimizer", "dp4-distributed-optimizer-overlapped", "pp2-vpp2-dp2",
+        "tp2-pp2-full-recompute", "tp2-selective-recompute", "tp2-sp-output-recompute",
+    ],
+    "dense-rms-norm": ["tp2-sp-rms-norm"],
+    "dense-tied": ["tp2-pp2-tied"],
+    "moe": ["moe-ep2-pp2-alltoall", "moe-ep2-tp2-sp-allgather"],
+    "bf16": ["bf16-tp2-pp2-distributed-optimizer"],
+}  # fmt: skip
+"""Single-process case -> layouts on four ranks that must equal it."""
+SINCE_0_13 = {"tp2-sp-output-recompute", "checkpoint"}
+BF16_TOLERANCE, TOLERANCE = 5e-3, 1e-5
+
+
+def test_every_layout_trains_like_one_process(megatron_release):
+    (alone,) = run_ranks(1, WORKER, *REFERENCES, python_path=megatron_release, timeout_s=300)
+    layouts = [layout for group in REFERENCES.values() for layout in group]
+    ranks = run_ranks(4, WORKER, *layouts, "checkpoint", python_path=megatron_release, timeout_s=500)
+    old = alone.result["release"].startswith("0.12")
+    for reference, group in REFERENCES.items():
+        expected = alone.result["cases"][reference]
+        assert expected["losses"][0] != expected["losses"][1], "it trains"
+        for layout in group:
+            results = [rank.result["cases"][layout] for rank in ranks]
+            if old and layout in SINCE_0_13:
+                assert results == [None] * 4
+                continue
+            tolerance = BF16_TOLERANCE if reference == "bf16" else TOLERANCE
+            for result in results:
+                assert result["norms"] == pytest.approx(expected["norms"], rel=tolerance), layout
+            losses = [result["losses"] for result in results if result["losses"][0] is not None]
+            assert losses == [pytest.approx(expected["losses"], rel=tolerance)] * len(losses), layout
+            assert losses, layout
+    checkpoint = {"num_equal": 53, "num_parameters": 53}
+    assert [rank.result["cases"]["checkpoint"] for rank in ranks] == [None if old else checkpoint] * 4
