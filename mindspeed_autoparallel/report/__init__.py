@@ -1,1 +1,8 @@
-"""See the map in mindspeed_autoparallel/__init__.py."""
+"""A plan for people: text table, self-contained HTML page, trace of the simulated step. Data first, drawing second."""
+
+from mindspeed_autoparallel.report.data import report_data
+from mindspeed_autoparallel.report.page import render_page
+from mindspeed_autoparallel.report.table import render_table
+from mindspeed_autoparallel.report.trace import chrome_trace
+
+__all__ = ["chrome_trace", "render_page", "render_table", "report_data"]

@@ -1,0 +1,272 @@
+"""What the page and the table show, as plain data: everything is computed here and only drawn elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.report.replay import replay
+from mindspeed_autoparallel.spec.plan import Plan, StagePlan
+
+Data = dict[str, Any]
+
+OUTCOMES = {
+    "solved": "split to the end",
+    "bounded": "a proved bound is no better than the plan",
+    "memory": "no split fits in memory",
+    "illegal": "not legal for this model or cluster",
+    "unmeasured": "not covered by the profile",
+    "unsolved": "not decided before the time limit",
+}
+"""Outcomes of a configuration in the order shown, and what they mean."""
+TIGHT_FRACTION = 0.03
+"""Below this share of free memory a stage is called tight."""
+
+
+def report_data(plan: Plan) -> Data:
+    """All parts as JSON-ready values; times in microseconds, sizes in bytes, shares between 0 and 1."""
+    return {
+        "headline": headline(plan),
+        "stages": stages(plan),
+        "memory": memory(plan),
+        "step_parts": step_parts(plan),
+        "timeline": timeline(plan),
+        "baselines": baselines(plan),
+        "alternatives": alternatives(plan),
+        "verdicts": verdicts(plan),
+        "limits": list(plan.search.limits),
+        "relaxations": relaxations(plan),
+    }
+
+
+def headline(plan: Plan) -> Data:
+    """What was chosen, how fast it is said to be, and what that rests on."""
+    search, layout = plan.search, plan.layout
+    return {
+        "model": plan.model.name,
+        "num_parameters": plan.model.num_parameters,
+        "layout": layout.label(),
+        "schedule": layout.schedule,
+        "num_nodes": plan.cluster.num_nodes,
+        "devices_per_node": plan.cluster.devices_per_node,
+        "num_devices": plan.cluster.num_devices,
+        "global_batch_size": plan.global_batch_size,
+        "num_microbatches": plan.num_microbatches,
+        "step_us": plan.step.total_us,
+        "p50_us": plan.step.p50_us,
+        "p95_us": plan.step.p95_us,
+        "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
+        "tokens_per_s": plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices,
+        "bubble_fraction": plan.step.bubble_fraction,
+        "proved": search.status == "optimal",
+        "proof": proof(plan),
+        "lower_bound_us": search.lower_bound_us,
+        "gap_fraction": search.gap_fraction,
+        "num_configurations": search.num_configurations,
+        "num_solved": search.num_solved,
+        "search_seconds": search.seconds,
+        "profile": {
+            "source": plan.profile.source, "device": plan.profile.device, "created_utc": plan.profile.created_utc,
+            "sha256": plan.profile.sha256, "model_hash": plan.profile.model_hash, "notes": list(plan.profile.notes),
+        },
+        "tool_version": plan.tool_version,
+        "warnings": warnings(plan),
+    }  # fmt: skip
+
+
+def proof(plan: Plan) -> str:
+    """``proved optimal in 0.4 s``, or how far the bound is."""
+    search = plan.search
+    if search.status == "optimal":
+        return f"proved optimal in {search.seconds:.1f} s"
+    return f"not proved: at most {search.gap_fraction:.1%} from the best possible, after {search.seconds:.1f} s"
+
+
+def warnings(plan: Plan) -> list[str]:
+    """What a reader must know before trusting the figures, most important first."""
+    found = []
+    for rank in plan.memory:
+        if rank.peak_bytes > rank.limit_bytes:
+            found.append(f"Rank {rank.pipeline_rank} needs more memory than the limit: this plan does not fit.")
+    if plan.profile.source == "analytic":
+        found.append("The profile is analytic: computed from formulas, nothing was measured on this device.")
+    elif plan.profile.source == "imported":
+        found.append("The profile was imported from another tool: its measurements cannot be checked here.")
+    if plan.profile.notes:
+        found.append(f"{_count(len(plan.profile.notes), 'cost')} interpolated or assumed: see the profile's notes.")
+    if plan.search.status != "optimal":
+        found.append(f"The search stopped before a proof: one up to {plan.search.gap_fraction:.1%} faster may exist.")
+    unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)
+    if unknown:
+        found.append(f"{_count(unknown, 'configuration')} not covered by the profile: not part of the proof.")
+    for rank in plan.memory:
+        free = 1 - rank.peak_bytes / rank.limit_bytes
+        if 0 <= free < TIGHT_FRACTION:
+            found.append(f"Rank {rank.pipeline_rank} has {free:.1%} of its memory left.")
+    return found
+
+
+def stages(plan: Plan) -> list[Data]:
+    """One row per virtual stage in chain order, with its modules in model order."""
+    peaks = {rank.pipeline_rank: rank for rank in plan.memory}
+    rows = []
+    for stage in plan.stages:
+        rank = peaks.get(stage.pipeline_rank)
+        rows.append({
+            "stage": stage.stage, "rank": stage.pipeline_rank, "chunk": stage.chunk,
+            "modules": [_module(stage, module.name) for module in plan.model.modules if stage.layers.get(module.name)],
+            "forward_us": stage.forward_us, "backward_us": stage.backward_us,
+            "peak_bytes": rank.peak_bytes if rank else None, "limit_bytes": rank.limit_bytes if rank else None,
+        })  # fmt: skip
+    return rows
+
+
+def _module(stage: StagePlan, name: str) -> Data:
+    first, count = stage.first_layer.get(name, 0), stage.layers[name]
+    kinds = {kind: number for kind, number in stage.recompute.get(name, {}).items() if number}
+    return {"name": name, "first": first, "last": first + count - 1, "num_layers": count, "recompute": kinds}
+
+
+def memory(plan: Plan) -> Data:
+    """Terms by rank; ``terms`` are ordered by their largest share, the same for every rank."""
+    largest: Counter[str] = Counter()
+    for rank in plan.memory:
+        for name, size in rank.terms.items():
+            largest[name] = max(largest[name], size)
+    names = [name for name, size in sorted(largest.items(), key=lambda item: (-item[1], item[0])) if size]
+    return {
+        "terms": names,
+        "ranks": [
+            {
+                "rank": rank.pipeline_rank, "peak_bytes": rank.peak_bytes, "limit_bytes": rank.limit_bytes,
+                "peak_point": rank.peak_point, "sizes": [rank.terms.get(name, 0) for name in names],
+            }
+            for rank in plan.memory
+        ],
+    }  # fmt: skip
+
+
+def step_parts(plan: Plan) -> list[Data]:
+    """The parts of the step that are not nothing."""
+    step = plan.step
+    parts = (
+        ("pipeline", step.pipeline_us), ("gradient reduction", step.data_parallel_us),
+        ("tied embeddings", step.embedding_us), ("optimizer", step.optimizer_us),
+    )  # fmt: skip
+    return [{"name": name, "us": value} for name, value in parts if value > 0]
+
+
+def timeline(plan: Plan) -> Data:
+    """The replayed pipeline. ``rows``: per rank a flat list of (backward 0 or 1, chunk, microbatch, start, length).
+
+    ``phases`` are windows worth a look: name, start, end. ``error`` is set instead of rows where it cannot be replayed.
+    """
+    try:
+        step, message_us = replay(plan)
+    except AutoParallelError as error:
+        return {"error": str(error), "rows": []}
+    rows: list[list[float]] = [[] for _ in range(plan.layout.pipeline_size)]
+    for rank, action, start, end in sorted(step.timeline, key=lambda item: item[2]):
+        rows[rank] += (int(action.kind == "B"), action.chunk, action.microbatch, _short(start), _short(end - start))
+    # Of the last rank: it starts last and turns round at once, so its work is the steady state.
+    own = [(start, end) for rank, _, start, end in step.timeline if rank == len(rows) - 1]
+    steady, drained, total = min(own)[0], max(end for _, end in own), step.step_time
+    phases = [{"name": "Whole step", "start": 0.0, "end": total}]
+    if plan.layout.pipeline_size > 1:
+        round_us = max(stage.forward_us + stage.backward_us for stage in plan.stages) * plan.layout.virtual_size
+        margin = 4 * round_us
+        middle = (steady + drained) / 2
+        phases += [
+            {"name": "Warm-up", "start": 0.0, "end": min(total, steady + margin)},
+            {"name": "Steady state", "start": max(0.0, middle - margin), "end": min(total, middle + margin)},
+            {"name": "Cool-down", "start": max(0.0, drained - margin), "end": total},
+        ]
+    return {
+        "end_us": total, "predicted_us": plan.step.pipeline_us, "message_us": message_us, "rows": rows,
+        "num_chunks": plan.layout.virtual_size, "num_microbatches": plan.num_microbatches, "phases": phases,
+        "busy": [busy / total for busy in step.busy],
+        "labels": [_rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)],
+    }  # fmt: skip
+
+
+def _short(value: float) -> float:
+    return round(float(value), 2)
+
+
+def _rank_label(plan: Plan, rank: int) -> str:
+    """What a rank holds: ``image_encoder 0-15, text_decoder 0-3``."""
+    held = []
+    for stage in plan.stages:
+        if stage.pipeline_rank == rank:
+            for module in plan.model.modules:
+                if stage.layers.get(module.name):
+                    part = _module(stage, module.name)
+                    held.append(f"{part['name']} {layer_range(part)}")
+    return ", ".join(held)
+
+
+def layer_range(module: Data) -> str:
+    """``0-31``, or ``7`` for a single layer."""
+    return str(module["first"]) if module["num_layers"] == 1 else f"{module['first']}-{module['last']}"
+
+
+def baselines(plan: Plan) -> list[Data]:
+    """The plan itself first, then the rules of thumb with what they lose to it."""
+    rows: list[Data] = [{
+        "name": "this plan", "step_us": plan.step.total_us, "feasible": True, "loss_fraction": 0.0, "note": "",
+        "layers": {module.name: list(plan.layers_of(module.name)) for module in plan.model.modules},
+        "recompute": {module.name: list(plan.recomputed_of(module.name)) for module in plan.model.modules},
+    }]  # fmt: skip
+    for base in plan.baselines:
+        loss = None if base.step_us is None else base.step_us / plan.step.total_us - 1
+        rows.append({
+            "name": f"{base.name} split", "step_us": base.step_us, "feasible": base.feasible, "loss_fraction": loss,
+            "note": base.note, "layers": {name: list(row) for name, row in base.layers.items()},
+            "recompute": {name: list(row) for name, row in base.recompute.items()},
+        })  # fmt: skip
+    return rows
+
+
+def alternatives(plan: Plan) -> list[Data]:
+    """Other layouts at their best, fastest first."""
+    return [
+        {
+            "layout": other.layout.label(), "step_us": other.step_us,
+            "loss_fraction": other.step_us / plan.step.total_us - 1, "lower_bound_us": other.lower_bound_us,
+            "peak_bytes": other.peak_bytes, "layers": {name: list(row) for name, row in other.layers.items()},
+            "num_recomputed": sum(sum(row) for row in other.recompute.values()),
+        }
+        for other in sorted(plan.alternatives, key=lambda other: other.step_us)
+    ]  # fmt: skip
+
+
+def verdicts(plan: Plan) -> list[Data]:
+    """Configurations by outcome; known outcomes first, in their order, then any other by name."""
+    groups: dict[str, list[Data]] = {}
+    for verdict in plan.search.verdicts:
+        groups.setdefault(verdict.outcome, []).append({
+            "layout": verdict.layout.label(), "reason": verdict.reason, "step_us": verdict.step_us,
+            "lower_bound_us": verdict.lower_bound_us, "chosen": verdict.layout == plan.layout,
+        })  # fmt: skip
+    order = [name for name in OUTCOMES if name in groups] + sorted(set(groups) - set(OUTCOMES))
+    return [
+        {
+            "outcome": name, "meaning": OUTCOMES.get(name, name),
+            "rows": sorted(groups[name], key=lambda row: row["step_us"] or row["lower_bound_us"] or float("inf")),
+        }
+        for name in order
+    ]  # fmt: skip
+
+
+def relaxations(plan: Plan) -> list[Data]:
+    """What would help, most helpful first; those that could not be solved last."""
+    rows = [
+        {"change": item.change, "step_us": item.step_us, "gain_fraction": item.gain_fraction}
+        for item in plan.search.relaxations
+    ]
+    return sorted(rows, key=lambda row: -(row["gain_fraction"] or 0.0))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun} is" if number == 1 else f"{number} {noun}s are"

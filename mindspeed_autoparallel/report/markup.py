@@ -1,0 +1,54 @@
+"""HTML pieces: escaped text, elements, tables and bars."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from mindspeed_autoparallel.report.style import NUM_COLOURS
+
+
+def text(value: object) -> str:
+    """Any value as text, safe between tags and in quotes."""
+    return html.escape(str(value), quote=True)
+
+
+def element(tag: str, inner: str = "", **attributes: object) -> str:
+    """``inner`` is markup already; attributes are escaped. ``class_`` is ``class``, ``data_tip`` is ``data-tip``."""
+    given = "".join(f' {name.rstrip("_").replace("_", "-")}="{text(value)}"' for name, value in attributes.items())
+    return f"<{tag}{given}>{inner}</{tag}>"
+
+
+def colour(index: int) -> str:
+    """Class of the category's colour; beyond the palette the colours come again, hatched."""
+    return f"c{index % NUM_COLOURS}" + (" hatch" if index >= NUM_COLOURS else "")
+
+
+def legend(names: Sequence[str], extra: Iterable[tuple[str, str]] = ()) -> str:
+    """Names with their colours; ``extra``: (class, name) of other marks."""
+    marks = [(colour(index), name) for index, name in enumerate(names)] + list(extra)
+    items = "".join(element("li", element("i", class_=kind) + text(name)) for kind, name in marks)
+    return element("ul", items, class_="legend")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()) -> str:
+    """``header`` is text, the cells are markup; columns in ``numeric`` are aligned right."""
+    right = set(numeric)
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            element(tag, value, **({"class_": "n"} if index in right else {})) for index, value in enumerate(values)
+        )
+
+    head = element("thead", element("tr", cells("th", [text(name) for name in header])))
+    body = element("tbody", "".join(element("tr", cells("td", row)) for row in rows))
+    return element("div", element("table", head + body), class_="scroll")
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    return f"{fraction * 100:.{digits}f} %"
+
+
+def width(fraction: float) -> str:
+    """A style; ``fraction`` of the whole track."""
+    return f"width:{max(0.0, min(1.0, fraction)) * 100:.3f}%"

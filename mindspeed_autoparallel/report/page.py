@@ -1,0 +1,54 @@
+"""The plan as one HTML file: no network, no other files; every value of a plan is escaped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mindspeed_autoparallel.report import data, sections
+from mindspeed_autoparallel.report.markup import element, text
+from mindspeed_autoparallel.report.script import SCRIPT
+from mindspeed_autoparallel.report.style import CSS
+from mindspeed_autoparallel.spec.plan import Plan
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+"""The browser itself refuses whatever is not in the file."""
+
+SECTIONS = (
+    ("why", "Why this plan", sections.why),
+    ("stages", "Stages", sections.stages),
+    ("memory", "Memory", sections.memory),
+    ("timeline", "Timeline", sections.timeline),
+    ("alternatives", "Alternatives", sections.alternatives),
+    ("ruled-out", "Ruled out", sections.ruled_out),
+    ("provenance", "Provenance", sections.provenance),
+)
+
+
+def render_page(plan: Plan) -> str:
+    """A self-contained page: headline, why, stages, memory, timeline, alternatives, what was ruled out, provenance."""
+    values = data.report_data(plan)
+    links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in SECTIONS)
+    body = [
+        sections.headline(values),
+        element("nav", links, aria_label="Sections"),
+        *(element("section", draw(values), id=name) for name, _, draw in SECTIONS),
+        element("footer", text(f"mindspeed-autoparallel {plan.tool_version}. Times and memory are predictions.")),
+    ]
+    title = f"{values['headline']['layout']} · {values['headline']['model']}"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + '\n</main>\n<div id="tip" role="tooltip"></div>\n'
+        f'<script type="application/json" id="timeline-data">{_embedded(values["timeline"])}</script>\n'
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _embedded(value: Any) -> str:
+    """JSON inside a script element: nothing in it can end the element or start a comment."""
+    encoded = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,272 @@
+"""The sections of the page, each drawn from the data alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_autoparallel.report.data import layer_range
+from mindspeed_autoparallel.report.markup import colour, element, legend, percent, table, text, width
+from mindspeed_autoparallel.units import GIB, US_PER_MS, format_us, gib
+
+Data = dict[str, Any]
+
+
+def headline(values: Data) -> str:
+    """Title, the five figures that matter, warnings."""
+    head = values["headline"]
+    badge = element("span", text(head["proof"]), class_="badge good" if head["proved"] else "badge warn")
+    where = f"{head['num_nodes']} × {head['devices_per_node']} devices · {head['schedule']}"
+    batch = f"global batch {head['global_batch_size']} · {head['num_microbatches']} microbatches"
+    title = element(
+        "div",
+        element("h1", text(head["layout"]))
+        + element("p", text(f"{head['model']} · {where} · {batch}"), class_="soft")
+        + badge,
+    )
+    spread = f"P50 {format_us(head['p50_us'])}, P95 {format_us(head['p95_us'])}" if head["p95_us"] else "predicted"
+    simple = [row["loss_fraction"] for row in values["baselines"][1:] if row["feasible"] and row["loss_fraction"]]
+    gain = (percent(min(simple)), "slower: the best rule of thumb") if simple else ("–", "no rule of thumb fits")
+    bound = "no faster plan exists" if head["proved"] else f"bound {format_us(head['lower_bound_us'])}"
+    tiles = [
+        ("Step time", format_us(head["step_us"]), spread),
+        ("Throughput", f"{head['tokens_per_s_per_device']:,.0f}", "tokens/s per device"),
+        ("Bubble", percent(head["bubble_fraction"]), "of the pipeline, average rank"),
+        ("Gap to the bound", percent(head["gap_fraction"]), bound),
+        ("Without a search", *gain),
+    ]
+    drawn = "".join(
+        element(
+            "div",
+            element("span", text(label), class_="label") + element("b", text(value)) + element("span", text(note)),
+            class_="tile",
+        )
+        for label, value, note in tiles
+    )
+    notes = "".join(element("li", text(warning)) for warning in head["warnings"])
+    button = element("button", "Light / dark", id="theme", type="button")
+    return (
+        element("header", title + button)
+        + (element("ul", notes, class_="warnings", aria_label="Warnings") if notes else "")
+        + element("div", drawn, class_="tiles")
+    )
+
+
+def why(values: Data) -> str:
+    """The plan against the rules of thumb, its limits, and what would help."""
+    rows = values["baselines"]
+    longest = max((row["step_us"] or 0.0) for row in rows)
+    bars = []
+    for index, row in enumerate(rows):
+        label, note = format_us(row["step_us"]) if row["step_us"] else "", row["note"]
+        if not row["feasible"]:
+            label = f"{label} – does not fit".strip(" –") if label else "does not fit"
+        elif row["loss_fraction"]:
+            label += f" ({row['loss_fraction'] * 100:+.1f} %)"
+        fill = element("i", class_="c0" if index == 0 else "c7", style=width((row["step_us"] or 0.0) / longest))
+        shown = f"{row['name']}: {label}" + (f"\n{note}" if note else "")
+        bars += [
+            element("span", text(row["name"])),
+            element("div", element("div", fill, class_="fill"), class_="track", data_tip=shown, tabindex=0),
+            element("span", text(label), class_="" if row["feasible"] else "bad"),
+        ]
+    limits = "".join(element("li", text(limit)) for limit in values["limits"])
+    helps = [
+        [text(item["change"]), text(format_us(item["step_us"]) if item["step_us"] else "not solved"),
+         text(percent(item["gain_fraction"]) + " less" if item["gain_fraction"] is not None else "–")]
+        for item in values["relaxations"]
+    ]  # fmt: skip
+    none = element("p", "Nothing recorded.", class_="soft")
+    held = element("h3", "What holds it back") + (element("ul", limits, class_="plain") if limits else none)
+    helped = element("h3", "What would help") + (table(["change", "step", "gain"], helps, (1, 2)) if helps else none)
+    parts = ", ".join(f"{part['name']} {format_us(part['us'])}" for part in values["step_parts"])
+    return (
+        element("h2", "Why this plan")
+        + element("p", text(f"Step time against rules of thumb in the same layout. The step: {parts}."), class_="sub")
+        + element("div", "".join(bars), class_="bars")
+        + element("div", element("div", held) + element("div", helped), class_="two")
+    )
+
+
+def stages(values: Data) -> str:
+    """Layers and recompute of every module, and times, per stage."""
+    rows = values["stages"]
+    names = list(dict.fromkeys(part["name"] for row in rows for part in row["modules"]))
+    most = {name: max(p["num_layers"] for row in rows for p in row["modules"] if p["name"] == name) for name in names}
+    slowest = max(row["forward_us"] + row["backward_us"] for row in rows) or 1.0
+    virtual = any(row["chunk"] for row in rows)
+    drawn = []
+    for row in rows:
+        held = {part["name"]: part for part in row["modules"]}
+        times = element("i", class_="forward", style=width(row["forward_us"] / slowest))
+        times += element("i", class_="backward", style=width(row["backward_us"] / slowest))
+        peak = f"{gib(row['peak_bytes']):.1f}" if row["peak_bytes"] is not None and row["chunk"] == 0 else ""
+        drawn.append([
+            text(row["stage"]), *([text(f"{row['rank']} / {row['chunk']}")] if virtual else []),
+            *(_module(held.get(name), index, most[name]) for index, name in enumerate(names)),
+            f"{row['forward_us'] / US_PER_MS:.1f}", f"{row['backward_us'] / US_PER_MS:.1f}",
+            element("div", times, class_="mini", style="min-width:110px"), peak,
+        ])  # fmt: skip
+    header = ["stage", *(["rank / chunk"] if virtual else []), *names]
+    header += ["forward ms", "backward ms", "per microbatch", "peak GiB"]
+    last = len(header) - 1
+    marks = [("forward", "forward"), ("backward", "backward, with recompute"), ("c7 hatch", "recomputed layers")]
+    return (
+        element("h2", "Stages")
+        + element("p", "Layers by number, and how many of them are computed again in the backward pass.", class_="sub")
+        + legend(names, marks)
+        + table(header, drawn, (last - 3, last - 2, last))
+    )
+
+
+def _module(part: Data | None, index: int, most: int) -> str:
+    """``0-25 (26), 9 full`` over a bar whose recomputed part is hatched."""
+    if part is None:
+        return element("span", "–", class_="soft")
+    again = sum(part["recompute"].values())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(part["recompute"].items()))
+    counts = f"· {part['num_layers']}" + (f" · {kinds}" if kinds else "")
+    label = f"{layer_range(part)} " + element("small", text(counts))
+    bar = ""
+    if again:
+        bar += element("i", class_=f"{colour(index)} hatch", style=width(again / most))
+    if part["num_layers"] > again:
+        bar += element("i", class_=colour(index), style=width((part["num_layers"] - again) / most))
+    note = f"{part['name']}: layers {layer_range(part)}, {part['num_layers']} in all\nrecompute: {kinds or 'none'}"
+    return element("div", label + element("div", bar, class_="mini"), class_="cell", data_tip=note)
+
+
+def memory(values: Data) -> str:
+    """Stacked bars by term against the limit, and the same as a table."""
+    names, ranks = values["memory"]["terms"], values["memory"]["ranks"]
+    most = max((max(rank["peak_bytes"], rank["limit_bytes"]) for rank in ranks), default=GIB) * 1.02
+    bars = []
+    for rank in ranks:
+        fill = "".join(
+            element(
+                "i", class_=colour(index), style=width(size / most),
+                data_tip=f"Rank {rank['rank']}: {name}\n{gib(size):.2f} GiB, {percent(size / rank['peak_bytes'], 0)}",
+            )
+            for index, (name, size) in enumerate(zip(names, rank["sizes"], strict=True)) if size
+        )  # fmt: skip
+        share = rank["peak_bytes"] / rank["limit_bytes"]
+        over = share > 1
+        mark = element("div", class_="limit", style=f"left:{rank['limit_bytes'] / most * 100:.3f}%",
+                       data_tip=f"limit {gib(rank['limit_bytes']):.1f} GiB")  # fmt: skip
+        label = f"{gib(rank['peak_bytes']):.1f} GiB · {percent(share, 0)}" + (" · over the limit" if over else "")
+        bars += [
+            element("span", text(f"rank {rank['rank']}")),
+            element("div", element("div", fill, class_="fill") + mark, class_="track"),
+            element("span", text(label), class_="bad" if over else "", data_tip=f"Peak at: {rank['peak_point']}"),
+        ]
+    rows = [
+        [text(rank["rank"]), *(f"{gib(size):.2f}" for size in rank["sizes"]), f"{gib(rank['peak_bytes']):.2f}",
+         f"{gib(rank['limit_bytes']):.2f}", text(rank["peak_point"])]
+        for rank in ranks
+    ]  # fmt: skip
+    numbers = table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))
+    limits = sorted({rank["limit_bytes"] for rank in ranks})
+    shown = " to ".join(f"{gib(limit):.1f}" for limit in dict.fromkeys((limits[0], limits[-1]))) if limits else "–"
+    return (
+        element("h2", "Memory")
+        + element("p", text(f"Predicted peak on the devices of every pipeline rank. Limit {shown} GiB."), class_="sub")
+        + legend(names, [("mark", "limit")])
+        + element("div", "".join(bars), class_="bars thin" if len(ranks) > 16 else "bars")
+        + element("details", element("summary", "The same as numbers, GiB") + numbers)
+    )
+
+
+def timeline(values: Data) -> str:
+    """The canvas the script draws on; what it shows, in words."""
+    shown = values["timeline"]
+    if shown.get("error"):
+        return element("h2", "Timeline") + element("p", text(f"Not drawn: {shown['error']}"), class_="soft")
+    buttons = "".join(
+        element("button", text(phase["name"]), type="button", data_phase=index, aria_pressed="false")
+        for index, phase in enumerate(shown["phases"])
+    )
+    buttons += element("span", class_="gap")
+    buttons += element("button", "−", id="wider", type="button", aria_label="Zoom out")
+    buttons += element("button", "+", id="closer", type="button", aria_label="Zoom in")
+    note = f"Exact replay of the schedule: {format_us(shown['end_us'])} for {shown['num_microbatches']} microbatches"
+    if shown["message_us"] > 0:
+        note += f", {format_us(shown['message_us'])} per message between stages (inferred from the predicted time)"
+    off = shown["end_us"] / shown["predicted_us"] - 1 if shown["predicted_us"] else 0.0
+    if abs(off) > 1e-3:
+        note += f". The plan predicts {format_us(shown['predicted_us'])}: the replay is {percent(off)} off"
+    chunks = ". Later chunks of a rank are paler" if shown["num_chunks"] > 1 else ""
+    help_ = "Drag to move, Ctrl + wheel or +/− to zoom; numbers are microbatches"
+    marks = [("forward", "forward"), ("backward", "backward"), ("idle", "waiting (bubble)")]
+    waiting = ", ".join(f"rank {rank} {percent(1 - busy, 0)}" for rank, busy in enumerate(shown["busy"]))
+    return (
+        element("h2", "Timeline")
+        + element("p", text(f"{note}. {help_}{chunks}."), class_="sub")
+        + element("div", buttons, class_="tools")
+        + legend([], marks)
+        + element("canvas", id="overview", aria_label="The whole step; the frame is what is shown below", role="img")
+        + element("canvas", id="detail", tabindex=0, role="img", aria_label=f"Pipeline timeline. Waiting: {waiting}")
+        + element("noscript", element("p", text(f"The timeline is drawn by a script. Waiting: {waiting}.")))
+    )
+
+
+def alternatives(values: Data) -> str:
+    """Other layouts at their best."""
+    rows = [
+        [
+            text(row["layout"]), text(format_us(row["step_us"])), f"{row['loss_fraction'] * 100:+.1f} %",
+            text(format_us(row["lower_bound_us"])), f"{gib(row['peak_bytes']):.1f}", text(row["num_recomputed"]),
+            text("; ".join(f"{name} {'-'.join(map(str, layers))}" for name, layers in row["layers"].items())),
+        ]
+        for row in values["alternatives"]
+    ]  # fmt: skip
+    header = ["layout", "step", "against the plan", "bound", "peak GiB", "recomputed", "layers per stage"]
+    body = table(header, rows, range(1, 6)) if rows else element("p", "No other layout was solved.", class_="soft")
+    return element("h2", "Alternatives") + element("p", "The best split of other layouts.", class_="sub") + body
+
+
+def ruled_out(values: Data) -> str:
+    """Every configuration by what became of it, with a filter."""
+    head, groups = values["headline"], values["verdicts"]
+    chips = "".join(
+        element("button", text(group["outcome"]), type="button", data_outcome=group["outcome"], aria_pressed="false")
+        for group in groups
+    )
+    total = sum(len(group["rows"]) for group in groups)
+    field = '<input id="search" type="search" placeholder="Filter, e.g. TP8 memory" aria-label="Filter">'
+    shown = element("span", text(f"{total} shown"), id="shown", class_="soft")
+    tools = element("div", field + chips + shown, class_="tools")
+    drawn = []
+    for group in groups:
+        rows = [
+            [text(row["layout"]) + (" " + element("span", "the plan", class_="badge good") if row["chosen"] else ""),
+             text(row["reason"]), text(format_us(row["step_us"]) if row["step_us"] else "–"),
+             text(format_us(row["lower_bound_us"]) if row["lower_bound_us"] else "–")]
+            for row in group["rows"]
+        ]  # fmt: skip
+        title = element("b", text(group["outcome"])) + f' · {element("span", text(len(rows)), class_="n")} · '
+        summary = element("summary", title + element("span", text(group["meaning"]), class_="soft"))
+        body = table(["layout", "reason", "step", "bound"], rows, (2, 3))
+        opened = {"open": ""} if group["outcome"] == "solved" else {}
+        drawn.append(element("details", summary + body, class_="group", data_group=group["outcome"], **opened))
+    note = f"{head['num_configurations']} configurations, {head['num_solved']} split to the end"
+    note += f" in {head['search_seconds']:.1f} s."
+    return (
+        element("h2", "What was ruled out, and why")
+        + element("p", text(note), class_="sub")
+        + (tools + "".join(drawn) if groups else element("p", "The plan records no verdicts.", class_="soft"))
+    )
+
+
+def provenance(values: Data) -> str:
+    """What the figures rest on."""
+    profile = values["headline"]["profile"]
+    rows = [
+        ["profile", text(f"{profile['source']} on {profile['device']}, {profile['created_utc']}")],
+        ["profile hash", element("span", text(profile["sha256"]), class_="mono")],
+        ["model hash", element("span", text(profile["model_hash"]), class_="mono")],
+    ]
+    notes = "".join(element("li", text(note)) for note in profile["notes"])
+    return (
+        element("h2", "Provenance")
+        + table(["", ""], rows)
+        + (element("h3", "Interpolated or assumed") + element("ul", notes, class_="plain") if notes else "")
+    )

@@ -1,0 +1,94 @@
+"""The plan as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspeed_autoparallel.report import data
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.units import US_PER_MS, format_us, gib
+
+NUM_LIMITS = 3
+
+
+def render_table(plan: Plan) -> str:
+    """A row per stage and module (units in the header), then step time, proof, baselines, limits and warnings."""
+    head = data.headline(plan)
+    lines = [
+        f"{head['layout']} for {head['model']} on {head['num_nodes']} x {head['devices_per_node']} devices: "
+        f"{head['num_microbatches']} microbatches, global batch {head['global_batch_size']}",
+        *_stage_rows(plan),
+        _step_line(plan),
+        f"{head['tokens_per_s_per_device']:.0f} tokens/s per device; "
+        + ", ".join(f"{part['name']} {format_us(part['us'])}" for part in data.step_parts(plan)),
+    ]
+    if head["p95_us"] is not None and head["p50_us"] is not None:
+        lines.append(f"with variable data: P50 {format_us(head['p50_us'])}, P95 {format_us(head['p95_us'])}")
+    if not head["proved"]:
+        lines.append(f"no plan is faster than {format_us(head['lower_bound_us'])}: gap {head['gap_fraction']:.1%}")
+    lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
+    for item in data.relaxations(plan)[:NUM_LIMITS]:
+        if item["gain_fraction"]:
+            gain = f"{format_us(item['step_us'])}, {item['gain_fraction']:.1%} less"
+            lines.append(f"would help: {item['change']} ({gain})")
+    lines.append(_provenance(plan))
+    lines += [f"warning: {warning}" for warning in head["warnings"]]
+    # Names come from files: nothing in them may move the cursor or add lines.
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
+
+
+def _stage_rows(plan: Plan) -> list[str]:
+    virtual = plan.layout.virtual_size > 1
+    header = ["stage", "rank", "module", "layers", "recompute", "forward_ms", "backward_ms", "peak_GiB"]
+    rows = [header]
+    for stage in data.stages(plan):
+        times = [f"{stage['forward_us'] / US_PER_MS:.1f}", f"{stage['backward_us'] / US_PER_MS:.1f}"]
+        # A rank has one peak: with several chunks it stands at the first.
+        shown = stage["peak_bytes"] is not None and stage["chunk"] == 0
+        times.append(f"{gib(stage['peak_bytes']):.1f}" if shown else "")
+        parts = stage["modules"] or [None]
+        for index, part in enumerate(parts):
+            name = [str(stage["stage"]), str(stage["rank"])] if index == 0 else ["", ""]
+            cells = [part["name"], data.layer_range(part), _recompute(part["recompute"])] if part else ["-", "", ""]
+            rows.append([*name, *cells, *(times if index == 0 else ["", "", ""])])
+    if not virtual:
+        rows = [[row[0], *row[2:]] for row in rows]
+    return _aligned(rows, left=rows[0].index("module"))
+
+
+def _recompute(kinds: dict[str, int]) -> str:
+    """``0``, ``12 full``, ``4 full + 2 selective``."""
+    return " + ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "0"
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index == left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _step_line(plan: Plan) -> str:
+    simple = []
+    for base in plan.baselines:
+        value = format_us(base.step_us) if base.feasible and base.step_us is not None else "does not fit"
+        simple.append(f"{base.name}{' split' if base.name == 'even' else ''}: {value}")
+    others = f" ({', '.join(simple)})" if simple else ""
+    return (
+        f"step {format_us(plan.step.total_us)} predicted, bubble {plan.step.bubble_fraction:.0%}; "
+        f"{data.proof(plan)}{others}"
+    )
+
+
+def _provenance(plan: Plan) -> str:
+    profile = plan.profile
+    counts = {group["outcome"]: len(group["rows"]) for group in data.verdicts(plan)}
+    ruled_out = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return (
+        f"profile {profile.source} on {profile.device}, {profile.created_utc}; "
+        f"{plan.search.num_configurations} configurations" + (f": {ruled_out}" if ruled_out else "")
+    )

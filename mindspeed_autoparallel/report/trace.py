@@ -1,0 +1,57 @@
+"""The simulated step in the trace event format, for Perfetto and chrome://tracing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_autoparallel.report.data import timeline
+from mindspeed_autoparallel.report.replay import replay
+from mindspeed_autoparallel.spec.plan import Plan
+
+PIPELINE, REST = 1, 2
+
+
+def chrome_trace(plan: Plan) -> dict[str, Any]:
+    """``{"traceEvents": [...]}``; times in microseconds, a thread per pipeline rank and one for what comes after.
+
+    Raises ``PlanError`` where the plan's pipeline cannot be replayed.
+    """
+    step, message_us = replay(plan)
+    labels = timeline(plan)["labels"]
+    events: list[dict[str, Any]] = [
+        _name("process_name", PIPELINE, 0, f"{plan.model.name}: {plan.layout.label()}"),
+        _name("process_name", REST, 0, "after the pipeline"),
+        _name("thread_name", REST, 0, "every rank"),
+    ]
+    for rank, label in enumerate(labels):
+        events.append(_name("thread_name", PIPELINE, rank, f"rank {rank}: {label}"))
+        events.append(_name("thread_sort_index", PIPELINE, rank, rank, key="sort_index"))
+    for rank, action, start, end in sorted(step.timeline, key=lambda item: (item[0], item[2])):
+        chunk = f".{action.chunk}" if plan.layout.virtual_size > 1 else ""
+        forward = action.kind == "F"
+        events.append({
+            "name": f"{action.kind}{action.microbatch}{chunk}", "cat": "forward" if forward else "backward",
+            "ph": "X", "pid": PIPELINE, "tid": rank, "ts": start, "dur": end - start,
+            "cname": "thread_state_running" if forward else "thread_state_runnable",
+            "args": {"microbatch": action.microbatch, "chunk": action.chunk},
+        })  # fmt: skip
+    start = step.step_time
+    parts = plan.step
+    for name, length in (
+        ("gradient reduction", parts.data_parallel_us), ("tied embeddings", parts.embedding_us),
+        ("optimizer", parts.optimizer_us),
+    ):  # fmt: skip
+        if length > 0:
+            events.append({"name": name, "cat": "step", "ph": "X", "pid": REST, "tid": 0, "ts": start, "dur": length})
+            start += length
+    return {
+        "traceEvents": events, "displayTimeUnit": "ms",
+        "otherData": {
+            "layout": plan.layout.label(), "message_us": message_us, "predicted_step_us": parts.total_us,
+            "tool_version": plan.tool_version,
+        },
+    }  # fmt: skip
+
+
+def _name(event: str, process: int, thread: int, value: str | int, key: str = "name") -> dict[str, Any]:
+    return {"name": event, "ph": "M", "pid": process, "tid": thread, "args": {key: value}}
