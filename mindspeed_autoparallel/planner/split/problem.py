@@ -52,6 +52,8 @@ class SplitProblem:
     """By stage, whatever is placed there; empty: 0."""
     link: tuple[int, ...] = ()
     """Message time between virtual stages v and v + 1; empty: 0."""
+    per_operation: int = 0
+    """Host time added to every forward and backward of a stage; a multiple of the other times' common divisor."""
     schedule: str = "1f1b"
     num_chunks: int = 1
     rendezvous: bool = False

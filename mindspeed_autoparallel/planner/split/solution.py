@@ -46,7 +46,7 @@ def step_of(problem: SplitProblem, placement: object, *, with_timeline: bool = F
     """Simulate a placement (integers: exactly)."""
     forward, backward = stage_times(problem, placement)
     program = make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
-    times = StepTimes(forward=forward, backward=backward, link=problem.link)
+    times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
     return simulate(program, times, rendezvous=problem.rendezvous, with_timeline=with_timeline)
 
 

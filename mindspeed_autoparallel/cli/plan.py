@@ -1,0 +1,79 @@
+"""Search the best parallel plan for a cluster, with its proof.
+
+  plan --profile profile.json --nnodes 8 --nproc-per-node 16 --global-batch-size 256 --out . --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.units import MIB
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", type=Path, required=True, help="our profile or MindSpeed's model_profile.json")
+    parser.add_argument("--nnodes", type=int, required=True, help="nodes to train on")
+    parser.add_argument("--nproc-per-node", type=int, required=True, help="devices of a node")
+    parser.add_argument("--global-batch-size", type=int, required=True, help="samples of one step")
+    parser.add_argument("--memory-limit-mib", type=float, help="per device; default: the profile's capacity")
+    parser.add_argument("--top-k", type=int, default=3, help="alternatives to report (default 3)")
+    parser.add_argument("--time-limit-s", type=float, default=600.0, help="then the best plan so far, with its gap")
+    parser.add_argument("--seed", type=int, default=0, help="of the solver")
+    parser.add_argument("--profile-tensor-size", type=int, default=1, help="TP that MindSpeed's file was measured at")
+    parser.add_argument("--p2p-gbps", type=float, default=25.0, help="GiB/s between stages, for MindSpeed's file")
+    parser.add_argument("--overlap-grad-reduce", action="store_true", help="gradient reduction overlaps the backward")
+    parser.add_argument("--out", type=Path, help="directory for plan.json and the result file")
+    parser.add_argument("--why", action="store_true", help="print what became of every layout")
+    parser.add_argument("--json", action="store_true", help="print only JSON: the plan")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.planner.results import write_results
+    from mindspeed_autoparallel.planner.search import search
+    from mindspeed_autoparallel.planner.space import SpaceOptions
+    from mindspeed_autoparallel.profiles import read_profile
+    from mindspeed_autoparallel.spec import Cluster, to_json
+
+    limit = arguments.memory_limit_mib
+    if limit is not None and not 0 < limit < float("inf"):
+        raise ConfigError(f"--memory-limit-mib must be above 0, got {limit:g}.")
+    if arguments.profile_tensor_size < 1:
+        raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
+    profile = read_profile(
+        arguments.profile, tensor_size=arguments.profile_tensor_size, p2p_gbps=arguments.p2p_gbps
+    )
+    cluster = Cluster(
+        num_nodes=arguments.nnodes, devices_per_node=arguments.nproc_per_node,
+        memory_limit_bytes=int(limit * MIB) if limit is not None else None,
+    )  # fmt: skip
+    if arguments.out is not None and not arguments.out.is_dir():
+        raise ConfigError(f"--out {arguments.out} is no directory.")
+    try:
+        plan = search(
+            profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
+            seed=arguments.seed, progress=lambda text: print(text, file=sys.stderr, flush=True),
+            options=SpaceOptions(overlap_gradient_reduce=arguments.overlap_grad_reduce),
+        )  # fmt: skip
+    except InfeasiblePlan as error:
+        if arguments.json:
+            print(json.dumps({"status": "infeasible", "reason": str(error)}))
+            return error.exit_code
+        raise
+    if arguments.out is not None:
+        write_results(plan, arguments.out)
+    if arguments.json:
+        print(json.dumps(to_json(plan)))
+        return 0
+    from mindspeed_autoparallel.cli.simulate import print_plan
+
+    print_plan(plan)
+    for name, other in enumerate(plan.alternatives, start=2):
+        print(f"{name}. {other.layout.label()}: {other.step_us / 1000:.2f} ms")
+    if arguments.why:
+        for verdict in plan.search.verdicts:
+            print(f"{verdict.layout.label()}: {verdict.outcome}: {verdict.reason}")
+    return 0

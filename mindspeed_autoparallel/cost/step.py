@@ -1,0 +1,64 @@
+"""What a step takes beside the pipeline: gradient reduction, optimizer, tied embeddings. Formulas S1-S3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_bytes
+from mindspeed_autoparallel.cost.topology import data_parallel_link, embedding_link
+from mindspeed_autoparallel.profiles import DeviceCost, Measurement
+from mindspeed_autoparallel.spec import Cluster, Layout, Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTail:
+    """What one pipeline rank does after its last backward, in microseconds."""
+
+    data_parallel_us: float
+    optimizer_us: float
+
+    @property
+    def total_us(self) -> float:
+        """Both, one after the other."""
+        return self.data_parallel_us + self.optimizer_us
+
+
+def rank_tail(
+    blocks: Sequence[PlacedBlock], layout: Layout, cluster: Cluster, device: DeviceCost, *, hidden_us: float = 0.0
+) -> RankTail:
+    """S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``.
+
+    With the distributed optimizer: reduce-scatter of gradients and all-gather of trained parameters over DP x CP
+    (expert state over its own group); without: one all-reduce. ``hidden_us``: backward time the reduction hides behind.
+    """
+    replicas = layout.data_size * layout.context_size
+    link = data_parallel_link(layout, cluster, device)
+    reduce_us = gather_us = 0.0
+    for group, states in (
+        (replicas, [block.cost.dense for block in blocks]),
+        (max(1, replicas // layout.expert_size), [block.cost.expert for block in blocks]),
+    ):
+        gradients = sum(state.gradient_bytes for state in states)
+        trained = sum(state.parameter_bytes for state in states if state.gradient_bytes)
+        if layout.distributed_optimizer:
+            reduce_us += reduce_scatter_us(gradients, group, link)
+            gather_us += all_gather_us(trained, group, link)
+        else:
+            reduce_us += all_reduce_us(gradients, group, link)
+    if layout.overlap_gradient_reduce:
+        reduce_us = max(0.0, reduce_us - hidden_us)
+    updated = updated_parameter_bytes(blocks, layout)
+    optimizer_us = device.optimizer_step_fixed_us + device.optimizer_step_us_per_byte * updated if updated else 0.0
+    return RankTail(data_parallel_us=reduce_us + gather_us, optimizer_us=optimizer_us)
+
+
+def embedding_us(
+    model: Model, measurement: Measurement, layout: Layout, cluster: Cluster, device: DeviceCost
+) -> float:
+    """S3: all-reduce of the tied embedding's gradient between its two copies; 0 where there is one copy."""
+    pre = measurement.modules[model.modules[-1].name].pre
+    if not model.tied_embeddings or layout.pipeline_size == 1 or pre is None:
+        return 0.0
+    return all_reduce_us(pre.dense.gradient_bytes, 2, embedding_link(layout, cluster, device))

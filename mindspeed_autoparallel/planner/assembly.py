@@ -1,0 +1,120 @@
+"""The plan file of a search's winner: evidence, baselines, alternatives, limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.inner import LayoutResult, simple_splits
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
+from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, SearchRecord
+from mindspeed_autoparallel.units import gib
+
+COSTS = "costs"
+"""Key of ``extra``: the profile reduced to the plan's own point, as JSON, so that an edited plan can be replayed."""
+STAGE_TIMES = "stage_times_us"
+"""Key of ``extra``: [forward, backward] of every stage as planned: what differs from it was edited by hand."""
+
+
+def assemble_plan(
+    profile: Profile, cluster: Cluster, global_batch_size: int, best: Candidate, result: LayoutResult,
+    others: Sequence[tuple[Candidate, LayoutResult]], record: SearchRecord,
+) -> Plan:  # fmt: skip
+    """Everything of ``plan.json``."""
+    assert result.placement is not None
+    found = evaluate(profile, cluster, best.layout, result.placement, global_batch_size)
+    plan = plan_of(profile, cluster, best.layout, best.measurement, found, global_batch_size, record)
+    return replace(
+        plan,
+        baselines=_baselines(profile, cluster, best, global_batch_size),
+        alternatives=tuple(_alternative(candidate, other) for candidate, other in others),
+        search=replace(record, limits=limits_of_plan(found)),
+    )
+
+
+def plan_of(
+    profile: Profile, cluster: Cluster, layout: Layout, measurement: Measurement, found: Evaluation,
+    global_batch_size: int, record: SearchRecord,
+) -> Plan:  # fmt: skip
+    """A plan without the comparison: what ``simulate`` needs as well."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        release = version("mindspeed-autoparallel")
+    except PackageNotFoundError:
+        release = "unknown"
+    notes = []
+    if measurement.interpolated_from:
+        notes.append(f"{measurement.at.label()} is interpolated from {', '.join(measurement.interpolated_from)}.")
+    origin = profile.provenance
+    return Plan(
+        model=profile.model, cluster=cluster, layout=layout, global_batch_size=global_batch_size,
+        num_microbatches=layout.num_microbatches(global_batch_size), stages=found.stages, memory=found.memory,
+        step=found.step, throughput_tokens_per_s_per_device=found.throughput, baselines=(), alternatives=(),
+        search=record, tool_version=release,
+        profile=ProfileRecord(
+            sha256=profile.sha256(), source=origin.source, device=origin.device, created_utc=origin.created_utc,
+            model_hash=origin.model_hash, notes=tuple(notes),
+        ),
+        extra={
+            "link_us": json.dumps(found.link_us),
+            COSTS: json.dumps(to_json(replace(profile, measurements=(measurement,)))),
+            STAGE_TIMES: json.dumps([[stage.forward_us, stage.backward_us] for stage in found.stages]),
+        },
+    )  # fmt: skip
+
+
+def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
+    """What holds a plan back, by share of the step; then the rank that is nearest to its memory limit."""
+    step, limits = found.step, []
+    busiest = max(
+        range(len(found.memory)),
+        key=lambda rank: sum(s.forward_us + s.backward_us for s in found.stages if s.pipeline_rank == rank),
+    )
+    parts = [
+        (step.pipeline_us * (1 - step.bubble_fraction), f"time of pipeline rank {busiest}, the busiest"),
+        (step.pipeline_us * step.bubble_fraction, "bubble: ranks waiting for others"),
+        (step.data_parallel_us, "gradient reduction over data-parallel replicas"),
+        (step.optimizer_us, "optimizer step"),
+        (step.embedding_us, "all-reduce of tied embeddings"),
+        (2 * sum(found.link_us), "point-to-point messages, once through the pipeline"),
+    ]
+    for size_us, what in sorted(parts, key=lambda part: -part[0]):
+        if step.total_us and size_us / step.total_us >= 0.005:
+            limits.append(f"{what}: {size_us / step.total_us:.1%} of the step")
+    tightest = min(found.memory, key=lambda rank: (rank.limit_bytes - rank.peak_bytes, rank.pipeline_rank))
+    free = tightest.limit_bytes - tightest.peak_bytes
+    limits.append(
+        f"memory of pipeline rank {tightest.pipeline_rank}: {gib(free):.2f} GiB of {gib(tightest.limit_bytes):.2f} "
+        f"free at {tightest.peak_point}"
+    )
+    return tuple(limits)
+
+
+def _baselines(profile: Profile, cluster: Cluster, best: Candidate, global_batch_size: int) -> tuple[Baseline, ...]:
+    return tuple(
+        Baseline(
+            name=simple.name, step_us=simple.evaluation.step.total_us, feasible=simple.evaluation.fits,
+            layers=dict(simple.placement.layers), recompute=_recomputed(simple.placement),
+            note="" if simple.evaluation.fits else "does not fit the memory",
+        )
+        for simple in simple_splits(profile, cluster, best, global_batch_size)
+    )  # fmt: skip
+
+
+def _alternative(candidate: Candidate, result: LayoutResult) -> Alternative:
+    assert result.evaluation is not None and result.placement is not None
+    return Alternative(
+        layout=candidate.layout, step_us=result.evaluation.step.total_us, lower_bound_us=result.lower_bound_us,
+        layers=dict(result.placement.layers), recompute=_recomputed(result.placement),
+        peak_bytes=max(rank.peak_bytes for rank in result.evaluation.memory),
+    )  # fmt: skip
+
+
+def _recomputed(placement: ModulePlacement) -> dict[str, tuple[int, ...]]:
+    return {name: placement.recomputed(name) for name in placement.layers}

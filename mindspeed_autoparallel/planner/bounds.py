@@ -1,0 +1,74 @@
+"""What no placement can beat, without solving: the sieve of the outer search.
+
+Proofs: docs/decisions/0015-outer-search.md.
+"""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_bytes
+from mindspeed_autoparallel.cost.step import embedding_us, rank_tail
+from mindspeed_autoparallel.planner.evaluate import block_times_ns
+from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.planner.split import SplitProblem
+from mindspeed_autoparallel.planner.variable_data import mean_factors
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster
+
+
+def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
+    """Work W of one microbatch, spread at will over P ranks, M microbatches, no messages and no recomputation.
+
+    Stage s cannot start before the first microbatch has come through the stages before it, nor be the last to work
+    before the last microbatch has gone back through them: T >= M t_s + t_0 + ... + t_(s-1). If the t add up to W, then
+    T >= W / (1 - (1 - 1/M)^P). With chunks the first arrival is earlier, and only M W / P and W remain.
+    """
+    layout, count = candidate.layout, candidate.num_microbatches
+    factors = mean_factors(profile.variable_data)
+    work = 0
+    for module in profile.model.modules:
+        cost = candidate.measurement.modules[module.name]
+        for block, number in ((cost.pre, 1), (cost.layer, module.num_layers), (cost.post, 1)):
+            if block is not None:
+                pair = block_times_ns(PlacedBlock(name="", cost=block), factors.get(module.name, 1.0))
+                work += number * sum(pair)
+    if layout.virtual_size > 1:
+        return max(work, count * work / layout.pipeline_size)
+    return work / (1 - (1 - 1 / count) ** layout.pipeline_size)
+
+
+def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
+    """Gradient reduction and optimizer of the rank that has most: at least an even share of all, and any one block."""
+    layout, measurement = candidate.layout, candidate.measurement
+    blocks: list[PlacedBlock] = []
+    for module in profile.model.modules:
+        cost = measurement.modules[module.name]
+        for block, number in ((cost.pre, 1), (cost.layer, module.num_layers), (cost.post, 1)):
+            if block is not None:
+                blocks += [PlacedBlock(name="", cost=block)] * number
+    if not updated_parameter_bytes(blocks, layout):
+        return 0.0
+    hidden = float("inf") if layout.overlap_gradient_reduce else 0.0
+    # The whole minus its fixed parts is linear in bytes: an even share of it, plus the fixed parts once.
+    tail = rank_tail(blocks, layout, cluster, profile.device, hidden_us=hidden)
+    share = tail.total_us / layout.pipeline_size
+    largest = max(
+        rank_tail([block], layout, cluster, profile.device, hidden_us=hidden).total_us for block in set_of(blocks)
+    )
+    tied = embedding_us(profile.model, measurement, layout, cluster, profile.device)
+    return max(share, largest) + tied
+
+
+def set_of(blocks: list[PlacedBlock]) -> list[PlacedBlock]:
+    """Distinct blocks, in order."""
+    seen: dict[int, PlacedBlock] = {}
+    for block in blocks:
+        seen.setdefault(id(block.cost), block)
+    return list(seen.values())
+
+
+def relaxed_bound_ns(problem: SplitProblem, deadline: float) -> float | None:
+    """Bound of the linear relaxation with memory and recomputation; ``None`` when even fractions do not fit."""
+    from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
+
+    relaxed = relaxed_cuts(problem, deadline)
+    return None if relaxed is None else relaxed[1]

@@ -1,0 +1,206 @@
+"""What a placement costs: exact simulation of its schedule, exact peak of every rank, and the rest of the step.
+
+The search and the ``simulate`` command share this file: a plan's reported step time is the replay of that plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mindspeed_autoparallel.cost.communication import p2p_us
+from mindspeed_autoparallel.cost.memory import PlacedBlock, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.cost.step import RankTail, embedding_us, rank_tail
+from mindspeed_autoparallel.cost.topology import boundary_link
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
+from mindspeed_autoparallel.planner.variable_data import mean_factors, sampled_times
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, Profile
+from mindspeed_autoparallel.schedule import Program, SimulatedStep, StepTimes, in_flight, make_program, simulate
+from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
+
+NS_PER_US = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Everything predicted for one placement under one layout."""
+
+    stages: tuple[StagePlan, ...]
+    memory: tuple[RankMemory, ...]
+    step: StepTime
+    tails: tuple[RankTail, ...]
+    simulated: SimulatedStep
+    link_us: tuple[float, ...]
+    throughput: float
+    """Tokens per second and device."""
+
+    @property
+    def fits(self) -> bool:
+        """Every rank's exact peak is within its limit."""
+        return all(rank.peak_bytes <= rank.limit_bytes for rank in self.memory)
+
+
+def measured_at(layout: Layout) -> MeasuredAt:
+    """The point of the profile that a layout's ranks run at."""
+    return MeasuredAt(
+        tensor_size=layout.tensor_size, context_size=layout.context_size, expert_size=layout.expert_size,
+        micro_batch_size=layout.micro_batch_size, sequence_parallel=layout.sequence_parallel,
+    )  # fmt: skip
+
+
+def blocking_sends(profile: Profile, layout: Layout) -> bool:
+    """Megatron's non-interleaved schedules block in a send; MindSpeed's formulas let messages travel."""
+    return layout.schedule != "interleaved" and profile.memory_semantics != "mindspeed"
+
+
+def evaluate(
+    profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, global_batch_size: int,
+    *, with_timeline: bool = True, stage_times_us: Mapping[int, tuple[float, float]] | None = None,
+) -> Evaluation:  # fmt: skip
+    """Predict one step. Raises ``ConfigError`` where the layout was not measured or the batch does not divide.
+
+    ``stage_times_us``: forward and backward of some virtual stages, given instead of computed (what-if).
+    """
+    if layout.modules:
+        raise ConfigError("a layout with sizes of its own per module is not evaluated here: empty layout.modules.")
+    measurement = profile.at(measured_at(layout))
+    if measurement is None:
+        raise ConfigError(f"{layout.label()}: the profile has no measurement for {measured_at(layout).label()}.")
+    device, size = profile.device, layout.pipeline_size
+    num_microbatches = layout.num_microbatches(global_batch_size)
+    program = make_program(layout.schedule, size, num_microbatches, layout.virtual_size)
+    blocks = placed_blocks(profile.model, measurement, placement)
+    for v, held in enumerate(blocks):
+        if not held:
+            raise ConfigError(f"stage {v} holds no layer: an empty stage cannot run.")
+    factors = mean_factors(profile.variable_data)
+    forward, backward = _stage_times(blocks, factors)
+    for v, (forward_us, backward_us) in (stage_times_us or {}).items():
+        forward[v], backward[v] = round(forward_us * NS_PER_US), round(backward_us * NS_PER_US)
+    links = [
+        round(p2p_us(num_bytes, boundary_link(layout, cluster, device, v)) * NS_PER_US)
+        for v, num_bytes in enumerate(boundary_bytes(profile.model, measurement, placement))
+    ]
+    times = StepTimes(
+        forward=forward, backward=backward, link=links, per_operation=round(device.operation_overhead_us * NS_PER_US),
+        per_message=round(device.message_overhead_us * NS_PER_US),
+    )  # fmt: skip
+    rendezvous = blocking_sends(profile, layout)
+    simulated = simulate(program, times, rendezvous=rendezvous, with_timeline=with_timeline)
+    ranks = [[block for v in range(rank, len(blocks), size) for block in blocks[v]] for rank in range(size)]
+    tails = tuple(
+        rank_tail(held, layout, cluster, device, hidden_us=sum(backward[rank::size]) / NS_PER_US)
+        for rank, held in enumerate(ranks)
+    )
+    worst = max(tails, key=lambda tail: tail.total_us)
+    tied = embedding_us(profile.model, measurement, layout, cluster, device)
+    pipeline_us = simulated.step_time / NS_PER_US
+    spread: list[float] = []
+    if profile.variable_data is not None and not stage_times_us:
+        sampled = sampled_times(profile.variable_data, [_by_module(held) for held in blocks], num_microbatches)
+        spread = [
+            simulate(program, replace(times, forward=f, backward=b), rendezvous=rendezvous).step_time / NS_PER_US
+            for f, b in sampled
+        ]
+        pipeline_us = sum(spread) / len(spread)
+    rest = worst.total_us + tied
+    total_us = pipeline_us + rest
+    busy = sum(simulated.busy) / size / NS_PER_US
+    step = StepTime(
+        total_us=total_us, pipeline_us=pipeline_us, data_parallel_us=worst.data_parallel_us,
+        optimizer_us=worst.optimizer_us, embedding_us=tied,
+        bubble_fraction=max(0.0, 1 - busy / (simulated.step_time / NS_PER_US)) if with_timeline and busy else 0.0,
+        p50_us=_percentile(spread, 0.5) + rest if spread else None,
+        p95_us=_percentile(spread, 0.95) + rest if spread else None,
+    )  # fmt: skip
+    limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
+    return Evaluation(
+        stages=_stage_plans(placement, layout, forward, backward), step=step, tails=tails, simulated=simulated,
+        memory=_memory(profile, layout, blocks, program, limit), link_us=tuple(link / NS_PER_US for link in links),
+        throughput=global_batch_size * profile.model.sequence_length / (total_us / 1e6) / layout.num_devices
+        if total_us else math.inf,
+    )  # fmt: skip
+
+
+def block_times_ns(block: PlacedBlock, factor: float = 1.0) -> tuple[int, int]:
+    """Forward and backward of one block in nanoseconds, recomputation included."""
+    backward = round(block.cost.backward_us * NS_PER_US * factor)
+    return (
+        round(block.cost.forward_us * NS_PER_US * factor),
+        backward + round(block.recompute.extra_backward_us * NS_PER_US * factor),
+    )
+
+
+def _stage_times(blocks: list[list[PlacedBlock]], factors: dict[str, float]) -> tuple[list[int], list[int]]:
+    forward, backward = [], []
+    for held in blocks:
+        pairs = [block_times_ns(block, factors.get(block.name.split()[0], 1.0)) for block in held]
+        forward.append(sum(pair[0] for pair in pairs))
+        backward.append(sum(pair[1] for pair in pairs))
+    return forward, backward
+
+
+def _by_module(blocks: list[PlacedBlock]) -> dict[str, tuple[int, int]]:
+    total: dict[str, tuple[int, int]] = {}
+    for block in blocks:
+        name, (forward, backward) = block.name.split()[0], block_times_ns(block)
+        before = total.get(name, (0, 0))
+        total[name] = (before[0] + forward, before[1] + backward)
+    return total
+
+
+def _percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+def _stage_plans(
+    placement: ModulePlacement, layout: Layout, forward: list[int], backward: list[int]
+) -> tuple[StagePlan, ...]:
+    stages = []
+    done = dict.fromkeys(placement.layers, 0)
+    for v in range(layout.num_virtual_stages):
+        here = {name: row[v] for name, row in placement.layers.items()}
+        stages.append(StagePlan(
+            stage=v, pipeline_rank=v % layout.pipeline_size, chunk=v // layout.pipeline_size, layers=here,
+            first_layer={name: done[name] for name, count in here.items() if count},
+            recompute={
+                name: {kind: row[v] for kind, row in kinds.items() if row[v]}
+                for name, kinds in placement.recompute.items() if any(row[v] for row in kinds.values())
+            },
+            forward_us=forward[v] / NS_PER_US, backward_us=backward[v] / NS_PER_US,
+        ))  # fmt: skip
+        for name, count in here.items():
+            done[name] += count
+    return tuple(stages)
+
+
+def _memory(
+    profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]], program: Program, limit: int
+) -> tuple[RankMemory, ...]:
+    ranks = []
+    for rank in range(layout.pipeline_size):
+        chunks = [blocks[v] for v in range(rank, len(blocks), layout.pipeline_size)]
+        if profile.memory_semantics == "mindspeed":
+            held = in_flight(program)[rank]
+            everything = [block for chunk in chunks for block in chunk]
+            terms = mindspeed_stage_bytes(everything, held, layout)
+            ranks.append(RankMemory(
+                pipeline_rank=rank, peak_bytes=sum(terms.values()), limit_bytes=limit,
+                peak_point=f"{held} microbatches in flight", terms=terms,
+            ))  # fmt: skip
+            continue
+        peak = rank_peak(chunks, program[rank], layout, profile.device)
+        ranks.append(RankMemory(
+            pipeline_rank=rank, peak_bytes=peak.peak_bytes, limit_bytes=limit, peak_point=peak.point, terms=peak.terms,
+            runtime_overhead_bytes=profile.device.runtime_overhead_bytes,
+        ))  # fmt: skip
+    return tuple(ranks)
+
+
+def point_of(profile: Profile, layout: Layout) -> Measurement | None:
+    """The costs under a layout, or ``None`` where the profile cannot tell."""
+    return profile.at(measured_at(layout))

@@ -1,0 +1,151 @@
+"""One layout solved: the best placement that fits by the exact peak, and a bound that holds for every placement."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.bounds import tail_bound_us
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, evaluate
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.problem_building import build_problem, module_placement
+from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.planner.split import SplitProblem, baselines, solve
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster
+
+MAX_TIGHTENINGS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """The plan that overruns its memory least, in a layout where none fits."""
+
+    missing_bytes: int
+    rank: int
+    held: str
+    """``text_decoder 18-27``."""
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutResult:
+    """What is known of one layout after solving it."""
+
+    lower_bound_us: float
+    """Of every placement that fits, step time in all."""
+    placement: ModulePlacement | None
+    evaluation: Evaluation | None
+    proved_infeasible: bool = False
+    timed_out: bool = False
+
+
+def limits_of(profile: Profile, cluster: Cluster, layout_size: int) -> tuple[int, ...]:
+    """Bytes allowed by pipeline rank."""
+    return (cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,) * layout_size
+
+
+def solve_layout(
+    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int,
+    *, time_limit_s: float, seed: int = 0,
+) -> LayoutResult:  # fmt: skip
+    """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits."""
+    deadline = time.monotonic() + time_limit_s
+    layout = candidate.layout
+    limits = limits_of(profile, cluster, layout.pipeline_size)
+    tail_us = tail_bound_us(profile, cluster, candidate)
+
+    def problem_of(limits_now: tuple[int, ...], *, safe: bool) -> SplitProblem:
+        return build_problem(
+            profile, candidate.measurement, cluster, layout, candidate.num_microbatches, limits_now, safe=safe
+        )
+
+    best: tuple[ModulePlacement, Evaluation] | None = None
+
+    def attempt(problem: SplitProblem) -> tuple[float, Evaluation]:
+        nonlocal best
+        solution = solve(problem, time_limit_s=max(0.1, deadline - time.monotonic()), seed=seed)
+        placement = module_placement(profile, candidate.measurement, solution.placement)
+        found = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
+        if found.fits and (best is None or found.step.total_us < best[1].step.total_us):
+            best = placement, found
+        return solution.lower_bound / NS_PER_US, found
+
+    relaxed = problem_of(limits, safe=False)
+    try:
+        bound_us, found = attempt(relaxed)
+    except InfeasiblePlan as error:
+        timed_out = "time limit" in str(error)
+        return LayoutResult(
+            lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=not timed_out, timed_out=timed_out
+        )
+    if not found.fits:
+        with contextlib.suppress(InfeasiblePlan):
+            attempt(problem_of(limits, safe=True))
+        tightened = limits
+        for _ in range(MAX_TIGHTENINGS):
+            if found.fits or time.monotonic() > deadline:
+                break
+            over = [max(0, rank.peak_bytes - rank.limit_bytes) for rank in found.memory]
+            tightened = tuple(max(0, limit - excess) for limit, excess in zip(tightened, over, strict=True))
+            try:
+                _, found = attempt(problem_of(tightened, safe=False))
+            except InfeasiblePlan:
+                break
+    return LayoutResult(
+        lower_bound_us=bound_us + tail_us, placement=best[0] if best else None, evaluation=best[1] if best else None,
+        timed_out=time.monotonic() > deadline,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimpleSplit:
+    """A baseline, evaluated exactly."""
+
+    name: str
+    placement: ModulePlacement
+    evaluation: Evaluation
+
+
+def simple_splits(
+    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int
+) -> tuple[SimpleSplit, ...]:
+    """Even and greedy split of a layout, with as much recomputation as their memory needs."""
+    layout = candidate.layout
+    problem = build_problem(
+        profile, candidate.measurement, cluster, layout, candidate.num_microbatches,
+        limits_of(profile, cluster, layout.pipeline_size), safe=True,
+    )  # fmt: skip
+    found = []
+    for simple in baselines(problem):
+        placement = module_placement(profile, candidate.measurement, simple.placement)
+        try:
+            result = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
+        except ConfigError:
+            continue
+        found.append(SimpleSplit(name=simple.name, placement=placement, evaluation=result))
+    return tuple(found)
+
+
+def shortage_of(
+    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int
+) -> Shortage | None:
+    """How far the better simple split is from fitting."""
+    best: Shortage | None = None
+    for simple in simple_splits(profile, cluster, candidate, global_batch_size):
+        rank = max(simple.evaluation.memory, key=lambda item: item.peak_bytes - item.limit_bytes)
+        missing = rank.peak_bytes - rank.limit_bytes
+        if best is None or missing < best.missing_bytes:
+            held = [
+                f"{name} {stage.first_layer[name]}-{stage.first_layer[name] + count - 1}"
+                for stage in simple.evaluation.stages
+                if stage.pipeline_rank == rank.pipeline_rank
+                for name, count in stage.layers.items()
+                if count
+            ]
+            best = Shortage(
+                missing_bytes=missing, rank=rank.pipeline_rank, held=", ".join(held), peak_bytes=rank.peak_bytes
+            )
+    return best

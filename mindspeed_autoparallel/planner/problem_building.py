@@ -1,0 +1,148 @@
+"""A layout as a split problem, twice: rows that never promise too little memory, and rows that never ask too much.
+
+The exact peak (program points, see cost/memory.py) is not linear in layer counts. ``relaxed`` rows count what every
+placement surely holds: its optimum is a proved lower bound. ``safe`` rows count the largest transient everywhere: what
+they accept fits. See docs/decisions/0016-memory-rows.md.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from mindspeed_autoparallel.cost.communication import p2p_us
+from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
+from mindspeed_autoparallel.cost.topology import boundary_link
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns, blocking_sends
+from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
+from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem
+from mindspeed_autoparallel.planner.variable_data import mean_factors
+from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
+from mindspeed_autoparallel.schedule import Program, in_flight, make_program
+from mindspeed_autoparallel.spec import Cluster, Layout
+
+KIND_ORDER = ("none", *RECOMPUTED_KINDS)
+
+
+def build_problem(
+    profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, num_microbatches: int,
+    limits: tuple[int, ...], *, safe: bool,
+) -> SplitProblem:  # fmt: skip
+    """Nanoseconds and bytes; ``limits`` by pipeline rank, runtime overhead included. Raises ``ConfigError``."""
+    program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
+    held = _held(program, layout.virtual_size, most=safe)
+    mindspeed = profile.memory_semantics == "mindspeed"
+    factors = mean_factors(profile.variable_data)
+    segments: list[Segment] = []
+    last: dict[str, int] = {}
+    for module in profile.model.modules:
+        cost = measurement.modules[module.name]
+        before = tuple(last[name] for name in module.predecessors)
+        layer_at = len(segments) + (cost.pre is not None)
+        is_last = module is profile.model.modules[-1]
+        after = cost.post.recompute["none"].saved_bytes if cost.post is not None else 0
+        for part, block in (("pre", cost.pre), ("layer", cost.layer), ("post", cost.post)):
+            if block is None:
+                continue
+            forward, backward = block_times_ns(_plain(block), factors.get(module.name, 1.0))
+            surely_last = is_last and part != "pre" and layout.virtual_size == 1
+            freed = after if part == "layer" else 0
+            segments.append(Segment(
+                name=f"{module.name} {part}", num_layers=module.num_layers if part == "layer" else 1,
+                forward=forward, backward=backward, predecessors=before, beside=None if part == "layer" else layer_at,
+                kinds=_kinds(
+                    block, held, layout, profile, factors.get(module.name, 1.0), mindspeed=mindspeed, safe=safe,
+                    is_layer=part == "layer", hidden_bytes=freed if surely_last else None,
+                ),
+            ))  # fmt: skip
+            before = (len(segments) - 1,)
+        last[module.name] = len(segments) - 1
+    overhead = 0 if mindspeed else profile.device.runtime_overhead_bytes
+    link = _links(profile, measurement, cluster, layout)
+    unit = 0
+    for segment in segments:
+        unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
+    unit = gcd(unit, *link) or 1
+    return SplitProblem(
+        segments=tuple(segments), num_stages=layout.pipeline_size, num_microbatches=num_microbatches,
+        memory_limit=tuple(max(0, limit - overhead) for limit in limits), link=link, schedule=layout.schedule,
+        num_chunks=layout.virtual_size, rendezvous=blocking_sends(profile, layout),
+        # A whole number of the other times' unit, rounded down: the solver counts in that unit, a bound stays a bound.
+        per_operation=round(profile.device.operation_overhead_us * NS_PER_US) // unit * unit,
+    )  # fmt: skip
+
+
+def module_placement(profile: Profile, measurement: Measurement, placement: Placement) -> ModulePlacement:
+    """The solver's rows (segments, kinds, virtual stages) by module."""
+    layers, recompute = {}, {}
+    index = 0
+    for module in profile.model.modules:
+        cost = measurement.modules[module.name]
+        index += cost.pre is not None
+        kinds = [kind for kind in KIND_ORDER if kind in cost.layer.recompute]
+        rows = dict(zip(kinds, placement[index], strict=True))
+        layers[module.name] = tuple(map(sum, zip(*rows.values(), strict=True)))
+        recompute[module.name] = {kind: tuple(rows[kind]) for kind in kinds if kind != "none"}
+        index += 1 + (cost.post is not None)
+    return ModulePlacement(layers=layers, recompute=recompute)
+
+
+def _plain(block: BlockCost) -> PlacedBlock:
+    return PlacedBlock(name="block", cost=block)
+
+
+def _held(program: Program, num_chunks: int, *, most: bool) -> list[int]:
+    """Microbatches in flight by virtual stage. ``most``: the most of each chunk; else those of one fullest moment."""
+    if num_chunks == 1:
+        return list(in_flight(program))
+    held = [[0] * len(program) for _ in range(num_chunks)]
+    for stage, actions in enumerate(program):
+        now, peak, fullest = [0] * num_chunks, [0] * num_chunks, [0] * num_chunks
+        for action in actions:
+            now[action.chunk] += 1 if action.kind == "F" else -1
+            peak = [max(a, b) for a, b in zip(peak, now, strict=True)]
+            if sum(now) > sum(fullest):
+                fullest = list(now)
+        for chunk in range(num_chunks):
+            held[chunk][stage] = (peak if most else fullest)[chunk]
+    return [count for row in held for count in row]
+
+
+def _kinds(
+    block: BlockCost, held: list[int], layout: Layout, profile: Profile, factor: float, *, mindspeed: bool, safe: bool,
+    is_layer: bool, hidden_bytes: int | None,
+) -> tuple[LayerKind, ...]:  # fmt: skip
+    """``hidden_bytes``: what may come after this block on its stage, freed before its transient; ``None``: anything."""
+    static = sum(static_terms([_plain(block)], layout).values())
+    updated = updated_parameter_bytes([_plain(block)], layout)
+    step_transient = -int(-profile.device.optimizer_peak_bytes_per_parameter_byte * updated // 1)
+    # Pre and post blocks are never recomputed.
+    costs = {kind: block.recompute[kind] for kind in (KIND_ORDER if is_layer else ("none",)) if kind in block.recompute}
+    peaks = {kind: max(cost.forward_peak_bytes, cost.backward_peak_bytes) for kind, cost in costs.items()}
+    # Whichever kind of layer comes last on the stage, at least the smallest of their transients stands on everything.
+    sure = 0 if hidden_bytes is None else max(0, min(peaks.values()) - hidden_bytes)
+    whole = costs["none"].saved_bytes
+    kinds = []
+    for name, cost in costs.items():
+        if mindspeed:
+            memory = [cost.saved_bytes * (n - 1) + whole for n in held]
+        else:
+            memory = [cost.saved_bytes * n for n in held]
+            if safe:
+                # Either everything in flight is held, or the optimizer works: the larger, layer by layer, covers both.
+                memory = [max(size, step_transient) for size in memory]
+        plain_extra = block_times_ns(PlacedBlock(name="", cost=block, kind=name), factor)[1]
+        kinds.append(LayerKind(
+            name=name, extra_backward=plain_extra - block_times_ns(_plain(block), factor)[1],
+            memory=tuple(size + static for size in memory), transient=0 if mindspeed else peaks[name] if safe else sure,
+        ))  # fmt: skip
+    return tuple(kinds)
+
+
+def _links(profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout) -> tuple[int, ...]:
+    """The cheapest message any placement could send over each boundary, in nanoseconds."""
+    least = min(measurement.modules[module.name].layer.output_bytes for module in profile.model.modules)
+    return tuple(
+        round(p2p_us(least, boundary_link(layout, cluster, profile.device, v)) * NS_PER_US)
+        + round(profile.device.message_overhead_us * NS_PER_US)
+        for v in range(layout.num_virtual_stages - 1)
+    )

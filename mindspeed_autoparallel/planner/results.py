@@ -1,0 +1,52 @@
+"""The result files of a search, in a directory that the caller names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.units import US_PER_MS
+
+RESULT_FILE = "auto_parallel_search_optimal_config.json"
+PLAN_FILE = "plan.json"
+
+
+def write_results(plan: Plan, directory: Path) -> None:
+    """Write the short result and the full plan, each whole or not at all."""
+    write_json_atomic(directory / RESULT_FILE, result_of(plan))
+    plan.write(directory / PLAN_FILE)
+
+
+def result_of(plan: Plan) -> dict[str, Any]:
+    """The short result: lists of length PP, ``e2e_time`` in ms, ``throughput`` in tokens per second and device.
+
+    CP, EP and VPP appear where they are above 1. With VPP a list's entry is the sum over the rank's chunks; the chunks
+    are in the plan file.
+    """
+    layout = plan.layout
+    parallel = {
+        "PP": layout.pipeline_size, "TP": layout.tensor_size, "DP": layout.data_size, "MBS": layout.micro_batch_size,
+    }  # fmt: skip
+    for name, size in (("CP", layout.context_size), ("EP", layout.expert_size), ("VPP", layout.virtual_size)):
+        if size > 1:
+            parallel[name] = size
+    size = layout.pipeline_size
+
+    def by_rank(row: tuple[int, ...]) -> list[int]:
+        return [sum(row[rank::size]) for rank in range(size)]
+
+    return {
+        "parallel_config": parallel,
+        "layer_placement": {
+            f"{module.result_key}_layer_placement": by_rank(plan.layers_of(module.name))
+            for module in plan.model.modules
+        },
+        "layer_recompute": {
+            f"{module.result_key}_layer_recompute": by_rank(plan.recomputed_of(module.name))
+            for module in plan.model.modules
+        },
+        "e2e_time": plan.step.total_us / US_PER_MS,
+        "throughput": plan.throughput_tokens_per_s_per_device,
+    }

@@ -1,0 +1,229 @@
+"""The whole search: every layout is solved, discarded by a proved bound, or ruled out with a named reason.
+
+Best-first by lower bound: cheap bound, then linear relaxation, then exact solve. When the best plan is no slower than
+the smallest bound left, it is optimal under the cost model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.assembly import assemble_plan
+from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US
+from mindspeed_autoparallel.planner.inner import LayoutResult, limits_of, shortage_of, solve_layout
+from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.relaxations import relaxations_of
+from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec.plan import Relaxation, SearchRecord, Verdict
+from mindspeed_autoparallel.units import gib
+
+EXACT = 1e-9
+"""Relative difference below which two step times are the same."""
+
+
+@dataclass
+class _State:
+    """What the search knows so far."""
+
+    solved: list[tuple[Candidate, LayoutResult]] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    short: list[Candidate] = field(default_factory=list)
+    """Layouts without a plan that fits."""
+    open_bounds_us: list[float] = field(default_factory=list)
+    """Bounds of layouts that were not settled."""
+
+    @property
+    def best_us(self) -> float:
+        return min((_step(result) for _, result in self.solved), default=float("inf"))
+
+
+def search(
+    profile: Profile, cluster: Cluster, global_batch_size: int, *, time_limit_s: float = 600.0, top_k: int = 3,
+    seed: int = 0, num_workers: int = 1, progress: Callable[[str], None] | None = None,
+    layouts: list[Layout] | None = None, options: SpaceOptions | None = None, with_relaxations: bool = True,
+) -> Plan:  # fmt: skip
+    """The fastest plan for the cluster, with its proof.
+
+    ``layouts``: only these. Raises ``InfeasiblePlan`` (tightest stage, missing memory, smallest relaxation) or
+    ``ConfigError``.
+    """
+    if global_batch_size < 1:
+        raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
+    if not 0 < time_limit_s < float("inf"):
+        raise ConfigError(f"the time limit must be above 0 s, got {time_limit_s:g}.")
+    if top_k < 1 or num_workers < 1:
+        raise ConfigError(f"top_k and num_workers must be at least 1, got {top_k} and {num_workers}.")
+    started = time.monotonic()
+    say = progress or (lambda text: None)
+    candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options or SpaceOptions(), layouts)
+    if not candidates:
+        raise _nothing_to_search(verdicts, global_batch_size)
+    say(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
+    state = _State(verdicts=verdicts)
+    deadline = started + time_limit_s
+    _run(profile, cluster, global_batch_size, candidates, state, deadline, top_k, seed, say)
+    state.solved.sort(key=lambda item: (_step(item[1]), item[0].layout.label()))
+    if not state.solved:
+        raise _infeasible(profile, cluster, global_batch_size, state)
+    best, result = state.solved[0]
+    step_us = _step(result)
+    bound_us = min([step_us, *state.open_bounds_us, *(found.lower_bound_us for _, found in state.solved)])
+    gap = max(0.0, 1 - bound_us / step_us) if step_us else 0.0
+    relaxations: tuple[Relaxation, ...] = ()
+    if with_relaxations and time.monotonic() < deadline:
+        relaxations = relaxations_of(
+            profile, cluster, global_batch_size, best, step_us, time_limit_s=min(10.0, deadline - time.monotonic()),
+            seed=seed,
+        )  # fmt: skip
+    record = SearchRecord(
+        status="optimal" if gap <= EXACT else "feasible", lower_bound_us=bound_us, gap_fraction=gap,
+        num_configurations=len(candidates) + len(verdicts_before(state.verdicts)), num_solved=len(state.solved),
+        seconds=time.monotonic() - started, verdicts=tuple(state.verdicts), relaxations=relaxations,
+    )  # fmt: skip
+    say(f"best: {best.layout.label()}, {step_us / 1000:.2f} ms, gap {gap:.3%}, {record.seconds:.1f} s")
+    plan = assemble_plan(profile, cluster, global_batch_size, best, result, state.solved[1 : 1 + top_k], record)
+    return replace(plan, search=replace(plan.search, seconds=time.monotonic() - started))
+
+
+def verdicts_before(verdicts: list[Verdict]) -> list[Verdict]:
+    """Those that never became candidates."""
+    return [verdict for verdict in verdicts if verdict.outcome in ("illegal", "unmeasured")]
+
+
+def _step(result: LayoutResult) -> float:
+    assert result.evaluation is not None
+    return result.evaluation.step.total_us
+
+
+def _run(
+    profile: Profile, cluster: Cluster, global_batch_size: int, candidates: list[Candidate], state: _State,
+    deadline: float, top_k: int, seed: int, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Work the queue: (bound, order, refined, candidate), smallest bound first."""
+    queue: list[tuple[float, int, bool, Candidate]] = []
+    for order, candidate in enumerate(candidates):
+        bound = pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
+        queue.append((bound, order, False, candidate))
+    heapq.heapify(queue)
+    extra = top_k
+    while queue:
+        bound, order, refined, candidate = heapq.heappop(queue)
+        layout = candidate.layout
+        left = deadline - time.monotonic()
+        if bound >= state.best_us * (1 - EXACT):
+            # The rest can only become alternatives: a few, by count and not by time, so that a rerun finds the same.
+            if len(state.solved) > top_k or extra <= 0 or left <= 0:
+                state.verdicts.append(_bounded(layout, bound, state.best_us))
+                continue
+            if refined:
+                extra -= 1
+        elif left <= 0:
+            state.open_bounds_us.append(bound)
+            state.verdicts.append(Verdict(
+                layout=layout, outcome="unsolved", reason="the time limit came first.", lower_bound_us=bound,
+            ))  # fmt: skip
+            continue
+        if not refined:
+            better = _refined(profile, cluster, candidate, bound, deadline)
+            if better is None:
+                _no_fit(state, candidate)
+            else:
+                heapq.heappush(queue, (better, order, True, candidate))
+            continue
+        seconds = max(0.1, min(left, max(5.0, left / 4)))
+        result = solve_layout(profile, cluster, candidate, global_batch_size, time_limit_s=seconds, seed=seed)
+        if result.evaluation is None:
+            if result.proved_infeasible:
+                _no_fit(state, candidate)
+            else:
+                state.open_bounds_us.append(max(bound, result.lower_bound_us))
+                reason = "the time limit came first." if result.timed_out else "no split that fits exactly was found."
+                state.verdicts.append(Verdict(
+                    layout=layout, outcome="unsolved" if result.timed_out else "memory", reason=reason,
+                    lower_bound_us=max(bound, result.lower_bound_us),
+                ))  # fmt: skip
+                state.short.append(candidate)
+            continue
+        step = _step(result)
+        result = replace(result, lower_bound_us=min(step, max(bound, result.lower_bound_us)))
+        if step < state.best_us:
+            say(f"{layout.label()}: {step / 1000:.2f} ms, bound {result.lower_bound_us / 1000:.2f} ms")
+        state.solved.append((candidate, result))
+        state.verdicts.append(Verdict(
+            layout=layout, outcome="solved", reason=f"solved; bound {result.lower_bound_us / 1000:.3f} ms.",
+            lower_bound_us=result.lower_bound_us, step_us=step,
+        ))  # fmt: skip
+
+
+def _refined(
+    profile: Profile, cluster: Cluster, candidate: Candidate, bound: float, deadline: float
+) -> float | None:
+    limits = limits_of(profile, cluster, candidate.layout.pipeline_size)
+    problem = build_problem(
+        profile, candidate.measurement, cluster, candidate.layout, candidate.num_microbatches, limits, safe=False
+    )
+    relaxed = relaxed_bound_ns(problem, deadline)
+    if relaxed is None:
+        return None
+    return max(bound, relaxed / NS_PER_US + tail_bound_us(profile, cluster, candidate))
+
+
+def _no_fit(state: _State, candidate: Candidate) -> None:
+    state.short.append(candidate)
+    state.verdicts.append(Verdict(
+        layout=candidate.layout, outcome="memory", reason="no split fits the memory, with any recomputation.",
+    ))  # fmt: skip
+
+
+def _bounded(layout: Layout, bound: float, best_us: float) -> Verdict:
+    return Verdict(
+        layout=layout, outcome="bounded", lower_bound_us=bound,
+        reason=f"at least {bound / 1000:.2f} ms; the best plan takes {best_us / 1000:.2f} ms.",
+    )  # fmt: skip
+
+
+def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int) -> ConfigError:
+    reasons: dict[str, int] = {}
+    for verdict in verdicts:
+        reasons[verdict.reason] = reasons.get(verdict.reason, 0) + 1
+    common = sorted(reasons, key=lambda reason: (-reasons[reason], reason))[:3]
+    listed = " ".join(f"({reasons[reason]}x) {reason}" for reason in common) or "the profile's sizes do not divide it."
+    return ConfigError(
+        f"no layout is possible for this cluster and a global batch of {global_batch_size}: {listed} "
+        "Change the number of devices, the batch, or measure more sizes."
+    )
+
+
+def _infeasible(profile: Profile, cluster: Cluster, global_batch_size: int, state: _State) -> InfeasiblePlan:
+    limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+    if not state.short:
+        return InfeasiblePlan("no plan was found in time, and none was proved impossible. Raise the time limit.")
+    # Most stages and most sharding come nearest: look at a few of each.
+    tried = sorted(
+        state.short, key=lambda item: (-item.layout.pipeline_size * item.layout.tensor_size, item.layout.label())
+    )
+    found = [
+        (shortage, candidate)
+        for candidate in tried[:24]
+        if (shortage := shortage_of(profile, cluster, candidate, global_batch_size)) is not None
+    ]
+    if not found:
+        return InfeasiblePlan(f"no plan fits in {gib(limit):.2f} GiB per device.")
+    shortage, candidate = min(found, key=lambda item: (item[0].missing_bytes, item[1].layout.label()))
+    missing = max(0, shortage.missing_bytes)
+    unsure = [verdict for verdict in state.verdicts if verdict.outcome == "unsolved"]
+    maybe = f" {len(unsure)} layouts were not settled in time." if unsure else ""
+    return InfeasiblePlan(
+        f"no plan fits in {gib(limit):.2f} GiB per device. Nearest is {candidate.layout.label()}: pipeline rank "
+        f"{shortage.rank} ({shortage.held}) is tightest: {gib(shortage.peak_bytes):.2f} GiB, "
+        f"{gib(missing):.2f} GiB too much, with as much recomputation as helps. A memory limit of "
+        f"{-(-(limit + missing) // 2**20)} MiB per device is enough; or use more devices or a "
+        f"smaller micro batch.{maybe}"
+    )

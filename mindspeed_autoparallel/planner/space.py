@@ -1,0 +1,120 @@
+"""Every layout worth naming: legal ones to be searched, the others with the reason why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.evaluate import measured_at
+from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec.plan import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceOptions:
+    """What the outer search tries beside the sizes that follow from profile, cluster and batch."""
+
+    virtual_sizes: tuple[int, ...] | None = None
+    """Chunks per rank; ``None``: 1, 2 and 4 for a model of one module, 1 for several (hosts of several modules cannot
+    interleave them)."""
+    distributed_optimizer: bool = True
+    overlap_gradient_reduce: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A legal, measured layout."""
+
+    layout: Layout
+    measurement: Measurement
+    num_microbatches: int
+
+
+def enumerate_layouts(
+    profile: Profile, cluster: Cluster, global_batch_size: int, options: SpaceOptions,
+    layouts: list[Layout] | None = None,
+) -> tuple[list[Candidate], list[Verdict]]:
+    """Legal layouts, and a verdict for every other one; the same order for the same input."""
+    chosen = layouts if layouts is not None else _all_layouts(profile, cluster, options)
+    candidates, verdicts = [], []
+    for layout in chosen:
+        reason, outcome = _illegal(profile, cluster, layout, global_batch_size), "illegal"
+        measurement = None
+        if not reason:
+            measurement = profile.at(measured_at(layout))
+            if measurement is None:
+                outcome, reason = "unmeasured", f"the profile has no costs for {measured_at(layout).label()}."
+        if reason or measurement is None:
+            verdicts.append(Verdict(layout=layout, outcome=outcome, reason=reason))
+        else:
+            candidates.append(Candidate(
+                layout=layout, measurement=measurement, num_microbatches=layout.num_microbatches(global_batch_size),
+            ))  # fmt: skip
+    return candidates, verdicts
+
+
+def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> list[Layout]:
+    points = [measurement.at for measurement in profile.measurements]
+    devices = cluster.num_devices
+    virtual = options.virtual_sizes or ((1, 2, 4) if len(profile.model.modules) == 1 else (1,))
+    tensors = {point.tensor_size for point in points}
+    batches = {point.micro_batch_size for point in points}
+    if profile.memory_semantics != "mindspeed":
+        # Between measured sizes costs can be interpolated; beyond them they are reported as unmeasured.
+        tensors |= {size for size in _powers_of_two(devices) if size <= cluster.devices_per_node}
+        batches |= set(_powers_of_two(max(batches)))
+    else:
+        virtual = (1,)
+    found = []
+    # Attention ways and sharded norms are taken as measured: any (CP, EP, SP) of some point.
+    for context, expert, sequence in sorted({(p.context_size, p.expert_size, p.sequence_parallel) for p in points}):
+        for tensor in sorted(tensors):
+            if devices % (tensor * context):
+                continue
+            rest = devices // (tensor * context)
+            for pipeline in (size for size in range(1, rest + 1) if rest % size == 0):
+                for batch in sorted(batches):
+                    for chunks in virtual:
+                        if chunks > 1 and pipeline == 1:
+                            continue
+                        found.append(Layout(
+                            pipeline_size=pipeline, tensor_size=tensor, data_size=rest // pipeline,
+                            context_size=context, expert_size=expert, virtual_size=chunks, micro_batch_size=batch,
+                            sequence_parallel=sequence, distributed_optimizer=options.distributed_optimizer,
+                            overlap_gradient_reduce=options.overlap_gradient_reduce,
+                            schedule="1f1b" if chunks == 1 else "interleaved",
+                        ))  # fmt: skip
+    return found
+
+
+def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:
+    """Why a layout cannot run, or nothing."""
+    layers = profile.model.num_layers
+    if layout.num_devices != cluster.num_devices:
+        return f"it needs {layout.num_devices} devices; the cluster has {cluster.num_devices}."
+    if layout.num_virtual_stages > layers:
+        return f"{layout.num_virtual_stages} stages are more than the {layers} layers."
+    if layout.sequence_parallel and layout.tensor_size == 1:
+        return "sequence parallelism needs TP above 1."
+    replicas = layout.data_size * layout.context_size
+    if replicas % layout.expert_size:
+        return f"EP {layout.expert_size} does not divide DP x CP = {replicas}."
+    for module in profile.model.modules:
+        if module.num_heads and module.num_heads % layout.tensor_size:
+            return f"TP {layout.tensor_size} does not divide the {module.num_heads} heads of {module.name}."
+        if module.num_experts and module.num_experts % layout.expert_size:
+            return f"EP {layout.expert_size} does not divide the {module.num_experts} experts of {module.name}."
+    if layout.modules:
+        return "sizes of their own per module are planned elsewhere (hetero)."
+    try:
+        num_microbatches = layout.num_microbatches(global_batch_size)
+    except ConfigError as error:
+        return str(error)
+    if layout.schedule == "interleaved" and num_microbatches % layout.pipeline_size:
+        return f"interleaving needs microbatches ({num_microbatches}) in multiples of PP {layout.pipeline_size}."
+    return ""
+
+
+def _powers_of_two(highest: int) -> list[int]:
+    return [2**power for power in range(highest.bit_length()) if 2**power <= highest]
