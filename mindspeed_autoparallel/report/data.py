@@ -80,7 +80,7 @@ def proof(plan: Plan) -> str:
     search = plan.search
     if search.status == "optimal":
         return f"proved optimal in {search.seconds:.1f} s"
-    return f"not proved: at most {search.gap_fraction:.1%} from the best possible, after {search.seconds:.1f} s"
+    return f"not proved: at most {search.gap_fraction * 100:.1f} % from the best possible, after {search.seconds:.1f} s"
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -96,14 +96,14 @@ def warnings(plan: Plan) -> list[str]:
     if plan.profile.notes:
         found.append(f"{_count(len(plan.profile.notes), 'cost')} interpolated or assumed: see the profile's notes.")
     if plan.search.status != "optimal":
-        found.append(f"The search stopped before a proof: one up to {plan.search.gap_fraction:.1%} faster may exist.")
+        found.append(f"The search stopped before a proof: one up to {plan.search.gap_fraction * 100:.1f} % faster may exist.")
     unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)
     if unknown:
         found.append(f"{_count(unknown, 'configuration')} not covered by the profile: not part of the proof.")
     for rank in plan.memory:
         free = 1 - rank.peak_bytes / rank.limit_bytes
         if 0 <= free < TIGHT_FRACTION:
-            found.append(f"Rank {rank.pipeline_rank} has {free:.1%} of its memory left.")
+            found.append(f"Rank {rank.pipeline_rank} has {free * 100:.1f} % of its memory left.")
     return found
 
 
@@ -169,24 +169,24 @@ def timeline(plan: Plan) -> Data:
     rows: list[list[float]] = [[] for _ in range(plan.layout.pipeline_size)]
     for rank, action, start, end in sorted(step.timeline, key=lambda item: item[2]):
         rows[rank] += (int(action.kind == "B"), action.chunk, action.microbatch, _short(start), _short(end - start))
-    # Of the last rank: it starts last and turns round at once, so its work is the steady state.
-    own = [(start, end) for rank, _, start, end in step.timeline if rank == len(rows) - 1]
-    steady, drained, total = min(own)[0], max(end for _, end in own), step.step_time
+    total = step.step_time
     phases = [{"name": "Whole step", "start": 0.0, "end": total}]
     if plan.layout.pipeline_size > 1:
-        round_us = max(stage.forward_us + stage.backward_us for stage in plan.stages) * plan.layout.virtual_size
-        margin = 4 * round_us
-        middle = (steady + drained) / 2
+        # Seen from rank 0: warm-up lasts until its first backward, cool-down begins with its last forward.
+        turned = min(start for rank, action, start, _ in step.timeline if rank == 0 and action.kind == "B")
+        drained = max(start for rank, action, start, _ in step.timeline if rank == 0 and action.kind == "F")
+        margin = 2 * max(stage.forward_us + stage.backward_us for stage in plan.stages) * plan.layout.virtual_size
+        middle = (min(turned, drained) + max(turned, drained)) / 2
         phases += [
-            {"name": "Warm-up", "start": 0.0, "end": min(total, steady + margin)},
-            {"name": "Steady state", "start": max(0.0, middle - margin), "end": min(total, middle + margin)},
+            {"name": "Warm-up", "start": 0.0, "end": min(total, turned + margin)},
+            {"name": "Steady state", "start": max(0.0, middle - 2 * margin), "end": min(total, middle + 2 * margin)},
             {"name": "Cool-down", "start": max(0.0, drained - margin), "end": total},
         ]
     return {
         "end_us": total, "predicted_us": plan.step.pipeline_us, "message_us": message_us, "rows": rows,
         "num_chunks": plan.layout.virtual_size, "num_microbatches": plan.num_microbatches, "phases": phases,
         "busy": [busy / total for busy in step.busy],
-        "labels": [_rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)],
+        "labels": [rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)],
     }  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def _short(value: float) -> float:
     return round(float(value), 2)
 
 
-def _rank_label(plan: Plan, rank: int) -> str:
+def rank_label(plan: Plan, rank: int) -> str:
     """What a rank holds: ``image_encoder 0-15, text_decoder 0-3``."""
     held = []
     for stage in plan.stages:

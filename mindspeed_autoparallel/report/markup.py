@@ -24,9 +24,9 @@ def colour(index: int) -> str:
     return f"c{index % NUM_COLOURS}" + (" hatch" if index >= NUM_COLOURS else "")
 
 
-def legend(names: Sequence[str], extra: Iterable[tuple[str, str]] = ()) -> str:
-    """Names with their colours; ``extra``: (class, name) of other marks."""
-    marks = [(colour(index), name) for index, name in enumerate(names)] + list(extra)
+def legend(names: Sequence[str], extra: Iterable[tuple[str, str]] = (), first: int = 0) -> str:
+    """Names with their colours; ``extra``: (class, name) of other marks; ``first``: the first name's colour."""
+    marks = [(colour(index), name) for index, name in enumerate(names, first)] + list(extra)
     items = "".join(element("li", element("i", class_=kind) + text(name)) for kind, name in marks)
     return element("ul", items, class_="legend")
 

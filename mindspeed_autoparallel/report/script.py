@@ -171,7 +171,7 @@ function timeline(data) {
     });
     const a = left + from / end * inner, b = left + to / end * inner, height = rows.length * thin;
     if (to - from < end * 0.999) {
-      context.globalAlpha = 0.72;
+      context.globalAlpha = 0.5;
       context.fillStyle = css("--card");
       context.fillRect(left, 0, a - left, height);
       context.fillRect(b, 0, left + inner - b, height);

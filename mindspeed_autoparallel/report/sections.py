@@ -10,6 +10,9 @@ from mindspeed_autoparallel.units import GIB, US_PER_MS, format_us, gib
 
 Data = dict[str, Any]
 
+FIRST_MODULE = 2
+"""Colour of the first module: the first two look like forward and backward."""
+
 
 def headline(values: Data) -> str:
     """Title, the five figures that matter, warnings."""
@@ -25,8 +28,8 @@ def headline(values: Data) -> str:
     )
     spread = f"P50 {format_us(head['p50_us'])}, P95 {format_us(head['p95_us'])}" if head["p95_us"] else "predicted"
     simple = [row["loss_fraction"] for row in values["baselines"][1:] if row["feasible"] and row["loss_fraction"]]
-    gain = (percent(min(simple)), "slower: the best rule of thumb") if simple else ("–", "no rule of thumb fits")
-    bound = "no faster plan exists" if head["proved"] else f"bound {format_us(head['lower_bound_us'])}"
+    gain = (f"{min(simple) * 100:+.1f} %", "best rule of thumb that fits") if simple else ("–", "no rule of thumb fits")
+    bound = "no faster plan in the space" if head["proved"] else f"bound {format_us(head['lower_bound_us'])}"
     tiles = [
         ("Step time", format_us(head["step_us"]), spread),
         ("Throughput", f"{head['tokens_per_s_per_device']:,.0f}", "tokens/s per device"),
@@ -102,7 +105,7 @@ def stages(values: Data) -> str:
         peak = f"{gib(row['peak_bytes']):.1f}" if row["peak_bytes"] is not None and row["chunk"] == 0 else ""
         drawn.append([
             text(row["stage"]), *([text(f"{row['rank']} / {row['chunk']}")] if virtual else []),
-            *(_module(held.get(name), index, most[name]) for index, name in enumerate(names)),
+            *(_module(held.get(name), index, most[name]) for index, name in enumerate(names, FIRST_MODULE)),
             f"{row['forward_us'] / US_PER_MS:.1f}", f"{row['backward_us'] / US_PER_MS:.1f}",
             element("div", times, class_="mini", style="min-width:110px"), peak,
         ])  # fmt: skip
@@ -113,7 +116,7 @@ def stages(values: Data) -> str:
     return (
         element("h2", "Stages")
         + element("p", "Layers by number, and how many of them are computed again in the backward pass.", class_="sub")
-        + legend(names, marks)
+        + legend(names, marks, FIRST_MODULE)
         + table(header, drawn, (last - 3, last - 2, last))
     )
 
@@ -212,7 +215,8 @@ def alternatives(values: Data) -> str:
     """Other layouts at their best."""
     rows = [
         [
-            text(row["layout"]), text(format_us(row["step_us"])), f"{row['loss_fraction'] * 100:+.1f} %",
+            element("span", text(row["layout"]), class_="cell"), text(format_us(row["step_us"])),
+            f"{row['loss_fraction'] * 100:+.1f} %",
             text(format_us(row["lower_bound_us"])), f"{gib(row['peak_bytes']):.1f}", text(row["num_recomputed"]),
             text("; ".join(f"{name} {'-'.join(map(str, layers))}" for name, layers in row["layers"].items())),
         ]
@@ -234,10 +238,11 @@ def ruled_out(values: Data) -> str:
     field = '<input id="search" type="search" placeholder="Filter, e.g. TP8 memory" aria-label="Filter">'
     shown = element("span", text(f"{total} shown"), id="shown", class_="soft")
     tools = element("div", field + chips + shown, class_="tools")
+    chosen = " " + element("span", "the plan", class_="badge good")
     drawn = []
     for group in groups:
         rows = [
-            [text(row["layout"]) + (" " + element("span", "the plan", class_="badge good") if row["chosen"] else ""),
+            [element("span", text(row["layout"]), class_="cell") + (chosen if row["chosen"] else ""),
              text(row["reason"]), text(format_us(row["step_us"]) if row["step_us"] else "–"),
              text(format_us(row["lower_bound_us"]) if row["lower_bound_us"] else "–")]
             for row in group["rows"]

@@ -25,11 +25,11 @@ def render_table(plan: Plan) -> str:
     if head["p95_us"] is not None and head["p50_us"] is not None:
         lines.append(f"with variable data: P50 {format_us(head['p50_us'])}, P95 {format_us(head['p95_us'])}")
     if not head["proved"]:
-        lines.append(f"no plan is faster than {format_us(head['lower_bound_us'])}: gap {head['gap_fraction']:.1%}")
+        lines.append(f"no plan is faster than {format_us(head['lower_bound_us'])}: gap {head['gap_fraction'] * 100:.1f} %")
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
     for item in data.relaxations(plan)[:NUM_LIMITS]:
         if item["gain_fraction"]:
-            gain = f"{format_us(item['step_us'])}, {item['gain_fraction']:.1%} less"
+            gain = f"{format_us(item['step_us'])}, {item['gain_fraction'] * 100:.1f} % less"
             lines.append(f"would help: {item['change']} ({gain})")
     lines.append(_provenance(plan))
     lines += [f"warning: {warning}" for warning in head["warnings"]]
@@ -79,7 +79,7 @@ def _step_line(plan: Plan) -> str:
         simple.append(f"{base.name}{' split' if base.name == 'even' else ''}: {value}")
     others = f" ({', '.join(simple)})" if simple else ""
     return (
-        f"step {format_us(plan.step.total_us)} predicted, bubble {plan.step.bubble_fraction:.0%}; "
+        f"step {format_us(plan.step.total_us)} predicted, bubble {plan.step.bubble_fraction * 100:.0f} %; "
         f"{data.proof(plan)}{others}"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_autoparallel.report.data import timeline
+from mindspeed_autoparallel.report.data import rank_label
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -17,7 +17,7 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
     Raises ``PlanError`` where the plan's pipeline cannot be replayed.
     """
     step, message_us = replay(plan)
-    labels = timeline(plan)["labels"]
+    labels = [rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)]
     events: list[dict[str, Any]] = [
         _name("process_name", PIPELINE, 0, f"{plan.model.name}: {plan.layout.label()}"),
         _name("process_name", REST, 0, "after the pipeline"),

@@ -1,0 +1,164 @@
+"""The page: well-formed, self-contained, escaped, and alive in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from example_plan import _step_us, example_plan
+
+from mindspeed_autoparallel.report import render_page
+from mindspeed_autoparallel.spec.plan import Plan
+
+VOID = {"meta", "input", "br", "link", "img"}
+HOSTILE = "</script><script>document.documentElement.dataset.error='hacked'</script><img src=x onerror=alert(1)>\"'&"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Checker(HTMLParser):
+    """Collects elements and their text; fails on tags that do not close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes <{self.open[-1:]}> at {self.getpos()}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def parse(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+def hostile_plan() -> Plan:
+    plan = example_plan()
+    model = replace(
+        plan.model, name=HOSTILE,
+        modules=tuple(replace(m, name=m.name + HOSTILE, predecessors=()) for m in plan.model.modules),
+    )  # fmt: skip
+
+    def renamed(row: dict) -> dict:
+        return {name + HOSTILE: value for name, value in row.items()}
+
+    stages = tuple(
+        replace(s, layers=renamed(s.layers), first_layer=renamed(s.first_layer), recompute=renamed(s.recompute))
+        for s in plan.stages
+    )
+    memory = tuple(replace(rank, terms=renamed(rank.terms), peak_point=HOSTILE) for rank in plan.memory)
+    verdicts = tuple(replace(v, reason=HOSTILE, outcome=v.outcome + HOSTILE) for v in plan.search.verdicts)
+    search = replace(
+        plan.search, verdicts=verdicts, limits=(HOSTILE,), relaxations=(replace(plan.search.relaxations[0], change=HOSTILE),)
+    )
+    profile = replace(plan.profile, device=HOSTILE, notes=(HOSTILE,), sha256=HOSTILE)
+    baselines = tuple(replace(base, name=HOSTILE, note=HOSTILE) for base in plan.baselines)
+    return replace(
+        plan, model=model, stages=stages, memory=memory, search=search, profile=profile, baselines=baselines, tool_version=HOSTILE
+    )
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_page(example_plan())
+
+
+def test_page_is_well_formed_with_unique_ids(page: str) -> None:
+    ids = [attributes["id"] for _, attributes in parse(page).seen if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {"why", "stages", "memory", "timeline", "alternatives", "ruled-out", "provenance"} <= set(ids)
+
+
+def test_links_of_the_page_lead_to_its_sections(page: str) -> None:
+    seen = parse(page).seen
+    ids = {attributes.get("id") for _, attributes in seen}
+    links = [attributes["href"] for tag, attributes in seen if tag == "a"]
+    assert links and all(link is not None and link[0] == "#" and link[1:] in ids for link in links)
+
+
+def test_page_needs_no_network(page: str) -> None:
+    assert not re.search(r"https?://|//[a-z]+\.[a-z]|@import|url\(", page)
+    for tag, attributes in parse(page).seen:
+        assert tag not in ("link", "img", "iframe", "object", "embed"), tag
+        assert "src" not in attributes
+    assert "default-src 'none'" in page
+
+
+def test_memory_bars_are_as_wide_as_their_bytes(page: str) -> None:
+    plan = example_plan()
+    widths = [
+        float(str(attributes["style"]).split(":")[1].rstrip("%"))
+        for tag, attributes in parse(page).seen
+        if tag == "i" and str(attributes.get("data-tip", "")).startswith("Rank 2:")
+    ]
+    assert len(widths) == sum(size > 0 for size in plan.memory[2].terms.values())
+    assert sum(widths) / 100 * 1.02 == pytest.approx(plan.memory[2].peak_bytes / plan.memory[2].limit_bytes, rel=1e-3)
+
+
+def test_every_verdict_is_on_the_page(page: str) -> None:
+    words = parse(page).words
+    for verdict in example_plan().search.verdicts:
+        assert verdict.reason in words and verdict.layout.label() in words
+
+
+def test_hostile_names_stay_text() -> None:
+    checker = parse(render_page(hostile_plan()))
+    assert [tag for tag, _ in checker.seen].count("script") == 2
+    assert not any(name.startswith("on") for _, attributes in checker.seen for name in attributes)
+    assert "img" not in [tag for tag, _ in checker.seen]
+    assert any(HOSTILE in word for word in checker.words)
+
+
+def test_embedded_data_is_json_again() -> None:
+    found = re.search(r'<script type="application/json" id="timeline-data">(.*?)</script>', render_page(hostile_plan()), re.S)
+    assert found and HOSTILE in json.loads(found[1])["labels"][0]
+
+
+def test_page_of_one_stage_and_no_search() -> None:
+    plan = example_plan()
+    layers = {module.name: module.num_layers for module in plan.model.modules}
+    stage = replace(plan.stages[0], layers=layers, first_layer=dict.fromkeys(layers, 0), recompute={})
+    layout = replace(plan.layout, pipeline_size=1)
+    us, _ = _step_us([stage], layout, 32)
+    bare = replace(
+        plan, layout=layout, stages=(stage,), memory=plan.memory[:1], step=replace(plan.step, pipeline_us=us), baselines=(),
+        alternatives=(), search=replace(plan.search, verdicts=(), limits=(), relaxations=()),
+    )  # fmt: skip
+    bare.check()
+    parse(render_page(bare))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the page's script is not run")
+@pytest.mark.parametrize("plan", [example_plan(), hostile_plan()], ids=["example", "hostile"])
+def test_script_runs_without_error_in_a_browser(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(render_page(plan), encoding="utf-8")
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync --disable-quic"
+    done = subprocess.run(
+        [str(CHROMIUM), *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1600", "--dump-dom", file.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    start = re.search(r"<html[^>]*>", done.stdout)
+    assert start and 'data-ready="yes"' in start[0], done.stdout[:300]
+    assert "data-error" not in start[0], start[0]
+    drawn = re.search(r'data-drawn="(\d+)"', done.stdout)
+    assert drawn and int(drawn[1]) == 8 * 32 * 2
