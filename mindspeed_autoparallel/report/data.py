@@ -96,7 +96,8 @@ def warnings(plan: Plan) -> list[str]:
     if plan.profile.notes:
         found.append(f"{_count(len(plan.profile.notes), 'cost')} interpolated or assumed: see the profile's notes.")
     if plan.search.status != "optimal":
-        found.append(f"The search stopped before a proof: one up to {plan.search.gap_fraction * 100:.1f} % faster may exist.")
+        gap = f"{plan.search.gap_fraction * 100:.1f} %"
+        found.append(f"The search stopped before a proof: a plan up to {gap} faster may exist.")
     unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)
     if unknown:
         found.append(f"{_count(unknown, 'configuration')} not covered by the profile: not part of the proof.")
@@ -163,9 +164,10 @@ def timeline(plan: Plan) -> Data:
     ``phases`` are windows worth a look: name, start, end. ``error`` is set instead of rows where it cannot be replayed.
     """
     try:
-        step, message_us = replay(plan)
+        found = replay(plan)
     except AutoParallelError as error:
         return {"error": str(error), "rows": []}
+    step = found.step
     rows: list[list[float]] = [[] for _ in range(plan.layout.pipeline_size)]
     for rank, action, start, end in sorted(step.timeline, key=lambda item: item[2]):
         rows[rank] += (int(action.kind == "B"), action.chunk, action.microbatch, _short(start), _short(end - start))
@@ -183,7 +185,8 @@ def timeline(plan: Plan) -> Data:
             {"name": "Cool-down", "start": max(0.0, drained - margin), "end": total},
         ]
     return {
-        "end_us": total, "predicted_us": plan.step.pipeline_us, "message_us": message_us, "rows": rows,
+        "end_us": total, "predicted_us": plan.step.pipeline_us, "message_us": found.message_us,
+        "inferred": found.inferred, "variable": plan.step.p95_us is not None, "rows": rows,
         "num_chunks": plan.layout.virtual_size, "num_microbatches": plan.num_microbatches, "phases": phases,
         "busy": [busy / total for busy in step.busy],
         "labels": [rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)],

@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.errors import PlanError
+from dataclasses import dataclass, replace
+
+from mindspeed_autoparallel.errors import AutoParallelError, PlanError
+from mindspeed_autoparallel.planner.assembly import COSTS
+from mindspeed_autoparallel.planner.replay import replay as planner_replay
 from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
 from mindspeed_autoparallel.spec.plan import Plan
 
+NS_PER_US = 1000
 MAX_ROUNDS = 40
 TOLERANCE = 1e-6
 """Share of the pipeline time by which a replay may miss it."""
 
 
-def replay(plan: Plan) -> tuple[SimulatedStep, float]:
-    """The timeline in microseconds, and the time of one message between stages that it was drawn with.
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A timeline and how its messages were timed."""
 
-    A plan holds the stages' times and the pipeline's, not the links': every message gets the same time, the one with
-    which the replay takes ``plan.step.pipeline_us``. It is 0 where the stages alone take that long or longer; compare
-    ``step_time`` with ``pipeline_us`` to see whether the replay agrees.
+    step: SimulatedStep
+    """In microseconds."""
+    message_us: float
+    """Of the slowest message between stages."""
+    inferred: bool
+    """Whether that time was derived from the predicted pipeline time, for want of the costs in the plan."""
+
+
+def replay(plan: Plan) -> Replay:
+    """The planner's own replay where the plan carries the costs it was made from, else one with inferred messages.
+
+    Raises ``PlanError`` or ``ConfigError`` where the schedule cannot be replayed.
+    """
+    if COSTS in plan.extra:
+        try:
+            found = planner_replay(plan)[1]
+        except AutoParallelError:
+            # Costs that were edited or are of another release; the page says that its messages are inferred.
+            return _inferred(plan)
+        step = found.simulated
+        return Replay(
+            step=replace(
+                step, step_time=step.step_time / NS_PER_US, busy=tuple(busy / NS_PER_US for busy in step.busy),
+                critical_path=tuple((label, length / NS_PER_US) for label, length in step.critical_path),
+                timeline=tuple((rank, act, a / NS_PER_US, b / NS_PER_US) for rank, act, a, b in step.timeline),
+            ),
+            message_us=max(found.link_us, default=0.0), inferred=False,
+        )  # fmt: skip
+    return _inferred(plan)
+
+
+def _inferred(plan: Plan) -> Replay:
+    """Every message gets the same time: the one with which the replay takes ``plan.step.pipeline_us``.
+
+    It is 0 where the stages alone take that long or longer; compare ``step_time`` with ``pipeline_us`` to see it.
     """
     layout = plan.layout
-    for module in layout.modules.values():
-        if module.pipeline_size != layout.pipeline_size:
-            raise PlanError("modules with pipelines of their own are not drawn yet.")
+    if any(module.pipeline_size != layout.pipeline_size for module in layout.modules.values()):
+        raise PlanError("modules with pipelines of their own are not drawn yet.")
     program = make_program(layout.schedule, layout.pipeline_size, plan.num_microbatches, layout.virtual_size)
 
     def run(message_us: float) -> SimulatedStep:
@@ -34,7 +71,7 @@ def replay(plan: Plan) -> tuple[SimulatedStep, float]:
     message_us, target = 0.0, plan.step.pipeline_us
     step = run(message_us)
     if layout.num_virtual_stages == 1 or step.step_time >= target * (1 - TOLERANCE):
-        return step, message_us
+        return Replay(step=step, message_us=0.0, inferred=True)
     # The step is convex and increasing in the message's time: Newton from above, where it is at least one message.
     message_us = target - step.step_time
     for _ in range(MAX_ROUNDS):
@@ -44,4 +81,4 @@ def replay(plan: Plan) -> tuple[SimulatedStep, float]:
         if abs(excess) <= target * TOLERANCE or not num_messages:
             break
         message_us = max(0.0, message_us - excess / num_messages)
-    return step, message_us
+    return Replay(step=step, message_us=message_us, inferred=True)

@@ -192,10 +192,12 @@ def timeline(values: Data) -> str:
     buttons += element("button", "+", id="closer", type="button", aria_label="Zoom in")
     note = f"Exact replay of the schedule: {format_us(shown['end_us'])} for {shown['num_microbatches']} microbatches"
     if shown["message_us"] > 0:
-        note += f", {format_us(shown['message_us'])} per message between stages (inferred from the predicted time)"
+        how = "each, inferred from the predicted time" if shown["inferred"] else "at most"
+        note += f", messages between stages {format_us(shown['message_us'])} {how}"
     off = shown["end_us"] / shown["predicted_us"] - 1 if shown["predicted_us"] else 0.0
     if abs(off) > 1e-3:
-        note += f". The plan predicts {format_us(shown['predicted_us'])}: the replay is {percent(off)} off"
+        note += f". The plan predicts {format_us(shown['predicted_us'])}: the replay is {off * 100:+.1f} % off"
+        note += ", as its microbatches are all average ones" if shown["variable"] else ""
     chunks = ". Later chunks of a rank are paler" if shown["num_chunks"] > 1 else ""
     help_ = "Drag to move, Ctrl + wheel or +/− to zoom; numbers are microbatches"
     marks = [("forward", "forward"), ("backward", "backward"), ("idle", "waiting (bubble)")]

@@ -16,7 +16,8 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
 
     Raises ``PlanError`` where the plan's pipeline cannot be replayed.
     """
-    step, message_us = replay(plan)
+    found = replay(plan)
+    step = found.step
     labels = [rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)]
     events: list[dict[str, Any]] = [
         _name("process_name", PIPELINE, 0, f"{plan.model.name}: {plan.layout.label()}"),
@@ -47,7 +48,7 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
     return {
         "traceEvents": events, "displayTimeUnit": "ms",
         "otherData": {
-            "layout": plan.layout.label(), "message_us": message_us, "predicted_step_us": parts.total_us,
+            "layout": plan.layout.label(), "message_us": found.message_us, "predicted_step_us": parts.total_us,
             "tool_version": plan.tool_version,
         },
     }  # fmt: skip

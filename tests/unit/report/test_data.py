@@ -46,17 +46,18 @@ def test_stage_rows_hold_every_layer_once() -> None:
 
 def test_replay_finds_the_message_time_the_plan_was_made_with() -> None:
     plan = example_plan()
-    step, message_us = replay(plan)
-    assert step.step_time == pytest.approx(plan.step.pipeline_us, rel=1e-6)
-    assert message_us == pytest.approx(LINK_US, rel=1e-3)
+    found = replay(plan)
+    assert found.inferred
+    assert found.step.step_time == pytest.approx(plan.step.pipeline_us, rel=1e-6)
+    assert found.message_us == pytest.approx(LINK_US, rel=1e-3)
 
 
 def test_replay_of_stages_slower_than_the_plan_says_is_not_bent() -> None:
     plan = example_plan()
     short = replace(plan, step=replace(plan.step, pipeline_us=plan.step.pipeline_us / 2))
-    step, message_us = replay(short)
-    assert message_us == 0
-    assert step.step_time > short.step.pipeline_us * 1.5
+    found = replay(short)
+    assert found.message_us == 0
+    assert found.step.step_time > short.step.pipeline_us * 1.5
 
 
 @pytest.mark.parametrize("schedule, virtual_size", [("interleaved", 2), ("gpipe", 1), ("1f1b", 1)])
