@@ -20,20 +20,46 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
 
     Stage s cannot start before the first microbatch has come through the stages before it, nor be the last to work
     before the last microbatch has gone back through them: T >= M t_s + t_0 + ... + t_(s-1). If the t add up to W, then
-    T >= W / (1 - (1 - 1/M)^P). With chunks the first arrival is earlier, and only M W / P and W remain.
+    T >= W / (1 - (1 - 1/M)^P). With chunks the first arrival is earlier, and only M W / P and W remain. And layers are
+    whole: some rank holds at least ceil(layers / P) of a module, M times.
     """
     layout, count = candidate.layout, candidate.num_microbatches
     factors = mean_factors(profile.variable_data)
     work = 0
+    layer_ns: dict[str, int] = {}
     for module in profile.model.modules:
         cost = candidate.measurement.modules[module.name]
         for block, number in ((cost.pre, 1), (cost.layer, module.num_layers), (cost.post, 1)):
             if block is not None:
                 pair = block_times_ns(PlacedBlock(name="", cost=block), factors.get(module.name, 1.0))
                 work += number * sum(pair)
+                if block is cost.layer:
+                    layer_ns[module.name] = sum(pair)
+    size = layout.pipeline_size
     if layout.virtual_size > 1:
-        return max(work, count * work / layout.pipeline_size)
-    return work / (1 - (1 - 1 / count) ** layout.pipeline_size)
+        whole = max(count * -(-m.num_layers // size) * layer_ns[m.name] for m in profile.model.modules)
+        return max(work, count * work / size, whole)
+    whole = max(whole_layers_bound(m.num_layers, size, count) * layer_ns[m.name] for m in profile.model.modules)
+    return max(work / (1 - (1 - 1 / count) ** size), whole)
+
+
+def whole_layers_bound(num_layers: int, pipeline_size: int, num_microbatches: int) -> int:
+    """Step time in units of one layer's time, from the layers of one module alone, which do not come in fractions.
+
+    Some rank holds at least c = ceil(layers / P). Let s be the last such; behind it all hold at most c - 1, so at least
+    R layers lie before it, and one microbatch passes those before s begins and after it ends: T >= M c + R. One of the
+    s ranks before holds at least R / s of them. The smallest over s is the bound.
+    """
+    most = -(-num_layers // pipeline_size)
+    best: int | None = None
+    for stage in range(pipeline_size):
+        before = max(0, num_layers - most - (most - 1) * (pipeline_size - 1 - stage))
+        if before and not stage:
+            continue
+        share = -(-before // stage) if stage else 0
+        bound = max(num_microbatches * most + before, num_microbatches * share)
+        best = bound if best is None else min(best, bound)
+    return best or 0
 
 
 def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
@@ -70,5 +96,7 @@ def relaxed_bound_ns(problem: SplitProblem, deadline: float) -> float | None:
     """Bound of the linear relaxation with memory and recomputation; ``None`` when even fractions do not fit."""
     from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
 
-    relaxed = relaxed_cuts(problem, deadline)
+    # Rounds by the size of the schedule, not by time: a rerun finds the same bound.
+    events = 2 * problem.num_virtual * problem.num_microbatches
+    relaxed = relaxed_cuts(problem, deadline, max_rounds=max(10, min(300, 400_000 // events)))
     return None if relaxed is None else relaxed[1]

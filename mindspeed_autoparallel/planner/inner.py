@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.bounds import tail_bound_us
@@ -49,9 +50,13 @@ def limits_of(profile: Profile, cluster: Cluster, layout_size: int) -> tuple[int
 
 def solve_layout(
     profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int,
-    *, time_limit_s: float, seed: int = 0,
+    *, time_limit_s: float, seed: int = 0, cutoff_us: float = inf,
 ) -> LayoutResult:  # fmt: skip
-    """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits."""
+    """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits.
+
+    ``cutoff_us``: step time of a plan that is known; plans slower than it are of no interest, and the bound never
+    exceeds it.
+    """
     deadline = time.monotonic() + time_limit_s
     layout = candidate.layout
     limits = limits_of(profile, cluster, layout.pipeline_size)
@@ -59,10 +64,16 @@ def solve_layout(
 
     def problem_of(limits_now: tuple[int, ...], *, safe: bool) -> SplitProblem:
         return build_problem(
-            profile, candidate.measurement, cluster, layout, candidate.num_microbatches, limits_now, safe=safe
-        )
+            profile, candidate.measurement, cluster, layout, candidate.num_microbatches, limits_now, safe=safe,
+            pipeline_cutoff_us=cutoff_us - tail_us,
+        )  # fmt: skip
 
     best: tuple[ModulePlacement, Evaluation] | None = None
+    for simple in simple_splits(profile, cluster, candidate, global_batch_size):
+        if simple.evaluation.fits and (best is None or simple.evaluation.step.total_us < best[1].step.total_us):
+            best = simple.placement, simple.evaluation
+    if best is not None:
+        cutoff_us = min(cutoff_us, best[1].step.total_us)
 
     def attempt(problem: SplitProblem) -> tuple[float, Evaluation]:
         nonlocal best
@@ -95,7 +106,8 @@ def solve_layout(
             except InfeasiblePlan:
                 break
     return LayoutResult(
-        lower_bound_us=bound_us + tail_us, placement=best[0] if best else None, evaluation=best[1] if best else None,
+        lower_bound_us=min(cutoff_us, bound_us + tail_us), placement=best[0] if best else None,
+        evaluation=best[1] if best else None,
         timed_out=time.monotonic() > deadline,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ they accept fits. See docs/decisions/0016-memory-rows.md.
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, inf
 
 from mindspeed_autoparallel.cost.communication import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
@@ -25,9 +25,12 @@ KIND_ORDER = ("none", *RECOMPUTED_KINDS)
 
 def build_problem(
     profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, num_microbatches: int,
-    limits: tuple[int, ...], *, safe: bool,
+    limits: tuple[int, ...], *, safe: bool, pipeline_cutoff_us: float = inf,
 ) -> SplitProblem:  # fmt: skip
-    """Nanoseconds and bytes; ``limits`` by pipeline rank, runtime overhead included. Raises ``ConfigError``."""
+    """Nanoseconds and bytes; ``limits`` by pipeline rank, runtime overhead included. Raises ``ConfigError``.
+
+    A bound of this problem holds for every placement whose pipeline time is below ``pipeline_cutoff_us``.
+    """
     program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
     held = _held(program, layout.virtual_size, most=safe)
     mindspeed = profile.memory_semantics == "mindspeed"
@@ -57,7 +60,8 @@ def build_problem(
             before = (len(segments) - 1,)
         last[module.name] = len(segments) - 1
     overhead = 0 if mindspeed else profile.device.runtime_overhead_bytes
-    link = _links(profile, measurement, cluster, layout)
+    start = _latest_start(profile, measurement, layout, num_microbatches, pipeline_cutoff_us)
+    link = _links(profile, measurement, cluster, layout, start)
     unit = 0
     for segment in segments:
         unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
@@ -138,11 +142,34 @@ def _kinds(
     return tuple(kinds)
 
 
-def _links(profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout) -> tuple[int, ...]:
-    """The cheapest message any placement could send over each boundary, in nanoseconds."""
-    least = min(measurement.modules[module.name].layer.output_bytes for module in profile.model.modules)
-    return tuple(
-        round(p2p_us(least, boundary_link(layout, cluster, profile.device, v)) * NS_PER_US)
-        + round(profile.device.message_overhead_us * NS_PER_US)
-        for v in range(layout.num_virtual_stages - 1)
-    )
+def _latest_start(
+    profile: Profile, measurement: Measurement, layout: Layout, num_microbatches: int, cutoff_us: float
+) -> int:
+    """Last virtual stage at which the last module can begin in a pipeline faster than the cutoff.
+
+    Begun at stage d, its layers share the remaining stages: one rank does at least an even share, rounded up.
+    """
+    module = profile.model.modules[-1]
+    factor = mean_factors(profile.variable_data).get(module.name, 1.0)
+    layer_us = sum(block_times_ns(_plain(measurement.modules[module.name].layer), factor)) / NS_PER_US
+    num = layout.num_virtual_stages
+    for start in range(num):
+        ranks = min(layout.pipeline_size, num - start)
+        if num_microbatches * layer_us * -(-module.num_layers // ranks) >= cutoff_us:
+            return max(0, start - 1)
+    return num - 1
+
+
+def _links(
+    profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, latest_start: int
+) -> tuple[int, ...]:
+    """The cheapest message over each boundary, in nanoseconds: from ``latest_start`` on it is the last module's."""
+    sizes = [measurement.modules[module.name].layer.output_bytes for module in profile.model.modules]
+    # Only where the last module reads all others does nothing else travel beside its own output.
+    joined = set(profile.model.modules[-1].predecessors) == {module.name for module in profile.model.modules[:-1]}
+    links = []
+    for v in range(layout.num_virtual_stages - 1):
+        size = sizes[-1] if joined and v >= latest_start else min(sizes)
+        message_us = p2p_us(size, boundary_link(layout, cluster, profile.device, v))
+        links.append(round(message_us * NS_PER_US) + round(profile.device.message_overhead_us * NS_PER_US))
+    return tuple(links)

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.assembly import assemble_plan
 from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US
-from mindspeed_autoparallel.planner.inner import LayoutResult, limits_of, shortage_of, solve_layout
+from mindspeed_autoparallel.planner.inner import LayoutResult, limits_of, shortage_of, simple_splits, solve_layout
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.relaxations import relaxations_of
 from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
@@ -24,6 +24,7 @@ from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.plan import Relaxation, SearchRecord, Verdict
 from mindspeed_autoparallel.units import gib
 
+NUM_SEEDS = 12
 EXACT = 1e-9
 """Relative difference below which two step times are the same."""
 
@@ -33,6 +34,8 @@ class _State:
     """What the search knows so far."""
 
     solved: list[tuple[Candidate, LayoutResult]] = field(default_factory=list)
+    seeds: list[tuple[Candidate, LayoutResult]] = field(default_factory=list)
+    """Simple splits that fit: something to prune by before the first solve."""
     verdicts: list[Verdict] = field(default_factory=list)
     short: list[Candidate] = field(default_factory=list)
     """Layouts without a plan that fits."""
@@ -41,7 +44,7 @@ class _State:
 
     @property
     def best_us(self) -> float:
-        return min((_step(result) for _, result in self.solved), default=float("inf"))
+        return min((_step(result) for _, result in (*self.solved, *self.seeds)), default=float("inf"))
 
 
 def search(
@@ -69,6 +72,10 @@ def search(
     state = _State(verdicts=verdicts)
     deadline = started + time_limit_s
     _run(profile, cluster, global_batch_size, candidates, state, deadline, top_k, seed, say)
+    reached = [candidate.layout for candidate, _ in state.solved]
+    if not state.solved or min(_step(result) for _, result in state.solved) > state.best_us:
+        # Time ended before the seeds' layouts were solved.
+        state.solved += [item for item in state.seeds if item[0].layout not in reached][-1:]
     state.solved.sort(key=lambda item: (_step(item[1]), item[0].layout.label()))
     if not state.solved:
         raise _infeasible(profile, cluster, global_batch_size, state)
@@ -112,6 +119,13 @@ def _run(
         bound = pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
         queue.append((bound, order, False, candidate))
     heapq.heapify(queue)
+    for bound, _, _, candidate in heapq.nsmallest(NUM_SEEDS, queue):
+        for simple in simple_splits(profile, cluster, candidate, global_batch_size):
+            if simple.evaluation.fits and simple.evaluation.step.total_us < state.best_us:
+                found = LayoutResult(
+                    lower_bound_us=bound, placement=simple.placement, evaluation=simple.evaluation, timed_out=True
+                )
+                state.seeds.append((candidate, found))
     extra = top_k
     while queue:
         bound, order, refined, candidate = heapq.heappop(queue)
@@ -131,14 +145,17 @@ def _run(
             ))  # fmt: skip
             continue
         if not refined:
-            better = _refined(profile, cluster, candidate, bound, deadline)
+            better = _refined(profile, cluster, candidate, bound, deadline, state.best_us)
             if better is None:
                 _no_fit(state, candidate)
             else:
                 heapq.heappush(queue, (better, order, True, candidate))
             continue
-        seconds = max(0.1, min(left, max(5.0, left / 4)))
-        result = solve_layout(profile, cluster, candidate, global_batch_size, time_limit_s=seconds, seed=seed)
+        seconds = max(0.1, min(left, max(5.0, left / 20)))
+        result = solve_layout(
+            profile, cluster, candidate, global_batch_size, time_limit_s=seconds, seed=seed,
+            cutoff_us=state.best_us,
+        )  # fmt: skip
         if result.evaluation is None:
             if result.proved_infeasible:
                 _no_fit(state, candidate)
@@ -163,16 +180,18 @@ def _run(
 
 
 def _refined(
-    profile: Profile, cluster: Cluster, candidate: Candidate, bound: float, deadline: float
+    profile: Profile, cluster: Cluster, candidate: Candidate, bound: float, deadline: float, cutoff_us: float
 ) -> float | None:
     limits = limits_of(profile, cluster, candidate.layout.pipeline_size)
+    tail_us = tail_bound_us(profile, cluster, candidate)
     problem = build_problem(
-        profile, candidate.measurement, cluster, candidate.layout, candidate.num_microbatches, limits, safe=False
-    )
+        profile, candidate.measurement, cluster, candidate.layout, candidate.num_microbatches, limits, safe=False,
+        pipeline_cutoff_us=cutoff_us - tail_us,
+    )  # fmt: skip
     relaxed = relaxed_bound_ns(problem, deadline)
     if relaxed is None:
         return None
-    return max(bound, relaxed / NS_PER_US + tail_bound_us(profile, cluster, candidate))
+    return max(bound, min(cutoff_us, relaxed / NS_PER_US + tail_us))
 
 
 def _no_fit(state: _State, candidate: Candidate) -> None:

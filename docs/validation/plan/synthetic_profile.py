@@ -35,7 +35,7 @@ def block(
     parameters: float, tokens: int, hidden: int, tensor: int, *, extra_flops: float = 0.0, saved_per_token: float,
     transient: float = 0.0, recomputable: bool = False, messages: int = 0,
 ) -> BlockCost:  # fmt: skip
-    """A block of ``parameters`` over ``tokens``, split over ``tensor`` ranks; ``messages``: all-reduces of a forward."""
+    """A block of ``parameters`` over ``tokens``, split over ``tensor`` ranks; ``messages``: all-reduces forward."""
     compute_us = (2 * parameters * tokens + extra_flops) / tensor / FLOPS * 1e6
     output = tokens * hidden * 2
     message_us = messages * 2 * (tensor - 1) / tensor * output / LINK_BYTES_PER_S * 1e6
