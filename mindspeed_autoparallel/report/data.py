@@ -86,9 +86,9 @@ def proof(plan: Plan) -> str:
 def warnings(plan: Plan) -> list[str]:
     """What a reader must know before trusting the figures, most important first."""
     found = []
-    for rank in plan.memory:
-        if rank.peak_bytes > rank.limit_bytes:
-            found.append(f"Rank {rank.pipeline_rank} needs more memory than the limit: this plan does not fit.")
+    over = [str(rank.pipeline_rank) for rank in plan.memory if rank.peak_bytes > rank.limit_bytes]
+    if over:
+        found.append(f"More memory than the limit is needed on {_ranks(over)}: this plan does not fit.")
     if plan.profile.source == "analytic":
         found.append("The profile is analytic: computed from formulas, nothing was measured on this device.")
     elif plan.profile.source == "imported":
@@ -101,10 +101,11 @@ def warnings(plan: Plan) -> list[str]:
     unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)
     if unknown:
         found.append(f"{_count(unknown, 'configuration')} not covered by the profile: not part of the proof.")
-    for rank in plan.memory:
-        free = 1 - rank.peak_bytes / rank.limit_bytes
-        if 0 <= free < TIGHT_FRACTION:
-            found.append(f"Rank {rank.pipeline_rank} has {free * 100:.1f} % of its memory left.")
+    free = {str(rank.pipeline_rank): 1 - rank.peak_bytes / rank.limit_bytes for rank in plan.memory}
+    tight = {name: share for name, share in free.items() if 0 <= share < TIGHT_FRACTION}
+    if tight:
+        least = min(tight.values()) * 100
+        found.append(f"Memory is nearly full on {_ranks(list(tight))}: {least:.1f} % left at the least.")
     return found
 
 
@@ -269,6 +270,10 @@ def relaxations(plan: Plan) -> list[Data]:
         for item in plan.search.relaxations
     ]
     return sorted(rows, key=lambda row: -(row["gain_fraction"] or 0.0))
+
+
+def _ranks(names: list[str]) -> str:
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
 
 
 def _count(number: int, noun: str) -> str:

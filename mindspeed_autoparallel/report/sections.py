@@ -75,12 +75,13 @@ def why(values: Data) -> str:
     limits = "".join(element("li", text(limit)) for limit in values["limits"])
     helps = [
         [text(item["change"]), text(format_us(item["step_us"]) if item["step_us"] else "not solved"),
-         text(percent(item["gain_fraction"]) + " less" if item["gain_fraction"] is not None else "–")]
+         text(percent(item["gain_fraction"]) if item["gain_fraction"] is not None else "–")]
         for item in values["relaxations"]
     ]  # fmt: skip
     none = element("p", "Nothing recorded.", class_="soft")
     held = element("h3", "What holds it back") + (element("ul", limits, class_="plain") if limits else none)
-    helped = element("h3", "What would help") + (table(["change", "step", "gain"], helps, (1, 2)) if helps else none)
+    helped = element("h3", "What would help")
+    helped += table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else none
     parts = ", ".join(f"{part['name']} {format_us(part['us'])}" for part in values["step_parts"])
     return (
         element("h2", "Why this plan")
@@ -140,7 +141,8 @@ def _module(part: Data | None, index: int, most: int) -> str:
 
 def memory(values: Data) -> str:
     """Stacked bars by term against the limit, and the same as a table."""
-    names, ranks = values["memory"]["terms"], values["memory"]["ranks"]
+    names = [name.replace("_", " ") for name in values["memory"]["terms"]]
+    ranks = values["memory"]["ranks"]
     most = max((max(rank["peak_bytes"], rank["limit_bytes"]) for rank in ranks), default=GIB) * 1.02
     bars = []
     for rank in ranks:
@@ -267,7 +269,7 @@ def provenance(values: Data) -> str:
     """What the figures rest on."""
     profile = values["headline"]["profile"]
     rows = [
-        ["profile", text(f"{profile['source']} on {profile['device']}, {profile['created_utc']}")],
+        ["profile", text(", ".join(filter(None, (profile["source"], profile["device"], profile["created_utc"]))))],
         ["profile hash", element("span", text(profile["sha256"]), class_="mono")],
         ["model hash", element("span", text(profile["model_hash"]), class_="mono")],
     ]

@@ -30,7 +30,7 @@ def render_table(plan: Plan) -> str:
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
     for item in data.relaxations(plan)[:NUM_LIMITS]:
         if item["gain_fraction"]:
-            gain = f"{format_us(item['step_us'])}, {item['gain_fraction'] * 100:.1f} % less"
+            gain = f"{item['gain_fraction'] * 100:.1f} % per sample, step {format_us(item['step_us'])}"
             lines.append(f"would help: {item['change']} ({gain})")
     lines.append(_provenance(plan))
     lines += [f"warning: {warning}" for warning in head["warnings"]]
@@ -88,8 +88,9 @@ def _step_line(plan: Plan) -> str:
 def _provenance(plan: Plan) -> str:
     profile = plan.profile
     counts = {group["outcome"]: len(group["rows"]) for group in data.verdicts(plan)}
+    made = ", ".join(filter(None, (profile.device, profile.created_utc)))
     ruled_out = ", ".join(f"{name} {count}" for name, count in counts.items())
     return (
-        f"profile {profile.source} on {profile.device}, {profile.created_utc}; "
+        f"profile {profile.source}, {made}; "
         f"{plan.search.num_configurations} configurations" + (f": {ruled_out}" if ruled_out else "")
     )

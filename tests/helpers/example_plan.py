@@ -148,7 +148,7 @@ def example_plan(**changes: object) -> Plan:
             relaxations=(
                 Relaxation(change="40.0 GiB per device instead of 38.0", step_us=total * 0.971, gain_fraction=0.029),
                 Relaxation(change="no recompute family limit", step_us=None, gain_fraction=None),
-                Relaxation(change="twice the global batch", step_us=total * 0.95, gain_fraction=0.05),
+                Relaxation(change="twice the global batch", step_us=total * 1.9, gain_fraction=0.05),
             ),
         ),
         profile=ProfileRecord(

@@ -109,7 +109,9 @@ def test_warnings_name_what_the_figures_rest_on() -> None:
     bare = replace(plan, profile=replace(plan.profile, notes=()), search=replace(plan.search, verdicts=()))
     assert warnings(bare) == []
     over = replace(bare, memory=(replace(plan.memory[0], limit_bytes=plan.memory[0].peak_bytes - 1), *plan.memory[1:]))
-    assert "Rank 0 needs more memory" in warnings(over)[0]
+    assert "needed on rank 0: this plan does not fit" in warnings(over)[0]
+    tight = replace(bare, memory=tuple(replace(r, limit_bytes=r.peak_bytes + 1) for r in plan.memory[:2]))
+    assert warnings(tight) == ["Memory is nearly full on ranks 0, 1: 0.0 % left at the least."]
 
 
 def test_unproved_plan_shows_its_gap() -> None:
