@@ -270,8 +270,8 @@ def provenance(values: Data) -> str:
     profile = values["headline"]["profile"]
     rows = [
         ["profile", text(", ".join(filter(None, (profile["source"], profile["device"], profile["created_utc"]))))],
-        ["profile hash", element("span", text(profile["sha256"]), class_="mono")],
-        ["model hash", element("span", text(profile["model_hash"]), class_="mono")],
+        ["profile hash", element("span", text(profile["sha256"] or "–"), class_="mono")],
+        ["model hash", element("span", text(profile["model_hash"] or "–"), class_="mono")],
     ]
     notes = "".join(element("li", text(note)) for note in profile["notes"])
     return (

@@ -3,7 +3,7 @@
 _LIGHT = """
   --page: #f6f6f3; --card: #ffffff; --ink: #161613; --soft: #5b5a55; --line: #deddd6; --idle: #eceae4;
   --good: #0b6e3a; --good-bg: #e0f3e7; --warn: #7a4b00; --warn-bg: #fdf0d2; --bad: #a11d1d; --accent: #1f5fae;
-  --forward: #2a78d6; --backward: #eb6834; --on-bar: #ffffff;
+  --forward: #2467b8; --backward: #c64e1c; --on-bar: #ffffff;
   --c0: #2a78d6; --c1: #eb6834; --c2: #1baf7a; --c3: #8a5cd1; --c4: #eda100; --c5: #d64f86; --c6: #3d8f2f;
   --c7: #7b8794;
 """

@@ -147,18 +147,64 @@ def test_page_of_one_stage_and_no_search() -> None:
     parse(render_page(bare))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the page's script is not run")
-@pytest.mark.parametrize("plan", [example_plan(), hostile_plan()], ids=["example", "hostile"])
-def test_script_runs_without_error_in_a_browser(plan: Plan, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(render_page(plan), encoding="utf-8")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: the page's script is not run")
+
+
+def opened(page: str, folder: Path) -> tuple[str, str]:
+    """The start tag and all of the document after its scripts ran in a headless browser."""
+    file = folder / "page.html"
+    file.write_text(page, encoding="utf-8")
     flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync --disable-quic"
     done = subprocess.run(
-        [str(CHROMIUM), *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1600", "--dump-dom", file.as_uri()],
+        [str(CHROMIUM), *flags.split(), f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1600", "--dump-dom", file.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     start = re.search(r"<html[^>]*>", done.stdout)
-    assert start and 'data-ready="yes"' in start[0], done.stdout[:300]
-    assert "data-error" not in start[0], start[0]
-    drawn = re.search(r'data-drawn="(\d+)"', done.stdout)
+    assert start, done.stdout[:300]
+    return start[0], done.stdout
+
+
+@needs_browser
+@pytest.mark.parametrize("plan", [example_plan(), hostile_plan()], ids=["example", "hostile"])
+def test_script_runs_without_error_in_a_browser(plan: Plan, tmp_path: Path) -> None:
+    start, document = opened(render_page(plan), tmp_path)
+    assert 'data-ready="yes"' in start
+    assert "data-error" not in start, start
+    drawn = re.search(r'data-drawn="(\d+)"', document)
     assert drawn and int(drawn[1]) == 8 * 32 * 2
+
+
+USE = """
+const say = (name, value) => { root.dataset[name] = value; };
+$("search").value = "tp8 MBS2"; $("search").dispatchEvent(new Event("input"));
+say("words", $("shown").textContent);
+document.querySelector("[data-outcome=memory]").click();
+say("both", $("shown").textContent);
+$("search").value = ""; $("search").dispatchEvent(new Event("input"));
+say("outcome", $("shown").textContent);
+document.querySelectorAll("[data-phase]")[1].click();
+say("warmup", $("detail").dataset.drawn);
+$("closer").click();
+say("closer", $("detail").dataset.drawn);
+$("detail").dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));
+say("whole", $("detail").dataset.drawn);
+const box = $("detail").getBoundingClientRect();
+$("detail").dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + 60, clientY: box.top + 30 }));
+say("tip", tip.textContent);
+const paper = css("--page"); $("theme").click(); say("theme", css("--page") !== paper);
+"""
+
+
+@needs_browser
+def test_filter_zoom_tooltip_and_theme_do_what_they_say(page: str, tmp_path: Path) -> None:
+    start, _ = opened(page.replace("</body>", f"<script>{USE}</script></body>"), tmp_path)
+    found = dict(re.findall(r'data-(\w+)="([^"]*)"', start))
+    verdicts = example_plan().search.verdicts
+    words = [v for v in verdicts if "TP8" in v.layout.label() and "MBS2" in v.layout.label()]
+    assert "error" not in found
+    assert found["words"] == f"{len(words)} shown"
+    assert found["both"] == f"{sum(v.outcome == 'memory' for v in words)} shown"
+    assert found["outcome"] == f"{sum(v.outcome == 'memory' for v in verdicts)} shown"
+    assert 0 < int(found["closer"]) < int(found["warmup"]) < int(found["whole"]) == 8 * 32 * 2
+    assert "Rank 0: image_encoder 0-25" in found["tip"] and "forward of microbatch 0" in found["tip"]
+    assert found["theme"] == "true"
