@@ -7,6 +7,7 @@ they accept fits. See docs/decisions/0016-memory-rows.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd, inf
 
 from mindspeed_autoparallel.cost.communication import p2p_us
@@ -62,16 +63,16 @@ def build_problem(
     overhead = 0 if mindspeed else profile.device.runtime_overhead_bytes
     start = _latest_start(profile, measurement, layout, num_microbatches, pipeline_cutoff_us)
     link = _links(profile, measurement, cluster, layout, start)
-    unit = 0
-    for segment in segments:
-        unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
-    unit = gcd(unit, *link) or 1
+    per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
+    if per_operation % _unit(segments, link) and segments[0].forward:
+        # The solver counts in the times' common divisor. A nanosecond less makes it 1, and a bound stays a bound.
+        segments[0] = replace(segments[0], forward=segments[0].forward - 1)
+    unit = _unit(segments, link)
     return SplitProblem(
         segments=tuple(segments), num_stages=layout.pipeline_size, num_microbatches=num_microbatches,
         memory_limit=tuple(max(0, limit - overhead) for limit in limits), link=link, schedule=layout.schedule,
         num_chunks=layout.virtual_size, rendezvous=blocking_sends(profile, layout),
-        # A whole number of the other times' unit, rounded down: the solver counts in that unit, a bound stays a bound.
-        per_operation=round(profile.device.operation_overhead_us * NS_PER_US) // unit * unit,
+        per_operation=per_operation // unit * unit,
     )  # fmt: skip
 
 
@@ -88,6 +89,13 @@ def module_placement(profile: Profile, measurement: Measurement, placement: Plac
         recompute[module.name] = {kind: tuple(rows[kind]) for kind in kinds if kind != "none"}
         index += 1 + (cost.post is not None)
     return ModulePlacement(layers=layers, recompute=recompute)
+
+
+def _unit(segments: list[Segment], link: tuple[int, ...]) -> int:
+    unit = gcd(0, *link)
+    for segment in segments:
+        unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
+    return unit or 1
 
 
 def _plain(block: BlockCost) -> PlacedBlock:

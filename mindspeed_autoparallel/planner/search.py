@@ -25,6 +25,8 @@ from mindspeed_autoparallel.spec.plan import Relaxation, SearchRecord, Verdict
 from mindspeed_autoparallel.units import gib
 
 NUM_SEEDS = 12
+ROUNDING = 1e-6
+"""A gap of no more than this is rounding to nanoseconds: the plan is called optimal."""
 EXACT = 1e-9
 """Relative difference below which two step times are the same."""
 
@@ -90,7 +92,7 @@ def search(
             seed=seed,
         )  # fmt: skip
     record = SearchRecord(
-        status="optimal" if gap <= EXACT else "feasible", lower_bound_us=bound_us, gap_fraction=gap,
+        status="optimal" if gap <= ROUNDING else "feasible", lower_bound_us=bound_us, gap_fraction=gap,
         num_configurations=len(candidates) + len(verdicts_before(state.verdicts)), num_solved=len(state.solved),
         seconds=time.monotonic() - started, verdicts=tuple(state.verdicts), relaxations=relaxations,
     )  # fmt: skip

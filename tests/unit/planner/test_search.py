@@ -1,0 +1,135 @@
+"""The search against enumeration, its verdicts, and what it says where nothing fits."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.profiles import Profile, VariableData
+from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.units import MIB
+
+
+@pytest.fixture
+def profile() -> Profile:
+    return small_profile()
+
+
+@pytest.fixture
+def varying() -> Profile:
+    samples = tuple((0.5 + index % 4 * 0.5, 1.0) for index in range(8))
+    return small_profile(variable_data=VariableData(modules=("image_encoder", "text_decoder"), samples=samples))
+
+
+def _rows(total: int, num: int) -> list[tuple[int, ...]]:
+    return [row for row in product(range(total + 1), repeat=num) if sum(row) == total]
+
+
+def _placements(num: int) -> list[ModulePlacement]:
+    """Every placement of 2 + 4 layers in order with no empty stage, with every number of recomputed layers."""
+    found = []
+    for vit, llm in product(_rows(2, num), _rows(4, num)):
+        if max(v for v in range(num) if vit[v]) > min(v for v in range(num) if llm[v]):
+            continue
+        if not all(a + b for a, b in zip(vit, llm, strict=True)):
+            continue
+        for again in product(*(range(count + 1) for count in (*vit, *llm))):
+            found.append(ModulePlacement(
+                layers={"image_encoder": vit, "text_decoder": llm},
+                recompute={"image_encoder": {"full": again[:num]}, "text_decoder": {"full": again[num:]}},
+            ))  # fmt: skip
+    return found
+
+
+def _enumerate(profile: Profile, cluster: Cluster, batch: int) -> float:
+    best = float("inf")
+    candidates, _ = enumerate_layouts(profile, cluster, batch, SpaceOptions())
+    for candidate in candidates:
+        for placement in _placements(candidate.layout.pipeline_size):
+            found = evaluate(profile, cluster, candidate.layout, placement, batch, with_timeline=False)
+            if found.fits:
+                best = min(best, found.step.total_us)
+    return best
+
+
+@pytest.mark.parametrize("capacity_mib", [1000, 420, 330, 240])
+def test_search_equals_enumeration_of_layouts_and_placements(capacity_mib: int) -> None:
+    profile, cluster = small_profile(capacity_mib=capacity_mib), Cluster(num_nodes=1, devices_per_node=4)
+    best = _enumerate(profile, cluster, 8)
+    if best == float("inf"):
+        with pytest.raises(InfeasiblePlan):
+            search(profile, cluster, 8)
+        return
+    plan = search(profile, cluster, 8)
+    assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
+    # Distance allowed only as far as the plan itself admits it.
+    assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
+    assert plan.step.total_us <= best * 1.005
+    assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
+
+
+def test_pipeline_of_one_stage_is_planned_not_crashed(profile: Profile) -> None:
+    plan = search(profile, Cluster(num_nodes=1, devices_per_node=1), 4)
+    assert plan.layout.pipeline_size == 1
+    assert plan.layers_of("text_decoder") == (4,)
+    assert plan.search.status == "optimal"
+
+
+def test_every_configuration_has_one_verdict_with_a_reason(profile: Profile) -> None:
+    plan = search(profile, Cluster(num_nodes=2, devices_per_node=4), 8)
+    labels = [verdict.layout.label() for verdict in plan.search.verdicts]
+    assert len(labels) == len(set(labels)) == plan.search.num_configurations
+    assert all(verdict.reason for verdict in plan.search.verdicts)
+    assert {"illegal", "solved"} <= {verdict.outcome for verdict in plan.search.verdicts}
+
+
+def test_same_input_gives_the_same_plan(profile: Profile) -> None:
+    plans = [search(profile, Cluster(num_nodes=1, devices_per_node=4), 16) for _ in range(2)]
+    assert plans[0].stages == plans[1].stages
+    assert [v.outcome for v in plans[0].search.verdicts] == [v.outcome for v in plans[1].search.verdicts]
+
+
+def test_alternatives_are_distinct_and_no_faster(profile: Profile) -> None:
+    plan = search(profile, Cluster(num_nodes=1, devices_per_node=4), 16, top_k=2)
+    layouts = [plan.layout, *(other.layout for other in plan.alternatives)]
+    assert len(set(map(Layout.label, layouts))) == len(layouts) == 3
+    assert all(other.step_us >= plan.step.total_us for other in plan.alternatives)
+
+
+def test_where_nothing_fits_the_message_names_stage_missing_memory_and_a_limit_that_is_enough() -> None:
+    profile = small_profile(capacity_mib=60)
+    with pytest.raises(InfeasiblePlan, match=r"GiB too much.*A memory limit of \d+ MiB") as caught:
+        search(profile, Cluster(num_nodes=1, devices_per_node=2), 4)
+    enough = int(str(caught.value).split("A memory limit of ")[1].split()[0])
+    cluster = Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=enough * MIB)
+    assert search(profile, cluster, 4).step.total_us > 0
+
+
+def test_batch_that_nobody_divides_is_refused_with_the_reason(profile: Profile) -> None:
+    with pytest.raises(ConfigError, match="not divisible"):
+        search(profile, Cluster(num_nodes=1, devices_per_node=8), 7, layouts=[Layout(data_size=8)])
+
+
+def test_memory_limit_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=0)
+
+
+@pytest.mark.parametrize(("batch", "seconds"), [(0, 1.0), (4, 0.0), (4, float("nan"))])
+def test_impossible_requests_are_refused(profile: Profile, batch: int, seconds: float) -> None:
+    with pytest.raises(ConfigError):
+        search(profile, Cluster(num_nodes=1, devices_per_node=2), batch, time_limit_s=seconds)
+
+
+def test_varying_microbatches_are_judged_by_the_mean_and_reported_with_percentiles(varying: Profile) -> None:
+    plan = search(varying, Cluster(num_nodes=1, devices_per_node=4), 16)
+    assert plan.step.p50_us is not None and plan.step.p95_us is not None
+    assert plan.step.p50_us <= plan.step.p95_us
+    assert plan.search.lower_bound_us <= plan.step.total_us
