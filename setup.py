@@ -11,7 +11,7 @@ setup(
     package_dir={"mindspeed_autoparallel.patches": "patches"},
     package_data={
         "mindspeed_autoparallel": [
-            f"**/{pattern}" for pattern in ("*.json", "*.yaml", "*.sqlite", "*.html", "*.css", "*.js", "*.svg", "py.typed")
+            f"**/*.{ending}" for ending in ("json", "yaml", "sqlite", "html", "css", "js", "svg", "typed")
         ]
     },
 )

@@ -82,7 +82,7 @@ def comparison(plan: Plan, ranks: list[dict[str, float]]) -> str:
     for memory in plan.memory:
         stage = memory.pipeline_rank
         measured = max(rank["peak_bytes"] for rank in ranks[stage * width : (stage + 1) * width])
-        predicted = memory.peak_bytes - memory.runtime_overhead_bytes
+        predicted = memory.peak_bytes
         lines.append(f"{stage:5d} {predicted / MIB:24.1f} {measured / MIB:18.1f}   {_error(predicted, measured)}")
     return "\n".join(lines)
 

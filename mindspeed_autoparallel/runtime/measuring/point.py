@@ -9,7 +9,12 @@ from typing import Any
 from mindspeed_autoparallel.runtime.measuring.costs import BLOCKS, Run, block_costs
 from mindspeed_autoparallel.runtime.measuring.recorder import Recorder
 from mindspeed_autoparallel.runtime.measuring.relayout import Built
-from mindspeed_autoparallel.runtime.measuring.state import bytes_per_parameter, execution_order, parameters_by_block
+from mindspeed_autoparallel.runtime.measuring.state import (
+    bytes_per_parameter,
+    execution_order,
+    parameters_by_block,
+    resident_bytes,
+)
 from mindspeed_autoparallel.runtime.measuring.structure import Stack, find_stacks, unwrap
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 
@@ -29,8 +34,10 @@ def measure_point(
     for _ in range(task.num_warmup):
         microbatch.run(tracked=False)
     timed = [microbatch.run(tracked=False) for _ in range(task.num_repeats)]
-    tracked = microbatch.run(tracked=True)
     optimizer_us = _step(chunks, built.optimizer, device)
+    # After the step: everything a training keeps is there now, and what is more is the host's own.
+    tracked = microbatch.run(tracked=True)
+    kept = resident_bytes(model, built.optimizer)
     ratio = bytes_per_parameter(model, built.optimizer, _num_optimizer_shards(arguments))
     parameters = parameters_by_block(model, stacks, order)
     costs = block_costs(timed, tracked, device.seconds_between)
@@ -47,6 +54,7 @@ def measure_point(
         },
         "relative_times": _relative_times(timed, device.seconds_between),
         "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
+        "host_bytes": max(0, tracked.marks["forward begin"].live_bytes - kept),
         "memory_capacity_bytes": device.total_memory_bytes(),
     }
 

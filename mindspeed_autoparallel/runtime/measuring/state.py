@@ -87,6 +87,27 @@ def bytes_per_parameter(model: Any, optimizer: Any, num_replicas: int) -> BytesP
     return BytesPerParameter(gradients / count, _nearly_whole(sum(storages.values()) * num_replicas / count))
 
 
+def resident_bytes(model: Any, optimizer: Any) -> int:
+    """Parameters, their gradients and optimizer state of this rank, as they are now; each storage once."""
+    tensors = list(model.parameters())
+    tensors += [parameter.main_grad for parameter in tensors if getattr(parameter, "main_grad", None) is not None]
+    tensors += optimizer_tensors(optimizer)
+    # Views of one buffer: sizes are those of the views, so that padding counts as the host's own.
+    views = {(tensor.data_ptr(), tensor.numel()): tensor.numel() * tensor.element_size() for tensor in tensors}
+    return sum(views.values())
+
+
+def release(model: Any, optimizer: Any) -> None:
+    """Give the memory of a model's parameters, gradients and optimizer state back although references remain."""
+    chunks = model if isinstance(model, list) else [model]
+    for tensor in list(optimizer_tensors(optimizer)):
+        tensor.untyped_storage().resize_(0)
+    for parameter in [parameter for chunk in chunks for parameter in chunk.parameters()]:
+        for tensor in (parameter, parameter.grad, getattr(parameter, "main_grad", None)):
+            if tensor is not None:
+                tensor.untyped_storage().resize_(0)
+
+
 def optimizer_tensors(optimizer: Any) -> Iterator[Any]:
     """Every tensor a Megatron optimizer keeps: moments, and master weights in its parameter groups."""
     import torch

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.measuring.relayout import Built, HostCalls, rebuild, set_arguments
+from mindspeed_autoparallel.runtime.measuring.state import release
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 
 _PATHS = ("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")
@@ -97,8 +98,8 @@ def _measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: An
     for index, point in enumerate(task.points):
         try:
             if index:
-                # The old layout's tensors go before the new one's come.
-                del built
+                # The old layout's tensors go before the new one's come; the host's frames still hold its objects.
+                release(built.model, built.optimizer)
                 built = rebuild(SESSION.calls, arguments, point, torch.distributed.get_world_size())
             result = measure_point(built, forward_step, arguments, device, task)
         except AutoParallelError as error:

@@ -36,6 +36,8 @@ def device_cost(results: Mapping[Any, dict[str, Any]]) -> tuple[DeviceCost, list
             intra=intra or present,
             inter=inter or present,
             optimizer_step_us_per_byte=min(rates),
+            # What the host keeps beside the model: data, random states, padding of its buffers.
+            runtime_overhead_bytes=min(int(result["host_bytes"]) for result in good),
         ),
         notes,
     )
