@@ -1,7 +1,13 @@
 """Fixtures of all tests. The launcher and the release table are in tests/helpers: ``from ranks import run_ranks``."""
 
+import hypothesis
 import pytest
 from megatron_releases import RELEASES, megatron_path
+
+
+# Tests share two cores with real trainings: how long one example takes says nothing.
+hypothesis.settings.register_profile("shared_machine", deadline=None)
+hypothesis.settings.load_profile("shared_machine")
 
 
 @pytest.fixture(params=list(RELEASES))

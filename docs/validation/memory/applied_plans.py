@@ -53,7 +53,7 @@ def flags(model: Path, data: Path) -> list[str]:
     --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --micro-batch-size 1 --global-batch-size {BATCH}
     --tokenizer-type NullTokenizer --vocab-size 512 --seq-length 256 --max-position-embeddings 1024
     --make-vocab-size-divisible-by 1 --normalization RMSNorm --swiglu --lr 1.0e-3 --weight-decay 0 --clip-grad 1.0
-    --train-iters 4 --auto-parallel-check-steps 4 --seed 42
+    --train-iters 4 --rerun-mode disabled --auto-parallel-check-steps 4 --seed 42
     --use-distributed-optimizer --no-gradient-accumulation-fusion --no-masked-softmax-fusion
     --log-interval 1 --eval-interval 10000 --eval-iters 0 --distributed-backend nccl
     --mm-data {data} --mm-model {model} --mm-tool {EXAMPLE / "tools.json"}""".split()
