@@ -25,6 +25,8 @@ from mindspeed_autoparallel.spec.plan import Relaxation, SearchRecord, Verdict
 from mindspeed_autoparallel.units import gib
 
 NUM_SEEDS = 12
+SHORT_SOLVE_S = 3.0
+"""First go at a layout; most are proved in less. What is left open is taken up again once all have had a go."""
 ROUNDING = 1e-6
 """A gap of no more than this is rounding to nanoseconds: the plan is called optimal."""
 EXACT = 1e-9
@@ -41,8 +43,8 @@ class _State:
     verdicts: list[Verdict] = field(default_factory=list)
     short: list[Candidate] = field(default_factory=list)
     """Layouts without a plan that fits."""
-    open_bounds_us: list[float] = field(default_factory=list)
-    """Bounds of layouts that were not settled."""
+    open_bounds_us: dict[str, float] = field(default_factory=dict)
+    """Bounds of layouts that were not settled, by label."""
 
     @property
     def best_us(self) -> float:
@@ -74,16 +76,13 @@ def search(
     state = _State(verdicts=verdicts)
     deadline = started + time_limit_s
     _run(profile, cluster, global_batch_size, candidates, state, deadline, top_k, seed, say)
-    reached = [candidate.layout for candidate, _ in state.solved]
-    if not state.solved or min(_step(result) for _, result in state.solved) > state.best_us:
-        # Time ended before the seeds' layouts were solved.
-        state.solved += [item for item in state.seeds if item[0].layout not in reached][-1:]
+    _adopt_faster_seed(state)
     state.solved.sort(key=lambda item: (_step(item[1]), item[0].layout.label()))
     if not state.solved:
         raise _infeasible(profile, cluster, global_batch_size, state)
     best, result = state.solved[0]
     step_us = _step(result)
-    bound_us = min([step_us, *state.open_bounds_us, *(found.lower_bound_us for _, found in state.solved)])
+    bound_us = min([step_us, *state.open_bounds_us.values(), *(found.lower_bound_us for _, found in state.solved)])
     gap = max(0.0, 1 - bound_us / step_us) if step_us else 0.0
     relaxations: tuple[Relaxation, ...] = ()
     if with_relaxations and time.monotonic() < deadline:
@@ -129,6 +128,7 @@ def _run(
                 )
                 state.seeds.append((candidate, found))
     extra = top_k
+    again: list[tuple[float, Candidate]] = []
     while queue:
         bound, order, refined, candidate = heapq.heappop(queue)
         layout = candidate.layout
@@ -141,7 +141,7 @@ def _run(
             if refined:
                 extra -= 1
         elif left <= 0:
-            state.open_bounds_us.append(bound)
+            state.open_bounds_us[layout.label()] = bound
             state.verdicts.append(Verdict(
                 layout=layout, outcome="unsolved", reason="the time limit came first.", lower_bound_us=bound,
             ))  # fmt: skip
@@ -153,32 +153,76 @@ def _run(
             else:
                 heapq.heappush(queue, (better, order, True, candidate))
             continue
-        seconds = max(0.1, min(left, max(5.0, left / 20)))
-        result = solve_layout(
-            profile, cluster, candidate, global_batch_size, time_limit_s=seconds, seed=seed,
-            cutoff_us=state.best_us,
-        )  # fmt: skip
-        if result.evaluation is None:
-            if result.proved_infeasible:
-                _no_fit(state, candidate)
-            else:
-                state.open_bounds_us.append(max(bound, result.lower_bound_us))
-                reason = "the time limit came first." if result.timed_out else "no split that fits exactly was found."
-                state.verdicts.append(Verdict(
-                    layout=layout, outcome="unsolved" if result.timed_out else "memory", reason=reason,
-                    lower_bound_us=max(bound, result.lower_bound_us),
-                ))  # fmt: skip
-                state.short.append(candidate)
-            continue
-        step = _step(result)
-        result = replace(result, lower_bound_us=min(step, max(bound, result.lower_bound_us)))
-        if step < state.best_us:
-            say(f"{layout.label()}: {step / 1000:.2f} ms, bound {result.lower_bound_us / 1000:.2f} ms")
-        state.solved.append((candidate, result))
+        losing = bound >= state.best_us * (1 - EXACT)
+        unsettled = _solve_one(
+            profile, cluster, global_batch_size, candidate, bound, state, min(left, SHORT_SOLVE_S), seed, say
+        )
+        if unsettled and not losing:
+            again.append((bound, candidate))
+    # What a short solve left open, and what may still be faster than the best: with the time that is left.
+    for index, (bound, candidate) in enumerate(again):
+        left = deadline - time.monotonic()
+        known = [result.lower_bound_us for other, result in state.solved if other is candidate]
+        if left > 0 and max([bound, *known]) < state.best_us * (1 - EXACT):
+            _forget(state, candidate)
+            seconds = left / (len(again) - index)
+            _solve_one(profile, cluster, global_batch_size, candidate, max([bound, *known]), state, seconds, seed, say)
+
+
+def _adopt_faster_seed(state: _State) -> None:
+    """Where time ended before a seed's layout was solved, or solved again, the seed is the plan."""
+    if not state.seeds:
+        return
+    candidate, seed = min(state.seeds, key=lambda item: _step(item[1]))
+    if any(_step(result) <= _step(seed) for _, result in state.solved):
+        return
+    known = [result.lower_bound_us for other, result in state.solved if other is candidate]
+    bound = min(_step(seed), max([seed.lower_bound_us, *known]))
+    state.solved = [item for item in state.solved if item[0] is not candidate]
+    state.solved.append((candidate, replace(seed, lower_bound_us=bound)))
+
+
+def _forget(state: _State, candidate: Candidate) -> None:
+    """Take back what a short solve said; its plan stays as a seed."""
+    state.seeds += [item for item in state.solved if item[0] is candidate]
+    state.seeds.sort(key=lambda item: -_step(item[1]))
+    state.solved = [item for item in state.solved if item[0] is not candidate]
+    state.verdicts = [verdict for verdict in state.verdicts if verdict.layout != candidate.layout]
+
+
+def _solve_one(
+    profile: Profile, cluster: Cluster, global_batch_size: int, candidate: Candidate, bound: float, state: _State,
+    seconds: float, seed: int, say: Callable[[str], None],
+) -> bool:  # fmt: skip
+    """Solve a layout and record its verdict; true when time ended before its proof."""
+    layout, before = candidate.layout, state.best_us
+    result = solve_layout(
+        profile, cluster, candidate, global_batch_size, time_limit_s=max(0.1, seconds), seed=seed, cutoff_us=before
+    )
+    if result.evaluation is None:
+        if result.proved_infeasible:
+            _no_fit(state, candidate)
+            return False
+        open_bound = max(bound, result.lower_bound_us)
+        state.open_bounds_us[layout.label()] = open_bound
+        reason = "the time limit came first." if result.timed_out else "no split that fits exactly was found."
         state.verdicts.append(Verdict(
-            layout=layout, outcome="solved", reason=f"solved; bound {result.lower_bound_us / 1000:.3f} ms.",
-            lower_bound_us=result.lower_bound_us, step_us=step,
+            layout=layout, outcome="unsolved" if result.timed_out else "memory", reason=reason,
+            lower_bound_us=open_bound,
         ))  # fmt: skip
+        state.short.append(candidate)
+        return result.timed_out
+    state.open_bounds_us.pop(layout.label(), None)
+    step = _step(result)
+    result = replace(result, lower_bound_us=min(step, max(bound, result.lower_bound_us)))
+    if step < before:
+        say(f"{layout.label()}: {step / 1000:.2f} ms, bound {result.lower_bound_us / 1000:.2f} ms")
+    state.solved.append((candidate, result))
+    state.verdicts.append(Verdict(
+        layout=layout, outcome="solved", reason=f"solved; bound {result.lower_bound_us / 1000:.3f} ms.",
+        lower_bound_us=result.lower_bound_us, step_us=step,
+    ))  # fmt: skip
+    return result.timed_out and result.lower_bound_us < min(step, before)
 
 
 def _refined(
