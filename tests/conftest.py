@@ -4,7 +4,6 @@ import hypothesis
 import pytest
 from megatron_releases import RELEASES, megatron_path
 
-
 # Tests share two cores with real trainings: how long one example takes says nothing.
 hypothesis.settings.register_profile("shared_machine", deadline=None)
 hypothesis.settings.load_profile("shared_machine")

@@ -44,6 +44,7 @@ def result(*modules):
         "relative_times": {},
         "tied_embeddings": False,
         "memory_capacity_bytes": 10**9,
+        "host_bytes": 1000,
         "links": {"intra": {"p2p": {"latency_us": 5.0, "bytes_per_s": 1e9}}},
     }
 
