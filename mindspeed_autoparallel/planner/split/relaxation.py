@@ -81,6 +81,8 @@ def relaxed_cuts(problem: SplitProblem, deadline: float, max_rounds: int = 300) 
 
     bound = 0.0
     for _ in range(max_rounds):
+        # GLOP can cycle for minutes on an interleaved problem: the rounds before stay a bound.
+        lp.SetTimeLimit(max(1, int(1000 * min(2.0, deadline - time.monotonic()))))
         status = lp.Solve()
         if status == pywraplp.Solver.INFEASIBLE:
             return None
