@@ -286,7 +286,8 @@ def _infeasible(profile: Profile, cluster: Cluster, global_batch_size: int, stat
     unsure = [verdict for verdict in state.verdicts if verdict.outcome == "unsolved"]
     maybe = f" {len(unsure)} layouts were not settled in time." if unsure else ""
     return InfeasiblePlan(
-        f"no plan {'was found in time that ' if unsure else ''}fits in {gib(limit):.2f} GiB per device. Nearest is {candidate.layout.label()}: pipeline rank "
+        f"no plan {'was found in time that ' if unsure else ''}fits in {gib(limit):.2f} GiB per device. "
+        f"Nearest is {candidate.layout.label()}: pipeline rank "
         f"{shortage.rank} ({shortage.held}) is tightest: {gib(shortage.peak_bytes):.2f} GiB, "
         f"{gib(missing):.2f} GiB too much, with as much recomputation as helps. A memory limit of "
         f"{-(-(limit + missing) // 2**20)} MiB per device is enough; or use more devices or a "
