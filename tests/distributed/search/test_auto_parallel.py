@@ -34,10 +34,11 @@ def free_port():
 
 def start(*words, out):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "SECRET_TOKEN": "hunter2"}
-    command = [sys.executable, "docs/examples/pretrain_vlm.py", *FLAGS, *map(str, words)]
+    # Words come last: of a flag given twice, the last one counts.
     places = ["--auto-parallel-work-dir", str(out / "work"), "--auto-parallel-output-dir", str(out)]
+    command = [sys.executable, "docs/examples/pretrain_vlm.py", *FLAGS, *places, *map(str, words)]
     return subprocess.Popen(
-        [*command, *places], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 
