@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile-tensor-size", type=int, default=1, help="TP that MindSpeed's file was measured at")
     parser.add_argument("--p2p-gbps", type=float, default=25.0, help="GiB/s between stages, for MindSpeed's file")
     parser.add_argument("--overlap-grad-reduce", action="store_true", help="gradient reduction overlaps the backward")
+    parser.add_argument(
+        "--virtual-sizes", default="1", help="chunks per rank to try for a language model, such as 1,2,4 (default 1)"
+    )
     parser.add_argument("--out", type=Path, help="directory for plan.json and the result file")
     parser.add_argument("--why", action="store_true", help="print what became of every layout")
     parser.add_argument("--json", action="store_true", help="print only JSON: the plan")
@@ -43,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--memory-limit-mib must be above 0, got {limit:g}.")
     if arguments.profile_tensor_size < 1:
         raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
+    virtual_sizes = _virtual_sizes(arguments.virtual_sizes)
     profile = read_profile(
         arguments.profile, tensor_size=arguments.profile_tensor_size, p2p_gbps=arguments.p2p_gbps
     )
@@ -56,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         plan = search(
             profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
             seed=arguments.seed, progress=lambda text: print(text, file=sys.stderr, flush=True),
-            options=SpaceOptions(overlap_gradient_reduce=arguments.overlap_grad_reduce),
+            options=SpaceOptions(overlap_gradient_reduce=arguments.overlap_grad_reduce, virtual_sizes=virtual_sizes),
         )  # fmt: skip
     except InfeasiblePlan as error:
         if arguments.json:
@@ -77,3 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
         for verdict in plan.search.verdicts:
             print(f"{verdict.layout.label()}: {verdict.outcome}: {verdict.reason}")
     return 0
+
+
+def _virtual_sizes(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise ConfigError(f"--virtual-sizes must be positive numbers separated by commas, got {text!r}.")
+    return tuple(sorted({int(word) for word in words}))

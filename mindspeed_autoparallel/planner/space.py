@@ -15,9 +15,9 @@ from mindspeed_autoparallel.spec.plan import Verdict
 class SpaceOptions:
     """What the outer search tries beside the sizes that follow from profile, cluster and batch."""
 
-    virtual_sizes: tuple[int, ...] | None = None
-    """Chunks per rank; ``None``: 1, 2 and 4 for a model of one module, 1 for several (hosts of several modules cannot
-    interleave them)."""
+    virtual_sizes: tuple[int, ...] = (1,)
+    """Chunks per rank to try. Only a model of one module can have more than 1, and it must be asked for: the bounds of
+    interleaved layouts are weak, and proving one can take longer than all others together."""
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
 
@@ -57,7 +57,7 @@ def enumerate_layouts(
 def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> list[Layout]:
     points = [measurement.at for measurement in profile.measurements]
     devices = cluster.num_devices
-    virtual = options.virtual_sizes or ((1, 2, 4) if len(profile.model.modules) == 1 else (1,))
+    virtual = options.virtual_sizes if len(profile.model.modules) == 1 else (1,)
     tensors = {point.tensor_size for point in points}
     batches = {point.micro_batch_size for point in points}
     if profile.memory_semantics != "mindspeed":
