@@ -73,18 +73,27 @@ def updated_parameter_bytes(blocks: Sequence[PlacedBlock], layout: Layout) -> in
 
 
 def rank_peak(
-    chunks: Sequence[Sequence[PlacedBlock]], actions: Sequence[Action], layout: Layout, device: DeviceCost
+    chunks: Sequence[Sequence[PlacedBlock]],
+    actions: Sequence[Action],
+    layout: Layout,
+    device: DeviceCost,
+    received_bytes: Sequence[int] = (),
 ) -> PeakMemory:
     """The peak of a rank that holds ``chunks`` and runs ``actions`` (its row of the program), with the terms by name.
 
     M2 in a forward: static + saved of everything in flight + of the chunk up to this block + its transient.
     M3 in a backward: static + everything in flight minus the chunk's blocks already done + transient.
     M4 in the optimizer step: static + its transient. Runtime overhead is added to each.
+    ``received_bytes``: by chunk, the message from the stage before; it is kept until the microbatch's backward is done.
     """
     everything = [block for chunk in chunks for block in chunk]
     static = static_terms(everything, layout)
     base = sum(static.values())
-    saved = [sum(block.recompute.saved_bytes for block in chunk) for chunk in chunks]
+    received = list(received_bytes) or [0] * len(chunks)
+    saved = [
+        message + sum(block.recompute.saved_bytes for block in chunk)
+        for message, chunk in zip(received, chunks, strict=True)
+    ]
     step_transient = round(
         device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout)
     )
@@ -98,7 +107,8 @@ def rank_peak(
             others = sum(count * size for count, size in zip(held, saved, strict=True))
             if action.kind == "B":
                 others -= saved[action.chunk]
-            best = max(best, _peak_of_action(action, chunks[action.chunk], base, others), key=lambda peak: peak[0])
+            peak = _peak_of_action(action, chunks[action.chunk], base, others, received[action.chunk])
+            best = max(best, peak, key=lambda candidate: candidate[0])
         held[action.chunk] += 1 if action.kind == "F" else -1
     terms = {**static, **best[2], "runtime_overhead": device.runtime_overhead_bytes}
     return PeakMemory(peak_bytes=best[0] + device.runtime_overhead_bytes, point=best[1], terms=terms)
@@ -116,10 +126,10 @@ def mindspeed_stage_bytes(blocks: Sequence[PlacedBlock], in_flight: int, layout:
 
 
 def _peak_of_action(
-    action: Action, blocks: Sequence[PlacedBlock], base: int, others: int
+    action: Action, blocks: Sequence[PlacedBlock], base: int, others: int, received: int
 ) -> tuple[int, str, dict[str, int]]:
     best: tuple[int, str, dict[str, int]] = (0, "", {})
-    alive = 0
+    alive = received
     what = "forward" if action.kind == "F" else "backward"
     for block in blocks:
         alive += block.recompute.saved_bytes

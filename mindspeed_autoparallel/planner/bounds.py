@@ -46,20 +46,21 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
 def whole_layers_bound(num_layers: int, pipeline_size: int, num_microbatches: int) -> int:
     """Step time in units of one layer's time, from the layers of one module alone, which do not come in fractions.
 
-    Some rank holds at least c = ceil(layers / P). Let s be the last such; behind it all hold at most c - 1, so at least
-    R layers lie before it, and one microbatch passes those before s begins and after it ends: T >= M c + R. One of the
-    s ranks before holds at least R / s of them. The smallest over s is the bound.
+    Some rank holds at least c = ceil(layers / P). Let s be the last such, holding h; behind it all hold at most c - 1,
+    so at least R lie before it, and one microbatch passes those before s begins and after it ends: T >= M h + R. One of
+    the s ranks before holds at least R / s of them. The smallest over s and h is the bound.
     """
-    most = -(-num_layers // pipeline_size)
-    best: int | None = None
+    least = -(-num_layers // pipeline_size)
+    bounds = []
     for stage in range(pipeline_size):
-        before = max(0, num_layers - most - (most - 1) * (pipeline_size - 1 - stage))
-        if before and not stage:
-            continue
-        share = -(-before // stage) if stage else 0
-        bound = max(num_microbatches * most + before, num_microbatches * share)
-        best = bound if best is None else min(best, bound)
-    return best or 0
+        here_or_before = num_layers - (least - 1) * (pipeline_size - 1 - stage)
+        for held in range(least, num_layers + 1):
+            before = max(0, here_or_before - held)
+            if before and not stage:
+                continue
+            share = -(-before // stage) if stage else 0
+            bounds.append(max(num_microbatches * held + before, num_microbatches * share))
+    return min(bounds)
 
 
 def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:

@@ -80,9 +80,10 @@ def evaluate(
     forward, backward = _stage_times(blocks, factors)
     for v, (forward_us, backward_us) in (stage_times_us or {}).items():
         forward[v], backward[v] = round(forward_us * NS_PER_US), round(backward_us * NS_PER_US)
+    messages = boundary_bytes(profile.model, measurement, placement)
     links = [
         round(p2p_us(num_bytes, boundary_link(layout, cluster, device, v)) * NS_PER_US)
-        for v, num_bytes in enumerate(boundary_bytes(profile.model, measurement, placement))
+        for v, num_bytes in enumerate(messages)
     ]
     times = StepTimes(
         forward=forward, backward=backward, link=links, per_operation=round(device.operation_overhead_us * NS_PER_US),
@@ -119,7 +120,8 @@ def evaluate(
     limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
     return Evaluation(
         stages=_stage_plans(placement, layout, forward, backward), step=step, tails=tails, simulated=simulated,
-        memory=_memory(profile, layout, blocks, program, limit), link_us=tuple(link / NS_PER_US for link in links),
+        memory=_memory(profile, layout, blocks, program, limit, messages),
+        link_us=tuple(link / NS_PER_US for link in links),
         throughput=global_batch_size * profile.model.sequence_length / (total_us / 1e6) / layout.num_devices
         if total_us else math.inf,
     )  # fmt: skip
@@ -179,7 +181,8 @@ def _stage_plans(
 
 
 def _memory(
-    profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]], program: Program, limit: int
+    profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]], program: Program, limit: int,
+    messages: list[int],
 ) -> tuple[RankMemory, ...]:
     ranks = []
     for rank in range(layout.pipeline_size):
@@ -193,7 +196,8 @@ def _memory(
                 peak_point=f"{held} microbatches in flight", terms=terms,
             ))  # fmt: skip
             continue
-        peak = rank_peak(chunks, program[rank], layout, profile.device)
+        received = [messages[v - 1] if v else 0 for v in range(rank, len(blocks), layout.pipeline_size)]
+        peak = rank_peak(chunks, program[rank], layout, profile.device, received)
         ranks.append(RankMemory(
             pipeline_rank=rank, peak_bytes=peak.peak_bytes, limit_bytes=limit, peak_point=peak.point, terms=peak.terms,
             runtime_overhead_bytes=profile.device.runtime_overhead_bytes,
