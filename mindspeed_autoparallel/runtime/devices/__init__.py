@@ -4,6 +4,11 @@
 """
 
 from mindspeed_autoparallel.runtime.devices.adapter import DeviceAdapter, MemoryProbe
-from mindspeed_autoparallel.runtime.devices.selection import DEVICE_VARIABLE, current_device, prepare_for_megatron
+from mindspeed_autoparallel.runtime.devices.selection import (
+    DEVICE_VARIABLE,
+    current_device,
+    prepare_for_megatron,
+    select_device,
+)
 
-__all__ = ["DEVICE_VARIABLE", "DeviceAdapter", "MemoryProbe", "current_device", "prepare_for_megatron"]
+__all__ = ["DEVICE_VARIABLE", "DeviceAdapter", "MemoryProbe", "current_device", "prepare_for_megatron", "select_device"]

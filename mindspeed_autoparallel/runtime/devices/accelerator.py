@@ -50,8 +50,10 @@ class Accelerator:
         return int(self._module.get_device_properties(self._module.current_device()).total_memory)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """torch's own class, or the words of an older one."""
-        return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower()
+        """torch's own class, or its words: older torch_npu raises a plain RuntimeError, and so does hccl."""
+        if type(error).__name__ == "OutOfMemoryError":
+            return True
+        return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
 
     def fingerprint(self) -> dict[str, str]:
         """Device name and torch's release."""

@@ -1,4 +1,4 @@
-"""Ascend NPUs, through torch_npu's public names only (checked against its wheel in tests/contract)."""
+"""Ascend NPUs, through torch_npu's public names only (checked against its wheels in tests/contract)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ class NpuAdapter(Accelerator):
                 "that fits torch, and source CANN's set_env.sh."
             ) from error
         if not torch_npu.npu.is_available():
-            raise ConfigError("npu was asked for, but torch_npu sees no NPU. Check npu-smi info.")
+            raise ConfigError(
+                "npu was asked for, but torch_npu sees no NPU. Check npu-smi info and ASCEND_RT_VISIBLE_DEVICES."
+            )
         super().__init__(torch_npu.npu)
 
     def prepare(self) -> None:
         """torch_npu's own facade lets Megatron's torch.cuda calls reach the NPU."""
-        import importlib
-
-        importlib.import_module("torch_npu.contrib.transfer_to_npu")
+        import torch_npu.contrib.transfer_to_npu  # noqa: F401
 
     def fingerprint(self) -> dict[str, str]:
-        """Adds torch_npu's release."""
+        """Adds the releases of torch_npu and CANN."""
         import torch_npu
+        import torch_npu.npu.utils
 
-        return {**super().fingerprint(), "torch_npu": str(torch_npu.__version__)}
+        return {
+            **super().fingerprint(),
+            "torch_npu": str(torch_npu.__version__),
+            "cann": str(torch_npu.npu.utils.get_cann_version()),
+        }

@@ -17,9 +17,24 @@ _KINDS = ("npu", "cuda", "cpu")
 @lru_cache(maxsize=1)
 def current_device() -> DeviceAdapter:
     """The adapter of this process; chosen once."""
+    return select_device()
+
+
+def prepare_for_megatron() -> None:
+    """Make the device ready for Megatron; called right before Megatron is first imported."""
+    current_device().prepare()
+
+
+def select_device() -> DeviceAdapter:
+    """The device ``MINDSPEED_AUTOPARALLEL_DEVICE`` names, else the first of npu, cuda and cpu that works.
+
+    Raises ``ConfigError`` for another name, for a device that is asked for and does not work, and where torch itself
+    cannot be imported because of an unusable torch_npu.
+    """
     asked = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
     if asked and asked not in _KINDS:
         raise ConfigError(f"{DEVICE_VARIABLE} must be one of {', '.join(_KINDS)}, got {asked!r}.")
+    _check_torch()
     kind = asked or _detect()
     if kind == "npu":
         from mindspeed_autoparallel.runtime.devices.npu import NpuAdapter
@@ -31,34 +46,58 @@ def current_device() -> DeviceAdapter:
         return CudaAdapter()
     from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter
 
-    if not asked and os.environ.get("RANK", "0") == "0":
-        print(
-            f"mindspeed_autoparallel: no NPU or GPU found, training on CPU with gloo ({DEVICE_VARIABLE} overrides)",
-            file=sys.stderr,
-            flush=True,
-        )
+    if not asked:
+        _say(f"no NPU or GPU found, training on CPU with gloo ({DEVICE_VARIABLE} overrides)")
     return CpuAdapter()
 
 
-def prepare_for_megatron() -> None:
-    """Make the device ready for Megatron; called right before Megatron is first imported."""
-    current_device().prepare()
+def _check_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise ConfigError("torch is not installed: pip install mindspeed-autoparallel[megatron]") from error
+        raise
+    except Exception as error:
+        if not _has_torch_npu():
+            raise
+        # torch imports an installed torch_npu by itself, and fails with it.
+        raise ConfigError(
+            f"torch cannot be imported because torch_npu is installed and does not work: {_reason(error)}. "
+            "If this machine has an NPU, source CANN's set_env.sh first; if it has none, "
+            "export TORCH_DEVICE_BACKEND_AUTOLOAD=0 or uninstall torch-npu."
+        ) from error
 
 
 def _detect() -> str:
-    if importlib.util.find_spec("torch_npu") is not None:
-        # With torch_npu installed but CANN missing, importing torch itself fails through backend autoload.
+    if _has_torch_npu():
+        # Still unusable where TORCH_DEVICE_BACKEND_AUTOLOAD=0 let torch itself be imported.
         try:
             import torch_npu
 
             if torch_npu.npu.is_available():
                 return "npu"
         except Exception as error:
-            print(
-                f"mindspeed_autoparallel: torch_npu is installed but cannot be used ({error}). If this machine has no "
-                "NPU, set TORCH_DEVICE_BACKEND_AUTOLOAD=0; if it has, source CANN's set_env.sh first.",
-                file=sys.stderr,
+            _say(
+                f"torch_npu is installed but cannot be used ({_reason(error)}). If this machine has an NPU, source "
+                "CANN's set_env.sh first; if it has none, keep TORCH_DEVICE_BACKEND_AUTOLOAD=0."
             )
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _has_torch_npu() -> bool:
+    return importlib.util.find_spec("torch_npu") is not None
+
+
+def _reason(error: BaseException) -> str:
+    """The first error of the chain: autoload wraps the one that says what is missing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+
+
+def _say(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"mindspeed_autoparallel: {text}", file=sys.stderr, flush=True)

@@ -17,6 +17,9 @@ from mindspeed_autoparallel.units import MIB
 MEMORY_VARIABLE = "MINDSPEED_AUTOPARALLEL_CPU_MEMORY_MIB"
 """Emulated capacity of one process; exceeding it inside a tracked region is an out-of-memory error."""
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+"""Of the emulated device; of torch's allocator on Linux, and on Windows and in older releases."""
+
 
 class CpuAdapter:
     """gloo, wall clock, tracked storages."""
@@ -25,29 +28,31 @@ class CpuAdapter:
     backend = "gloo"
 
     def __init__(self) -> None:
-        self.edits = Edits()
-        self._prepared = False
+        self._edits: Edits | None = None
 
     def prepare(self) -> None:
         """Install the torch.cuda facade and the Megatron edits; once."""
-        if self._prepared:
+        if self._edits is not None:
             return
-        self._prepared = True
+        self._edits = edits = Edits()
         # Megatron's fused functions are torch.compile'd, which looks for a GPU driver.
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        edits.set_variable_default("TORCHDYNAMO_DISABLE", "1")
         # Megatron checks this for tensor parallel.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        edits.set_variable_default("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         from mindspeed_autoparallel.runtime.devices.cpu import communication, facade, megatron, tensors
 
-        tensors.install(self.edits)
-        facade.install(self.edits, self.total_memory_bytes())
-        communication.install(self.edits)
-        megatron.install(self.edits)
+        tensors.install(edits)
+        facade.install(edits, self.total_memory_bytes())
+        communication.install(edits)
+        megatron.install(edits)
 
-    def undo(self) -> None:
-        """Restore everything ``prepare`` replaced."""
-        self.edits.undo()
-        self._prepared = False
+    def undo(self) -> list[str]:
+        """Restore everything ``prepare`` replaced; the names that were left because others replaced them since."""
+        edits, self._edits = self._edits, None
+        if edits is None:
+            return []
+        edits.undo()
+        return edits.left_in_place
 
     def synchronize(self) -> None:
         """Everything is done when the call returns."""
@@ -79,8 +84,10 @@ class CpuAdapter:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """torch's message on CPU, Python's own, or the emulated capacity's."""
+        if isinstance(error, MemoryError):
+            return True
         words = str(error).lower()
-        return isinstance(error, MemoryError) or "out of memory" in words or "not enough memory" in words
+        return isinstance(error, RuntimeError) and any(said in words for said in _OUT_OF_MEMORY)
 
     def fingerprint(self) -> dict[str, str]:
         """Machine, core count and torch's release."""

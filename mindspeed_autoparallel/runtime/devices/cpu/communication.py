@@ -9,7 +9,7 @@ from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
 
 
 def install(edits: Edits) -> None:
-    """Wrap the two functions that choose a backend."""
+    """Wrap the functions that choose a backend, and the one that speaks of devices."""
     import torch.distributed as distributed
     from torch.distributed import distributed_c10d
 
@@ -28,7 +28,14 @@ def install(edits: Edits) -> None:
         kwargs.pop("device_id", None)
         return new_group(ranks, timeout, _gloo(backend), None, *args, **kwargs)
 
+    barrier = distributed.barrier
+
+    @functools.wraps(barrier)
+    def gloo_barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return barrier(group, async_op)  # gloo refuses device_ids
+
     for module in (distributed, distributed_c10d):
+        edits.set(module, "barrier", gloo_barrier)
         edits.set(module, "init_process_group", init_process_group)
         edits.set(module, "new_group", new_gloo_group)
 

@@ -47,7 +47,11 @@ def install(edits: Edits, total_memory_bytes: int) -> None:
     for name in ("memory_allocated", "max_memory_allocated", "memory_stats", "empty_cache", "mem_get_info",
                  "memory_reserved", "max_memory_reserved", "memory_snapshot", "reset_peak_memory_stats"):  # fmt: skip
         edits.set(cuda.memory, name, getattr(cuda, name))
-    edits.set(cuda.memory, "_record_memory_history", _answer(None))
+    # --record-memory-history
+    for name, value in (("_record_memory_history", None), ("_dump_snapshot", None), ("_snapshot", {"segments": []})):
+        edits.set(cuda.memory, name, _answer(value))
+    if hasattr(torch._C, "_cuda_attach_out_of_memory_observer"):
+        edits.set(torch._C, "_cuda_attach_out_of_memory_observer", _answer(None))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         edits.set(cuda.nvtx, name, _answer(None))
     edits.set(cuda.nvtx, "range", lambda *args, **kwargs: contextlib.nullcontext())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +23,12 @@ def install(edits: Edits) -> None:
         ("megatron.core.models.vision.clip_vit_model", _vision_norm),
         ("megatron.core.fp8_utils", _empty_fp8_lists),
     ):
-        call_after_import(module, lambda loaded, edit=edit: edit(edits, loaded))  # type: ignore[misc]  # bound per turn
+        call_after_import(module, functools.partial(_apply, edit, edits))
+
+
+def _apply(edit: Callable[[Edits, ModuleType], None], edits: Edits, module: ModuleType) -> None:
+    if not edits.undone:
+        edit(edits, module)
 
 
 def _no_compilation(edits: Edits, module: ModuleType) -> None:
@@ -74,7 +81,9 @@ def _recompute_without_transformer_engine(edits: Edits, module: ModuleType) -> N
         edits.set(module, "activation_recompute_forward", lambda *args, **kwargs: contextlib.nullcontext())
         edits.set(module, "fp8_autocast", lambda *args, **kwargs: contextlib.nullcontext())
     # Device and CPU generator are one here, so its "CPU RNG state changed" is always true.
-    logging.getLogger(module.__name__).addFilter(lambda record: "CPU RNG state changed" not in record.getMessage())
+    logger = logging.getLogger(module.__name__)
+    logger.addFilter(_is_no_rng_warning)
+    edits.on_undo(lambda: logger.removeFilter(_is_no_rng_warning))
     if hasattr(module, "_get_share_storage"):
 
         def share(target: Any, source: Any) -> None:
@@ -84,6 +93,10 @@ def _recompute_without_transformer_engine(edits: Edits, module: ModuleType) -> N
             storage.copy_(source.untyped_storage())
 
         edits.set(module, "_get_share_storage", lambda: share)
+
+
+def _is_no_rng_warning(record: logging.LogRecord) -> bool:
+    return "CPU RNG state changed" not in record.getMessage()
 
 
 def _dispatcher_splits(edits: Edits, module: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from typing import Any
@@ -9,13 +10,19 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+
 
 class OutOfMemoryError(RuntimeError):
     """The emulated capacity of a CPU device is exceeded; named like torch's own."""
 
 
 class TrackedStorages(TorchDispatchMode):
-    """Counts every storage from its first operation until it is freed; storages live at entry count too."""
+    """Counts every storage from its first operation until it is freed; storages live at entry count too.
+
+    Parameters, gradients, optimizer state, saved activations and communication buffers are all storages, and views
+    share one. Not seen: a kernel's own workspace, and what other threads allocate.
+    """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         super().__init__()
@@ -23,6 +30,7 @@ class TrackedStorages(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
         self._current = 0
         self._peak = 0
+        self._edits = Edits()
 
     def __enter__(self) -> TrackedStorages:
         import torch
@@ -32,8 +40,24 @@ class TrackedStorages(TorchDispatchMode):
             # isinstance on arbitrary proxies runs foreign code; type() does not.
             if issubclass(type(thing), torch.Tensor):
                 self._add(thing)
+                if thing.is_leaf and thing.grad is not None:
+                    self._add(thing.grad)  # may have no Python object until it is asked for
+        resize = torch.UntypedStorage.resize_
+
+        @functools.wraps(resize)
+        def resize_and_count(storage: Any, size: int) -> Any:
+            # Recompute throws outputs away like this, without any operation.
+            result = resize(storage, size)
+            self._add_storage(storage)
+            return result
+
+        self._edits.set(torch.UntypedStorage, "resize_", resize_and_count)
         super().__enter__()
         return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._edits.undo()
 
     def current_bytes(self) -> int:
         """Live now."""
@@ -48,7 +72,8 @@ class TrackedStorages(TorchDispatchMode):
         import torch
 
         result = function(*args, **(kwargs or {}))
-        for item in tree_iter(result):
+        # Arguments too: what came from numpy, a file or another process has seen no operation yet.
+        for item in tree_iter((result, args, kwargs)):
             if isinstance(item, torch.Tensor):
                 self._add(item)
         if self._limit_bytes is not None and self._current > self._limit_bytes:
@@ -61,24 +86,19 @@ class TrackedStorages(TorchDispatchMode):
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
-            return  # sparse and meta-like tensors have none
-        key = storage._cdata
-        if tensor.device.type != "cpu":
-            return
-        size = storage.nbytes()
-        known = self._sizes.get(key)
-        if known is not None:
-            if known != size:
-                # Megatron frees pipeline outputs by shrinking their storage in place.
-                self._sizes[key] = size
-                self._grow(size - known)
-            return
-        self._sizes[key] = size
-        weakref.finalize(storage, self._remove, key)
-        self._grow(size)
+            return  # sparse tensors and wrappers around others have none
+        self._add_storage(storage)
 
-    def _grow(self, size: int) -> None:
-        self._current += size
+    def _add_storage(self, storage: Any) -> None:
+        if storage.device.type != "cpu":
+            return  # meta and fake tensors
+        key, size = storage._cdata, storage.nbytes()
+        known = self._sizes.get(key)
+        if known is None:
+            # Bound to the storage, which outlives its Python object's users as long as C++ holds it.
+            weakref.finalize(storage, self._remove, key).atexit = False
+        self._sizes[key] = size
+        self._current += size - (known or 0)
         self._peak = max(self._peak, self._current)
 
     def _remove(self, key: int) -> None:

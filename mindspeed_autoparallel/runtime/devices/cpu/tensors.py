@@ -32,7 +32,11 @@ def install(edits: Edits) -> None:
     for name in sorted({*names, *_LIKE, "tensor", "as_tensor", "asarray"}):
         function = getattr(torch, name, None)
         if callable(function) and not isinstance(function, type):
-            edits.set(torch, name, _on_cpu(function))
+            wrapper = _on_cpu(function)
+            # Where pickle finds it, and what pickles of the original say.
+            wrapper.__module__, wrapper.__qualname__ = "torch", name
+            edits.set(torch, name, wrapper)
+            _let_scripts_know(edits, function, wrapper)
     for name in _NEW:
         edits.set(torch.Tensor, name, _on_cpu(getattr(torch.Tensor, name)))
     _tensor_methods(edits)
@@ -42,12 +46,25 @@ def install(edits: Edits) -> None:
 
     @functools.wraps(load)
     def load_on_cpu(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return load(f, "cpu" if names_accelerator(map_location) else map_location, *args, **kwargs)
+        # Without map_location a checkpoint of a GPU training would look for the GPU it was saved on.
+        if map_location is None or names_accelerator(map_location):
+            map_location = "cpu"
+        return load(f, map_location, *args, **kwargs)
 
     edits.set(torch, "load", load_on_cpu)
 
 
-def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+def _let_scripts_know(edits: Edits, function: Any, wrapper: Any) -> None:
+    """torch.jit.script compiles calls of ``wrapper`` as it did those of ``function``."""
+    from torch.jit import _builtins
+
+    operator = _builtins._find_builtin(function)
+    if operator is not None:
+        _builtins._register_builtin(wrapper, operator)
+        edits.on_undo(lambda: _builtins._get_builtin_table().pop(id(wrapper), None))
+
+
+def _on_cpu(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def made_on_cpu(*args: Any, **kwargs: Any) -> Any:
         if names_accelerator(kwargs.get("device")):
