@@ -15,19 +15,26 @@ def release_of(distribution: str) -> str:
     """``0.19.2`` for ``megatron-core``, from its ``package_info.py`` (a checkout has no metadata); empty if unknown."""
     if distribution != "megatron-core":
         return ""
+    source = _package_info()
     try:
-        spec = importlib.util.find_spec("megatron.core")
-    except (ImportError, ValueError):
-        return ""
-    if spec is None or not spec.origin:
-        return ""
-    source = Path(spec.origin).with_name("package_info.py")
-    try:
-        text = source.read_text(encoding="utf-8")
+        text = source.read_text(encoding="utf-8") if source else ""
     except OSError:
         return ""
     numbers = [re.search(rf"^{field}\s*=\s*(\d+)", text, re.MULTILINE) for field in _FIELDS]
     return ".".join(number.group(1) for number in numbers if number)
+
+
+def _package_info() -> Path | None:
+    try:
+        parent = importlib.util.find_spec("megatron")
+        # Asking for megatron.core itself would prepare the device (imports.py): that is only done where this fails.
+        for folder in (parent.submodule_search_locations or ()) if parent else ():
+            if (Path(folder) / "core" / "package_info.py").is_file():
+                return Path(folder) / "core" / "package_info.py"
+        spec = importlib.util.find_spec("megatron.core")
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).with_name("package_info.py") if spec and spec.origin else None
 
 
 def within(release: str, specifier: str) -> bool:

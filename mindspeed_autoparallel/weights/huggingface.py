@@ -12,23 +12,23 @@ from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.architecture import Architecture, read_architecture
 from mindspeed_autoparallel.weights.placement import Entry
 from mindspeed_autoparallel.weights.progress import Progress, silent
+from mindspeed_autoparallel.weights.safetensors_file import SafetensorsFile
 from mindspeed_autoparallel.weights.source import TensorSource, present_entries
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_MAX_OPEN_SHARDS = 2
 DEFAULT_SHARD_BYTES = 4 * 1024**3
 
 
 class HuggingFaceSource:
-    """Canonical tensors out of the safetensors of ``folder``; opens shards when a tensor of theirs is asked for."""
+    """Canonical tensors out of the safetensors of ``folder``, read when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.architecture = read_architecture(folder)
         self.file_of = shard_of_tensor(folder)
         self.original_of = {names.classic_name(name): name for name in self.file_of}
-        self._open: dict[Path, Any] = {}
+        self._open: dict[Path, SafetensorsFile] = {}
         self._refuse_unknown()
 
     def has(self, entry: Entry) -> bool:
@@ -41,20 +41,9 @@ class HuggingFaceSource:
     def _read(self, classic: str) -> Any:
         name = self.original_of[classic]
         path = self.file_of[name]
-        try:
-            return self._handle(path).get_tensor(name)
-        except ConfigError:
-            raise
-        except Exception as error:  # safetensors raises its own class and plain ones, by kind of damage
-            raise ConfigError(f"{path}: cannot read {name}: {error}. Download the shard again.") from error
-
-    def _handle(self, path: Path) -> Any:
         if path not in self._open:
-            # Pages of an open shard stay in memory: two, so that a layer cut by the end of one is not read twice.
-            while len(self._open) >= _MAX_OPEN_SHARDS:
-                del self._open[next(iter(self._open))]
-            self._open[path] = open_shard(path)
-        return self._open[path]
+            self._open[path] = SafetensorsFile(path)
+        return self._open[path].read(name)
 
     def _refuse_unknown(self) -> None:
         known = {source for entry in present_entries(self) for source in entry.sources}
@@ -73,20 +62,6 @@ class HuggingFaceSource:
             )
 
 
-def open_shard(path: Path) -> Any:
-    """The opened safetensors file; ``ConfigError`` if it is missing, cut off or not safetensors at all."""
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise ConfigError("reading safetensors needs the package safetensors: pip install safetensors.") from error
-    try:
-        return safe_open(str(path), framework="pt")
-    except FileNotFoundError as error:
-        raise ConfigError(f"shard {path} is missing. Download it again.") from error
-    except Exception as error:  # SafetensorError is not importable in every release
-        raise ConfigError(f"shard {path} is corrupt: {error}. Download it again.") from error
-
-
 def shard_of_tensor(folder: Path) -> dict[str, Path]:
     """Tensor name -> file, from the index or from the only file; ``ConfigError`` names a missing shard."""
     if (folder / INDEX).exists():
@@ -101,7 +76,7 @@ def shard_of_tensor(folder: Path) -> dict[str, Path]:
             )
         listed = {name: folder / file for name, file in weight_map.items()}
         for path in sorted(set(listed.values())):
-            lost = {name for name, file in listed.items() if file == path} - set(open_shard(path).keys())
+            lost = {name for name, file in listed.items() if file == path} - set(SafetensorsFile(path).keys())
             if lost:
                 raise ConfigError(f"shard {path} lacks {min(lost)}, which the index says it has. Download it again.")
         return listed
@@ -109,7 +84,7 @@ def shard_of_tensor(folder: Path) -> dict[str, Path]:
     if not files:
         hint = " Its .bin files are pickles: save the model as safetensors." if any(folder.glob("*.bin")) else ""
         raise ConfigError(f"{folder} has no safetensors.{hint}")
-    return {name: path for path in files for name in open_shard(path).keys()}  # noqa: SIM118 - not a dict
+    return {name: path for path in files for name in SafetensorsFile(path).keys()}  # noqa: SIM118 - not a dict
 
 
 def write_huggingface(
@@ -141,7 +116,7 @@ def write_huggingface(
             writer.add(rename(classic), tensor)
         progress(done + 1, len(entries), entry.name)
     for name, path in _unconverted(original).items():
-        writer.add(name, open_shard(path).get_tensor(name))
+        writer.add(name, SafetensorsFile(path).read(name))
     writer.finish()
     for path in sorted(original.iterdir()):
         if path.is_file() and path.suffix not in (".safetensors", ".bin", ".pt", ".pth") and path.name != INDEX:
@@ -178,7 +153,10 @@ class ShardWriter:
         write_json_atomic(self.folder / INDEX, index_of_shards)
 
     def _flush(self) -> None:
-        from safetensors.torch import save_file
+        try:
+            from safetensors.torch import save_file
+        except ImportError as error:
+            raise ConfigError("writing safetensors needs the package safetensors: pip install safetensors.") from error
 
         if self.waiting:
             self.shards.append(list(self.waiting))
