@@ -91,8 +91,10 @@ def resident_bytes(model: Any, optimizer: Any) -> int:
     """Parameters, their gradients and optimizer state of this rank, as they are now; each storage once."""
     tensors = list(model.parameters())
     tensors += [parameter.main_grad for parameter in tensors if getattr(parameter, "main_grad", None) is not None]
-    tensors += optimizer_tensors(optimizer)
-    # Views of one buffer: sizes are those of the views, so that padding counts as the host's own.
+    buffers = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    # An fp32 distributed optimizer's master weights are views of the model's own buffer: not a second copy.
+    tensors += [item for item in optimizer_tensors(optimizer) if item.untyped_storage().data_ptr() not in buffers]
+    # Sizes of the views, not of their buffers, so that padding counts as the host's own.
     views = {(tensor.data_ptr(), tensor.numel()): tensor.numel() * tensor.element_size() for tensor in tensors}
     return sum(views.values())
 
