@@ -51,7 +51,7 @@ def flags(model: Path, data: Path) -> list[str]:
     """Megatron's flags of the example, with every sample of one size."""
     return f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 160 --num-attention-heads 4
     --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --micro-batch-size 1 --global-batch-size {BATCH}
-    --tokenizer-type NullTokenizer --vocab-size 512 --seq-length 256 --max-position-embeddings 1024
+    --tokenizer-type NullTokenizer --vocab-size 512 --seq-length 1024 --max-position-embeddings 1024
     --make-vocab-size-divisible-by 1 --normalization RMSNorm --swiglu --lr 1.0e-3 --weight-decay 0 --clip-grad 1.0
     --train-iters 4 --rerun-mode disabled --auto-parallel-check-steps 4 --seed 42
     --use-distributed-optimizer --no-gradient-accumulation-fusion --no-masked-softmax-fusion
