@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.weights.memory import empty
 
 _HEADER_LIMIT_BYTES = 100_000_000  # the format's own
 # Reads of this size overlap with the kernel's reading ahead.
@@ -48,7 +49,7 @@ class SafetensorsFile:
         known = _DTYPES.get(described["dtype"])
         if known is None or not hasattr(torch, known):
             raise ConfigError(f"{self.path}: {name} is {described['dtype']}, which cannot be converted.")
-        tensor = torch.empty(described["shape"], dtype=getattr(torch, known))
+        tensor = empty(described["shape"], getattr(torch, known))
         begin, end = described["data_offsets"]
         if tensor.nbytes != end - begin:
             raise ConfigError(f"shard {self.path} is corrupt: {name} has {end - begin} bytes. Download it again.")

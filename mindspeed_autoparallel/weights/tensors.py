@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.weights import names
+from mindspeed_autoparallel.weights import memory, names
 from mindspeed_autoparallel.weights.architecture import ModuleShape
 
 Tensor = Any
@@ -25,7 +25,7 @@ def combine(rule: names.Rule, parts: Sequence[Tensor], shape: ModuleShape) -> Te
     if rule.combine == names.COPY:
         return parts[0]
     if rule.combine == names.GATED:
-        return torch.cat(list(parts))
+        return memory.joined(parts)
     if rule.combine == names.FUSED_QKV:
         _expect_rows(rule, parts[0], sum(_qkv_rows(shape)))
         parts = parts[0].split(_qkv_rows(shape))
@@ -35,12 +35,11 @@ def combine(rule: names.Rule, parts: Sequence[Tensor], shape: ModuleShape) -> Te
     for part, rows in zip(parts, _qkv_rows(shape), strict=True):
         _expect_rows(rule, part, rows)
     groups = [part.reshape(shape.num_query_groups, -1, *part.shape[1:]) for part in parts]
-    return torch.cat(groups, dim=1).reshape(-1, *parts[0].shape[1:])
+    return memory.joined(groups, dim=1).reshape(-1, *parts[0].shape[1:])
 
 
 def separate(rule: names.Rule, tensor: Tensor, shape: ModuleShape) -> list[Tensor]:
     """Inverse of ``combine``: the tensors of ``rule.sources``, in their order."""
-    import torch
 
     if rule.combine == names.COPY:
         return [tensor]
@@ -51,7 +50,7 @@ def separate(rule: names.Rule, tensor: Tensor, shape: ModuleShape) -> list[Tenso
     grouped = tensor.reshape(shape.num_query_groups, -1, *tensor.shape[1:])
     query, key, value = (part.reshape(-1, *tensor.shape[1:]) for part in grouped.split(rows_per_group, dim=1))
     if rule.combine == names.FUSED_QKV:
-        return [torch.cat((query, key, value))]
+        return [memory.joined((query, key, value))]
     return [query, value] if rule.combine == names.QKV_WITHOUT_KEY else [query, key, value]
 
 
@@ -60,16 +59,15 @@ def cut(rule: names.Rule, tensor: Tensor, tensor_size: int, padded_vocab: int) -
 
     The vocabulary is padded with zero rows up to ``padded_vocab`` first.
     """
-    import torch
 
     if rule.split == names.VOCABULARY and padded_vocab > tensor.shape[0]:
         padding = tensor.new_zeros(padded_vocab - tensor.shape[0], *tensor.shape[1:])
-        tensor = torch.cat((tensor, padding))
+        tensor = memory.joined((tensor, padding))
     if tensor_size == 1 or rule.split == names.WHOLE:
         return [_own(tensor)] * tensor_size
     if rule.split == names.GATED_ROWS:
         gate, up = (half.chunk(tensor_size) for half in tensor.chunk(2))
-        return [torch.cat(halves) for halves in zip(gate, up, strict=True)]
+        return [memory.joined(halves) for halves in zip(gate, up, strict=True)]
     dim = 1 if rule.split == names.COLUMNS else 0
     if tensor.shape[dim] % tensor_size:
         raise ConfigError(f"{rule.target} of shape {tuple(tensor.shape)} cannot be cut into {tensor_size} parts.")
@@ -78,25 +76,23 @@ def cut(rule: names.Rule, tensor: Tensor, tensor_size: int, padded_vocab: int) -
 
 def join(rule: names.Rule, shards: Sequence[Tensor], vocab_size: int) -> Tensor:
     """Inverse of ``cut``; rows beyond ``vocab_size`` are padding and dropped."""
-    import torch
 
     if rule.split == names.WHOLE or len(shards) == 1:
         tensor = shards[0]
     elif rule.split == names.GATED_ROWS:
         gates, ups = zip(*(shard.chunk(2) for shard in shards), strict=True)
-        tensor = torch.cat((*gates, *ups))
+        tensor = memory.joined((*gates, *ups))
     else:
-        tensor = torch.cat(list(shards), dim=1 if rule.split == names.COLUMNS else 0)
+        tensor = memory.joined(shards, dim=1 if rule.split == names.COLUMNS else 0)
     return tensor[:vocab_size] if rule.split == names.VOCABULARY else tensor
 
 
 def _own(tensor: Tensor) -> Tensor:
     """``tensor`` without the rest of the memory it is a view of: torch.save would write all of that."""
-    import torch
 
     if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return memory.copied(tensor)
 
 
 def _qkv_rows(shape: ModuleShape) -> list[int]:
