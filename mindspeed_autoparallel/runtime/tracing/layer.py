@@ -195,6 +195,7 @@ def _fake_tensors(backend: str) -> Iterator[None]:
 
 
 def _phase(tracker: Tracker) -> dict[str, Any]:
+    tracker.pause()
     return {
         "operators": [
             {"name": name, "shapes": [list(shape) for shape in shapes], "count": count}
@@ -221,7 +222,7 @@ def trace_layer(request: LayerRequest, backend: str) -> dict[str, Any]:
         shape = (rows, request.micro_batch, request.hidden)
         hidden = torch.randn(shape, dtype=getattr(torch, request.dtype), requires_grad=True)
         parameters = list(layer.parameters())
-        forward = Tracker()
+        forward = Tracker(pause_s=0.0 if backend == "fake" else 0.1)
         forward.ignore([parameters, hidden, list(layer.buffers())])
         with forward, SavedBytes([parameters, hidden]) as saved:
             output = _run(layer, hidden, request)

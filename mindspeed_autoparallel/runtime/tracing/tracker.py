@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -21,10 +22,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
     """Live and peak bytes of storages that operators create; what existed before is not counted.
 
     torch's own memory tracker fails on modules called more than once, which recompute does.
+    ``pause_s`` is waited after every collective: gloo's threads let go of a tensor some time after its wait returned,
+    and until then it counts as live.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pause_s: float = 0.0) -> None:
         super().__init__()
+        self._pause_s = pause_s
+        self._paused = True
         self.live_bytes = 0
         self.peak_bytes = 0
         self.operators: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
@@ -53,10 +58,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         weakref.finalize(storage, self._end, key)
 
+    def pause(self) -> None:
+        """Gives the backend's threads time to let go of what the last collective used."""
+        if not self._paused:
+            time.sleep(self._pause_s)
+            self._paused = True
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.pause()
         result = function(*args, **(kwargs or {}))
         name = str(function)
         if name.startswith(("c10d.", "_c10d_functional.")):
+            self._paused = self._pause_s == 0.0
             size = max((t.numel() * t.element_size() for t in _tensors(args)), default=0)
             self.collectives[name, size] += 1
         elif not name.startswith("prim"):
