@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy
 import torch
 
 from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription
@@ -25,7 +26,7 @@ def collate(samples: Sequence[Sample], model: ModelDescription, padding: int, le
         size = len(sample.input_ids)
         ids[row, :size] = torch.tensor(sample.input_ids)
         labels[row, :size] = torch.tensor(sample.labels)
-        positions[:, row, :size] = sample.positions
+        positions[:, row, :size] = torch.from_numpy(sample.positions)
     batch = {
         "input_ids": ids,
         "position_ids": positions,
@@ -38,12 +39,13 @@ def collate(samples: Sequence[Sample], model: ModelDescription, padding: int, le
         if not grids:
             grids = [(1, vision.spatial_merge_size, vision.spatial_merge_size)]
             features = vision.num_channels * vision.temporal_patch_size * vision.patch_size**2
-            patches = [torch.zeros(vision.spatial_merge_size**2, features)]
-        batch["pixel_values"], batch["image_grid_thw"] = torch.cat(patches), torch.tensor(grids)
+            patches = [numpy.zeros((vision.spatial_merge_size**2, features), numpy.float32)]
+        batch["pixel_values"] = torch.from_numpy(numpy.concatenate(patches))
+        batch["image_grid_thw"] = torch.tensor(grids)
     if model.audio is not None:
         clips = [clip for sample in samples for clip in sample.clips]
-        clips = clips or [torch.zeros(model.audio.num_mel_bins, STAND_IN_FRAMES)]
-        batch["audio_features"] = torch.cat(clips, dim=1)
+        clips = clips or [numpy.zeros((model.audio.num_mel_bins, STAND_IN_FRAMES), numpy.float32)]
+        batch["audio_features"] = torch.from_numpy(numpy.concatenate(clips, axis=1))
         batch["audio_num_frames"] = torch.tensor([clip.shape[1] for clip in clips])
     return batch
 

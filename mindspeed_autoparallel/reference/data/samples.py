@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription
@@ -22,15 +24,18 @@ _MARKS = re.compile(f"({IMAGE_MARK}|{AUDIO_MARK})")
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """``labels[i]`` is the token to predict at ``i`` (``IGNORED`` where none); ``positions [3, tokens]``."""
+    """``labels[i]`` is the token to predict at ``i`` (``IGNORED`` where none); ``positions [3, tokens]``.
+
+    Arrays, not tensors: kept samples are host memory on every device, also where a CPU plays the accelerator.
+    """
 
     name: str
     input_ids: list[int]
     labels: list[int]
-    positions: torch.Tensor
-    patches: tuple[torch.Tensor, ...]
+    positions: NDArray[Any]
+    patches: tuple[NDArray[Any], ...]
     grids: tuple[tuple[int, int, int], ...]
-    clips: tuple[torch.Tensor, ...]
+    clips: tuple[NDArray[Any], ...]
 
 
 def make_sample(
@@ -62,13 +67,21 @@ def make_sample(
         name=record.name,
         input_ids=ids,
         labels=[token if learn else IGNORED for token, learn in zip(ids[1:], wanted[1:], strict=True)] + [IGNORED],
-        positions=multimodal_positions(
-            ids, model.image_token_id, grids, model.vision.spatial_merge_size if model.vision else 1
+        positions=_array(
+            multimodal_positions(
+                ids, model.image_token_id, grids, model.vision.spatial_merge_size if model.vision else 1
+            )
         ),
-        patches=tuple(patches for patches, _ in pictures),
+        patches=tuple(_array(patches) for patches, _ in pictures),
         grids=grids,
-        clips=tuple(clips),
+        clips=tuple(_array(clip) for clip in clips),
     )
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """A copy: an array that shares the tensor's storage would keep it alive."""
+    array: NDArray[Any] = tensor.numpy().copy()
+    return array
 
 
 def _load(
