@@ -1,6 +1,6 @@
 """Peak memory of one pipeline rank, by replaying what is alive at every block of its schedule.
 
-Formulas M1-M4 in docs/cost-model.md. A recompute kind is chosen per layer; the recomputed layers are the first of their
+Formulas M1-M6 in docs/cost-model.md. A recompute kind is chosen per layer; the recomputed layers are the first of their
 module on the stage.
 """
 
@@ -37,6 +37,14 @@ class PlacedBlock:
     def recompute(self) -> RecomputeCost:
         """What the chosen kind keeps and adds."""
         return self.cost.recompute[self.kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """Sizes of what a chunk receives from the stage before and sends to the next; their gradients are as large."""
+
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,39 +85,43 @@ def rank_peak(
     actions: Sequence[Action],
     layout: Layout,
     device: DeviceCost,
-    received_bytes: Sequence[int] = (),
+    messages: Sequence[Messages] = (),
 ) -> PeakMemory:
     """The peak of a rank that holds ``chunks`` and runs ``actions`` (its row of the program), with the terms by name.
 
     M2 in a forward: static + saved of everything in flight + of the chunk up to this block + its transient.
     M3 in a backward: static + everything in flight minus the chunk's blocks already done + transient.
     M4 in the optimizer step: static + its transient. Runtime overhead is added to each.
-    ``received_bytes``: by chunk, the message from the stage before; it is kept until the microbatch's backward is done.
+    ``messages``: by chunk; none where there is no pipeline. M6 says which of them are alive when.
     """
     everything = [block for chunk in chunks for block in chunk]
     static = static_terms(everything, layout)
     base = sum(static.values())
-    received = list(received_bytes) or [0] * len(chunks)
+    messages = messages or [Messages()] * len(chunks)
     saved = [
-        message + sum(block.recompute.saved_bytes for block in chunk)
-        for message, chunk in zip(received, chunks, strict=True)
+        sides.received_bytes - sides.sent_bytes + sum(block.recompute.saved_bytes for block in chunk)
+        for sides, chunk in zip(messages, chunks, strict=True)
     ]
-    step_transient = round(
-        device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout)
-    )
+    step_transient = round(device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout))
     best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
     held = [0] * len(chunks)
-    seen: set[tuple[str, int, tuple[int, ...]]] = set()
+    seen: set[tuple[str, int, int, tuple[int, ...]]] = set()
+    before: Action | None = None
+    passed_back = 0
     for action in actions:
-        state = (action.kind, action.chunk, tuple(held))
+        left = _left_over(action, before, messages, passed_back)
+        state = (action.kind, action.chunk, left, tuple(held))
         if state not in seen:
             seen.add(state)
             others = sum(count * size for count, size in zip(held, saved, strict=True))
             if action.kind == "B":
                 others -= saved[action.chunk]
-            peak = _peak_of_action(action, chunks[action.chunk], base, others, received[action.chunk])
+            peak = _peak_of_action(action, chunks[action.chunk], base, others, left, messages[action.chunk])
             best = max(best, peak, key=lambda candidate: candidate[0])
         held[action.chunk] += 1 if action.kind == "F" else -1
+        before = action
+        if action.kind == "B":
+            passed_back = messages[action.chunk].received_bytes
     terms = {**static, **best[2], "runtime_overhead": device.runtime_overhead_bytes}
     return PeakMemory(peak_bytes=best[0] + device.runtime_overhead_bytes, point=best[1], terms=terms)
 
@@ -125,19 +137,35 @@ def mindspeed_stage_bytes(blocks: Sequence[PlacedBlock], in_flight: int, layout:
     return terms
 
 
+def _left_over(action: Action, before: Action | None, messages: Sequence[Messages], passed_back: int) -> int:
+    """What Megatron's schedule still refers to from the backward before (M6)."""
+    if action.kind == "B":
+        return passed_back
+    if before is None or before.kind == "F":
+        return 0
+    # Its loss or output keeps its graph's leaf, the received tensor, whose gradient was sent back.
+    return 2 * messages[before.chunk].received_bytes + messages[before.chunk].sent_bytes
+
+
 def _peak_of_action(
-    action: Action, blocks: Sequence[PlacedBlock], base: int, others: int, received: int
+    action: Action, blocks: Sequence[PlacedBlock], base: int, others: int, left: int, sides: Messages
 ) -> tuple[int, str, dict[str, int]]:
     best: tuple[int, str, dict[str, int]] = (0, "", {})
-    alive = received
+    alive = sides.received_bytes
     what = "forward" if action.kind == "F" else "backward"
-    for block in blocks:
+    for index, block in enumerate(blocks):
         alive += block.recompute.saved_bytes
         recompute = block.recompute
         transient = recompute.forward_peak_bytes if action.kind == "F" else recompute.backward_peak_bytes
-        peak = base + others + alive + transient
+        message = left
+        if action.kind == "B":
+            # The output was freed when it had been sent; its gradient is part of the last block's own transient.
+            message += sides.sent_bytes if index < len(blocks) - 1 else -sides.sent_bytes
+        peak = base + others + alive + transient + message
         if peak > best[0]:
-            terms = {"other_microbatches": others, "this_microbatch": alive, "transient": transient}
+            terms = {
+                "other_microbatches": others, "this_microbatch": alive, "transient": transient, "messages": message
+            }  # fmt: skip
             best = (peak, f"{what} of {block.name}", terms)
     return best
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.communication import p2p_us
-from mindspeed_autoparallel.cost.memory import PlacedBlock, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.cost.memory import Messages, PlacedBlock, mindspeed_stage_bytes, rank_peak
 from mindspeed_autoparallel.cost.step import RankTail, embedding_us, rank_tail
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
@@ -196,8 +196,12 @@ def _memory(
                 peak_point=f"{held} microbatches in flight", terms=terms,
             ))  # fmt: skip
             continue
-        received = [messages[v - 1] if v else 0 for v in range(rank, len(blocks), layout.pipeline_size)]
-        peak = rank_peak(chunks, program[rank], layout, profile.device, received)
+        around = [0, *messages, 0]
+        sides = [
+            Messages(received_bytes=around[v], sent_bytes=around[v + 1])
+            for v in range(rank, len(blocks), layout.pipeline_size)
+        ]
+        peak = rank_peak(chunks, program[rank], layout, profile.device, sides)
         ranks.append(RankMemory(
             pipeline_rank=rank, peak_bytes=peak.peak_bytes, limit_bytes=limit, peak_point=peak.point, terms=peak.terms,
             runtime_overhead_bytes=profile.device.runtime_overhead_bytes,

@@ -60,8 +60,10 @@ def build_problem(
             ))  # fmt: skip
             before = (len(segments) - 1,)
         last[module.name] = len(segments) - 1
-    overhead = 0 if mindspeed else profile.device.runtime_overhead_bytes
+    overhead = profile.device.runtime_overhead_bytes
     start = _latest_start(profile, measurement, layout, num_microbatches, pipeline_cutoff_us)
+    messages = _messages(profile, measurement, layout, held, start, safe=safe)
+    rows = tuple(limit if mindspeed else max(0, limit - overhead + m) for limit, m in zip(limits, messages, strict=True))
     link = _links(profile, measurement, cluster, layout, start)
     per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
     if per_operation % _unit(segments, link) and segments[0].forward:
@@ -70,7 +72,7 @@ def build_problem(
     unit = _unit(segments, link)
     return SplitProblem(
         segments=tuple(segments), num_stages=layout.pipeline_size, num_microbatches=num_microbatches,
-        memory_limit=tuple(max(0, limit - overhead) for limit in limits), link=link, schedule=layout.schedule,
+        memory_limit=rows, link=link, schedule=layout.schedule,
         num_chunks=layout.virtual_size, rendezvous=blocking_sends(profile, layout),
         per_operation=per_operation // unit * unit,
     )  # fmt: skip
@@ -168,16 +170,47 @@ def _latest_start(
     return num - 1
 
 
+def _messages(
+    profile: Profile, measurement: Measurement, layout: Layout, held: list[int], latest_start: int, *, safe: bool
+) -> list[int]:
+    """By rank, what the limit grows by; may be negative.
+
+    Rows count layers only, while a microbatch in flight keeps what was received and not what was sent (M6). At most this
+    where ``safe`` is off, at least this where it is on.
+    """
+    smallest, largest = _message_sizes(profile, measurement, layout, latest_start)
+    received = [0, *(largest if safe else smallest)]
+    sent = [*(smallest if safe else largest), 0]
+    allowance = [0] * layout.pipeline_size
+    for v in range(layout.num_virtual_stages):
+        rank = v % layout.pipeline_size
+        allowance[rank] += held[v] * (sent[v] - received[v])
+        if safe:
+            # Whatever the schedule still refers to from the microbatch before.
+            allowance[rank] -= 2 * received[v] + ([*largest, 0])[v]
+    return allowance
+
+
+def _message_sizes(
+    profile: Profile, measurement: Measurement, layout: Layout, latest_start: int
+) -> tuple[list[int], list[int]]:
+    """Bytes over each boundary, at least and at most: from ``latest_start`` on it is the last module's output."""
+    costs = [measurement.modules[module.name] for module in profile.model.modules]
+    sizes = [cost.layer.output_bytes for cost in costs]
+    most = sum(max(cost.layer.output_bytes, cost.post.output_bytes if cost.post else 0) for cost in costs)
+    # Only where the last module reads all others does nothing else travel beside its own output.
+    joined = set(profile.model.modules[-1].predecessors) == {module.name for module in profile.model.modules[:-1]}
+    alone = [joined and v >= latest_start for v in range(layout.num_virtual_stages - 1)]
+    return [sizes[-1] if only else min(sizes) for only in alone], [sizes[-1] if only else most for only in alone]
+
+
 def _links(
     profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, latest_start: int
 ) -> tuple[int, ...]:
     """The cheapest message over each boundary, in nanoseconds: from ``latest_start`` on it is the last module's."""
-    sizes = [measurement.modules[module.name].layer.output_bytes for module in profile.model.modules]
-    # Only where the last module reads all others does nothing else travel beside its own output.
-    joined = set(profile.model.modules[-1].predecessors) == {module.name for module in profile.model.modules[:-1]}
+    smallest, _ = _message_sizes(profile, measurement, layout, latest_start)
     links = []
     for v in range(layout.num_virtual_stages - 1):
-        size = sizes[-1] if joined and v >= latest_start else min(sizes)
-        message_us = p2p_us(size, boundary_link(layout, cluster, profile.device, v))
+        message_us = p2p_us(smallest[v], boundary_link(layout, cluster, profile.device, v))
         links.append(round(message_us * NS_PER_US) + round(profile.device.message_overhead_us * NS_PER_US))
     return tuple(links)
