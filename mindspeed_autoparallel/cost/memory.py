@@ -1,16 +1,16 @@
 """Peak memory of one pipeline rank, by replaying what is alive at every block of its schedule.
 
-Formulas M1-M6 in docs/cost-model.md. A recompute kind is chosen per layer; the recomputed layers are the first of their
+Formulas M1-M7 in docs/cost-model.md. A recompute kind is chosen per layer; the recomputed layers are the first of their
 module on the stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, RecomputeCost, StateBytes
+from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, RecomputeCost, SharedBytes, StateBytes
 from mindspeed_autoparallel.spec import Layout
 
 
@@ -32,6 +32,13 @@ class PlacedBlock:
     """``text_decoder layer 13``, ``image_encoder pre``: for messages."""
     cost: BlockCost
     kind: str = "none"
+    side: SharedBytes = field(default_factory=SharedBytes)
+    """Of the block's module."""
+
+    @property
+    def module(self) -> str:
+        """The first word of the name."""
+        return self.name.split()[0]
 
     @property
     def recompute(self) -> RecomputeCost:
@@ -40,11 +47,15 @@ class PlacedBlock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages:
-    """Sizes of what a chunk receives from the stage before and sends to the next; their gradients are as large."""
+class Traffic:
+    """What passes through a chunk per microbatch; gradients of messages are as large as the messages."""
 
     received_bytes: int = 0
+    """From the stage before."""
     sent_bytes: int = 0
+    """To the next stage."""
+    batch_bytes: int = 0
+    """Data alive during the forward only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,23 +96,24 @@ def rank_peak(
     actions: Sequence[Action],
     layout: Layout,
     device: DeviceCost,
-    messages: Sequence[Messages] = (),
+    traffic: Sequence[Traffic] = (),
 ) -> PeakMemory:
     """The peak of a rank that holds ``chunks`` and runs ``actions`` (its row of the program), with the terms by name.
 
     M2 in a forward: static + saved of everything in flight + of the chunk up to this block + its transient.
     M3 in a backward: static + everything in flight minus the chunk's blocks already done + transient.
     M4 in the optimizer step: static + its transient. Runtime overhead is added to each.
-    ``messages``: by chunk; none where there is no pipeline. M6 says which of them are alive when.
+    ``traffic``: by chunk. M6 and M7 say which messages, data and side inputs are alive when.
     """
     everything = [block for chunk in chunks for block in chunk]
     static = static_terms(everything, layout)
     base = sum(static.values())
-    messages = messages or [Messages()] * len(chunks)
+    traffic = traffic or [Traffic()] * len(chunks)
     saved = [
-        sides.received_bytes - sides.sent_bytes + sum(block.recompute.saved_bytes for block in chunk)
-        for sides, chunk in zip(messages, chunks, strict=True)
-    ]
+        passing.received_bytes - passing.sent_bytes + kept_side_bytes(chunk)
+        + sum(block.recompute.saved_bytes for block in chunk)
+        for passing, chunk in zip(traffic, chunks, strict=True)
+    ]  # fmt: skip
     step_transient = round(device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout))
     best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
     held = [0] * len(chunks)
@@ -109,19 +121,19 @@ def rank_peak(
     before: Action | None = None
     passed_back = 0
     for action in actions:
-        left = _left_over(action, before, messages, passed_back)
+        left = _left_over(action, before, traffic, passed_back)
         state = (action.kind, action.chunk, left, tuple(held))
         if state not in seen:
             seen.add(state)
             others = sum(count * size for count, size in zip(held, saved, strict=True))
             if action.kind == "B":
                 others -= saved[action.chunk]
-            peak = _peak_of_action(action, chunks[action.chunk], base, others, left, messages[action.chunk])
+            peak = _peak_of_action(action, chunks[action.chunk], base, others, left, traffic[action.chunk])
             best = max(best, peak, key=lambda candidate: candidate[0])
         held[action.chunk] += 1 if action.kind == "F" else -1
         before = action
         if action.kind == "B":
-            passed_back = messages[action.chunk].received_bytes
+            passed_back = traffic[action.chunk].received_bytes
     terms = {**static, **best[2], "runtime_overhead": device.runtime_overhead_bytes}
     return PeakMemory(peak_bytes=best[0] + device.runtime_overhead_bytes, point=best[1], terms=terms)
 
@@ -137,30 +149,34 @@ def mindspeed_stage_bytes(blocks: Sequence[PlacedBlock], in_flight: int, layout:
     return terms
 
 
-def _left_over(action: Action, before: Action | None, messages: Sequence[Messages], passed_back: int) -> int:
+def _left_over(action: Action, before: Action | None, traffic: Sequence[Traffic], passed_back: int) -> int:
     """What Megatron's schedule still refers to from the backward before (M6)."""
     if action.kind == "B":
         return passed_back
     if before is None or before.kind == "F":
         return 0
     # Its loss or output keeps its graph's leaf, the received tensor, whose gradient was sent back.
-    return 2 * messages[before.chunk].received_bytes + messages[before.chunk].sent_bytes
+    return 2 * traffic[before.chunk].received_bytes + traffic[before.chunk].sent_bytes
 
 
 def _peak_of_action(
-    action: Action, blocks: Sequence[PlacedBlock], base: int, others: int, left: int, sides: Messages
+    action: Action, blocks: Sequence[PlacedBlock], base: int, others: int, left: int, passing: Traffic
 ) -> tuple[int, str, dict[str, int]]:
     best: tuple[int, str, dict[str, int]] = (0, "", {})
-    alive = sides.received_bytes
+    alive = passing.received_bytes + kept_side_bytes(blocks)
     what = "forward" if action.kind == "F" else "backward"
     for index, block in enumerate(blocks):
         alive += block.recompute.saved_bytes
         recompute = block.recompute
         transient = recompute.forward_peak_bytes if action.kind == "F" else recompute.backward_peak_bytes
         message = left
-        if action.kind == "B":
+        if action.kind == "F":
+            transient += passing.batch_bytes
+            if not _keeps_side(blocks, block.module):
+                transient += block.side.total_bytes - block.side.kept_bytes
+        else:
             # The output was freed when it had been sent; its gradient is part of the last block's own transient.
-            message += sides.sent_bytes if index < len(blocks) - 1 else -sides.sent_bytes
+            message += passing.sent_bytes if index < len(blocks) - 1 else -passing.sent_bytes
         peak = base + others + alive + transient + message
         if peak > best[0]:
             terms = {
@@ -168,6 +184,19 @@ def _peak_of_action(
             }  # fmt: skip
             best = (peak, f"{what} of {block.name}", terms)
     return best
+
+
+def kept_side_bytes(blocks: Sequence[PlacedBlock]) -> int:
+    """Side inputs of the modules on a stage that live until the backward (M7)."""
+    sides = {block.module: block.side for block in blocks}
+    return sum(
+        side.total_bytes if _keeps_side(blocks, module) else side.kept_bytes for module, side in sides.items()
+    )
+
+
+def _keeps_side(blocks: Sequence[PlacedBlock], module: str) -> bool:
+    """A recomputed layer keeps all its inputs."""
+    return any(block.kind == "full" for block in blocks if block.module == module)
 
 
 def _trained(state: StateBytes) -> bool:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.communication import p2p_us
-from mindspeed_autoparallel.cost.memory import Messages, PlacedBlock, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
 from mindspeed_autoparallel.cost.step import RankTail, embedding_us, rank_tail
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
 from mindspeed_autoparallel.planner.variable_data import mean_factors, sampled_times
-from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, Profile
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, Profile, SharedBytes
 from mindspeed_autoparallel.schedule import Program, SimulatedStep, StepTimes, in_flight, make_program, simulate
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
@@ -120,7 +120,7 @@ def evaluate(
     limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
     return Evaluation(
         stages=_stage_plans(placement, layout, forward, backward), step=step, tails=tails, simulated=simulated,
-        memory=_memory(profile, layout, blocks, program, limit, messages),
+        memory=_memory(profile, layout, blocks, program, limit, messages, measurement.batch),
         link_us=tuple(link / NS_PER_US for link in links),
         throughput=global_batch_size * profile.model.sequence_length / (total_us / 1e6) / layout.num_devices
         if total_us else math.inf,
@@ -182,7 +182,7 @@ def _stage_plans(
 
 def _memory(
     profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]], program: Program, limit: int,
-    messages: list[int],
+    messages: list[int], batch: SharedBytes,
 ) -> tuple[RankMemory, ...]:
     ranks = []
     for rank in range(layout.pipeline_size):
@@ -197,11 +197,14 @@ def _memory(
             ))  # fmt: skip
             continue
         around = [0, *messages, 0]
-        sides = [
-            Messages(received_bytes=around[v], sent_bytes=around[v + 1])
+        traffic = [
+            Traffic(
+                received_bytes=around[v], sent_bytes=around[v + 1],
+                batch_bytes=batch.total_bytes - (0 if v else batch.kept_bytes),
+            )
             for v in range(rank, len(blocks), layout.pipeline_size)
-        ]
-        peak = rank_peak(chunks, program[rank], layout, profile.device, sides)
+        ]  # fmt: skip
+        peak = rank_peak(chunks, program[rank], layout, profile.device, traffic)
         ranks.append(RankMemory(
             pipeline_rank=rank, peak_bytes=peak.peak_bytes, limit_bytes=limit, peak_point=peak.point, terms=peak.terms,
             runtime_overhead_bytes=profile.device.runtime_overhead_bytes,

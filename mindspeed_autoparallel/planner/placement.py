@@ -53,7 +53,7 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
         index = 0
         for v in held:
             if cost.pre is not None and v == held[0]:
-                stages[v].append(PlacedBlock(name=f"{module.name} pre", cost=cost.pre))
+                stages[v].append(PlacedBlock(name=f"{module.name} pre", cost=cost.pre, side=cost.side))
             kinds = []
             for kind in RECOMPUTED_KINDS:
                 row = placement.recompute.get(module.name, {}).get(kind)
@@ -66,10 +66,11 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
                 kinds += [kind] * count
             kinds += ["none"] * (layers[v] - len(kinds))
             for kind in kinds:
-                stages[v].append(PlacedBlock(name=f"{module.name} layer {index}", cost=cost.layer, kind=kind))
+                name = f"{module.name} layer {index}"
+                stages[v].append(PlacedBlock(name=name, cost=cost.layer, kind=kind, side=cost.side))
                 index += 1
             if cost.post is not None and v == held[-1]:
-                stages[v].append(PlacedBlock(name=f"{module.name} post", cost=cost.post))
+                stages[v].append(PlacedBlock(name=f"{module.name} post", cost=cost.post, side=cost.side))
     return stages
 
 

@@ -63,7 +63,7 @@ def build_problem(
     overhead = profile.device.runtime_overhead_bytes
     start = _latest_start(profile, measurement, layout, num_microbatches, pipeline_cutoff_us)
     messages = _messages(profile, measurement, layout, held, start, safe=safe)
-    rows = tuple(limit if mindspeed else max(0, limit - overhead + m) for limit, m in zip(limits, messages, strict=True))
+    rows = limits if mindspeed else tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))
     link = _links(profile, measurement, cluster, layout, start)
     per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
     if per_operation % _unit(segments, link) and segments[0].forward:
@@ -175,8 +175,8 @@ def _messages(
 ) -> list[int]:
     """By rank, what the limit grows by; may be negative.
 
-    Rows count layers only, while a microbatch in flight keeps what was received and not what was sent (M6). At most this
-    where ``safe`` is off, at least this where it is on.
+    Rows count layers only, while a microbatch in flight keeps what was received and not what was sent (M6). At most
+    this where ``safe`` is off, at least this where it is on.
     """
     smallest, largest = _message_sizes(profile, measurement, layout, latest_start)
     received = [0, *(largest if safe else smallest)]
@@ -187,7 +187,8 @@ def _messages(
         allowance[rank] += held[v] * (sent[v] - received[v])
         if safe:
             # Whatever the schedule still refers to from the microbatch before.
-            allowance[rank] -= 2 * received[v] + ([*largest, 0])[v]
+            allowance[rank] -= 2 * received[v] + ([*largest, 0])[v] + measurement.batch.total_bytes
+            allowance[rank] -= (held[v] + 1) * sum(cost.side.total_bytes for cost in measurement.modules.values())
     return allowance
 
 

@@ -1,6 +1,6 @@
 """Measured costs with provenance. The format is described in docs/profile.md."""
 
-from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, StateBytes
+from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, SharedBytes, StateBytes
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 from mindspeed_autoparallel.profiles.profile import PROFILE_SCHEMA_VERSION, Profile, Provenance, VariableData
@@ -8,5 +8,5 @@ from mindspeed_autoparallel.profiles.reading import read_profile
 
 __all__ = [
     "PROFILE_SCHEMA_VERSION", "BlockCost", "Collective", "DeviceCost", "LinkTier", "MeasuredAt", "Measurement",
-    "ModuleCost", "Profile", "Provenance", "RecomputeCost", "StateBytes", "VariableData", "read_profile",
+    "ModuleCost", "Profile", "Provenance", "RecomputeCost", "SharedBytes", "StateBytes", "VariableData", "read_profile",
 ]  # fmt: skip

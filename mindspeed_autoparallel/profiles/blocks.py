@@ -69,12 +69,27 @@ class BlockCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedBytes:
+    """What a forward has beside the stream of hidden states and no block owns: the batch, rotary tables, masks."""
+
+    total_bytes: int = 0
+    """Alive while the forward runs."""
+    kept_bytes: int = 0
+    """Of these, alive until the backward, because some operation saved them."""
+
+    def __post_init__(self) -> None:
+        _refuse_negative(self, "shared")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModuleCost:
     """A module is pre block, ``num_layers`` equal layers, post block."""
 
     layer: BlockCost
     pre: BlockCost | None = None
     post: BlockCost | None = None
+    side: SharedBytes = field(default_factory=SharedBytes)
+    """What every layer is given beside the hidden states; once per stage. Recomputed layers keep it."""
 
 
 def _refuse_negative(value: object, what: str) -> None:

@@ -75,7 +75,8 @@ def _combine(sources: list[Measurement], rule: Callable[[list[float]], float], p
     modules: dict[str, ModuleCost] = {
         name: _merge([source.modules[name] for source in sources], rule, alone) for name in sources[0].modules
     }
-    return Measurement(at=point, modules=modules, interpolated_from=labels)
+    batch = _merge([source.batch for source in sources], rule, alone)
+    return Measurement(at=point, modules=modules, batch=batch, interpolated_from=labels)
 
 
 def _merge(values: list[Any], rule: Callable[[list[float]], float], copy_state: bool) -> Any:

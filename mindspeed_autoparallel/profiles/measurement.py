@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.profiles.blocks import ModuleCost
+from mindspeed_autoparallel.profiles.blocks import ModuleCost, SharedBytes
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -36,5 +36,7 @@ class Measurement:
     at: MeasuredAt
     modules: dict[str, ModuleCost]
     """By module name; every module of the model."""
+    batch: SharedBytes = field(default_factory=SharedBytes)
+    """The data of a microbatch, which every stage loads; ``kept_bytes`` are part of the first block's saved bytes."""
     interpolated_from: tuple[str, ...] = ()
     """Labels of the points this was computed from; empty when it was measured."""

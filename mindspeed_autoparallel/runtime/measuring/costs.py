@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,11 @@ class Interval:
 class Run:
     """One microbatch: its marks by name, and the intervals of the blocks."""
 
-    def __init__(self, marks: Sequence[Mark], stacks: Sequence[Stack]) -> None:
+    def __init__(
+        self, marks: Sequence[Mark], stacks: Sequence[Stack], side_bytes: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
         self.marks = {mark.name: mark for mark in marks}
+        self.side_bytes = side_bytes or {}
         order = [mark.name for mark in marks]
         self.stacks = sorted(stacks, key=lambda stack: self._position(order, f"forward {stack.name} 0"))
         self._order = order
@@ -95,17 +98,43 @@ def block_costs(
                 for direction in ("forward", "backward")
             }
             forward, backward = tracked.forward(stack, block), tracked.backward(stack, block)
+            moved = _moved_bytes(tracked, stack, block)
             result[stack.name][block] = {
                 "forward_us": max(0.0, times["forward"]),
                 "backward_us": max(0.0, times["backward"]),
-                "saved_bytes": _mean([item.end.live_bytes - item.start.live_bytes for item in forward]),
-                "forward_peak_bytes": _mean([item.end.peak_bytes - item.end.live_bytes for item in forward]),
+                "saved_bytes": _mean([item.end.live_bytes - item.start.live_bytes + moved for item in forward]),
+                "forward_peak_bytes": _mean(
+                    [item.end.peak_bytes - item.end.live_bytes - max(0, moved) for item in forward]
+                ),
                 "backward_peak_bytes": _mean(
                     [item.end.peak_bytes - (item.start.live_bytes - item.start.tensor_bytes) for item in backward]
                 ),
                 "output_bytes": _mean([item.end.tensor_bytes for item in forward]),
             }
     return result
+
+
+def batch_bytes(tracked: Run) -> tuple[int, int]:
+    """The microbatch's data, and what of it the forward saved. 0, 0 where the model's call was not marked."""
+    names = ("forward begin", "forward loaded", "forward computed", "forward returned")
+    if any(name not in tracked.marks for name in names):
+        return 0, 0
+    begin, loaded, computed, returned = (tracked.marks[name].live_bytes for name in names)
+    total = max(0, loaded - begin)
+    return total, total - min(total, max(0, computed - returned))
+
+
+def _moved_bytes(tracked: Run, stack: Stack, block: str) -> int:
+    """What live bytes tell of a block that belongs to the batch or to the side inputs: to add to ``saved_bytes``."""
+    total, kept = tracked.side_bytes.get(stack.name, (0, 0))
+    batch, kept_batch = batch_bytes(tracked)
+    index = tracked.stacks.index(stack)
+    moved = 0
+    if block == "pre":
+        moved = -total - (batch - kept_batch if index == 0 else 0)
+    elif block == "post":
+        moved = total - kept + (batch - kept_batch if index == len(tracked.stacks) - 1 else 0)
+    return moved
 
 
 def _mean(values: Sequence[float]) -> float:

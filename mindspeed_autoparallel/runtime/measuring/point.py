@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_autoparallel.runtime.measuring.costs import BLOCKS, Run, block_costs
+from mindspeed_autoparallel.runtime.measuring.costs import BLOCKS, Run, batch_bytes, block_costs
 from mindspeed_autoparallel.runtime.measuring.recorder import Recorder
 from mindspeed_autoparallel.runtime.measuring.relayout import Built
 from mindspeed_autoparallel.runtime.measuring.state import (
@@ -43,9 +43,13 @@ def measure_point(
     costs = block_costs(timed, tracked, device.seconds_between)
     return {
         "modules": [
-            _module(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments)
+            {
+                **_module(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
+                "side_bytes": tracked.side_bytes.get(stack.name, (0, 0)),
+            }
             for stack in tracked.stacks
         ],
+        "batch_bytes": batch_bytes(tracked),
         "bytes_per_trained_parameter": {"gradient": ratio.gradient, "optimizer": ratio.optimizer},
         "optimizer": {
             "step_us": optimizer_us,
@@ -95,7 +99,7 @@ class _Microbatch:
             config.finalize_model_grads_func = finalize
 
     def _run_recorded(self, schedule: Callable[..., Any], memory: Any) -> Run:
-        recorder = Recorder(self.stacks, self.device.clock, memory)
+        recorder = Recorder(self.stacks, self.device.clock, memory, unwrap(self.chunks))
         self.device.synchronize()
         with recorder.attached():
             schedule(
@@ -111,7 +115,8 @@ class _Microbatch:
             recorder.mark("backward end")
         self.device.synchronize()
         self.shapes.update(recorder.shapes)
-        return Run(recorder.marks, self.stacks)
+        side = {name: inputs.total_and_kept_bytes() for name, inputs in recorder.side.items()}
+        return Run(recorder.marks, self.stacks, side)
 
 
 def _step(chunks: list[Any], optimizer: Any, device: Any) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mindspeed_autoparallel.runtime.measuring.side_inputs import SideInputs
 from mindspeed_autoparallel.runtime.measuring.structure import Stack
 
 
@@ -43,7 +44,11 @@ class Mark:
 class Recorder:
     """Collects the marks of one microbatch. ``clock`` returns seconds or a device event; ``memory`` may be None."""
 
-    def __init__(self, stacks: Sequence[Stack], clock: Callable[[], Any], memory: MemoryProbe | None) -> None:
+    def __init__(
+        self, stacks: Sequence[Stack], clock: Callable[[], Any], memory: MemoryProbe | None, model: Any = None
+    ) -> None:
+        self.model = model
+        self.side: dict[str, SideInputs] = {}
         self.stacks = stacks
         self.clock = clock
         self.memory = memory
@@ -63,6 +68,9 @@ class Recorder:
         """Hooks on every boundary of every stack, removed on the way out whatever happens."""
         handles: list[Any] = []
         try:
+            if self.model is not None:
+                handles.append(self.model.register_forward_pre_hook(lambda *unused: self.mark("forward loaded")))
+                handles.append(self.model.register_forward_hook(lambda *unused: self.mark("forward computed")))
             for stack in self.stacks:
                 first = stack.layers[0]
                 handles.append(first.register_forward_pre_hook(self._before(stack), with_kwargs=True))
@@ -80,10 +88,13 @@ class Recorder:
         def step(*args: Any, **kwargs: Any) -> Any:
             self.mark("forward begin")
             output, loss_function, *rest = host_step(*args, **kwargs)
+            self.mark("forward returned")
 
             def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
                 result = loss_function(*loss_args, **loss_kwargs)
                 self.mark("forward end")
+                for side in self.side.values():
+                    side.see_forward_end()
                 return result
 
             return (output, loss, *rest)
@@ -92,7 +103,10 @@ class Recorder:
 
     def _before(self, stack: Stack) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._boundary(stack, 0, _first_tensor((args, kwargs)))
+            stream = _first_tensor((args, kwargs))
+            self._boundary(stack, 0, stream)
+            if self.memory is not None:
+                self.side[stack.name] = SideInputs.of((args, kwargs), stream, module)
 
         return hook
 

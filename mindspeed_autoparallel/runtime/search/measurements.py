@@ -18,6 +18,9 @@ from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec, Launc
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.search.request import SearchRequest
 
+MEASUREMENT_SCHEMA_VERSION = 2
+"""Older results lack figures; they are measured anew."""
+
 NUM_REDUCED_LAYERS = 2
 """The reduced model: one layer next to another is the least that shows what a layer costs between layers."""
 
@@ -30,6 +33,7 @@ class Measurements:
     def __init__(self, request: SearchRequest, device_fingerprint: dict[str, Any]) -> None:
         self.request = request
         key = {
+            "schema": MEASUREMENT_SCHEMA_VERSION,
             "model": request.description.model_hash,
             "device": device_fingerprint,
             "distributed_optimizer": request.distributed_optimizer,
@@ -106,7 +110,7 @@ class Measurements:
     def _give_up(self, point: MeasuredAt, status: str, reason: str) -> None:
         from dataclasses import asdict
 
-        result = {"schema_version": 1, "at": asdict(point), "status": status, "reason": reason}
+        result = {"schema_version": MEASUREMENT_SCHEMA_VERSION, "at": asdict(point), "status": status, "reason": reason}
         write_json_atomic(self._task.result_file(point), result)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mindspeed_autoparallel.profiles import (
     Profile,
     Provenance,
     RecomputeCost,
+    SharedBytes,
     StateBytes,
     VariableData,
 )
@@ -45,7 +46,11 @@ def build_profile(
         model=model,
         device=device,
         measurements=tuple(
-            Measurement(at=point, modules={item["name"]: _module_cost(item, result) for item in result["modules"]})
+            Measurement(
+                at=point,
+                modules={item["name"]: _module_cost(item, result) for item in result["modules"]},
+                batch=_shared(result.get("batch_bytes", (0, 0))),
+            )
             for point, result in good.items()
         ),
         provenance=Provenance(
@@ -113,7 +118,12 @@ def _module_cost(item: dict[str, Any], result: dict[str, Any]) -> ModuleCost:
         layer=_block(blocks["layer"], ratio, boundary["layer"]),
         pre=_block(blocks["pre"], ratio, None),
         post=_block(blocks["post"], ratio, None),
+        side=_shared(item.get("side_bytes", (0, 0))),
     )
+
+
+def _shared(total_and_kept: Sequence[int]) -> SharedBytes:
+    return SharedBytes(total_bytes=total_and_kept[0], kept_bytes=total_and_kept[1])
 
 
 def _block(block: dict[str, Any], ratio: dict[str, float], input_bytes: float | None) -> BlockCost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+
+_LET_GO_S = 0.005
 
 
 class OutOfMemoryError(RuntimeError):
@@ -31,6 +34,7 @@ class TrackedStorages(TorchDispatchMode):
         self._current = 0
         self._peak = 0
         self._edits = Edits()
+        self._after_collective = False
 
     def __enter__(self) -> TrackedStorages:
         import torch
@@ -59,8 +63,15 @@ class TrackedStorages(TorchDispatchMode):
         super().__exit__(*exception)
         self._edits.undo()
 
+    def _let_go(self) -> None:
+        """gloo's threads hold a tensor a moment longer than its wait; an accelerator's allocator does not."""
+        if self._after_collective:
+            time.sleep(_LET_GO_S)
+            self._after_collective = False
+
     def current_bytes(self) -> int:
         """Live now."""
+        self._let_go()
         return self._current
 
     def take_peak_bytes(self) -> int:
@@ -71,7 +82,9 @@ class TrackedStorages(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         import torch
 
+        self._let_go()
         result = function(*args, **(kwargs or {}))
+        self._after_collective = str(function).startswith("c10d.")
         # Arguments too: what came from numpy, a file or another process has seen no operation yet.
         for item in tree_iter((result, args, kwargs)):
             if isinstance(item, torch.Tensor):
