@@ -174,9 +174,11 @@ def _peak_of_action(
             transient += passing.batch_bytes
             if not _keeps_side(blocks, block.module):
                 transient += block.side.total_bytes - block.side.kept_bytes
-        else:
-            # The output was freed when it had been sent; its gradient is part of the last block's own transient.
-            message += passing.sent_bytes if index < len(blocks) - 1 else -passing.sent_bytes
+        elif index < len(blocks) - 1:
+            message += passing.sent_bytes
+        elif block.kind != "full":
+            # Freed when it had been sent, unless recomputed; its gradient is part of the block's own transient.
+            message -= passing.sent_bytes
         peak = base + others + alive + transient + message
         if peak > best[0]:
             terms = {

@@ -1,11 +1,21 @@
 """Peaks found at the right program point, with terms that add up."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, p2p_us
-from mindspeed_autoparallel.cost.memory import PlacedBlock, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
 from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link
-from mindspeed_autoparallel.profiles import BlockCost, Collective, DeviceCost, LinkTier, RecomputeCost, StateBytes
+from mindspeed_autoparallel.profiles import (
+    BlockCost,
+    Collective,
+    DeviceCost,
+    LinkTier,
+    RecomputeCost,
+    SharedBytes,
+    StateBytes,
+)
 from mindspeed_autoparallel.schedule import in_flight, make_program
 from mindspeed_autoparallel.spec import Cluster, Layout
 
@@ -47,6 +57,45 @@ def test_interleaved_chunks_count_separately() -> None:
     program = make_program("interleaved", 2, 4, 2)
     peak = rank_peak([[block("a")], [block("b")]], program[0], Layout(), DEVICE)
     assert peak.peak_bytes == 2 * 90 + in_flight(program)[0] * 100 + 30 + 7
+
+
+def test_messages_of_a_middle_stage_as_megatron_keeps_them() -> None:
+    program = make_program("1f1b", 4, 8)
+    passing = Traffic(received_bytes=7, sent_bytes=3)
+    peak = rank_peak([[block("a"), block("b")]], program[1], Layout(), DEVICE, [passing])
+    # Three in flight keep what they received, not what they sent; the backward before left its gradient (7).
+    assert peak.point == "backward of b"
+    assert peak.peak_bytes == 180 + 3 * (200 + 7 - 3) + 30 + 7 + 7
+    assert sum(peak.terms.values()) == peak.peak_bytes
+
+
+def test_a_recomputed_last_layer_brings_its_sent_output_back() -> None:
+    program = make_program("1f1b", 2, 4)
+    free, passing = (
+        rank_peak([[block("a", "full")]], program[0], Layout(), DEVICE, [Traffic(sent_bytes=size)]).peak_bytes
+        for size in (0, 3)
+    )
+    # Two in flight: only the other microbatch's output is gone while this one's is there again.
+    assert passing == free - 3
+
+
+def test_side_inputs_live_through_the_forward_and_longer_where_kept_or_recomputed() -> None:
+    def peak(kind: str, kept: int) -> int:
+        side = SharedBytes(total_bytes=50, kept_bytes=kept)
+        blocks = [replace(block(f"m {index}", kind), side=side) for index in range(2)]
+        return rank_peak([blocks], make_program("1f1b", 1, 2)[0], Layout(), DEVICE).peak_bytes
+
+    plain = 180 + 200 + 30 + 7
+    # The forward's end stands on 200 + 5 + 50, the backward on 200 + 30.
+    assert peak("none", 0) == plain - 30 + 55
+    assert peak("none", 50) == plain + 50
+    assert peak("full", 0) == 180 + 20 + 140 + 50 + 7
+
+
+def test_the_batch_stands_on_everything_during_a_forward() -> None:
+    passing = Traffic(batch_bytes=1000)
+    peak = rank_peak([[block("a")]], make_program("1f1b", 1, 2)[0], Layout(), DEVICE, [passing])
+    assert (peak.point, peak.peak_bytes) == ("forward of a", 90 + 100 + 5 + 1000 + 7)
 
 
 def test_mindspeed_rule_as_in_its_formula() -> None:
