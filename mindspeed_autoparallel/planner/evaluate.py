@@ -51,9 +51,9 @@ def measured_at(layout: Layout) -> MeasuredAt:
     )  # fmt: skip
 
 
-def blocking_sends(profile: Profile, layout: Layout) -> bool:
-    """Megatron's non-interleaved schedules block in a send; MindSpeed's formulas let messages travel."""
-    return layout.schedule != "interleaved" and profile.memory_semantics != "mindspeed"
+def blocking_sends(profile: Profile) -> bool:
+    """Megatron's sends wait for their receivers; MindSpeed's formulas let messages travel."""
+    return profile.memory_semantics != "mindspeed"
 
 
 def evaluate(
@@ -89,7 +89,7 @@ def evaluate(
         forward=forward, backward=backward, link=links, per_operation=round(device.operation_overhead_us * NS_PER_US),
         per_message=round(device.message_overhead_us * NS_PER_US),
     )  # fmt: skip
-    rendezvous = blocking_sends(profile, layout)
+    rendezvous = blocking_sends(profile)
     simulated = simulate(program, times, rendezvous=rendezvous, with_timeline=with_timeline)
     ranks = [[block for v in range(rank, len(blocks), size) for block in blocks[v]] for rank in range(size)]
     tails = tuple(

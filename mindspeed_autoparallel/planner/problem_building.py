@@ -73,7 +73,7 @@ def build_problem(
     return SplitProblem(
         segments=tuple(segments), num_stages=layout.pipeline_size, num_microbatches=num_microbatches,
         memory_limit=rows, link=link, schedule=layout.schedule,
-        num_chunks=layout.virtual_size, rendezvous=blocking_sends(profile, layout),
+        num_chunks=layout.virtual_size, rendezvous=blocking_sends(profile),
         per_operation=per_operation // unit * unit,
     )  # fmt: skip
 

@@ -66,7 +66,7 @@ def _inferred(plan: Plan) -> Replay:
             forward=[stage.forward_us for stage in plan.stages], backward=[stage.backward_us for stage in plan.stages],
             per_message=message_us,
         )  # fmt: skip
-        return simulate(program, times, rendezvous=layout.schedule != "interleaved", with_timeline=True)
+        return simulate(program, times, rendezvous=True, with_timeline=True)
 
     message_us, target = 0.0, plan.step.pipeline_us
     step = run(message_us)

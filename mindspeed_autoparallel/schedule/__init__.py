@@ -1,10 +1,11 @@
 """Pipeline schedules as action programs, and one exact simulator for all of them."""
 
+from mindspeed_autoparallel.schedule.messages import SENDS
 from mindspeed_autoparallel.schedule.programs import SCHEDULES, Action, Program, in_flight, make_program
 from mindspeed_autoparallel.schedule.simulator import SimulatedStep, StepTimes, simulate
 from mindspeed_autoparallel.schedule.text import program_from_text, program_to_text
 
 __all__ = [
-    "SCHEDULES", "Action", "Program", "SimulatedStep", "StepTimes", "in_flight", "make_program", "program_from_text",
-    "program_to_text", "simulate",
+    "SCHEDULES", "SENDS", "Action", "Program", "SimulatedStep", "StepTimes", "in_flight", "make_program",
+    "program_from_text", "program_to_text", "simulate",
 ]  # fmt: skip

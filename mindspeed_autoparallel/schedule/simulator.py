@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.schedule.messages import Exchange, Message, Post, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program
 
 Time = float
@@ -60,19 +61,28 @@ class _Graph:
         """Three (node, link) pairs flattened; link ``-1`` costs nothing, missing waits are node 0."""
         self.work: list[tuple[int, Action] | None] = []
 
+    def add(self, *waits: tuple[int, int], work: tuple[int, Action] | None = None) -> int:
+        """The new node's index; ``waits``: one to three (node, link)."""
+        (a, link_a), (b, link_b), (c, link_c) = (*waits, (0, -1), (0, -1))[:3]
+        self.waits.append((a, link_a, b, link_b, c, link_c))
+        self.work.append(work)
+        return len(self.work) - 1
+
 
 def simulate(
-    program: Program, times: StepTimes, *, rendezvous: bool = False, with_timeline: bool = False
+    program: Program, times: StepTimes, *, rendezvous: bool = False, sends: str = "", with_timeline: bool = False
 ) -> SimulatedStep:
     """Replay ``program``.
 
-    ``rendezvous``: every send blocks until its receiver is there, as Megatron's non-interleaved 1F1B does; otherwise a
-    message travels while both sides compute. ``timeline`` and ``critical_path`` are empty unless ``with_timeline``.
+    ``rendezvous``: a message waits for its receiver, as Megatron's do by default; otherwise it travels while both sides
+    compute. ``sends``: one of ``messages.SENDS`` instead, to be exact about settings and release. ``timeline`` and
+    ``critical_path`` are empty unless ``with_timeline``.
     """
     num_stages = len(program)
-    if rendezvous and any(action.chunk for action in program[0]):
-        raise ConfigError("rendezvous sends are those of the non-interleaved schedules: use eager for interleaved.")
-    graph = _compile(program, rendezvous)
+    if not sends:
+        interleaved = rendezvous and any(action.chunk for action in program[0])
+        sends = "freed" if interleaved else "blocking" if rendezvous else "eager"
+    graph = _compile(program, sends)
     extra, message = times.per_operation, times.per_message
     num_virtual = len(times.forward)
     links = [message + (times.link[i] if times.link else 0) for i in range(num_virtual - 1)] + [0]
@@ -146,51 +156,39 @@ def _trace(
 
 
 @lru_cache(maxsize=64)
-def _compile(program: Program, rendezvous: bool) -> _Graph:
-    steps = [_exchanges(stage, program) if rendezvous else list(actions) for stage, actions in enumerate(program)]
+def _compile(program: Program, sends: str) -> _Graph:
+    steps = message_steps(program, sends)
     num_stages = len(program)
     last_virtual = num_stages * (1 + max(action.chunk for action in program[0])) - 1
     graph = _Graph()
-    graph.waits.append((0, -1, 0, -1, 0, -1))
-    graph.work.append(None)
+    graph.add((0, -1))
     last, position = [0] * num_stages, [0] * num_stages
     done: dict[tuple[str, int, int], int] = {}
-    posted: dict[tuple[int, str, int, int], int] = {}
+    posted: dict[Message, int] = {}
     left = sum(map(len, steps))
     while left:
         moved = False
         for stage in range(num_stages):
             while position[stage] < len(steps[stage]):
                 step = steps[stage][position[stage]]
-                waits = [(last[stage], -1)]
                 if isinstance(step, Action):
                     virtual = step.chunk * num_stages + stage
                     before = virtual - 1 if step.kind == "F" else virtual + 1
-                    if not rendezvous and 0 <= before <= last_virtual:
+                    waits = [(last[stage], -1)]
+                    if sends == "eager" and 0 <= before <= last_virtual:
                         found = done.get((step.kind, before, step.microbatch))
                         if found is None:
                             break
                         waits.append((found, min(before, virtual)))
-                    done[step.kind, virtual, step.microbatch] = len(graph.work)
+                    last[stage] = done[step.kind, virtual, step.microbatch] = graph.add(*waits, work=(stage, step))
                 else:
-                    for mine, _, _, _ in step:
-                        posted.setdefault(mine, last[stage])
-                    if any(theirs not in posted for _, theirs, _, _ in step):
-                        break
-                    waits = [(posted[theirs], link) for _, theirs, link, _ in step]
-                    waits.append((last[stage], max((link for _, _, link, _ in step), default=-1)))
-                    if len({link for _, _, link, _ in step}) > 1:
-                        # Both links delay this rank too: a node that waits for the second link alone.
-                        extra = min(link for _, _, link, _ in step)
-                        graph.waits.append((last[stage], extra, 0, -1, 0, -1))
-                        graph.work.append(None)
-                        graph.waits.append((*waits[0], *waits[1], len(graph.work) - 1, -1))
-                        graph.work.append(None)
-                        waits = [(len(graph.work) - 1, -1), waits[-1]]
-                waits += [(0, -1)] * (3 - len(waits))
-                graph.waits.append((*waits[0], *waits[1], *waits[2]))
-                graph.work.append((stage, step) if isinstance(step, Action) else None)
-                last[stage] = len(graph.work) - 1
+                    if not isinstance(step, Wait):
+                        for message in step.messages:
+                            posted.setdefault(message, last[stage])
+                    if not isinstance(step, Post):
+                        if any(message.other_side not in posted for message in step.messages):
+                            break
+                        last[stage] = _through(graph, step, last[stage], posted)
                 position[stage] += 1
                 left -= 1
                 moved = True
@@ -199,32 +197,15 @@ def _compile(program: Program, rendezvous: bool) -> _Graph:
     return graph
 
 
-_Message = tuple[tuple[int, str, int, int], tuple[int, str, int, int], int, str]
-
-
-def _exchanges(stage: int, program: Program) -> list[Action | list[_Message]]:
-    """The stage's computations with its blocking messages between them, grouped as Megatron groups them."""
-    last = len(program) - 1
-    actions = program[stage]
-    steps: list[Action | list[_Message]] = []
-
-    def message(kind: str, microbatch: int, sends: bool) -> list[_Message]:
-        peer = stage + 1 if (kind == "F") == sends else stage - 1
-        if not 0 <= peer <= last:
-            return []
-        mine, theirs = (stage, kind, microbatch, int(sends)), (peer, kind, microbatch, int(not sends))
-        return [(mine, theirs, min(stage, peer), kind)]
-
-    first = actions[0]
-    steps.append(message("F", first.microbatch, False))
-    for index, action in enumerate(actions):
-        steps.append(action)
-        following = actions[index + 1] if index + 1 < len(actions) else None
-        send = message(action.kind, action.microbatch, True)
-        receive = message(following.kind, following.microbatch, False) if following else []
-        # Megatron pairs a send with the opposite-direction receive; forward after forward goes one by one.
-        if following is not None and following.kind != action.kind:
-            steps.append(send + receive)
-        else:
-            steps += [send, receive]
-    return [step for step in steps if step]
+def _through(graph: _Graph, step: Wait | Exchange, last: int, posted: dict[Message, int]) -> int:
+    """The node at which a rank goes on: all messages have taken their link's time since both sides posted them."""
+    if isinstance(step, Exchange):
+        links = {message.boundary for message in step.messages}
+        if len(links) == 1 and len(step.messages) <= 2:
+            # One node for all: this side posted them at ``last``.
+            waits = [(posted[message.other_side], message.boundary) for message in step.messages]
+            return graph.add((last, links.pop()), *waits)
+    for message in step.messages:
+        link = message.boundary
+        last = graph.add((last, -1), (posted[message.other_side], link), (posted[message], link))
+    return last

@@ -50,7 +50,7 @@ def _step_us(stages: list[StagePlan], layout: Layout, num_microbatches: int) -> 
         forward=[stage.forward_us for stage in stages], backward=[stage.backward_us for stage in stages],
         per_message=LINK_US,
     )  # fmt: skip
-    step = simulate(program, times, rendezvous=layout.schedule != "interleaved", with_timeline=True)
+    step = simulate(program, times, rendezvous=True, with_timeline=True)
     return float(step.step_time), 1 - sum(step.busy) / (len(step.busy) * step.step_time)
 
 

@@ -70,8 +70,6 @@ class SplitProblem:
             raise ConfigError(f"{len(self.fixed_memory)} fixed memories for {self.num_stages} stages.")
         if self.link and len(self.link) != self.num_virtual - 1:
             raise ConfigError(f"{len(self.link)} link times for {self.num_virtual} virtual stages.")
-        if self.rendezvous and self.num_chunks > 1:
-            raise ConfigError("rendezvous sends are those of the non-interleaved schedules.")
         for index, segment in enumerate(self.segments):
             if segment.num_layers < 1:
                 raise ConfigError(f"{segment.name}: num_layers must be at least 1, got {segment.num_layers}.")

@@ -34,7 +34,7 @@ def random_problem(drawn, schedule, stages, chunks):
         segments=tuple(segments), num_stages=stages, num_microbatches=microbatches, schedule=schedule,
         num_chunks=chunks, memory_limit=tuple(drawn.randint(8, 40) for _ in range(stages)),
         link=tuple(drawn.randint(0, 5) for _ in range(virtual - 1)), allow_empty_stages=layers < virtual,
-        rendezvous=schedule == "1f1b" and drawn.random() < 0.3,
+        rendezvous=drawn.random() < 0.3,
     )  # fmt: skip
 
 

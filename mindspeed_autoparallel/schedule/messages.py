@@ -1,0 +1,222 @@
+"""When Megatron posts its point-to-point messages, and when it waits for them.
+
+A rank's step becomes a list of computations and message calls. A message begins when both sides have posted it; a rank
+goes on when what it waits for is through (rendezvous). Checked to the nanosecond against Megatron's own schedules on
+the emulated device: docs/validation/emulated.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.schedule.programs import Action, Program
+
+SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
+"""How a schedule treats its messages.
+
+``eager``: they travel while both sides compute, no rank ever waits to send.
+``blocking``: a rank waits for what it sends and receives before it goes on. All of Megatron's non-interleaved 1F1B, and
+the interleaved schedule without ``overlap_p2p_comm``.
+``freed``: interleaved with overlap, Megatron's default. Warm-up and cool-down block; in between receives are posted one
+step ahead, and a forward's send is waited for at once because the output is freed
+(``deallocate_pipeline_outputs``, always set by megatron.training; in Megatron-LM from April 2026, pull request 4047).
+``overlapped``: the same where sends are waited for one step later: older releases.
+``flushed``, ``flushed-freed``: with ``overlap_p2p_comm_warmup_flush``, warm-up and cool-down overlap too.
+"""
+
+
+class Message(NamedTuple):
+    """One side of a message over the boundary between virtual stages ``boundary`` and ``boundary + 1``."""
+
+    kind: str
+    boundary: int
+    microbatch: int
+    sends: bool
+
+    @property
+    def other_side(self) -> Message:
+        return Message(self.kind, self.boundary, self.microbatch, not self.sends)
+
+
+class Post(NamedTuple):
+    """Start messages and go on."""
+
+    messages: tuple[Message, ...]
+
+
+class Wait(NamedTuple):
+    """Wait until messages posted before are through."""
+
+    messages: tuple[Message, ...]
+
+
+class Exchange(NamedTuple):
+    """Start messages and wait for all of them."""
+
+    messages: tuple[Message, ...]
+
+
+Step = Action | Post | Wait | Exchange
+
+
+def message_steps(program: Program, sends: str) -> list[list[Step]]:
+    """Every stage's steps. Raises ``ConfigError`` for sends that the program's schedule does not have."""
+    num_chunks = 1 + max(action.chunk for action in program[0])
+    if sends not in SENDS:
+        raise ConfigError(f"unknown sends {sends!r}; known: {', '.join(SENDS)}.")
+    if sends == "eager":
+        return [list(actions) for actions in program]
+    if num_chunks == 1:
+        if sends != "blocking":
+            raise ConfigError(f"{sends} sends are those of the interleaved schedule: use blocking or eager.")
+        return [_non_interleaved(stage, program) for stage in range(len(program))]
+    steps = [_Interleaved(stage, program, num_chunks, sends).steps() for stage in range(len(program))]
+    return [[step for step in row if isinstance(step, Action) or step.messages] for row in steps]
+
+
+def _non_interleaved(stage: int, program: Program) -> list[Step]:
+    last = len(program) - 1
+    actions = program[stage]
+    steps: list[Step] = []
+
+    def message(kind: str, microbatch: int, sends: bool) -> tuple[Message, ...]:
+        peer = stage + 1 if (kind == "F") == sends else stage - 1
+        return (Message(kind, min(stage, peer), microbatch, sends),) if 0 <= peer <= last else ()
+
+    steps.append(Exchange(message("F", actions[0].microbatch, False)))
+    for index, action in enumerate(actions):
+        steps.append(action)
+        following = actions[index + 1] if index + 1 < len(actions) else None
+        send = message(action.kind, action.microbatch, True)
+        receive = message(following.kind, following.microbatch, False) if following else ()
+        # Megatron pairs a send with the opposite-direction receive; forward after forward goes one by one.
+        if following is not None and following.kind != action.kind:
+            steps.append(Exchange(send + receive))
+        else:
+            steps += [Exchange(send), Exchange(receive)]
+    return [step for step in steps if isinstance(step, Action) or step.messages]
+
+
+class _Interleaved:
+    """The steps of one stage of the interleaved schedule.
+
+    The stage that a direction starts from (first forward, last backward) receives from the other end of the pipeline,
+    which runs ``num_stages - 1`` steps behind it; every other stage receives for its own next step.
+    """
+
+    def __init__(self, stage: int, program: Program, num_chunks: int, sends: str) -> None:
+        self.stage, self.num_stages, self.sends = stage, len(program), sends
+        self.last_virtual = self.num_stages * num_chunks - 1
+        actions = program[stage]
+        self.forwards = [action for action in actions if action.kind == "F"]
+        self.backwards = [action for action in actions if action.kind == "B"]
+        self.total = len(self.forwards)
+        # As in make_program; the order alone does not tell a last warm-up forward from a first steady one.
+        group = next((k for k, action in enumerate(self.forwards) if action.chunk), self.total)
+        self.warmup = min(self.total, 2 * (self.num_stages - 1 - stage) + (num_chunks - 1) * group)
+        self.flushes, self.frees = sends.startswith("flushed"), sends.endswith("freed")
+        self.blocks = sends == "blocking"
+        self.waiting: dict[str, list[Message]] = {"F": [], "B": []}
+        """Receives posted and not yet waited for, oldest first."""
+        self.unsent: dict[str, tuple[Message, ...]] = {"F": (), "B": ()}
+        """The send that was posted last and not waited for."""
+
+    def steps(self) -> list[Step]:
+        steady = self.total - self.warmup
+        steps: list[Step] = [Exchange(self.needed(self.forwards[0]))]
+        for k in range(self.warmup):
+            steps += self._warmup_step(k, is_last=k == self.warmup - 1 and steady > 0)
+        for k in range(steady):
+            steps += self._steady_step(k, is_last=k == steady - 1)
+        if not steady:
+            steps.append(Exchange(self.needed(self.backwards[0])))
+        for k in range(steady, self.total):
+            steps += self._cooldown_step(k)
+        return [*steps, Wait(self.unsent["B"])]
+
+    def _warmup_step(self, k: int, *, is_last: bool) -> list[Step]:
+        receive = self.receive("F", k) if k < self.total - 1 else ()
+        first_gradient = self.needed(self.backwards[0]) if is_last else ()
+        if self.flushes:
+            steps = self._overlapped_step("F", k, receive)
+        else:
+            together = first_gradient if self.blocks else ()
+            steps = [self.forwards[k], Exchange(self.sent(self.forwards[k]) + receive + together)]
+        if not self.blocks:
+            self.waiting["B"] += first_gradient
+            steps.append(Post(first_gradient))
+        return steps
+
+    def _steady_step(self, k: int, *, is_last: bool) -> list[Step]:
+        forward, backward = self.forwards[self.warmup + k], self.backwards[k]
+        receive_forward = () if is_last else self.receive("F", self.warmup + k)
+        receive_backward = self.receive("B", k) if k < self.total - 1 else ()
+        if self.blocks:
+            sent = self.sent(forward) + self.sent(backward)
+            return [forward, backward, Exchange(sent + receive_forward + receive_backward)]
+        return [
+            self._wait_input(forward), forward, *self._hand_over("F", self.sent(forward), receive_forward),
+            self._wait_input(backward), backward, *self._hand_over("B", self.sent(backward), receive_backward),
+        ]  # fmt: skip
+
+    def _cooldown_step(self, k: int) -> list[Step]:
+        receive = self.receive("B", k) if k < self.total - 1 else ()
+        if self.flushes:
+            return self._overlapped_step("B", k, receive)
+        backward = self.backwards[k]
+        return [self._wait_input(backward), backward, Exchange(self.sent(backward) + receive)]
+
+    def _overlapped_step(self, kind: str, k: int, receive: tuple[Message, ...]) -> list[Step]:
+        """With warm-up flush: the next receive is posted before the computation, except where the direction starts."""
+        action = (self.forwards if kind == "F" else self.backwards)[k]
+        steps: list[Step] = [self._wait_input(action)]
+        if not self._starts(kind):
+            self.waiting[kind] += receive
+            steps.append(Post(receive))
+            receive = ()
+        return [*steps, action, *self._hand_over(kind, self.sent(action), receive)]
+
+    def _hand_over(self, kind: str, send: tuple[Message, ...], receive: tuple[Message, ...]) -> list[Step]:
+        steps: list[Step] = [Post(send + receive), Wait(self.unsent[kind])]
+        self.waiting[kind] += receive
+        self.unsent[kind] = send
+        if kind == "F" and self.frees:
+            steps.append(Wait(send))
+            self.unsent[kind] = ()
+        return steps
+
+    def _wait_input(self, action: Action) -> Step:
+        if not self.needed(action) or not self.waiting[action.kind]:
+            return Wait(())
+        return Wait((self.waiting[action.kind].pop(0),))
+
+    def _starts(self, kind: str) -> bool:
+        return self.stage == (0 if kind == "F" else self.num_stages - 1)
+
+    def receive(self, kind: str, k: int) -> tuple[Message, ...]:
+        """What is received after step ``k`` of a direction."""
+        order = self.forwards if kind == "F" else self.backwards
+        if not self._starts(kind):
+            return self.needed(order[k + 1])
+        behind = k - (self.num_stages - 1)
+        if behind < 0:
+            return ()
+        # Every stage has the same order, so the other end's action is told by one's own list.
+        virtual = order[behind].chunk * self.num_stages + (self.num_stages - 1 if kind == "F" else 0)
+        return tuple(message.other_side for message in self._sent_by(virtual, order[behind]))
+
+    def needed(self, action: Action) -> tuple[Message, ...]:
+        """The message that an action needs."""
+        virtual = action.chunk * self.num_stages + self.stage
+        boundary = virtual - 1 if action.kind == "F" else virtual
+        inside = 0 <= boundary < self.last_virtual
+        return (Message(action.kind, boundary, action.microbatch, False),) if inside else ()
+
+    def sent(self, action: Action) -> tuple[Message, ...]:
+        return self._sent_by(action.chunk * self.num_stages + self.stage, action)
+
+    def _sent_by(self, virtual: int, action: Action) -> tuple[Message, ...]:
+        boundary = virtual if action.kind == "F" else virtual - 1
+        inside = 0 <= boundary < self.last_virtual
+        return (Message(action.kind, boundary, action.microbatch, True),) if inside else ()
