@@ -1,6 +1,6 @@
 """Predicted against tracked peak memory of every stage, in real CPU trainings by plans of different kinds.
 
-python docs/validation/memory/applied_plans.py OUT_DIR   (about five minutes on two cores)
+python docs/validation/memory/applied_plans.py OUT_DIR   (about five minutes on two cores, the second time two)
 
 Measures the tiny example once per frozen and trainable encoder, predicts each plan with the planner's own model, trains
 three steps by it on gloo, and prints the table of docs/validation/memory.md.
@@ -120,10 +120,11 @@ def main() -> None:
                 best, layout=layout, cluster=cluster, stages=evaluation.stages, memory=evaluation.memory,
                 step=evaluation.step, global_batch_size=BATCH, num_microbatches=BATCH,
             )  # fmt: skip
-            plan.write(out / "case.json")
+            file = out / f"case_{CASES.index(case)}.json"
+            plan.write(file)
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             launch += ["--nproc-per-node", str(layout.num_devices), str(SCRIPT), *flags(model, data)]
-            text = run([*launch, "--auto-parallel-plan", str(out / "case.json")], environment)
+            text = run([*launch, "--auto-parallel-plan", str(file)], environment)
             rows = re.findall(r"^ +(\d+) +([\d.]+) +([\d.]+)   [+-]", text, re.MULTILINE)
             label = f"{layout.label()} vit {case.vit} llm {case.llm} re {case.recompute}{' frozen' if frozen else ''}"
             for stage, predicted, measured in rows:
