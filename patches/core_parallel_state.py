@@ -12,6 +12,14 @@ def _initialize(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...
     return record("initialize_model_parallel", wrapped, args, kwargs)
 
 
+def _initialize_all(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    from mindspeed_autoparallel.runtime.hetero.job import initialize_groups
+
+    return initialize_groups(wrapped, args, kwargs)
+
+
 SHEET = [
     Patch(
         target="megatron.core.parallel_state:initialize_model_parallel",
@@ -19,5 +27,13 @@ SHEET = [
         parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size"),
         flags=("--auto-parallel-mm", "--auto-tuning"),
         why="A measuring process sets the groups up again with another tensor-parallel size, and all else the same.",
-    )
+    ),
+    Patch(
+        target="megatron.core.parallel_state:initialize_model_parallel",
+        wrapper=_initialize_all,
+        versions=">=0.12,<0.20",
+        parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        flags=("--hetero-parallel",),
+        why="The groups of every module with a layout of its own are made beside the backbone's.",
+    ),
 ]

@@ -1,4 +1,4 @@
-"""megatron.training.training: measuring takes over from training; an applied plan is checked against what runs."""
+"""megatron.training.training: measuring takes over, an applied plan is checked, encoders get their own layout."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +29,18 @@ def _train_step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...
     return watch_step(wrapped, args, kwargs)
 
 
+def _get_model(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    from mindspeed_autoparallel.runtime.hetero.building import build_model
+
+    return build_model(wrapped, args, kwargs)
+
+
+def _log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    from mindspeed_autoparallel.runtime.hetero.reporting import log
+
+    return log(wrapped, args, kwargs)
+
+
 SHEET = [
     Patch(
         target="megatron.training.training:setup_model_and_optimizer",
@@ -55,5 +67,21 @@ SHEET = [
         parameters=("forward_step_func", "data_iterator", "model"),
         flags=("--auto-parallel-plan",),
         why="Predicted step time and memory are compared with the first steps of the training.",
+    ),
+    Patch(
+        target="megatron.training.training:get_model",
+        wrapper=_get_model,
+        versions=">=0.12,<0.20",
+        parameters=("model_provider_func",),
+        flags=("--hetero-parallel",),
+        why="Encoders are built on every rank under their own layout and hung on the host's model.",
+    ),
+    Patch(
+        target="megatron.training.training:training_log",
+        wrapper=_log,
+        versions=">=0.12,<0.20",
+        parameters=("iteration",),
+        flags=("--hetero-parallel",),
+        why="The time of each phase and the bytes moved are logged beside the iteration.",
     ),
 ]

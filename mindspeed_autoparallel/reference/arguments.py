@@ -13,6 +13,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference import foreign_flags
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_model, read_tools
+from mindspeed_autoparallel.runtime.hetero.job import JOB
 
 _FILES = {
     "--mm-model": "model.json: the modules, their sizes, and their layers on each pipeline stage",
@@ -39,7 +40,7 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
     if arguments.mm_tool:
         read_tools(Path(arguments.mm_tool))
     pipeline_size = arguments.pipeline_model_parallel_size
-    model = read_model(Path(arguments.mm_model), pipeline_size)
+    model = read_model(Path(arguments.mm_model), pipeline_size, JOB.own_layouts)
     _check_sizes(model, arguments)
     foreign_flags.report(foreign_flags.given(arguments), rank=arguments.rank)
     stack = model.text.stack
@@ -100,9 +101,10 @@ def pads_to_longest(arguments: argparse.Namespace) -> bool:
 def _check_sizes(model: ModelDescription, arguments: argparse.Namespace) -> None:
     size = arguments.tensor_model_parallel_size
     stacks = {"text_decoder": model.text.stack}
-    if model.vision is not None:
+    # Encoders with a layout of their own are checked against it where model.json is read for it.
+    if model.vision is not None and "image_encoder" not in model.own_layouts:
         stacks["image_encoder.vision_encoder"] = model.vision.stack
-    if model.audio is not None:
+    if model.audio is not None and "audio_encoder" not in model.own_layouts:
         stacks["audio_encoder.audio_encoder"] = model.audio.stack
     for name, stack in stacks.items():
         for key in ("num_attention_heads", "num_query_groups", "ffn_hidden_size"):

@@ -20,12 +20,14 @@ from megatron.training import training as host_training
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.reference import arguments as own_arguments
+from mindspeed_autoparallel.reference import hetero
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data
 from mindspeed_autoparallel.reference.data.batches import Batch, MicrobatchStream
 from mindspeed_autoparallel.reference.data.records import read_records
 from mindspeed_autoparallel.reference.data.tokens import make_tokenizer
 from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters
 from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk
+from mindspeed_autoparallel.runtime.hetero.job import JOB
 
 LossAndReport = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
@@ -117,6 +119,9 @@ def main() -> None:
     try:
         args = host_arguments.parse_args(own_arguments.add_arguments)
         trainer = Trainer(own_arguments.describe(args))
+        if JOB.layout is not None:
+            hetero.check(JOB.layout)
+            JOB.offer(hetero.hosts(trainer.model))
         host_arguments.validate_args(args, {})
         own_arguments.settle(args, trainer.model)
         global_vars.set_global_variables(args)

@@ -20,7 +20,11 @@ for entry in ENGINE.patches:
     if entry.patch.module.startswith(os.environ["HOST_PREFIX"]):
         importlib.import_module(entry.patch.module)
 states = {entry.patch.target: [entry.state.name, entry.reason] for entry in ENGINE.patches}
-originals = {entry.patch.target: entry.original for entry in ENGINE.patches if entry.state is PatchState.INSTALLED}
+originals = {}
+for entry in ENGINE.patches:
+    if entry.state is PatchState.INSTALLED:
+        # Two sheets may wrap one function: the first one's original is the host's.
+        originals.setdefault(entry.patch.target, entry.original)
 ENGINE.undo_all()
 def resolve(target):
     module, _, path = target.partition(":")

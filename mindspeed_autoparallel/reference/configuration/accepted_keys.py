@@ -7,7 +7,7 @@ STACK = (
     "attention_dropout", "is_enable_lora", "group_query_attention", "parallel_output", "use_flash_attn",
     "apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "persist_layer_norm",
     "variable_seq_lengths", "use_fused_rmsnorm", "use_fused_swiglu", "recompute_skip_core_attention",
-    "recompute_in_advance", "hetero_encoder_mbs_scale", "mbs", "tp", "pp", "cp", "use_fusion_attn_v2",
+    "recompute_in_advance", "hetero_encoder_mbs_scale", "mbs", "tp", "pp", "cp", "hetero", "use_fusion_attn_v2",
     "attention_mask_type", "moe_intermediate_size", "ckpt_path", "position_embedding_type", "rotary_percent",
     "max_window_layers", "sliding_window", "use_sliding_window", "use_cache", "no_load_language_model_ckpt_path",
     "init_method", "attn_dropout", "add_interpolate_tokens", "scale_depth", "use_remove_padding", "tie_word_embeddings",

@@ -98,18 +98,22 @@ class ModelDescription:
     audio_token_id: int
     audio_start_token_id: int
     audio_end_token_id: int
+    own_layouts: frozenset[str] = frozenset()
+    """Encoders that train under a layout of their own (``--hetero-parallel``): on no stage of the text's pipeline."""
 
     @property
     def virtual_size(self) -> int:
         return self.text.stack.stages.virtual_size
 
 
-def read_model(file: Path, pipeline_size: int = 1) -> ModelDescription:
+def read_model(file: Path, pipeline_size: int = 1, own_layouts: frozenset[str] = frozenset()) -> ModelDescription:
     """``file``: a model.json; ``pipeline_size`` comes from the command line. ``ConfigError`` for anything wrong."""
-    return describe_model(read_json(file, "model description (--mm-model)"), file, pipeline_size)
+    return describe_model(read_json(file, "model description (--mm-model)"), file, pipeline_size, own_layouts)
 
 
-def describe_model(values: Any, file: Path, pipeline_size: int = 1) -> ModelDescription:
+def describe_model(
+    values: Any, file: Path, pipeline_size: int = 1, own_layouts: frozenset[str] = frozenset()
+) -> ModelDescription:
     """As ``read_model`` for values already read; ``file`` is only named in messages."""
     root = Section(values, file)
     root.accept(accepted_keys.MODEL)
@@ -119,10 +123,13 @@ def describe_model(values: Any, file: Path, pipeline_size: int = 1) -> ModelDesc
     vision, projector, audio = None, None, None
     if "image_encoder" in root:
         image = root.child("image_encoder")
-        vision = _vision(image.child("vision_encoder"), pipeline_size, virtual_size)
+        image.accept(accepted_keys.STACK)
+        own = "image_encoder" in own_layouts
+        vision = _vision(image.child("vision_encoder"), 1 if own else pipeline_size, 1 if own else virtual_size)
         projector = _projector(image.child("vision_projector"), vision, text)
     if "audio_encoder" in root:
-        audio = _audio(root.child("audio_encoder"), pipeline_size, virtual_size)
+        own = "audio_encoder" in own_layouts
+        audio = _audio(root.child("audio_encoder"), 1 if own else pipeline_size, 1 if own else virtual_size)
     last_id = text.vocab_size - 1
     model = ModelDescription(
         file=file,
@@ -140,6 +147,7 @@ def describe_model(values: Any, file: Path, pipeline_size: int = 1) -> ModelDesc
             "audio_start_token_id", min(151647, last_id - 4), at_least=0, at_most=last_id
         ),
         audio_end_token_id=root.integer("audio_end_token_id", min(151648, last_id - 5), at_least=0, at_most=last_id),
+        own_layouts=own_layouts,
     )
     root.report_unknown_keys()
     _check_order(model)
@@ -155,6 +163,11 @@ def _check_order(model: ModelDescription) -> None:
                 f"{encoder.stack.stages.last_chunk}, after the first layer of text_decoder on stage {first_text}. "
                 "An encoder must end on the text decoder's first stage or before it."
             )
+    if model.own_layouts and first_text > 0:
+        raise ConfigError(
+            f"{model.file}: text_decoder.pipeline_num_layers leaves the first stage without a layer; encoders with a "
+            "layout of their own hand their rows to the first stage: give it at least 1 layer."
+        )
     if model.text.stack.stages.flat[-1] == 0:
         raise ConfigError(
             f"{model.file}: text_decoder.pipeline_num_layers leaves the last stage without a layer; "

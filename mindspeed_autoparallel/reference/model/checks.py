@@ -13,13 +13,13 @@ from mindspeed_autoparallel.reference.configuration import ModelDescription, Sta
 
 
 def stacks_of(model: ModelDescription) -> dict[str, StackDescription]:
-    """The transformer stacks of the model by the name of their module."""
+    """The transformer stacks on the pipeline by the name of their module."""
     stacks = {"text_decoder": model.text.stack}
     if model.vision is not None:
         stacks["image_encoder"] = model.vision.stack
     if model.audio is not None:
         stacks["audio_encoder"] = model.audio.stack
-    return stacks
+    return {name: stack for name, stack in stacks.items() if name not in model.own_layouts}
 
 
 def check_layers(chunks: Sequence[Any], model: ModelDescription) -> None:
@@ -64,9 +64,9 @@ def num_parameters(model: ModelDescription, chunk: int, tensor_size: int, padded
             tables = int(first) + int(last and (model.text.untie_embeddings or not first))
             total += tables * padded_vocab_size // tensor_size * stack.hidden_size
             total += _norm(stack) if last else 0
-    if model.vision is not None and model.projector is not None:
+    if "image_encoder" in stacks_of(model):
         total += _vision_ends(model, chunk, tensor_size)
-    if model.audio is not None:
+    if model.audio is not None and "audio_encoder" in stacks_of(model):
         stack, stages = model.audio.stack, model.audio.stack.stages
         hidden = stack.hidden_size
         if chunk == stages.first_chunk:

@@ -25,6 +25,8 @@ except ImportError:
 class VisionLanguageModel(MegatronModule):
     """``image_encoder``, ``audio_encoder`` and ``text_decoder``: each is ``None`` on chunks that hold none of it.
 
+    An encoder in ``model.own_layouts`` is left ``None``: who gives it a layout of its own hangs it here.
+
     ``base``: Megatron's config of the whole pipeline; ``chunk``: position in the order data takes (virtual stage x
     pipeline size + pipeline rank).
     """
@@ -38,10 +40,14 @@ class VisionLanguageModel(MegatronModule):
             self.pg_collection = ProcessGroupCollection.use_mpu_process_groups()
         self.received: torch.Tensor | None = None
         self.image_encoder = (
-            ImageEncoder(base, model, chunk) if model.vision and _lies_on(model.vision.stack, chunk) else None
+            ImageEncoder(base, model, chunk)
+            if model.vision and "image_encoder" not in model.own_layouts and _lies_on(model.vision.stack, chunk)
+            else None
         )
         self.audio_encoder = (
-            AudioEncoder(base, model, chunk) if model.audio and _lies_on(model.audio.stack, chunk) else None
+            AudioEncoder(base, model, chunk)
+            if model.audio and "audio_encoder" not in model.own_layouts and _lies_on(model.audio.stack, chunk)
+            else None
         )
         first_text = model.text.stack.stages.first_chunk
         self.text_decoder = TextDecoder(base, model.text, padded_vocab_size, chunk) if chunk >= first_text else None

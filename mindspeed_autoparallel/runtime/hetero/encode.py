@@ -76,7 +76,9 @@ class MacroBatch:
             device=self._device,
             kind="inputs",
         )
-        self._rows = _joined([rows for _, rows in arrived], adapter.input_shape, adapter.input_dtype, self._device)
+        # The plan orders pieces by source; the encoder takes its items in their own order.
+        by_item = [rows for _, rows in sorted(arrived, key=lambda pair: pair[0].item)]
+        self._rows = _joined(by_item, adapter.input_shape, adapter.input_dtype, self._device)
         graph = self._train and self._keep_graph
         if self._train and not graph:
             with self._states.use(self._encoder.name):
@@ -93,8 +95,9 @@ class MacroBatch:
             device=self._device,
             kind="outputs",
         )
+        by_start = sorted(merged, key=lambda pair: pair[0].start)
         return {
-            item: torch.cat([rows for piece, rows in merged if piece.item == item])
+            item: torch.cat([rows for piece, rows in by_start if piece.item == item])
             for item in sorted({piece.item for piece, _ in merged})
         }
 

@@ -19,6 +19,9 @@ class BytesMoved:
     outputs: int = 0
     gradients: int = 0
 
+    def reset(self) -> None:
+        self.inputs = self.outputs = self.gradients = 0
+
 
 class Exchange:
     """All-to-all-v among ``ranks`` (a process group of theirs); own rows are copied, not sent."""

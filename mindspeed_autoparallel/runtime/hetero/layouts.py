@@ -1,6 +1,7 @@
 """The modules of a hetero-parallel job, read from model.json and checked before anything is built (pure Python).
 
-Any block that carries ``tp``, ``pp`` or ``cp`` is a module; its path in the file is the default attribute path, and an
+A top-level block that carries ``tp``, ``pp`` or ``cp``, itself or in a block inside it, is a module and trains under
+these sizes as a whole (an image encoder with its projector); its name is the default attribute of the model, and an
 optional ``"hetero": {"attr", "role", "adapter"}`` in the block overrides. Exactly one module is the backbone.
 """
 
@@ -43,12 +44,19 @@ class HeteroLayout:
 
 def read_layout(model: Mapping[str, Any], *, world_size: int, source: str = "model.json") -> HeteroLayout:
     """The modules of ``model`` for ``world_size`` ranks; ``ConfigError`` names the block and the numbers."""
-    modules = [_module(path, block, source) for path, block in _blocks(model, ())]
+    modules = []
+    for name, block in model.items():
+        found = list(_blocks(block, (name,))) if isinstance(block, Mapping) else []
+        read = [_module(path, inner, source) for path, inner in found]
+        if len({(m.tensor, m.pipeline, m.context) for m in read}) > 1:
+            where = ", ".join(".".join(path) for path, _ in found)
+            raise ConfigError(f"{source}: {name} trains under one layout, but {where} carry different tp/pp/cp.")
+        modules += read[:1]
     backbones = [m for m in modules if m.role == "backbone"]
     if len(backbones) != 1:
-        found = ", ".join(m.name for m in backbones) or "none"
+        names = ", ".join(m.name for m in backbones) or "none"
         raise ConfigError(
-            f"{source}: hetero parallel needs exactly one backbone, found {found}. Give tp/pp/cp to {BACKBONE!r}, "
+            f"{source}: hetero parallel needs exactly one backbone, found {names}. Give tp/pp/cp to {BACKBONE!r}, "
             'or mark one block with "hetero": {"role": "backbone"}.'
         )
     encoders = tuple(m for m in modules if m.role != "backbone")
@@ -80,27 +88,60 @@ def _blocks(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tu
 
 
 def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> ModuleLayout:
-    name = ".".join(path)
+    where = ".".join(path)
     sizes: dict[str, Any] = {}
     for key in (*SIZES, "mbs"):
         value = block.get(key, None if key == "mbs" else 1)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{source}: {name}.{key} is {value!r}; it must be a whole number from 1 up.")
+            raise ConfigError(f"{source}: {where}.{key} is {value!r}; it must be a whole number from 1 up.")
         sizes[key] = value
     extra = block.get("hetero", {})
     unknown = set(extra) - {"attr", "role", "adapter"} if isinstance(extra, Mapping) else {"(not an object)"}
     if unknown:
-        raise ConfigError(f"{source}: {name}.hetero has unknown keys {sorted(unknown)}; it takes attr, role, adapter.")
-    heads = block.get("num_attention_heads", block.get("num_heads"))
-    for key in ("tp", "cp"):
-        if isinstance(heads, int) and heads % sizes[key]:
-            raise ConfigError(f"{source}: {name}: {heads} attention heads cannot be divided by {key} {sizes[key]}.")
+        raise ConfigError(f"{source}: {where}.hetero has unknown keys {sorted(unknown)}; it takes attr, role, adapter.")
+    for heads in _heads(block):
+        for key in ("tp", "cp"):
+            if heads % sizes[key]:
+                raise ConfigError(
+                    f"{source}: {where}: {heads} attention heads cannot be divided by {key} {sizes[key]}. Take a "
+                    f"divisor of {heads}."
+                )
     role = extra.get("role", "backbone" if path[0] == BACKBONE else "encoder")
     if role not in ("backbone", "encoder"):
-        raise ConfigError(f"{source}: {name}.hetero.role is {role!r}; it must be 'backbone' or 'encoder'.")
+        raise ConfigError(f"{source}: {where}.hetero.role is {role!r}; it must be 'backbone' or 'encoder'.")
     return ModuleLayout(
-        name, extra.get("attr", name), sizes["tp"], sizes["pp"], sizes["cp"], sizes["mbs"], role, extra.get("adapter")
+        path[0],
+        extra.get("attr", path[0]),
+        sizes["tp"],
+        sizes["pp"],
+        sizes["cp"],
+        sizes["mbs"],
+        role,
+        extra.get("adapter"),
     )
+
+
+def _heads(block: Mapping[str, Any]) -> Iterator[int]:
+    """Attention heads of the block and of the blocks in it; a projector's are a formality of its file."""
+    heads = block.get("num_attention_heads", block.get("num_heads"))
+    if isinstance(heads, int):
+        yield heads
+    for key, child in block.items():
+        if isinstance(child, Mapping) and "projector" not in key:
+            yield from _heads(child)
+
+
+def encoder_scale(module: ModuleLayout, micro_batch_size: int, default: int) -> int:
+    """Microbatches that ``module`` encodes together: from its own mbs, otherwise ``default`` (the flag's)."""
+    own = module.micro_batch_size
+    if own is None:
+        return default
+    if own % micro_batch_size:
+        raise ConfigError(
+            f"{module.name}.mbs is {own}, which is not a multiple of the backbone's micro batch {micro_batch_size}. "
+            "An encoder takes whole microbatches of the backbone."
+        )
+    return own // micro_batch_size
 
 
 def check_script_sizes(tensor: int, pipeline: int, context: int) -> None:

@@ -98,7 +98,8 @@ def run(
     answers = []
     macros: list[tuple[Route, list[Item], MacroBatch, Answers]] = []
     for route in session.routes:
-        check_scale(route.encoder.scale, num_microbatches)
+        if not forward_only:
+            check_scale(route.encoder.scale, num_microbatches)
         answer = Answers(route.encoder)
         train = route.encoder.trainable and not forward_only
         macros += [

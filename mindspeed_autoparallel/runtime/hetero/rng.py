@@ -32,10 +32,22 @@ class ModuleRandomStates:
                     self._keep(name)
         torch.cuda.set_rng_state(default)
 
-    def keep_current(self) -> None:
-        """Take the tracker as the host seeded it for the current module."""
-        assert self._states.current is not None
-        self._keep(self._states.current)
+    def seed_others(self, seed: int) -> None:
+        """Keep the tracker as the host seeded it for the current module and seed the others by Megatron's rule."""
+        import torch
+        from megatron.core import tensor_parallel
+
+        home = self._states.current
+        assert home is not None, "adopt the backbone's state before seeding"
+        default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()
+        self._keep(home)
+        for name in self._states.names:
+            if name != home:
+                with self._states.use(name):
+                    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+                    self._keep(name)
+        torch.set_rng_state(default)
+        torch.cuda.set_rng_state(accelerator)
 
     def _keep(self, name: str) -> None:
         tracker = _tracker()

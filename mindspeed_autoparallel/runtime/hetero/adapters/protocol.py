@@ -1,4 +1,4 @@
-"""What hetero parallel asks of a host model, per encoder."""
+"""What hetero parallel asks of a host, per encoder: how to build it, and how it meets batches."""
 
 from __future__ import annotations
 
@@ -45,3 +45,14 @@ class EncoderAdapter(Protocol):
 
     def embeddings(self, rows: Any) -> Any:
         """What the host's own call of the encoder returns, from the rows of one microbatch."""
+
+
+class HostModule(Protocol):
+    """How a host builds one of its encoders. Offered by the host, or named in model.json as ``"module:Class"``."""
+
+    def build(self, arguments: Any) -> Any:
+        """The encoder as the host's own model would hold it, with a ``config``. Called on every rank under the
+        encoder's parallel state; ``arguments`` (and ``get_args()``) carry the encoder's tp, pp and cp."""
+
+    def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
+        """The adapter of what ``build`` returned."""

@@ -3,7 +3,14 @@
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero.layouts import check_batch, check_scale, check_script_sizes, read_layout
+from mindspeed_autoparallel.runtime.hetero.layouts import (
+    ModuleLayout,
+    check_batch,
+    check_scale,
+    check_script_sizes,
+    encoder_scale,
+    read_layout,
+)
 
 GOOD = {
     "image_encoder": {"vision_encoder": {"num_layers": 2, "tp": 1, "pp": 1, "cp": 1}},
@@ -12,11 +19,11 @@ GOOD = {
 }
 
 
-def test_any_block_with_sizes_is_a_module_and_its_path_its_attribute():
+def test_a_top_level_block_with_sizes_in_it_is_a_module_and_its_name_its_attribute():
     layout = read_layout(GOOD, world_size=8)
     assert layout.backbone.name == "text_decoder"
     assert [(e.name, e.attribute, e.tensor, e.micro_batch_size) for e in layout.encoders] == [
-        ("image_encoder.vision_encoder", "image_encoder.vision_encoder", 1, None),
+        ("image_encoder", "image_encoder", 1, None),
         ("audio_encoder", "model.audio", 2, 4),
     ]
     assert layout.backbone.data_parallel_size(8) == 2
@@ -30,6 +37,14 @@ def test_any_block_with_sizes_is_a_module_and_its_path_its_attribute():
         ({"audio_encoder": {"tp": 3}}, "8 ranks are not a multiple of tp 3"),
         ({"audio_encoder": {"pp": 2}}, "an encoder has no pipeline of its own"),
         ({"audio_encoder": {"tp": 4, "num_attention_heads": 6}}, "6 attention heads cannot be divided by tp 4"),
+        (
+            {"audio_encoder": {"tp": 4, "audio_encoder": {"num_attention_heads": 6}}},
+            "6 attention heads cannot be divided by tp 4",
+        ),
+        (
+            {"image_encoder": {"vision_encoder": {"tp": 2}, "vision_projector": {"tp": 1}}},
+            "image_encoder trains under one layout, but image_encoder.vision_encoder, image_encoder.vision_projector",
+        ),
         ({"audio_encoder": {"tp": "2"}}, "audio_encoder.tp is '2'"),
         ({"audio_encoder": {"tp": 0}}, "whole number from 1 up"),
         ({"audio_encoder": {"tp": 1, "hetero": {"path": "x"}}}, r"unknown keys \['path'\]"),
@@ -63,3 +78,10 @@ def test_the_encoder_scale_lies_within_the_step(scale):
     check_scale(8, 8)
     with pytest.raises(ConfigError, match="between 1 and the 8 microbatches"):
         check_scale(scale, 8)
+
+
+def test_a_modules_own_micro_batch_comes_before_the_flag():
+    assert encoder_scale(ModuleLayout("a", "a", 1, 1, 1), 2, 3) == 3
+    assert encoder_scale(ModuleLayout("a", "a", 1, 1, 1, micro_batch_size=8), 2, 3) == 4
+    with pytest.raises(ConfigError, match=r"a\.mbs is 5, which is not a multiple of the backbone's micro batch 2"):
+        encoder_scale(ModuleLayout("a", "a", 1, 1, 1, micro_batch_size=5), 2, 3)

@@ -1,0 +1,163 @@
+"""Model and optimizer of a hetero-parallel job, built by the host's own functions.
+
+Every rank builds every encoder under the encoder's state and hangs it on its first model chunk, whatever its pipeline
+stage: state-dict keys are those of a homogeneous model, and checkpoints see all replicas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.layouts import ModuleLayout
+
+
+def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around the host's ``get_model``: the chunks as the host builds them, each encoder under its own layout."""
+    if JOB.states is None or JOB.layout is None:
+        return wrapped(*args, **kwargs)
+    from mindspeed_autoparallel.runtime.hetero.modules import broadcast_parameters, build_ddp, frozen
+    from mindspeed_autoparallel.runtime.hetero.session import open_session
+
+    states, layout = JOB.states, JOB.layout
+    JOB.encoders, JOB.session = [_build_encoder(module) for module in layout.encoders], None
+    bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    bound.arguments["model_provider_func"] = _attaching(bound.arguments["model_provider_func"])
+    with frozen(JOB.encoders):
+        chunks = wrapped(*bound.args, **bound.kwargs)
+    for encoder in JOB.encoders:
+        broadcast_parameters(states, encoder)
+        if hasattr(chunks[0], "ddp_config"):
+            build_ddp(states, encoder, chunks[0].ddp_config)
+        _save_under_own_state(encoder.name, encoder.module)
+    if hasattr(chunks[0], "zero_grad_buffer"):
+        _zero_together(chunks[0], [encoder.ddp for encoder in JOB.encoders if encoder.ddp is not None])
+    JOB.chunks = list(chunks)
+    JOB.session = open_session(
+        states,
+        layout.backbone.name,
+        JOB.encoders,
+        balance=JOB.arguments.hetero_balance,
+        memory=JOB.arguments.hetero_memory,
+    )
+    return chunks
+
+
+def build_optimizer(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around the host's ``get_megatron_optimizer``: one optimizer over all modules."""
+    bound = inspect.signature(wrapped).bind(*args, **kwargs)
+    chunks = bound.arguments["model_chunks"]
+    if JOB.states is None or JOB.layout is None or [*chunks] != JOB.chunks:
+        return wrapped(*args, **kwargs)
+    from mindspeed_autoparallel.runtime.hetero import optimizer
+
+    def make(own: list[Any]) -> Any:
+        return wrapped(**{**bound.arguments, "model_chunks": own})
+
+    return optimizer.build_optimizer(JOB.states, JOB.layout.backbone.name, JOB.encoders, make, chunks)
+
+
+def _build_encoder(module: ModuleLayout) -> Any:
+    from mindspeed_autoparallel.runtime.hetero.modules import Encoder
+
+    host = _host(module)
+    assert JOB.states is not None
+    with JOB.states.use(module.name), _same_start():
+        built = host.build(JOB.arguments)
+    return Encoder(module.name, built, host.adapter(built, JOB.arguments), JOB.scales[module.name])
+
+
+def _host(module: ModuleLayout) -> Any:
+    """How this host builds the module: what model.json names, otherwise what the host offered."""
+    if module.adapter is None:
+        if module.name not in JOB.hosts:
+            offered = ", ".join(JOB.hosts) or "none"
+            raise ConfigError(
+                f"nobody says how to build {module.name} under a layout of its own (offered: {offered}). Name a class "
+                f'in model.json: "{module.name}": {{"hetero": {{"adapter": "package.module:Class"}}}} '
+                "(docs/hetero-parallel.md)."
+            )
+        return JOB.hosts[module.name]
+    path, _, name = module.adapter.partition(":")
+    try:
+        return getattr(import_module(path), name)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{module.name}: adapter {module.adapter!r} cannot be loaded: {error}.") from error
+
+
+@contextlib.contextmanager
+def _same_start() -> Iterator[None]:
+    """Inside the block the default generators stand where they stand on every other rank; afterwards as before."""
+    import torch
+
+    default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()
+    torch.manual_seed(int(JOB.arguments.seed))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(default)
+        torch.cuda.set_rng_state(accelerator)
+
+
+def _attaching(provider: Callable[..., Any]) -> Callable[..., Any]:
+    """The host's model provider; the first chunk it returns gets the encoders."""
+    attached: list[Any] = []
+
+    def provide(*args: Any, **kwargs: Any) -> Any:
+        chunk = provider(*args, **kwargs)
+        if not attached:
+            attached.append(chunk)
+            assert JOB.layout is not None
+            for module, encoder in zip(JOB.layout.encoders, JOB.encoders, strict=True):
+                _attach(chunk, module, encoder.module)
+        return chunk
+
+    return provide
+
+
+def _attach(chunk: Any, module: ModuleLayout, built: Any) -> None:
+    *path, name = module.attribute.split(".")
+    holder = chunk
+    for part in path:
+        holder = getattr(holder, part, None)
+    if holder is None or not hasattr(holder, name):
+        children = ", ".join(child for child, _ in chunk.named_children())
+        raise ConfigError(
+            f"{module.name}: {type(chunk).__name__} has no attribute {module.attribute!r} (it has {children}). Name "
+            f'the right one in model.json: "hetero": {{"attr": "..."}}.'
+        )
+    setattr(holder, name, built)
+
+
+def _zero_together(chunk: Any, ddps: list[Any]) -> None:
+    """The host zeroes its chunks' gradients; the encoders' follow."""
+    original = chunk.zero_grad_buffer
+
+    def zero_grad_buffer(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        for ddp in ddps:
+            ddp.zero_grad_buffer()
+
+    chunk.zero_grad_buffer = zero_grad_buffer
+
+
+def _save_under_own_state(name: str, module: Any) -> None:
+    """The module's part of a checkpoint is described under its own state, with its own replicas."""
+    original = getattr(module, "sharded_state_dict", None)
+    if original is None:
+        return
+
+    def sharded_state_dict(prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        assert JOB.states is not None
+        with JOB.states.use(name):
+            own = dict(metadata or {})
+            if "dp_cp_group" in own:
+                own["dp_cp_group"] = JOB.states.parallel_state.get_data_parallel_group(with_context_parallel=True)
+            return original(prefix, sharded_offsets, own)
+
+    module.sharded_state_dict = sharded_state_dict

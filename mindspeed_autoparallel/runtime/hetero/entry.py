@@ -1,0 +1,79 @@
+"""``--hetero-parallel``: model.json's sizes become the host's arguments, or are refused with their numbers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.layouts import (
+    check_batch,
+    check_scale,
+    check_script_sizes,
+    encoder_scale,
+    read_layout,
+)
+
+_REFUSED = {
+    "use_torch_fsdp2": "FSDP2 shards parameters by one layout for the whole model; leave --use-torch-fsdp2 out",
+    "use_megatron_fsdp": "FSDP shards parameters by one layout for the whole model; leave --use-megatron-fsdp out",
+    "data_parallel_random_init": "replicas of every module start equal; leave --data-parallel-random-init out",
+    "init_model_with_meta_device": "encoders are built for real; leave --init-model-with-meta-device out",
+    "overlap_param_gather_with_optimizer_step": "modules step one after another; leave "
+    "--overlap-param-gather-with-optimizer-step out",
+    "lazy_mpu_init": "the groups of all modules are made at once; leave --lazy-mpu-init out",
+}
+"""Arguments of Megatron that cannot go with it, and why."""
+
+
+def prepare(arguments: argparse.Namespace) -> None:
+    """Read the layouts, check them and the batch, and set the backbone's sizes; ``ConfigError`` before any process
+    group exists."""
+    file_name = getattr(arguments, "mm_model", None)
+    if not file_name:
+        raise ConfigError("--hetero-parallel reads every module's tp/pp/cp from model.json; give it with --mm-model.")
+    path = Path(file_name)
+    model = read_json(path, "model description (--mm-model)")
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(model).__name__}.")
+    for name, why in _REFUSED.items():
+        if getattr(arguments, name, None):
+            raise ConfigError(f"--hetero-parallel does not go with --{name.replace('_', '-')}: {why}.")
+    check_script_sizes(
+        arguments.tensor_model_parallel_size,
+        arguments.pipeline_model_parallel_size,
+        arguments.context_parallel_size,
+    )
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    layout = read_layout(model, world_size=world_size, source=str(path))
+    backbone = layout.backbone
+    if backbone.micro_batch_size is not None:
+        arguments.micro_batch_size = backbone.micro_batch_size
+    micro_batch_size = arguments.micro_batch_size
+    if not micro_batch_size:
+        raise ConfigError("--micro-batch-size is missing; it is the backbone's.")
+    scales = {m.name: encoder_scale(m, micro_batch_size, arguments.hetero_encoder_mbs_scale) for m in layout.encoders}
+    replicas = backbone.data_parallel_size(world_size)
+    if getattr(arguments, "rampup_batch_size", None):
+        num_microbatches = check_batch(int(arguments.rampup_batch_size[0]), micro_batch_size, replicas)
+    else:
+        global_batch_size = arguments.global_batch_size or micro_batch_size * replicas
+        num_microbatches = check_batch(global_batch_size, micro_batch_size, replicas)
+    for scale in scales.values():
+        check_scale(scale, num_microbatches)
+    arguments.tensor_model_parallel_size = backbone.tensor
+    arguments.pipeline_model_parallel_size = backbone.pipeline
+    arguments.context_parallel_size = backbone.context
+    JOB.begin(layout, scales, arguments)
+    if os.environ.get("RANK", "0") == "0":
+        lines = [
+            f"{module.name} tp {module.tensor} pp {module.pipeline} cp {module.context} "
+            f"dp {module.data_parallel_size(world_size)}"
+            + (f", {scales[module.name]} microbatches at a time" if module.name in scales else "")
+            for module in (*layout.encoders, backbone)
+        ]
+        print("hetero parallel: " + "; ".join(lines), flush=True)

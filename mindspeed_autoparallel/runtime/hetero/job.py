@@ -1,0 +1,136 @@
+"""The one hetero-parallel job of this process: what the arguments asked for, the states, and what was built."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.runtime.hetero.adapters.protocol import HostModule
+    from mindspeed_autoparallel.runtime.hetero.layouts import HeteroLayout, ModuleLayout
+    from mindspeed_autoparallel.runtime.hetero.modules import Encoder
+    from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates
+    from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
+    from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
+
+_ENCODER_GROUPS: Mapping[str, Any] = {
+    "pipeline_model_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+    "gtp_remat_size": 1,
+    "expert_gtp_remat_size": 1,
+    "hierarchical_context_parallel_sizes": None,
+    "hybrid_context_parallel": False,
+    "get_embedding_ranks": None,
+    "get_position_embedding_ranks": None,
+}
+"""``initialize_model_parallel``'s parameters that speak of the backbone only."""
+
+_ENCODER_ARGUMENTS: Mapping[str, Any] = {
+    "pipeline_model_parallel_size": 1,
+    "transformer_pipeline_model_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+    "pipeline_model_parallel_layout": None,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+    "tensor_parallel_num_weight_shards": None,
+    "expert_tensor_parallel_num_weight_shards": None,
+    "gtp_weight_remat_size": 1,
+    "expert_gtp_weight_remat_size": 1,
+    "sequence_parallel": False,
+}
+"""What ``get_args()`` says while an encoder is current, beside its own tp and cp."""
+
+
+class HeteroJob:
+    """Inactive until ``begin``; then the patched functions of the host fill it in."""
+
+    def __init__(self) -> None:
+        self.layout: HeteroLayout | None = None
+        self.scales: dict[str, int] = {}
+        self.arguments: argparse.Namespace = argparse.Namespace()
+        self.hosts: dict[str, HostModule] = {}
+        self.states: ModuleStates | None = None
+        self.random: ModuleRandomStates | None = None
+        self.encoders: list[Encoder] = []
+        self.chunks: list[Any] = []
+        self.session: HeteroSession | None = None
+
+    def begin(self, layout: HeteroLayout, scales: dict[str, int], arguments: argparse.Namespace) -> None:
+        """Train under ``layout``; ``arguments`` is the namespace the host keeps."""
+        self.layout, self.scales, self.arguments = layout, scales, arguments
+
+    def offer(self, hosts: Mapping[str, HostModule]) -> None:
+        """A host's own way to build its encoders, by the name of their block in model.json."""
+        self.hosts.update(hosts)
+
+    @property
+    def own_layouts(self) -> frozenset[str]:
+        """Names of the encoders with a layout of their own; empty while the job is inactive."""
+        return frozenset(m.name for m in self.layout.encoders) if self.layout is not None else frozenset()
+
+
+JOB = HeteroJob()
+"""One training per process; set by ``--hetero-parallel``."""
+
+
+def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around the host's ``initialize_model_parallel``: the backbone's groups as asked for, then every encoder's."""
+    if JOB.layout is None:
+        return wrapped(*args, **kwargs)
+    from megatron.core import parallel_state
+
+    from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
+
+    states = ModuleStates(parallel_state)
+    given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+    with states.groups.installed(parallel_state):
+        result = wrapped(**given)
+    states.adopt(JOB.layout.backbone.name)
+    known = inspect.signature(wrapped).parameters
+    for encoder in JOB.layout.encoders:
+        own = {**given, **{name: value for name, value in _ENCODER_GROUPS.items() if name in known}}
+        own["tensor_model_parallel_size"], own["context_parallel_size"] = encoder.tensor, encoder.context
+        states.build(encoder.name, functools.partial(wrapped, **own))
+    states.overlay(JOB.arguments, _overlays(JOB.layout))
+    JOB.states = states
+    return result
+
+
+def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
+    def seen(name: str) -> bool:
+        return hasattr(JOB.arguments, name)
+
+    def of_encoder(module: ModuleLayout) -> dict[str, Any]:
+        values = {**_ENCODER_ARGUMENTS}
+        values |= {"tensor_model_parallel_size": module.tensor, "context_parallel_size": module.context}
+        return {name: value for name, value in values.items() if seen(name)}
+
+    overlays = {module.name: of_encoder(module) for module in layout.encoders}
+    names = next(iter(overlays.values()))
+    return {**overlays, layout.backbone.name: {name: getattr(JOB.arguments, name) for name in names}}
+
+
+def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around the host's seeding: its tracker becomes the backbone's, each encoder gets one of its own."""
+    result = wrapped(*args, **kwargs)
+    if JOB.states is not None:
+        from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates
+
+        JOB.random = ModuleRandomStates(JOB.states)
+        JOB.random.seed_others(int(JOB.arguments.seed))
+    return result
+
+
+def schedule(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around ``get_forward_backward_func``: the stock schedule as the middle one of three phases."""
+    stock = wrapped(*args, **kwargs)
+    if JOB.session is None:
+        return stock
+    from mindspeed_autoparallel.runtime.hetero.phases import run
+
+    return functools.partial(run, JOB.session, stock)

@@ -1,0 +1,41 @@
+"""What a hetero-parallel job says beside the host's log line: seconds of each phase, bytes moved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
+from mindspeed_autoparallel.units import MIB
+
+
+def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around the host's ``training_log``: one more line from the last rank at every log interval."""
+    result = wrapped(*args, **kwargs)
+    session = JOB.session
+    if session is None:
+        return result
+    iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
+    interval = int(JOB.arguments.log_interval)
+    if iteration % interval == 0:
+        text = summary(session, interval)
+        session.times.reset()
+        for route in session.routes:
+            route.exchange.moved.reset()
+        # Where the host prints its own line.
+        if session.rank == len(session.backbone_placement) - 1:
+            print(text, flush=True)
+    return result
+
+
+def summary(session: HeteroSession, num_steps: int) -> str:
+    """One line: mean milliseconds per step of this rank's phases, and the MiB it received per step and encoder."""
+    times = ", ".join(f"{name} {value / num_steps * 1e3:.1f}" for name, value in vars(session.times).items())
+    moved = "; ".join(
+        f"{route.encoder.name} "
+        + ", ".join(f"{kind} {size / num_steps / MIB:.3f}" for kind, size in vars(route.exchange.moved).items())
+        for route in session.routes
+    )
+    return f" hetero ms per step on rank {session.rank}: {times} | received MiB per step: {moved}"

@@ -1,0 +1,23 @@
+"""megatron.core.pipeline_parallel.schedules: the stock schedule becomes the middle one of three phases."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.patching import Patch
+
+
+def _schedule(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    from mindspeed_autoparallel.runtime.hetero.job import schedule
+
+    return schedule(wrapped, args, kwargs)
+
+
+SHEET = [
+    Patch(
+        target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+        wrapper=_schedule,
+        versions=">=0.12,<0.20",
+        flags=("--hetero-parallel",),
+        why="Encoders run before the backbone's schedule, and their backward after it; itself it is untouched.",
+    )
+]

@@ -1,0 +1,173 @@
+"""``--hetero-parallel`` on the reference training, through Megatron's own pretrain: flags, model.json, log lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.timeout(1200),
+    pytest.mark.distributed,
+    pytest.mark.torch,
+    pytest.mark.megatron,
+    pytest.mark.skipif(
+        importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.training") is None,
+        reason="needs megatron.training (megatron-core 0.19)",
+    ),
+]
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "docs" / "examples" / "pretrain_vlm.py"
+EXAMPLE = ROOT / "docs" / "examples" / "qwen2vl_tiny"
+STEPS = 4
+# The log prints seven digits of the loss and three decimals of the norm.
+LOSS_TOLERANCE, NORM_TOLERANCE = 1e-5, 1e-3
+TRAINING = [
+    "--micro-batch-size=1", "--global-batch-size=8", "--num-layers=4", "--hidden-size=64", "--num-attention-heads=4",
+    "--vocab-size=512", "--tokenizer-type=NullTokenizer", "--seq-length=128", "--max-position-embeddings=1024",
+    "--make-vocab-size-divisible-by=8", "--lr=5e-3", "--lr-decay-style=constant", "--lr-decay-iters=100",
+    "--clip-grad=1.0", "--weight-decay=0.01", "--seed=42", "--variable-seq-lengths",
+    "--no-gradient-accumulation-fusion", "--log-interval=1", "--eval-interval=1000", "--eval-iters=0",
+    "--distributed-backend=nccl",
+]  # fmt: skip
+DP4_OVER_TP2PP2 = {"image": {"tp": 1}, "audio": {"tp": 2}, "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]}}
+TP2_OVER_VPP = {
+    "image": {"tp": 2},
+    "audio": {"tp": 1, "mbs": 4},
+    "text": {"pp": 2, "pipeline_num_layers": [[1, 1], [1, 1]]},
+}
+
+
+def model_file(folder: Path, name: str, blocks: dict[str, dict[str, Any]]) -> str:
+    """The example with an image and an audio encoder, and these keys in its blocks."""
+    model = json.loads((EXAMPLE / "model_audio.json").read_text())
+    model["image_encoder"]["vision_encoder"].update(blocks.get("image", {}))
+    model["audio_encoder"].update(blocks.get("audio", {}))
+    model["text_decoder"].update(blocks.get("text", {}))
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps(model))
+    return str(file)
+
+
+def data_file(folder: Path) -> str:
+    """Samples with one image, with two, with none, with a clip, and with both."""
+    data = json.loads((EXAMPLE / "data_audio.json").read_text())
+    files = [str(EXAMPLE / "data" / name) for name in ("pictures.json", "tones.json")]
+    data["dataset_param"]["basic_parameters"].update(dataset=",".join(files), dataset_dir=str(EXAMPLE / "data"))
+    file = folder / "data.json"
+    file.write_text(json.dumps(data))
+    return str(file)
+
+
+def start(num_processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+    for _ in range(3):
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            port = probe.getsockname()[1]
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(num_processes), "--master_port", str(port)]
+        command = [sys.executable, *launcher, str(SCRIPT), *TRAINING, *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        # Another process may take the port between its choice and its use.
+        if "EADDRINUSE" not in done.stderr:
+            break
+    return done
+
+
+def train(num_processes: int, *arguments: str) -> str:
+    done = start(num_processes, *arguments)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+def steps_of(output: str) -> dict[int, tuple[float, float]]:
+    pattern = r"iteration +(\d+)/.*?lm loss: ([0-9.E+-]+) .*?grad norm: ([0-9.]+)"
+    return {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, output)}
+
+
+def assert_same(found: dict[int, tuple[float, float]], expected: dict[int, tuple[float, float]]) -> None:
+    assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
+    for step, (loss, norm) in expected.items():
+        assert found[step][0] == pytest.approx(loss, rel=LOSS_TOLERANCE), step
+        assert found[step][1] == pytest.approx(norm, rel=NORM_TOLERANCE), step
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Weights saved by one process (layouts start differently by themselves), and its next steps."""
+    folder = tmp_path_factory.mktemp("hetero_host")
+    plain, data, weights = model_file(folder, "plain", {}), data_file(folder), str(folder / "weights")
+    train(1, "--mm-model", plain, "--mm-data", data, "--train-iters=1", "--save", weights, "--save-interval=1")
+    load = ["--load", weights, "--finetune", "--no-load-optim", "--no-load-rng"]
+    common = ["--mm-data", data, f"--train-iters={STEPS}"]
+    alone = steps_of(train(1, "--mm-model", plain, *common, *load))
+    assert len({loss for loss, _ in alone.values()}) == STEPS
+    return {"folder": folder, "common": common, "load": load, "alone": alone}
+
+
+@pytest.fixture(scope="module")
+def over_tensor_and_pipeline(job: dict[str, Any]) -> str:
+    """Image DP4 and audio TP2 over a text decoder of TP2 and PP2, with everything that splits the optimizer."""
+    model = model_file(job["folder"], "dp4_over_tp2pp2", DP4_OVER_TP2PP2)
+    return train(
+        4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--hetero-encoder-mbs-scale=2",
+        "--sequence-parallel", "--use-distributed-optimizer", "--save", str(job["folder"] / "hetero"),
+        "--save-interval=4", "--no-save-optim",
+    )  # fmt: skip
+
+
+def test_encoders_under_their_own_layouts_train_as_one_process_does(
+    job: dict[str, Any], over_tensor_and_pipeline: str
+) -> None:
+    assert_same(steps_of(over_tensor_and_pipeline), job["alone"])
+
+
+def test_each_step_says_what_its_phases_took_and_what_moved(over_tensor_and_pipeline: str) -> None:
+    lines = re.findall(r"hetero ms per step on rank 3: (.*?) \| received MiB per step: (.*)", over_tensor_and_pipeline)
+    assert len(lines) == STEPS
+    for times, moved in lines:
+        values = dict(pair.rsplit(" ", 1) for pair in times.split(", "))
+        assert float(values["encode"]) > 0
+        assert float(values["backbone"]) > 0
+        assert "image_encoder inputs 0.000, outputs 0.000" in moved, "the last stage needs neither"
+
+
+def test_virtual_stages_whole_world_balance_and_recompute_change_nothing(job: dict[str, Any]) -> None:
+    model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
+    output = train(
+        4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--hetero-encoder-mbs-scale=3",
+        "--hetero-balance=global", "--hetero-memory=recompute",
+    )  # fmt: skip
+    assert_same(steps_of(output), job["alone"])
+
+
+def test_a_checkpoint_of_a_hetero_run_is_one_of_a_homogeneous_model(
+    job: dict[str, Any], over_tensor_and_pipeline: str
+) -> None:
+    """Weights after the last step load into one process and into a hetero run of another layout alike."""
+    load = ["--load", str(job["folder"] / "hetero"), "--finetune", "--no-load-optim", "--no-load-rng"]
+    alone = steps_of(train(1, "--mm-model", str(job["folder"] / "plain.json"), *job["common"], *load))
+    model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
+    together = steps_of(train(4, "--mm-model", model, *job["common"], *load, "--hetero-parallel"))
+    assert alone[1][0] < job["alone"][1][0]
+    assert_same(together, alone)
+
+
+def test_a_mistake_ends_every_rank_with_its_message_before_anything_is_built(tmp_path: Path) -> None:
+    model = model_file(tmp_path, "uneven", {**DP4_OVER_TP2PP2, "image": {"tp": 3}})
+    done = start(2, "--mm-model", model, "--mm-data", data_file(tmp_path), "--train-iters=1", "--hetero-parallel")
+    assert done.returncode != 0
+    assert "4 attention heads cannot be divided by tp 3" in done.stderr
+    assert "initializing torch distributed" not in done.stdout

@@ -1,0 +1,79 @@
+"""--hetero-parallel before anything is built: what it sets, and everything it refuses."""
+
+import argparse
+import json
+
+import pytest
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero import entry
+from mindspeed_autoparallel.runtime.hetero.job import HeteroJob
+
+MODEL = {
+    "image_encoder": {"vision_encoder": {"num_attention_heads": 4, "tp": 1, "pp": 1, "cp": 1}},
+    "audio_encoder": {"tp": 2, "mbs": 4},
+    "text_decoder": {"num_attention_heads": 4, "tp": 2, "pp": 2},
+}
+
+
+@pytest.fixture
+def job(monkeypatch):
+    monkeypatch.setattr(entry, "JOB", HeteroJob())
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "1")
+    return entry.JOB
+
+
+def arguments(tmp_path, model=MODEL, **changes):
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(model))
+    values = {
+        "mm_model": str(file),
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "micro_batch_size": 2,
+        "global_batch_size": 16,
+        "hetero_encoder_mbs_scale": 3,
+    }
+    return argparse.Namespace(**{**values, **changes})
+
+
+def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
+    given = arguments(tmp_path)
+    entry.prepare(given)
+    assert (given.tensor_model_parallel_size, given.pipeline_model_parallel_size) == (2, 2)
+    assert given.global_batch_size == 16
+    assert job.scales == {"image_encoder": 3, "audio_encoder": 2}
+    assert job.own_layouts == {"image_encoder", "audio_encoder"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mm_model": None}, "give it with --mm-model"),
+        ({"tensor_model_parallel_size": 2}, r"the script says TP 2, PP 1, CP 1\. Set all three to 1"),
+        ({"use_torch_fsdp2": True}, "does not go with --use-torch-fsdp2: FSDP2 shards"),
+        ({"use_megatron_fsdp": True}, "does not go with --use-megatron-fsdp"),
+        ({"data_parallel_random_init": True}, "replicas of every module start equal"),
+        ({"global_batch_size": 18}, "18 is not a multiple of micro batch 2 x backbone data parallel 2 = 4"),
+        ({"hetero_encoder_mbs_scale": 0}, "scale 0 must lie between 1 and the 4 microbatches"),
+        ({"hetero_encoder_mbs_scale": 5}, "scale 5 must lie between 1 and the 4 microbatches"),
+        ({"micro_batch_size": None}, "--micro-batch-size is missing"),
+        ({"micro_batch_size": 3, "global_batch_size": 24}, "audio_encoder.mbs is 4, which is not a multiple"),
+        ({"model": [1]}, "must hold a JSON object"),
+        ({"model": {"text_decoder": {"tp": 1}}}, "no block besides 'text_decoder'"),
+        ({"model": {**MODEL, "text_decoder": {"num_layers": 1}}}, "exactly one backbone, found none"),
+        ({"model": {**MODEL, "text_decoder": {"tp": 3}}}, "8 ranks are not a multiple of tp 3"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_numbers(job, tmp_path, changes, message):
+    model = changes.pop("model", MODEL)
+    with pytest.raises(ConfigError, match=message):
+        entry.prepare(arguments(tmp_path, model, **changes))
+    assert job.layout is None
+
+
+def test_an_incomplete_last_window_of_the_scale_is_allowed(job, tmp_path):
+    entry.prepare(arguments(tmp_path, hetero_encoder_mbs_scale=3, global_batch_size=16))
+    assert job.scales["image_encoder"] == 3
