@@ -2,6 +2,7 @@
 
 ``gpt_layouts.py <case>...`` with case = name of ``CASES``. Weights depend on the parameter's global name only, so
 every layout starts from the same model; losses and gradient norms of all steps are comparable.
+With ``WITHOUT_PLUGIN`` set, nothing of mindspeed_autoparallel is imported: a stand-in of the tests makes CPU do.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ import hashlib
 import inspect
 import json
 import logging
+import os
 import re
 import sys
 import tempfile
 import warnings
 from typing import Any
 
-import mindspeed_autoparallel  # before megatron
+WITHOUT_PLUGIN = bool(os.environ.get("WITHOUT_PLUGIN"))
+if WITHOUT_PLUGIN:
+    import bare_cpu
 
-assert mindspeed_autoparallel.__version__
+    bare_cpu.install()
+else:
+    import mindspeed_autoparallel  # before megatron
+
+    assert mindspeed_autoparallel.__version__
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 
@@ -264,7 +272,10 @@ def _change_layout(written: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    dist.init_process_group("nccl")
+    if WITHOUT_PLUGIN:
+        bare_cpu.settle()
+        assert not [name for name in sys.modules if name.startswith("mindspeed_autoparallel")]
+    dist.init_process_group("gloo" if WITHOUT_PLUGIN else "nccl")
     results = {name: run_case(CASES[name]) for name in sys.argv[1:]}
     print("RESULT " + json.dumps({"release": package_info.__version__, "cases": results}), flush=True)
     dist.destroy_process_group()

@@ -16,7 +16,8 @@ def launch(script, num_processes, *arguments, megatron_path=None, timeout=560):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    paths = [p for p in (megatron_path, str(HERE.parents[2]), os.environ.get("PYTHONPATH")) if p]
+    helpers = HERE.parents[1] / "helpers"
+    paths = [p for p in (megatron_path, str(HERE.parents[2]), str(helpers), os.environ.get("PYTHONPATH")) if p]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -12,11 +12,11 @@ import sys
 import types
 from pathlib import Path
 
-import cpu
+import bare_cpu
 import torch
 import torch.distributed as dist
 
-cpu.install()
+bare_cpu.install()
 torch.set_num_threads(1)
 
 import host  # noqa: E402
@@ -37,7 +37,7 @@ from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa
 from mindspeed_autoparallel.runtime.hetero.session import open_session  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates  # noqa: E402
 
-cpu.settle()
+bare_cpu.settle()
 LAYERS, SAMPLES, MICRO_BATCH = 4, 16, 2
 
 

@@ -5,18 +5,18 @@ import json
 import random
 import time
 
-import cpu
+import bare_cpu
 import torch
 import torch.distributed as dist
 
-cpu.install()
+bare_cpu.install()
 from megatron.core import parallel_state as mpu  # noqa: E402
 
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates  # noqa: E402
 
-cpu.settle()
+bare_cpu.settle()
 LAYOUTS = {
     "dp4": (1, 1, 1, None),
     "tp2": (2, 1, 1, None),
