@@ -27,6 +27,10 @@ class Case:
     """``deallocate_pipeline_outputs``, which megatron.training always sets."""
     blocks: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """By virtual stage, in order: (saved bytes, forward transient, backward transient) of a block."""
+    before_sync_ns: list[int] = field(default_factory=list)
+    """By rank: after its last backward (gradient reduction), before all ranks meet (the norm of the gradients)."""
+    after_sync_ns: list[int] = field(default_factory=list)
+    """By rank: the optimizer step."""
     sleeping: bool = False
     """Compute by sleeping in real time over plain gloo, without links: checks the virtual clock itself."""
 
@@ -43,7 +47,9 @@ class Outcome:
     """What happened."""
 
     step_ns: int
-    """Until the last rank was done."""
+    """Until the last rank was done, optimizer step included."""
+    pipeline_ns: int
+    """Until the last rank left the schedule."""
     orders: list[list[tuple[str, int, int]]]
     """By rank: (F or B, chunk, microbatch) in the order of Megatron's calls."""
     busy_ns: list[int]

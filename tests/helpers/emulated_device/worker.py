@@ -37,25 +37,25 @@ def run_cases(file: str) -> list[dict[str, Any]]:
     Ranks beyond a case's pipeline run replicas of it.
     """
     dist.init_process_group("gloo")
-    results = []
-    for number, data in enumerate(json.loads(Path(file).read_text(encoding="utf-8"))):
-        case = Case.of_json(data)
-        with _groups(case):
-            results.append(_run(case, number))
+    cases = [Case.of_json(data) for data in json.loads(Path(file).read_text(encoding="utf-8"))]
+    results: dict[int, dict[str, Any]] = {}
+    # Groups are made once per pipeline size: each of gloo's keeps its threads until the process ends.
+    for size in sorted({case.pipeline_size for case in cases}):
+        ps.initialize_model_parallel(1, size)
+        for number, case in enumerate(cases):
+            if case.pipeline_size == size:
+                virtual = case.virtual_size if case.virtual_size > 1 else None
+                ps.set_virtual_pipeline_model_parallel_world_size(virtual)
+                ps.set_virtual_pipeline_model_parallel_rank(0 if virtual else None)
+                results[number] = _run(case, number)
+        dist.barrier()
+        ps.destroy_model_parallel()
+        for name in vars(ps):
+            if name.endswith("_GLOBAL_RANKS"):
+                setattr(ps, name, None)  # 0.12 forgets these
     dist.barrier()
     dist.destroy_process_group()
-    return results
-
-
-@contextlib.contextmanager
-def _groups(case: Case) -> Any:
-    ps.initialize_model_parallel(1, case.pipeline_size, case.virtual_size if case.virtual_size > 1 else None)
-    yield
-    dist.barrier()
-    ps.destroy_model_parallel()
-    for name in vars(ps):
-        if name.endswith("_GLOBAL_RANKS"):
-            setattr(ps, name, None)  # 0.12 forgets these
+    return [results[number] for number in range(len(cases))]
 
 
 def _run(case: Case, number: int) -> dict[str, Any]:
@@ -73,10 +73,17 @@ def _run(case: Case, number: int) -> dict[str, Any]:
             model=chunks if virtual else chunks[0], num_microbatches=case.num_microbatches, seq_length=SHAPE[0],
             micro_batch_size=SHAPE[1], decoder_seq_length=SHAPE[0], forward_only=False,
         )  # fmt: skip
-        end_ns = round((time.perf_counter() - started) * 1e9) if case.sleeping else rank.clock.now_ns
+        pipeline_ns = round((time.perf_counter() - started) * 1e9) if case.sleeping else rank.clock.now_ns
+    position = ps.get_pipeline_model_parallel_rank()
+    if case.before_sync_ns:
+        rank.clock.advance(case.before_sync_ns[position])
+        latest = torch.tensor(rank.clock.now_ns)
+        dist.all_reduce(latest, op=dist.ReduceOp.MAX, group=ps.get_pipeline_model_parallel_group())
+        rank.clock.reach(int(latest))
+        rank.clock.advance(case.after_sync_ns[position])
     return {
-        "pipeline_rank": ps.get_pipeline_model_parallel_rank(), "replica": ps.get_data_parallel_rank(),
-        "end_ns": end_ns, "busy_ns": rank.clock.busy_ns, "order": rank.order, "peak_bytes": rank.memory.peak,
+        "pipeline_rank": position, "replica": ps.get_data_parallel_rank(),
+        "pipeline_ns": pipeline_ns, "step_ns": pipeline_ns if case.sleeping else rank.clock.now_ns, "busy_ns": rank.clock.busy_ns, "order": rank.order, "peak_bytes": rank.memory.peak,
         "held_bytes": rank.memory.used, "release": package_info.__version__,
     }  # fmt: skip
 
