@@ -148,9 +148,40 @@ def test_virtual_stages_whole_world_balance_and_recompute_change_nothing(job: di
     model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
     output = train(
         4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--hetero-encoder-mbs-scale=3",
-        "--hetero-balance=global", "--hetero-memory=recompute",
+        "--hetero-balance=global", "--hetero-memory=recompute", "--save", str(job["folder"] / "vpp"),
+        "--save-interval=2",
     )  # fmt: skip
     assert_same(steps_of(output), job["alone"])
+
+
+def tensors_of(checkpoint: Path, scratch: Path) -> dict[str, Any]:
+    """Every tensor of a checkpoint, whole: weights and optimizer state."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(checkpoint, scratch)
+    content = torch.load(scratch, weights_only=False)
+    return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+def test_a_resumed_run_in_the_same_layout_goes_on_bit_by_bit(job: dict[str, Any], tmp_path: Path) -> None:
+    """After the run above: from its middle to its end again, weights and Adam's moments of every module."""
+    through = job["folder"] / "vpp"
+    if not through.exists():
+        pytest.skip("needs the checkpoints of the run above")
+    model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
+    train(
+        4, "--mm-model", model, *job["common"], "--load", str(through), "--ckpt-step=2", "--hetero-parallel",
+        "--hetero-encoder-mbs-scale=3", "--hetero-balance=global", "--hetero-memory=recompute",
+        "--save", str(tmp_path / "again"), "--save-interval=4",
+    )  # fmt: skip
+    last = f"iter_{STEPS:07d}"
+    expected = tensors_of(through / last, tmp_path / "through.pt")
+    found = tensors_of(tmp_path / "again" / last, tmp_path / "again.pt")
+    assert sorted(found) == sorted(expected)
+    for part in ("exp_avg.image_encoder", "exp_avg_sq.audio_encoder", "exp_avg.text_decoder"):
+        assert any(part in name for name in expected), part
+    assert [name for name, value in expected.items() if not value.equal(found[name])] == []
 
 
 def test_a_checkpoint_of_a_hetero_run_is_one_of_a_homogeneous_model(
