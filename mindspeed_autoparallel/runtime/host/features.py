@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from typing import cast
 
+from mindspeed_autoparallel.errors import ConfigError
+
 TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
 """Set only in processes this package starts: the file that says what the process is to measure."""
 
@@ -22,6 +24,9 @@ FEATURES = {
 }
 """Destination of the flag -> ``module:function(arguments)``; called in this order for the flags that are set."""
 
+_ONE_JOB = ("auto_parallel_mm", "auto_tuning", "auto_parallel_plan")
+"""Two of them search and end, the third trains."""
+
 
 def after_parsing(arguments: argparse.Namespace) -> None:
     """Hand the parsed ``arguments`` to the task of this process, or to the features switched on."""
@@ -34,10 +39,20 @@ def after_parsing(arguments: argparse.Namespace) -> None:
         task = read_json(Path(task_file), "task of this process")
         _load(TASK_HANDLERS[task["kind"]])(arguments, task)
         return
+    jobs = [_flag(destination) for destination in _ONE_JOB if getattr(arguments, destination, None)]
+    if len(jobs) > 1:
+        raise ConfigError(
+            f"{' and '.join(jobs)} were given together. Search first (--auto-parallel-mm or --auto-tuning), then train "
+            "by what was found (--auto-parallel-plan) in a run of its own."
+        )
     for destination, handler in FEATURES.items():
         if getattr(arguments, destination, None):
-            _require("--" + destination.replace("_", "-"))
+            _require(_flag(destination))
             _load(handler)(arguments)
+
+
+def _flag(destination: str) -> str:
+    return "--" + destination.replace("_", "-")
 
 
 def _require(flag: str) -> None:
