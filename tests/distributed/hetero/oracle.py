@@ -32,7 +32,9 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # n
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 
 from mindspeed_autoparallel.runtime.hetero import encode, modules, phases  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.exchange import BytesMoved  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.optimizer import build_optimizer  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.redistribution import volume  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.session import open_session  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates  # noqa: E402
@@ -138,6 +140,11 @@ def gathered(modules_and_states, states, what):
 
 
 def train(case):
+    with bytes_by_formula(getattr(torch, case.get("dtype", "float32"))) as planned:
+        return train_counting(case, planned)
+
+
+def train_counting(case, planned):
     world = dist.get_world_size()
     hetero = "encoder" in case
     e, b = case.get("encoder", {}), case.get("backbone", {})
@@ -255,13 +262,33 @@ def train(case):
     if session is not None:
         moved, times = session.routes[0].exchange.moved, session.times
         counts = [None] * world
-        dist.all_gather_object(counts, vars(moved))
-        record["moved"], record["times"] = counts, dict(vars(times))
+        dist.all_gather_object(counts, (vars(moved), vars(planned)))
+        record["moved"], record["planned"] = [c for c, _ in counts], [c for _, c in counts]
+        record["times"] = dict(vars(times))
         record["groups"] = (states.groups.num_requested, states.groups.num_created)
     everyone = [None] * world
     dist.all_gather_object(everyone, evaluated if mpu.get_tensor_model_parallel_rank() == 0 else [])
     record["evaluated"] = sum(sum(found) for found in everyone) / (SAMPLES // MICRO_BATCH)
     return record
+
+
+@contextlib.contextmanager
+def bytes_by_formula(dtype):
+    """What every plan inside the block says this rank receives, by the volume formula."""
+    size, total, make = torch.empty(0, dtype=dtype).element_size(), BytesMoved(), phases.make_plan
+
+    def counting(*args, **kwargs):
+        plan = make(*args, **kwargs)
+        for kind, width in (("inputs", host.PATCH), ("outputs", host.HIDDEN), ("gradients", host.HIDDEN)):
+            received = volume.received_bytes(getattr(plan, kind), dist.get_rank(), width * size)
+            setattr(total, kind, getattr(total, kind) + received)
+        return plan
+
+    phases.make_plan = counting
+    try:
+        yield total
+    finally:
+        phases.make_plan = make
 
 
 def broadcasting(step, case):

@@ -31,6 +31,7 @@ CASES = [
     {"name": "dp4_over_tp2_scale2", **DP4_TP2, "scale": 2, "steps": 5},
     {"name": "dp4_over_tp2pp2_scale4", "encoder": {"tp": 1}, "backbone": {"tp": 2, "pp": 2}, "scale": 4, "steps": 5},
     {"name": "tp2_over_pp2", "encoder": {"tp": 2}, "backbone": {"pp": 2}, "evaluate": True},
+    {"name": "items_from_several_ranks", "encoder": {"tp": 2}, "backbone": {"pp": 2}, "scale": 3},
     {"name": "cp2_over_cp2tp2_sequence", "encoder": {"cp": 2}, "backbone": {"cp": 2, "tp": 2}, "sp": True},
     {
         "name": "recompute_over_pp4_scale3",
@@ -133,6 +134,18 @@ def test_nested_replicas_receive_no_input_and_later_stages_nothing(folder):
     staged = launching.load(folder, "recompute_over_pp4_scale3")["moved"]
     assert staged[0]["outputs"] > 0
     assert all(counts["outputs"] == 0 for counts in staged[1:])
+
+
+def test_bytes_received_are_those_of_the_formula(folder):
+    received = 0
+    for case in CASES:
+        # Evaluating moves no gradients, and neither does a frozen encoder; the plan speaks of all three.
+        kinds = ("inputs", "outputs") if "evaluate" in case or "frozen" in case else ("inputs", "outputs", "gradients")
+        found = launching.load(folder, case["name"])
+        for counted, formula in zip(found["moved"], found["planned"], strict=True):
+            assert {kind: counted[kind] for kind in kinds} == {kind: formula[kind] for kind in kinds}, case["name"]
+            received += sum(counted.values())
+    assert received > 0
 
 
 def test_evaluation_gives_the_loss_of_one_process_before_training(folder):
