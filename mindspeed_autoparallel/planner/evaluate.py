@@ -51,9 +51,11 @@ def measured_at(layout: Layout) -> MeasuredAt:
     )  # fmt: skip
 
 
-def blocking_sends(profile: Profile) -> bool:
-    """Megatron's sends wait for their receivers; MindSpeed's formulas let messages travel."""
-    return profile.memory_semantics != "mindspeed"
+def sends_of(profile: Profile, layout: Layout) -> str:
+    """How messages are treated (``schedule.SENDS``): as the host does it; MindSpeed's formulas let them travel."""
+    if profile.memory_semantics == "mindspeed":
+        return "eager"
+    return profile.interleaved_sends if layout.schedule == "interleaved" else "blocking"
 
 
 def evaluate(
@@ -89,8 +91,8 @@ def evaluate(
         forward=forward, backward=backward, link=links, per_operation=round(device.operation_overhead_us * NS_PER_US),
         per_message=round(device.message_overhead_us * NS_PER_US),
     )  # fmt: skip
-    rendezvous = blocking_sends(profile)
-    simulated = simulate(program, times, rendezvous=rendezvous, with_timeline=with_timeline)
+    sends = sends_of(profile, layout)
+    simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
     ranks = [[block for v in range(rank, len(blocks), size) for block in blocks[v]] for rank in range(size)]
     tails = tuple(
         rank_tail(held, layout, cluster, device, hidden_us=sum(backward[rank::size]) / NS_PER_US)
@@ -103,7 +105,7 @@ def evaluate(
     if profile.variable_data is not None and not stage_times_us:
         sampled = sampled_times(profile.variable_data, [_by_module(held) for held in blocks], num_microbatches)
         spread = [
-            simulate(program, replace(times, forward=f, backward=b), rendezvous=rendezvous).step_time / NS_PER_US
+            simulate(program, replace(times, forward=f, backward=b), sends=sends).step_time / NS_PER_US
             for f, b in sampled
         ]
         pipeline_us = sum(spread) / len(spread)

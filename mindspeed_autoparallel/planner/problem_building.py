@@ -13,7 +13,7 @@ from math import gcd, inf
 from mindspeed_autoparallel.cost.communication import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
 from mindspeed_autoparallel.cost.topology import boundary_link
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns, blocking_sends
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns, sends_of
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem
 from mindspeed_autoparallel.planner.variable_data import mean_factors
@@ -73,7 +73,7 @@ def build_problem(
     return SplitProblem(
         segments=tuple(segments), num_stages=layout.pipeline_size, num_microbatches=num_microbatches,
         memory_limit=rows, link=link, schedule=layout.schedule,
-        num_chunks=layout.virtual_size, rendezvous=blocking_sends(profile),
+        num_chunks=layout.virtual_size, sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
     )  # fmt: skip
 

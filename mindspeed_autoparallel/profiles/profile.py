@@ -17,6 +17,7 @@ from mindspeed_autoparallel.spec.model import Model
 
 PROFILE_SCHEMA_VERSION = 1
 PROFILE_FORMAT = "mindspeed-autoparallel/profile"
+INTERLEAVED_SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
 SOURCES = ("measured", "analytic", "imported")
 
 
@@ -65,6 +66,9 @@ class Profile:
     variable_data: VariableData | None = None
     memory_semantics: str = "program_points"
     """``program_points``: peaks at every block of forward and backward; ``mindspeed``: that tool's single formula."""
+    interleaved_sends: str = "freed"
+    """How the host's interleaved schedule treats its messages (see ``schedule.messages.SENDS``); the default is that of
+    Megatron-LM since April 2026."""
     format: str = PROFILE_FORMAT
     schema_version: int = PROFILE_SCHEMA_VERSION
 
@@ -73,6 +77,10 @@ class Profile:
             raise ProfileError("the profile has no measurements.")
         if self.memory_semantics not in ("program_points", "mindspeed"):
             raise ProfileError(f"unknown memory_semantics {self.memory_semantics!r}.")
+        if self.interleaved_sends not in INTERLEAVED_SENDS:
+            raise ProfileError(
+                f"unknown interleaved_sends {self.interleaved_sends!r}; known: {', '.join(INTERLEAVED_SENDS)}."
+            )
         names = {module.name for module in self.model.modules}
         points = [measurement.at for measurement in self.measurements]
         if len(set(points)) != len(points):

@@ -1,7 +1,7 @@
 """Predicted step times of the planner's plans against Megatron's own schedules on the emulated device.
 
     python docs/validation/emulated/steps.py                      virtual clock (about a minute)
-    python docs/validation/emulated/steps.py --megatron FOLDER    the same on another release of megatron.core
+    python docs/validation/emulated/steps.py --megatron FOLDER --sends overlapped    on an older megatron.core
     python docs/validation/emulated/steps.py --sleep              real sleeps on plain gloo; wants a quiet machine
 """
 
@@ -123,5 +123,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sleep", action="store_true", help="sleep in real time")
     parser.add_argument("--megatron", type=Path, action="append", default=[], help="folder of another megatron.core")
+    parser.add_argument("--sends", default="freed", help="interleaved_sends of the profile; overlapped before 2026")
     options = parser.parse_args()
-    (sleeping if options.sleep else virtual)([planned(wanted) for wanted in WANTED], options.megatron)
+    plans = [planned(wanted, options.sends) for wanted in WANTED]
+    (sleeping if options.sleep else virtual)(plans, options.megatron)

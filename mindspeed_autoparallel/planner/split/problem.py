@@ -57,6 +57,8 @@ class SplitProblem:
     schedule: str = "1f1b"
     num_chunks: int = 1
     rendezvous: bool = False
+    sends: str = ""
+    """How messages are treated (``schedule.SENDS``), if not as ``rendezvous`` says."""
     allow_empty_stages: bool = False
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ def step_of(problem: SplitProblem, placement: object, *, with_timeline: bool = F
     forward, backward = stage_times(problem, placement)
     program = make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
     times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
-    return simulate(program, times, rendezvous=problem.rendezvous, with_timeline=with_timeline)
+    return simulate(program, times, rendezvous=problem.rendezvous, sends=problem.sends, with_timeline=with_timeline)
 
 
 def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.profiles import Profile, read_profile
+from mindspeed_autoparallel.runtime.host.sends import interleaved_sends
 from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
 from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free
 from mindspeed_autoparallel.runtime.search.device_cost import device_cost
@@ -84,6 +85,7 @@ def _profile(request: SearchRequest, arguments: Any) -> Profile:
         vocab_size=int(getattr(arguments, "padded_vocab_size", None) or arguments.vocab_size or 0),
         device_name=fingerprint["device"],
         software={name: value for name, value in fingerprint.items() if name != "device"},
+        interleaved_sends=interleaved_sends(arguments),
     )
     profile.write(request.work_dir / "profile.json")
     say(f"profile written to {request.work_dir / 'profile.json'}")

@@ -37,6 +37,7 @@ def build_profile(
     vocab_size: int,
     device_name: str,
     software: dict[str, str],
+    interleaved_sends: str = "freed",
 ) -> Profile:
     """A profile of every point that was measured well; the full layer counts come from ``description``."""
     good = {point: result for point, result in results.items() if result["status"] == "ok"}
@@ -62,6 +63,7 @@ def build_profile(
             command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         ),
         variable_data=_variable_data(first),
+        interleaved_sends=interleaved_sends,
     )
 
 

@@ -86,9 +86,9 @@ class Planned:
     """One, or one per drawn step of variable data."""
 
 
-def planned(wanted: Wanted) -> Planned:
-    """The planner's best placement for this pipeline."""
-    profile = profile_for(wanted)
+def planned(wanted: Wanted, interleaved_sends: str = "freed") -> Planned:
+    """The planner's best placement for this pipeline, on a host that sends so."""
+    profile = replace(profile_for(wanted), interleaved_sends=interleaved_sends)
     layout = Layout(
         pipeline_size=wanted.pipeline_size, virtual_size=wanted.virtual_size, data_size=wanted.data_size,
         schedule="interleaved" if wanted.virtual_size > 1 else "1f1b",

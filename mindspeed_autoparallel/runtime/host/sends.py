@@ -1,0 +1,33 @@
+"""How the host's interleaved schedule treats its messages: settings, and what this release of Megatron does."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+_WAIT = "send_next_wait_handle.wait()"
+_WAITS_WITHOUT_FREEING = 2
+
+
+def interleaved_sends(arguments: Any) -> str:
+    """One of ``schedule.SENDS`` for parsed (not yet validated) arguments: validation turns overlap off without VPP."""
+    if not getattr(arguments, "overlap_p2p_comm", True):
+        return "blocking"
+    frees = _waits_before_freeing()
+    if getattr(arguments, "overlap_p2p_comm_warmup_flush", False):
+        return "flushed-freed" if frees else "flushed"
+    return "freed" if frees else "overlapped"
+
+
+def _waits_before_freeing() -> bool:
+    """Whether a forward's send is waited for before its output is freed, which no version number tells.
+
+    Once in warm-up and once in the steady phase the send before is waited for; releases that free safely wait more.
+    """
+    from megatron.core.pipeline_parallel import schedules
+
+    function = inspect.unwrap(schedules.forward_backward_pipelining_with_interleaving)
+    try:
+        return inspect.getsource(function).count(_WAIT) > _WAITS_WITHOUT_FREEING
+    except (OSError, TypeError):
+        return True
