@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mindspeed_autoparallel.runtime.hetero import optimizer_state
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder, frozen
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 
@@ -83,6 +84,33 @@ def build_optimizer(
         def prepare_grads(self) -> bool:
             found = bool(super().prepare_grads())
             return self.scaler.commit() if self.scaler is not None else found
+
+        def sharded_state_dict(self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any) -> Any:
+            """As one optimizer of a homogeneous run writes it, where the parts' kind allows."""
+            if not self.joins:
+                return super().sharded_state_dict(model_sharded_state_dict, is_loading, **kwargs)
+            self._synchronize_steps()
+            return optimizer_state.join(
+                [part.sharded_state_dict(model_sharded_state_dict, is_loading, **kwargs) for part in self.parts]
+            )
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            """What ``sharded_state_dict`` or a homogeneous run wrote."""
+            if not (self.joins and optimizer_state.is_plain(state_dict)):
+                super().load_state_dict(state_dict)
+                return
+            own = optimizer_state.split(state_dict, [part.optimizer.param_groups for part in self.parts])
+            for part, values in zip(self.parts, own, strict=True):
+                part.load_state_dict(values)
+            self._synchronize_steps()
+
+        @property
+        def parts(self) -> list[Any]:
+            return [part for part in self.chained_optimizers if not getattr(part, "is_stub_optimizer", False)]
+
+        @property
+        def joins(self) -> bool:
+            return all(type(part).__name__ == "FP32Optimizer" for part in self.parts)
 
     parts: list[tuple[str, Any]] = []
     with frozen(encoders), states.use(backbone):
