@@ -65,7 +65,7 @@ def split(joined: StateDict, own_groups: Sequence[Sequence[Mapping[str, Any]]]) 
                 raise ValueError(f"the checkpoint has no parameter group {identity(group)}; it has {list(found)}")
             loaded.append({**found[identity(group)], "params": list(range(count, count + size))})
             count += size
-        state = {
+        state: StateDict = {
             number: joined["state"][number + first] for number in range(count) if number + first in joined["state"]
         }
         if _STEP in joined["state"]:
