@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from megatron.core import mpu
 from megatron.core.enums import ModelType
+from megatron.core.utils import get_model_config
 from megatron.training import arguments as host_arguments
 from megatron.training import get_args, global_vars
 from megatron.training import training as host_training
 
-from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
+from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.reference import arguments as own_arguments
 from mindspeed_autoparallel.reference import hetero
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data
@@ -26,6 +27,7 @@ from mindspeed_autoparallel.reference.data.batches import Batch, MicrobatchStrea
 from mindspeed_autoparallel.reference.data.records import read_records
 from mindspeed_autoparallel.reference.data.tokens import make_tokenizer
 from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters
+from mindspeed_autoparallel.reference.model.context import check_length, over_context, own_tokens
 from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk
 from mindspeed_autoparallel.runtime.hetero.job import JOB
 
@@ -92,8 +94,9 @@ class Trainer:
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], LossAndReport]]:
         """Megatron's ``forward_step``: one microbatch through one chunk."""
         batch = {name: tensor.cuda(non_blocking=True) for name, tensor in next(batches).items()}
-        loss_mask = batch.pop("loss_mask")
-        return model(**batch), partial(token_loss, loss_mask)
+        loss_mask = own_tokens(batch.pop("loss_mask"), 1)
+        by_token = get_model_config(model).calculate_per_token_loss
+        return model(**batch), partial(token_loss, loss_mask, by_token)
 
     def embedding_ranks(self, ranks: list[int], *unused: Any) -> list[int]:
         """The pipeline ranks that hold a tied embedding: the text decoder's first and the last."""
@@ -101,11 +104,18 @@ class Trainer:
         return sorted({ranks[first], ranks[-1]})
 
 
-def token_loss(loss_mask: torch.Tensor, losses: torch.Tensor) -> LossAndReport:
-    """Sum of the wanted tokens' losses and their number; Megatron divides. ``losses``, ``loss_mask``: ``[b, s]``."""
+def token_loss(loss_mask: torch.Tensor, by_token: bool, losses: torch.Tensor) -> LossAndReport:
+    """Sum of the wanted tokens' losses and their number; Megatron divides. ``losses``, ``loss_mask``: ``[b, s / cp]``.
+
+    ``by_token``: Megatron divides by the tokens of the whole step instead of each microbatch's.
+    """
     total = torch.sum(losses.float() * loss_mask)
-    num_tokens = loss_mask.sum().to(torch.int).clamp(min=1)
+    num_tokens = loss_mask.sum().to(torch.int)
+    if mpu.get_context_parallel_world_size() == 1:
+        num_tokens = num_tokens.clamp(min=1)
     report = torch.stack((total.detach().clone(), num_tokens.to(torch.float)))
+    if not by_token:
+        total, num_tokens = over_context(total, num_tokens)
     return total, num_tokens, {"lm loss": report}
 
 
@@ -134,8 +144,8 @@ def main() -> None:
 def _train(trainer: Trainer, args: Any) -> None:
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
 
-    if args.context_parallel_size > 1:
-        raise ConfigError("--context-parallel-size above 1 is not supported by the reference training yet; use 1.")
+    sequence_split = args.tensor_model_parallel_size if args.sequence_parallel else 1
+    check_length(args.seq_length, args.context_parallel_size, sequence_split)
     host_training.pretrain(
         pretrain_cfg_container_from_args(args),
         trainer.data,

@@ -27,7 +27,9 @@ ACTIVATIONS = {
 }
 
 
-def stack_config(base: Any, stack: StackDescription, chunk: int, *, sequence_parallel: bool) -> Any:
+def stack_config(
+    base: Any, stack: StackDescription, chunk: int, *, sequence_parallel: bool, context_size: int = 1
+) -> Any:
     """A copy of Megatron's ``base`` config for the layers of ``stack`` on ``chunk``.
 
     It speaks of one stage only: which layers lie where is the description's business, not a division of num_layers.
@@ -53,6 +55,7 @@ def stack_config(base: Any, stack: StackDescription, chunk: int, *, sequence_par
         "apply_rope_fusion": False,
         "persist_layer_norm": False,
         "sequence_parallel": sequence_parallel,
+        "context_parallel_size": context_size,
         "variable_seq_lengths": False,
         "pipeline_model_parallel_size": 1,
         "virtual_pipeline_model_parallel_size": None,

@@ -11,7 +11,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from mindspeed_autoparallel.reference.configuration import TextDescription
+from mindspeed_autoparallel.reference.model.core_attention import PackedAttention
 from mindspeed_autoparallel.reference.model.stack import PlacedBlock, changed_config, layer_spec, stack_config
+from mindspeed_autoparallel.runtime.attention.context_parallel import ContextParallelAttention
 
 
 class TextDecoder(GPTModel):
@@ -19,9 +21,12 @@ class TextDecoder(GPTModel):
 
     def __init__(self, base: Any, text: TextDescription, padded_vocab_size: int, chunk: int) -> None:
         stages = text.stack.stages
-        config = stack_config(base, text.stack, chunk, sequence_parallel=base.sequence_parallel)
+        config = stack_config(
+            base, text.stack, chunk, sequence_parallel=base.sequence_parallel, context_size=base.context_parallel_size
+        )
         if text.mrope_section:
             config = changed_config(config, mrope_section=list(text.mrope_section))
+        core_attention = ContextParallelAttention if config.context_parallel_size > 1 else PackedAttention
         pre_process, post_process = chunk == stages.first_chunk, chunk == len(stages.flat) - 1
         super().__init__(
             config=config,
@@ -40,7 +45,7 @@ class TextDecoder(GPTModel):
         )
         self.decoder = PlacedBlock(
             config,
-            layer_spec(config, causal=True),
+            layer_spec(config, causal=True, core_attention=core_attention),
             num_layers=stages.flat[chunk],
             first_layer=stages.first_layer(chunk),
             pre_process=pre_process,

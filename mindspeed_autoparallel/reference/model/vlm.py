@@ -13,6 +13,7 @@ from megatron.core.transformer.module import MegatronModule
 from mindspeed_autoparallel.reference.configuration import ModelDescription, StackDescription
 from mindspeed_autoparallel.reference.model import carry
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder, num_audio_tokens, num_conv_rows
+from mindspeed_autoparallel.reference.model.context import own_tokens
 from mindspeed_autoparallel.reference.model.text import TextDecoder
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 
@@ -77,8 +78,8 @@ class VisionLanguageModel(MegatronModule):
     ) -> torch.Tensor:
         """``input_ids``, ``labels [b, s]``, ``position_ids [3, b, s]``; encoder inputs as the encoders take them.
 
-        Returns the loss of every token ``[b, s]`` (logits ``[b, s, vocabulary / tp]`` without ``labels``) on the last
-        chunk, the tensor for the next chunk before it.
+        Returns the loss of every token ``[b, s / cp]`` (logits ``[b, s / cp, vocabulary / tp]`` without ``labels``) on
+        the last chunk, the tensor for the next chunk before it.
         """
         received, self.received = self.received, None
         model, first_text = self.description, self.description.text.stack.stages.first_chunk
@@ -110,12 +111,15 @@ class VisionLanguageModel(MegatronModule):
         for name, token_id in (("image", model.image_token_id), ("audio", model.audio_token_id)):
             if name in streams:
                 embeddings = put_at_tokens(embeddings, streams[name], input_ids == token_id)
+        embeddings = own_tokens(embeddings, 0)
         if self.config.sequence_parallel:
             embeddings = scatter_to_sequence_parallel_region(embeddings)
         return self._decode(input_ids, position_ids, embeddings, labels)
 
     def _decode(self, input_ids: Any, position_ids: Any, embeddings: Any, labels: Any) -> torch.Tensor:
         assert self.text_decoder is not None
+        if labels is not None:
+            labels = own_tokens(labels, 1)
         if not self.description.text.mrope_section:
             position_ids = position_ids[0]
         output: torch.Tensor = self.text_decoder(

@@ -92,6 +92,9 @@ LAYOUTS: dict[str, Values] = {
         "vision": {**FULL, "recompute_num_layers": [2, 0]}, "text": {**FULL, "recompute_num_layers": [0, 3]},
     },
     "plain/pp2-distributed-optimizer": {"pp": 2, "vit": [4, 0], "llm": [2, 2], "distributed_optimizer": True},
+    "plain/cp2-dp2": {"cp": 2},
+    "plain/cp2-pp2": {"cp": 2, "pp": 2, "vit": [3, 1], "llm": [0, 4]},
+    "plain/cp2-tp2-sp": {"cp": 2, "tp": 2, "sp": True},
     "frozen/dp4": {**FROZEN},
     "frozen/pp4": {"pp": 4, "vit": [2, 2, 0, 0], "llm": [0, 1, 1, 2], **FROZEN},
     "everything but text frozen/dp4": {**FROZEN, "projector": {"freeze": True}},
@@ -110,15 +113,17 @@ LAYOUTS: dict[str, Values] = {
 
 def run_layout(name: str, layout: Values, folder: Path) -> Values:
     """Build, load, train ``NUM_STEPS`` steps. The first layout of a family writes its checkpoint."""
-    tensor, pipeline = layout.get("tp", 1), layout.get("pp", 1)
+    tensor, pipeline, context = layout.get("tp", 1), layout.get("pp", 1), layout.get("cp", 1)
     model = describe_model(example_model(**layout), EXAMPLE / "model.json", pipeline)
     virtual = model.virtual_size if model.virtual_size > 1 else None
     trainer = Trainer(model)
-    parallel_state.initialize_model_parallel(tensor, pipeline, virtual, get_embedding_ranks=trainer.embedding_ranks)
+    parallel_state.initialize_model_parallel(
+        tensor, pipeline, virtual, context_parallel_size=context, get_embedding_ranks=trainer.embedding_ranks
+    )
     torch.manual_seed(1)
     model_parallel_cuda_manual_seed(123)
     base = TransformerConfig(
-        num_layers=4, hidden_size=64, num_attention_heads=4, tensor_model_parallel_size=tensor,
+        num_layers=4, hidden_size=64, num_attention_heads=4, context_parallel_size=context, tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline, virtual_pipeline_model_parallel_size=virtual,
         sequence_parallel=layout.get("sp", False), pipeline_dtype=torch.float32, gradient_accumulation_fusion=False,
         masked_softmax_fusion=False, bias_dropout_fusion=False,
@@ -187,7 +192,7 @@ def microbatches(model: Any, layout: Values) -> Any:
     return iter(
         MicrobatchStream(
             read_records(data), model, data, ByteTokenizer(), size=1, rank=parallel_state.get_data_parallel_rank(),
-            num_ranks=size, start=0, seed=1, max_tokens=128, pad_to_longest=True, multiple=layout.get("tp", 1),
+            num_ranks=size, start=0, seed=1, max_tokens=128, pad_to_longest=True, multiple=layout.get("tp", 1) * 2 * layout.get("cp", 1),
         )
     )  # fmt: skip
 
@@ -215,7 +220,7 @@ def train_step(base: Any, wrapped: list[Any], optimizer: Any, iterators: list[An
     loss = None
     if reports:
         total = torch.stack([report["lm loss"] for report in reports]).sum(dim=0)
-        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
         loss = float(total[0] / total[1])
     _, norm, _ = optimizer.step()
     return {"loss": loss, "norm": float(norm)}

@@ -76,7 +76,8 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     "name",
     [
         "plain/tp2-pp2", "plain/tp2-sp-pp2", "plain/tp2-dp2", "plain/pp4", "plain/pp2-vpp2", "plain/pp2-recompute",
-        "plain/pp2-distributed-optimizer", "frozen/pp4", "everything but text frozen/pp4", "tied/pp4",
+        "plain/pp2-distributed-optimizer", "plain/cp2-dp2", "plain/cp2-pp2", "plain/cp2-tp2-sp",
+        "frozen/pp4", "everything but text frozen/pp4", "tied/pp4",
         "windows/tp2-pp2", "audio/tp2-pp2", "audio/pp4",
     ],
 )  # fmt: skip
