@@ -1,0 +1,46 @@
+"""Context parallelism of the text: which tokens of a sequence this rank holds, and the loss over all ranks' tokens.
+
+Encoders run whole on every rank of a context-parallel group: each rank's backward reaches them through its own tokens,
+and the sum over the group, which Megatron's gradient reduction takes anyway, is the gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from megatron.core import parallel_state
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.attention.shards import zigzag_positions
+
+
+def check_length(length: int, context_size: int, tensor_size: int) -> None:
+    """``tensor_size``: 1 without sequence parallelism."""
+    multiple = 2 * context_size * tensor_size
+    if context_size > 1 and length % multiple:
+        raise ConfigError(
+            f"--seq-length {length} cannot be split over --context-parallel-size {context_size}: it must be a multiple "
+            f"of {multiple} (2 x context x tensor parallel with sequence parallelism). The next one is "
+            f"{-(-length // multiple) * multiple}."
+        )
+
+
+def own_tokens(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The tokens of this rank along ``dim``, Megatron's zigzag; everything without context parallelism."""
+    size: int = parallel_state.get_context_parallel_world_size()
+    if size == 1:
+        return tensor
+    positions = zigzag_positions(tensor.shape[dim], size, parallel_state.get_context_parallel_rank())
+    return tensor.index_select(dim, torch.tensor(positions, device=tensor.device))
+
+
+def over_context(total: torch.Tensor, num_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss sum and number of tokens for a schedule that divides one by the other and averages gradients over all ranks.
+
+    The number is that of the whole sequence; the sum is scaled so that the average over the group becomes its sum.
+    """
+    size: int = parallel_state.get_context_parallel_world_size()
+    if size == 1:
+        return total, num_tokens
+    everyone = num_tokens.clone()
+    torch.distributed.all_reduce(everyone, group=parallel_state.get_context_parallel_group())
+    return total * size, everyone
