@@ -2,9 +2,14 @@
 
 from typing import Any
 
-__all__ = ["global_batch_size", "preset_graph", "search_graph"]
+__all__ = ["global_batch_size", "preset_graph", "search_graph", "search_strategies"]
 
-_HOMES = {"global_batch_size": "config", "preset_graph": "presets", "search_graph": "strategies"}
+_HOMES = {
+    "global_batch_size": "config",
+    "preset_graph": "presets",
+    "search_graph": "strategies",
+    "search_strategies": "modules",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,7 @@ class OperatorPlan:
     explained: tuple[ExplainedCut, ...]
     search_s: float
     notes: tuple[str, ...] = ()
+    capture_s: float = 0.0
 
     def edge_bytes(self) -> dict[tuple[str, str, int], tuple[int, int]]:
         """Bytes one device sends on each edge, (forward, backward), by the steps an executor takes."""
@@ -59,8 +60,8 @@ class OperatorPlan:
         """(data parallel, model parallel) that most matrix products of the layers use: rows, and columns or inner."""
         votes: dict[tuple[int, int], int] = {}
         for parts in self.degrees().values():
-            dp = math.prod(n for axis, n in parts.items() if axis == "rows")
-            mp = math.prod(n for axis, n in parts.items() if axis != "rows")
+            dp = math.prod(n for axis, n in parts.items() if axis.startswith("rows"))
+            mp = math.prod(n for axis, n in parts.items() if not axis.startswith("rows"))
             votes[dp, mp] = votes.get((dp, mp), 0) + 1
         return max(votes, key=lambda pair: votes[pair]) if votes else (1, 1)
 

@@ -59,9 +59,25 @@ def _sizes(node: Node, decisions: Decisions) -> tuple[int, int, int]:
     return i, node.local_size(j, cuts), node.local_size(k, cuts)
 
 
-def _axis_of(node: Node, cut: str, cuts: tuple[tuple[int, int], ...], parts: int) -> int | None:
+def batch_axes(graph: Graph) -> dict[str, int]:
+    """For each operator the axis that carries dim 0 of the model's inputs: where a product has several row dims (a
+    captured module with sequence first, say), that one is cut first, since attention can follow it."""
+    result: dict[str, int] = {}
+    for node in graph.nodes.values():
+        if node.kind == "input" and node.axes:
+            result[node.name] = 0
+        for slot, source in enumerate(node.inputs):
+            dim = graph.nodes[source].output_placement(result[source]) if source in result else -1
+            axis = node.operands[slot][dim] if dim >= 0 else None
+            if axis is not None and node.axes[axis].cuttable:
+                result.setdefault(node.name, axis)
+    return result
+
+
+def _axis_of(node: Node, cut: str, cuts: tuple[tuple[int, int], ...], parts: int, first: int | None) -> int | None:
     assert node.matmul is not None
     rows, j, k = node.matmul
+    rows = tuple(sorted(rows, key=lambda axis: axis != first))
     wanted = {"I": rows, "J": (j,), "K": (k,), "none": (NO_CUT,)}[cut]
     return next((axis for axis in wanted if axis in node.choices(parts, cuts)), None)
 
@@ -82,6 +98,7 @@ def cut_main_operators(
     sizes = {node.name: _sizes(node, decisions) for node in order}
     if by_weight:
         order.sort(key=lambda node: -max(sizes[node.name]))
+    batch = batch_axes(graph)
     decided: dict[str, str] = {}
     chosen: dict[str, int] = {}
     explained = []
@@ -110,7 +127,7 @@ def cut_main_operators(
             axis: int | None = pins[node.name]
         else:
             # A product of row sizes can be even although no single one is (or an axis may not be cut): then none.
-            axis = _axis_of(node, costs.choice, cuts, 2)
+            axis = _axis_of(node, costs.choice, cuts, 2, batch.get(node.name))
         chosen[node.name] = NO_CUT if axis is None else axis
         decided[node.name] = _cut_of(node, chosen[node.name])
         explained.append(ExplainedCut(node.name, len(decisions.mesh), costs))

@@ -1,0 +1,41 @@
+"""Search for a module: capture, then the search over its graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_autoparallel.operators.search.pins import Pins
+from mindspeed_autoparallel.operators.strategies import OperatorPlan, search_graph
+
+if TYPE_CHECKING:
+    import torch
+
+
+def search_strategies(
+    model: torch.nn.Module,
+    example_inputs: tuple[Any, ...],
+    *,
+    devices: int,
+    search_mode: str = "recursive_programming",
+    mem_coeff: float = 0.1,
+    pins: Pins | None = None,
+    **options: Any,
+) -> OperatorPlan:
+    """A strategy for every operator of ``model`` as it runs on ``example_inputs`` (the batch of all devices).
+
+    ``pins`` and the further ``options`` are those of ``search_graph``. Raises ``ConfigError`` where the module cannot
+    be captured, with the line of the model. Notes of the plan list operators that have no rule.
+    """
+    from mindspeed_autoparallel.operators.torch.capture import capture
+
+    started = time.perf_counter()
+    graph = capture(model, example_inputs)
+    captured = time.perf_counter() - started
+    plan = search_graph(graph, devices, search_mode=search_mode, mem_coeff=mem_coeff, pins=pins, **options)
+    notes = list(plan.notes)
+    if graph.unknown:
+        listed = ", ".join(f"{name} ({kind})" for name, kind in graph.unknown.items())
+        notes.append(f"no rule for {listed}: treated as replicated.")
+    return dataclasses.replace(plan, notes=tuple(notes), capture_s=captured)
