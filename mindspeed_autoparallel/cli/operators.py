@@ -20,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mem-coeff", type=float, help="Below 1 leans to data parallel, above to model parallel.")
     parser.add_argument("--config", type=Path, metavar="YAML", help="use_parallel, parallel and parallel_config block.")
     parser.add_argument("--pin", action="append", default=[], metavar="OP:AXIS=PARTS[,..]", help="Fix an operator.")
+    parser.add_argument("--auto-pipeline", action="store_true", help="Choose the number of pipeline stages.")
+    parser.add_argument("--stages", type=int, default=1, metavar="N", help="Pipeline stages without --auto-pipeline.")
+    parser.add_argument("--servers", type=int, default=1, metavar="N")
+    parser.add_argument("--micro-batch-num", type=int, default=1, metavar="N", help="Microbatches; bounds the stages.")
+    parser.add_argument("--memory-gib", type=float, default=64.0, metavar="GIB", help="Memory of one device.")
     parser.add_argument("--untied", action="store_true", help="Let repeated layers differ (exact, propagation).")
     parser.add_argument("--explain", metavar="OP", help="Costs of each cut of this operator, and mem_coeff to set.")
     parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
@@ -27,28 +32,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.operators.config import config_from_mapping
+    from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
     from mindspeed_autoparallel.operators.presets import preset_graph
-    from mindspeed_autoparallel.operators.strategies import search_graph
 
     config = config_from_mapping(_read_yaml(arguments.config) if arguments.config else {}, str(arguments.config))
-    if not config.use_parallel or config.parallel_mode != 2:
-        raise ConfigError(
-            f"{arguments.config}: the search runs with use_parallel true and parallel_mode 2; this file has "
-            f"{config.use_parallel} and {config.parallel_mode}."
-        )
+    if not config.use_parallel:
+        raise ConfigError(f"{arguments.config}: use_parallel is false, so there is nothing to search. Set it to true.")
     if arguments.layers is not None and arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")
     graph = preset_graph(
         arguments.model, batch=arguments.batch, sequence=arguments.sequence, num_layers=arguments.layers
     )
-    plan = search_graph(
-        graph,
-        arguments.devices,
-        search_mode=arguments.search_mode or config.search_mode,
-        mem_coeff=config.mem_coeff if arguments.mem_coeff is None else arguments.mem_coeff,
-        pins=_pins(arguments.pin),
-        tied=not arguments.untied,
-    )
+    mode, pins = arguments.search_mode or config.search_mode, _pins(arguments.pin)
+    if config.parallel_mode == 1:
+        if not pins:
+            raise ConfigError(f"{arguments.config}: parallel_mode 1 spreads pinned operators; give one with --pin.")
+        mode = "sharding_propagation"
+    if config.parallel_mode == 0:
+        plan = data_parallel(graph, arguments.devices)
+    else:
+        plan = search_pipelined(
+            graph,
+            arguments.devices,
+            auto_pipeline=arguments.auto_pipeline or config.auto_pipeline,
+            pipeline=Pipeline(
+                arguments.stages, arguments.servers, arguments.micro_batch_num, int(arguments.memory_gib * 2**30)
+            ),
+            search_mode=mode,
+            mem_coeff=config.mem_coeff if arguments.mem_coeff is None else arguments.mem_coeff,
+            pins=pins,
+            tied=not arguments.untied,
+        )
     if arguments.explain:
         _explain(plan, arguments.explain)
     elif arguments.json:
@@ -59,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{name:32} " + (", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut"))
         moved = plan.edge_bytes().values()
         print(
-            f"{plan.search_mode} on {arguments.devices} devices: data parallel {dp}, model parallel {mp}; "
+            f"{plan.search_mode} on {arguments.devices} devices: {plan.stages} stage(s), data parallel {dp}, "
+            f"model parallel {mp}; "
             f"{sum(f + b for f, b in moved) / 1e9:.2f} GB sent per device and step; searched in {plan.search_s:.2f} s"
         )
         for note in plan.notes:

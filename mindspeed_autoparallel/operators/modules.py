@@ -6,8 +6,9 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_autoparallel.operators.pipeline import search_pipelined
 from mindspeed_autoparallel.operators.search.pins import Pins
-from mindspeed_autoparallel.operators.strategies import OperatorPlan, search_graph
+from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +26,15 @@ def search_strategies(
 ) -> OperatorPlan:
     """A strategy for every operator of ``model`` as it runs on ``example_inputs`` (the batch of all devices).
 
-    ``pins`` and the further ``options`` are those of ``search_graph``. Raises ``ConfigError`` where the module cannot
-    be captured, with the line of the model. Notes of the plan list operators that have no rule.
+    ``pins`` and the further ``options`` are those of ``search_pipelined``. Raises ``ConfigError`` where the module
+    cannot be captured, with the line of the model. Notes of the plan list operators that have no rule.
     """
     from mindspeed_autoparallel.operators.torch.capture import capture
 
     started = time.perf_counter()
     graph = capture(model, example_inputs)
     captured = time.perf_counter() - started
-    plan = search_graph(graph, devices, search_mode=search_mode, mem_coeff=mem_coeff, pins=pins, **options)
+    plan = search_pipelined(graph, devices, search_mode=search_mode, mem_coeff=mem_coeff, pins=pins, **options)
     notes = list(plan.notes)
     if graph.unknown:
         listed = ", ".join(f"{name} ({kind})" for name, kind in graph.unknown.items())

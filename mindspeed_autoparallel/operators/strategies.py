@@ -30,6 +30,7 @@ class OperatorPlan:
     search_s: float
     notes: tuple[str, ...] = ()
     capture_s: float = 0.0
+    stages: int = 1
 
     def edge_bytes(self) -> dict[tuple[str, str, int], tuple[int, int]]:
         """Bytes one device sends on each edge, (forward, backward), by the steps an executor takes."""
@@ -92,6 +93,7 @@ class OperatorPlan:
             "data_parallel": dp,
             "model_parallel": mp,
             "search_s": self.search_s,
+            "pipeline_stages": self.stages,
             "forward_bytes": sum(f for f, _ in moved.values()),
             "backward_bytes": sum(b for _, b in moved.values()),
             "unknown_operators": made.graph.unknown,

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph, Node
 
-Pins = Mapping[str, Mapping[str, int]]
-"""``{"layers.*.qkv": {"rows": 4, "columns": 2}}``: name or pattern, then parts per axis."""
+Pins = Mapping[str, Mapping[str, int] | Sequence[Sequence[int]]]
+"""``{"layers.*.qkv": {"rows": 4, "columns": 2}}``: name or pattern, then parts per axis; or the cut of each input, dim
+by dim: ``{"layers.*.qkv": ((4, 1), (1, 2))}``."""
+
+
+def _by_axis(pattern: str, node: Node, given: Mapping[str, int] | Sequence[Sequence[int]]) -> dict[str, int]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    if [len(cuts) for cuts in given] != [len(dims) for dims in node.operands]:
+        raise ConfigError(
+            f"pin {pattern}: {tuple(given)} does not fit {node.name}, whose inputs have "
+            f"{[len(dims) for dims in node.operands]} dims."
+        )
+    wanted: dict[str, int] = {}
+    for cuts, dims in zip(given, node.operands, strict=True):
+        for parts, axis in zip(cuts, dims, strict=True):
+            if axis is None and parts != 1:
+                raise ConfigError(f"pin {pattern}: {tuple(given)} cuts a dim of {node.name} that is never cut.")
+            if axis is not None and wanted.setdefault(node.axes[axis].name, parts) != parts:
+                name = node.axes[axis].name
+                raise ConfigError(
+                    f"pin {pattern}: {tuple(given)} contradicts itself: {name} of {node.name} is cut into "
+                    f"{wanted[name]} and into {parts}."
+                )
+    return {name: parts for name, parts in wanted.items() if parts != 1}
 
 
 def pinned_choices(graph: Graph, pins: Pins, mesh: tuple[int, ...]) -> list[dict[str, int]]:
@@ -20,19 +43,20 @@ def pinned_choices(graph: Graph, pins: Pins, mesh: tuple[int, ...]) -> list[dict
     two pins that disagree about one operator (both are named).
     """
     by_operator: dict[str, tuple[str, dict[str, int]]] = {}
-    for pattern, wanted in pins.items():
+    for pattern, given in pins.items():
         names = [name for name in graph.nodes if fnmatch.fnmatchcase(name, pattern)]
         if not names:
             first = ", ".join(list(graph.nodes)[:5])
             raise ConfigError(f"pin {pattern} matches no operator; the first ones are {first}.")
         for name in names:
-            if name in by_operator and by_operator[name][1] != dict(wanted):
+            wanted = _by_axis(pattern, graph.nodes[name], given)
+            if name in by_operator and by_operator[name][1] != wanted:
                 other, before = by_operator[name]
                 raise ConfigError(
-                    f"pins contradict each other: {other} wants {before} and {pattern} wants {dict(wanted)} for "
+                    f"pins contradict each other: {other} wants {before} and {pattern} wants {wanted} for "
                     f"operator {name}. Remove one."
                 )
-            by_operator[name] = (pattern, dict(wanted))
+            by_operator[name] = (pattern, wanted)
     result: list[dict[str, int]] = [{} for _ in mesh]
     for name, (pattern, wanted) in by_operator.items():
         node = graph.nodes[name]

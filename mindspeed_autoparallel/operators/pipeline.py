@@ -1,0 +1,144 @@
+"""The number of pipeline stages: chosen by memory when asked for, otherwise suggested in the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.strategies import OperatorPlan, search_graph
+
+RESERVE = 1.1
+"""Static and dynamic memory are taken this many times."""
+STATIC_BYTES_PER_BYTE = 9
+"""Parameter, gradient (fp32) and two moments with a master copy (fp32), per byte of a two-byte parameter: 18 / 2."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What is known of the pipeline. ``stages``: the user's; ``servers``: machines; memory in bytes of one device."""
+
+    stages: int = 1
+    servers: int = 1
+    micro_batch_num: int = 1
+    device_memory_bytes: int = 64 * 2**30
+
+
+def stage_memory_bytes(graph: Graph, stages: int, dp: int, mp: int) -> float:
+    """Static and dynamic bytes of one device: states cut by stages and ``mp``, one step's activations by all three."""
+    held = sum(node.output_bytes for node in graph.nodes.values() if node.is_parameter)
+    kept = sum(node.output_bytes for node in graph.nodes.values() if node.inputs and node.needs_gradient)
+    return STATIC_BYTES_PER_BYTE * held / (stages * mp) + kept / (stages * dp * mp)
+
+
+def choose_stages(graph: Graph, devices: int, given: Pipeline, dp_mp: tuple[int, int]) -> int:
+    """Stages from the largest allowed number downwards, the first whose memory fits; never above ``micro_batch_num``.
+
+    ``dp_mp`` is the split without stages. The bound is min(max(user stages, servers), micro_batch_num). With each
+    halving of the stages, dp or mp doubles: the one that keeps dp/mp nearest to the ratio of ``dp_mp``, dp on a tie.
+    Raises ``InfeasiblePlan`` where no number fits, with the memory of the nearest.
+    """
+    bound = min(max(given.stages, given.servers), given.micro_batch_num)
+    stages = 1
+    while stages * 2 <= bound and devices % (stages * 2) == 0:
+        stages *= 2
+    ratio = dp_mp[0] / dp_mp[1]
+    dp, mp = dp_mp
+    rest = stages
+    while rest > 1:  # take the stages out of dp and mp, keeping the ratio
+        if dp % 2 == 0 and (mp % 2 or abs(dp / 2 / mp - ratio) <= abs(dp / (mp / 2) - ratio)):
+            dp //= 2
+        elif mp % 2 == 0:
+            mp //= 2
+        rest //= 2
+    needs = []
+    while True:
+        needs.append((RESERVE * stage_memory_bytes(graph, stages, dp, mp), stages))
+        if needs[-1][0] <= given.device_memory_bytes:
+            return stages
+        if stages == 1:
+            break
+        stages //= 2
+        if abs(2 * dp / mp - ratio) <= abs(dp / (2 * mp) - ratio):
+            dp *= 2
+        else:
+            mp *= 2
+    least, at = min(needs)
+    raise InfeasiblePlan(
+        f"no number of pipeline stages up to {bound} fits: the least is {least / 2**30:.1f} GiB per device with {at} "
+        f"stages, and {given.device_memory_bytes / 2**30:.1f} GiB are there. "
+        "Raise mem_coeff, micro_batch_num or devices."
+    )
+
+
+def search_pipelined(
+    graph: Graph, devices: int, *, auto_pipeline: bool = False, pipeline: Pipeline | None = None, **options: Any
+) -> OperatorPlan:
+    """``search_graph`` over the devices of one stage; the plan's ``stages`` say how many stages there are.
+
+    With ``auto_pipeline`` the number is chosen, otherwise it is the user's and the choice is logged and noted. Raises
+    ``ConfigError`` for stages that do not divide the devices or exceed ``micro_batch_num``.
+    """
+    given = pipeline or Pipeline()
+    for name in ("stages", "servers", "micro_batch_num", "device_memory_bytes"):
+        if getattr(given, name) < 1:
+            raise ConfigError(f"{name}={getattr(given, name)}: give 1 or more.")
+    if given.stages > given.micro_batch_num:
+        raise ConfigError(
+            f"{given.stages} pipeline stages need at least as many microbatches, not {given.micro_batch_num}."
+        )
+    if devices % given.stages:
+        raise ConfigError(f"{given.stages} pipeline stages do not divide {devices} devices.")
+    whole = search_graph(graph, devices, **options)
+    note, stages = "", given.stages
+    try:
+        found = choose_stages(graph, devices, given, whole.dp_mp())
+        if auto_pipeline:
+            stages = found
+        else:
+            note = f"auto_pipeline suggests {found} pipeline stages; {stages} are configured."
+    except InfeasiblePlan as error:
+        if auto_pipeline:
+            raise
+        note = f"auto_pipeline has no suggestion: {error}"
+    if note:
+        _LOG.info(note)
+    smallest = 2 * given.micro_batch_num if stages > 1 else 2
+    plan = (
+        whole
+        if stages == 1
+        else search_graph(
+            graph, devices // stages, num_microbatches=given.micro_batch_num, smallest_i=smallest, **options
+        )
+    )
+    return dataclasses.replace(plan, stages=stages, notes=(*plan.notes, *([note] if note else [])))
+
+
+def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
+    """``parallel_mode`` 0: every operator is cut by its batch alone, parameters by nothing.
+
+    Raises ``ConfigError`` where the batch of an operator that has one does not divide.
+    """
+    from mindspeed_autoparallel.operators.graph.node import NO_CUT
+    from mindspeed_autoparallel.operators.search.recursive import batch_axes
+    from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
+
+    axes = batch_axes(graph)
+    decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+    for parts in device_factors(devices):
+        chosen = {}
+        for name, node in graph.nodes.items():
+            chosen[name] = axes.get(name, NO_CUT)
+            if chosen[name] not in node.choices(parts, decisions.cuts(name)):
+                size = node.axes[axes[name]].size
+                raise ConfigError(
+                    f"parallel_mode 0: the batch of {name} is {size}, which {devices} devices do not divide. Raise the "
+                    "batch or use parallel_mode 2."
+                )
+        decisions = decisions.extend(parts, chosen)
+    return OperatorPlan(decisions, "data_parallel", (), 0.0)

@@ -1,0 +1,114 @@
+"""Stages are chosen by memory, suggested when not asked for, and never above the microbatches."""
+
+import json
+import logging
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.operators.pipeline import (
+    RESERVE,
+    Pipeline,
+    choose_stages,
+    data_parallel,
+    search_pipelined,
+    stage_memory_bytes,
+)
+from mindspeed_autoparallel.operators.presets import preset_graph
+from mindspeed_autoparallel.operators.search.pins import pinned_choices
+
+GRAPH = preset_graph("llama2-7b", batch=64, sequence=512, num_layers=2)
+
+
+@pytest.mark.parametrize(("microbatches", "servers", "stages"), [(8, 4, 4), (2, 4, 2), (1, 4, 1), (8, 1, 1), (8, 3, 2)])
+def test_stages_never_exceed_microbatches_or_servers(microbatches, servers, stages):
+    given = Pipeline(servers=servers, micro_batch_num=microbatches, device_memory_bytes=2**50)
+    plan = search_pipelined(GRAPH, 16, auto_pipeline=True, pipeline=given)
+    assert plan.stages == stages
+    assert 2 ** len(plan.decisions.mesh) * stages == 16
+
+
+def test_largest_number_of_stages_that_fits_is_kept():
+    limit = RESERVE * stage_memory_bytes(GRAPH, 4, 1, 4) * 1.001
+    assert choose_stages(GRAPH, 16, Pipeline(4, 4, 8, int(limit)), (1, 16)) == 4
+
+
+def test_nothing_that_fits_is_infeasible_with_the_nearest_number():
+    with pytest.raises(InfeasiblePlan, match=r"GiB per device with \d+ stages"):
+        search_pipelined(GRAPH, 16, auto_pipeline=True, pipeline=Pipeline(1, 4, 8, 10))
+
+
+def test_without_the_flag_the_users_stages_hold_and_the_choice_is_logged(caplog):
+    with caplog.at_level(logging.INFO):
+        plan = search_pipelined(GRAPH, 16, pipeline=Pipeline(2, 4, 8))
+    assert plan.stages == 2 and "suggests 4 pipeline stages; 2 are configured" in plan.notes[-1]
+    assert plan.notes[-1] in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [(Pipeline(4, 1, 2), "at least as many"), (Pipeline(3, 1, 8), "do not divide"), (Pipeline(0), "stages=0")],
+)
+def test_impossible_stages_are_refused(given, words):
+    with pytest.raises(ConfigError, match=words):
+        search_pipelined(GRAPH, 16, pipeline=given)
+
+
+def test_parallel_mode_zero_is_data_parallel_everywhere(tmp_path, capfd):
+    file = tmp_path / "auto.yaml"
+    file.write_text("parallel: {parallel_mode: 0}\n")
+    assert main(["operators", "--layers", "1", "--config", str(file), "--json"]) == 0
+    plan = json.loads(capfd.readouterr().out)
+    assert (plan["data_parallel"], plan["model_parallel"], plan["forward_bytes"]) == (8, 1, 0)
+    assert plan["backward_bytes"] > 0
+    with pytest.raises(ConfigError, match="which 128 devices do not divide"):
+        data_parallel(preset_graph("llama2-7b", batch=2, sequence=32, num_layers=1), 128)
+
+
+def test_parallel_mode_one_needs_a_pin_and_spreads_it(tmp_path, capfd):
+    file = tmp_path / "auto.yaml"
+    file.write_text("parallel: {parallel_mode: 1}\n")
+    assert main(["operators", "--layers", "1", "--config", str(file)]) == 2
+    assert "--pin" in capfd.readouterr().err
+    command = ["operators", "--layers", "1", "--config", str(file), "--json", "--pin", "layers.0.q:columns=8"]
+    assert main(command) == 0
+    assert json.loads(capfd.readouterr().out)["search_mode"] == "sharding_propagation"
+
+
+def test_auto_pipeline_of_the_yaml_block_acts(tmp_path, capfd):
+    file = tmp_path / "auto.yaml"
+    file.write_text("parallel: {auto_pipeline: true}\n")
+    command = [
+        "operators",
+        "--layers",
+        "2",
+        "--config",
+        str(file),
+        "--json",
+        "--servers",
+        "2",
+        "--micro-batch-num",
+        "4",
+    ]
+    assert main(command) == 0
+    assert json.loads(capfd.readouterr().out)["pipeline_stages"] == 2
+
+
+def test_pins_by_cut_tuples_say_the_same_as_pins_by_axis():
+    by_tuple = pinned_choices(GRAPH, {"layers.0.q": ((2, 1), (1, 4))}, (2, 2, 2))
+    assert by_tuple == pinned_choices(GRAPH, {"layers.0.q": {"rows": 2, "columns": 4}}, (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "words"), [(((1, 2), (4, 1)), "contradicts itself"), (((2,), (1, 1)), "does not fit")]
+)
+def test_cut_tuples_that_cannot_be_are_refused(cuts, words):
+    with pytest.raises(ConfigError, match=words):
+        pinned_choices(GRAPH, {"layers.0.q": cuts}, (2, 2))
+
+
+def test_devices_beyond_what_dims_allow_are_named_as_idle():
+    small = preset_graph("llama2-7b", batch=1, sequence=1, num_layers=1)
+    plan = search_pipelined(small, 2**20)
+    assert any("no operator is cut there" in note for note in plan.notes)
