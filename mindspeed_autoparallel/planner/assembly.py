@@ -13,7 +13,7 @@ from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, SearchRecord
-from mindspeed_autoparallel.units import gib
+from mindspeed_autoparallel.units import format_bytes
 
 COSTS = "costs"
 """Key of ``extra``: the profile reduced to the plan's own point, as JSON, so that an edited plan can be replayed."""
@@ -90,8 +90,8 @@ def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
     tightest = min(found.memory, key=lambda rank: (rank.limit_bytes - rank.peak_bytes, rank.pipeline_rank))
     free = tightest.limit_bytes - tightest.peak_bytes
     limits.append(
-        f"memory of pipeline rank {tightest.pipeline_rank}: {gib(free):.2f} GiB of {gib(tightest.limit_bytes):.2f} "
-        f"free at {tightest.peak_point}"
+        f"memory of pipeline rank {tightest.pipeline_rank}: {format_bytes(free)} of "
+        f"{format_bytes(tightest.limit_bytes)} free at {tightest.peak_point}"
     )
     return tuple(limits)
 

@@ -22,7 +22,7 @@ from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumer
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.plan import Relaxation, SearchRecord, Verdict
-from mindspeed_autoparallel.units import gib
+from mindspeed_autoparallel.units import format_bytes
 
 NUM_SEEDS = 12
 SHORT_SOLVE_S = 3.0
@@ -280,16 +280,16 @@ def _infeasible(profile: Profile, cluster: Cluster, global_batch_size: int, stat
         if (shortage := shortage_of(profile, cluster, candidate, global_batch_size)) is not None
     ]
     if not found:
-        return InfeasiblePlan(f"no plan fits in {gib(limit):.2f} GiB per device.")
+        return InfeasiblePlan(f"no plan fits in {format_bytes(limit)} per device.")
     shortage, candidate = min(found, key=lambda item: (item[0].missing_bytes, item[1].layout.label()))
     missing = max(0, shortage.missing_bytes)
     unsure = [verdict for verdict in state.verdicts if verdict.outcome == "unsolved"]
     maybe = f" {len(unsure)} layouts were not settled in time." if unsure else ""
     return InfeasiblePlan(
-        f"no plan {'was found in time that ' if unsure else ''}fits in {gib(limit):.2f} GiB per device. "
+        f"no plan {'was found in time that ' if unsure else ''}fits in {format_bytes(limit)} per device. "
         f"Nearest is {candidate.layout.label()}: pipeline rank "
-        f"{shortage.rank} ({shortage.held}) is tightest: {gib(shortage.peak_bytes):.2f} GiB, "
-        f"{gib(missing):.2f} GiB too much, with as much recomputation as helps. A memory limit of "
+        f"{shortage.rank} ({shortage.held}) is tightest: {format_bytes(shortage.peak_bytes)}, "
+        f"{format_bytes(missing)} too much, with as much recomputation as helps. A memory limit of "
         f"{-(-(limit + missing) // 2**20)} MiB per device is enough; or use more devices or a "
         f"smaller micro batch.{maybe}"
     )

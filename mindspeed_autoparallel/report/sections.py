@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspeed_autoparallel.report.data import layer_range
 from mindspeed_autoparallel.report.markup import colour, element, legend, percent, table, text, width
-from mindspeed_autoparallel.units import GIB, US_PER_MS, format_us, gib
+from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes, format_us
 
 Data = dict[str, Any]
 
@@ -103,7 +103,7 @@ def stages(values: Data) -> str:
         held = {part["name"]: part for part in row["modules"]}
         times = element("i", class_="forward", style=width(row["forward_us"] / slowest))
         times += element("i", class_="backward", style=width(row["backward_us"] / slowest))
-        peak = f"{gib(row['peak_bytes']):.1f}" if row["peak_bytes"] is not None and row["chunk"] == 0 else ""
+        peak = format_bytes(row['peak_bytes']) if row["peak_bytes"] is not None and row["chunk"] == 0 else ""
         drawn.append([
             text(row["stage"]), *([text(f"{row['rank']} / {row['chunk']}")] if virtual else []),
             *(_module(held.get(name), index, most[name]) for index, name in enumerate(names, FIRST_MODULE)),
@@ -111,7 +111,7 @@ def stages(values: Data) -> str:
             element("div", times, class_="mini", style="min-width:110px"), peak,
         ])  # fmt: skip
     header = ["stage", *(["rank / chunk"] if virtual else []), *names]
-    header += ["forward ms", "backward ms", "per microbatch", "peak GiB"]
+    header += ["forward ms", "backward ms", "per microbatch", "peak"]
     last = len(header) - 1
     marks = [("forward", "forward"), ("backward", "backward, with recompute"), ("c7 hatch", "recomputed layers")]
     return (
@@ -149,34 +149,34 @@ def memory(values: Data) -> str:
         fill = "".join(
             element(
                 "i", class_=colour(index), style=width(size / most),
-                data_tip=f"Rank {rank['rank']}: {name}\n{gib(size):.2f} GiB, {percent(size / rank['peak_bytes'], 0)}",
+                data_tip=f"Rank {rank['rank']}: {name}\n{format_bytes(size)}, {percent(size / rank['peak_bytes'], 0)}",
             )
             for index, (name, size) in enumerate(zip(names, rank["sizes"], strict=True)) if size
         )  # fmt: skip
         share = rank["peak_bytes"] / rank["limit_bytes"]
         over = share > 1
         mark = element("div", class_="limit", style=f"left:{rank['limit_bytes'] / most * 100:.3f}%",
-                       data_tip=f"limit {gib(rank['limit_bytes']):.1f} GiB")  # fmt: skip
-        label = f"{gib(rank['peak_bytes']):.1f} GiB · {percent(share, 0)}" + (" · over the limit" if over else "")
+                       data_tip=f"limit {format_bytes(rank['limit_bytes'])}")  # fmt: skip
+        label = f"{format_bytes(rank['peak_bytes'])} · {percent(share, 0)}" + (" · over the limit" if over else "")
         bars += [
             element("span", text(f"rank {rank['rank']}")),
             element("div", element("div", fill, class_="fill") + mark, class_="track"),
             element("span", text(label), class_="bad" if over else "", data_tip=f"Peak at: {rank['peak_point']}"),
         ]
     rows = [
-        [text(rank["rank"]), *(f"{gib(size):.2f}" for size in rank["sizes"]), f"{gib(rank['peak_bytes']):.2f}",
-         f"{gib(rank['limit_bytes']):.2f}", text(rank["peak_point"])]
+        [text(rank["rank"]), *(format_bytes(size) for size in rank["sizes"]), format_bytes(rank['peak_bytes']),
+         format_bytes(rank['limit_bytes']), text(rank["peak_point"])]
         for rank in ranks
     ]  # fmt: skip
     numbers = table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))
     limits = sorted({rank["limit_bytes"] for rank in ranks})
-    shown = " to ".join(f"{gib(limit):.1f}" for limit in dict.fromkeys((limits[0], limits[-1]))) if limits else "–"
+    shown = " to ".join(format_bytes(limit) for limit in dict.fromkeys((limits[0], limits[-1]))) if limits else "–"
     return (
         element("h2", "Memory")
-        + element("p", text(f"Predicted peak on the devices of every pipeline rank. Limit {shown} GiB."), class_="sub")
+        + element("p", text(f"Predicted peak on the devices of every pipeline rank. Limit {shown}."), class_="sub")
         + legend(names, [("mark", "limit")])
         + element("div", "".join(bars), class_="bars thin" if len(ranks) > 16 else "bars")
-        + element("details", element("summary", "The same as numbers, GiB") + numbers)
+        + element("details", element("summary", "The same as numbers") + numbers)
     )
 
 
@@ -221,12 +221,12 @@ def alternatives(values: Data) -> str:
         [
             element("span", text(row["layout"]), class_="cell"), text(format_us(row["step_us"])),
             f"{row['loss_fraction'] * 100:+.1f} %",
-            text(format_us(row["lower_bound_us"])), f"{gib(row['peak_bytes']):.1f}", text(row["num_recomputed"]),
+            text(format_us(row["lower_bound_us"])), format_bytes(row['peak_bytes']), text(row["num_recomputed"]),
             text("; ".join(f"{name} {'-'.join(map(str, layers))}" for name, layers in row["layers"].items())),
         ]
         for row in values["alternatives"]
     ]  # fmt: skip
-    header = ["layout", "step", "against the plan", "bound", "peak GiB", "recomputed", "layers per stage"]
+    header = ["layout", "step", "against the plan", "bound", "peak", "recomputed", "layers per stage"]
     body = table(header, rows, range(1, 6)) if rows else element("p", "No other layout was solved.", class_="soft")
     return element("h2", "Alternatives") + element("p", "The best split of other layouts.", class_="sub") + body
 

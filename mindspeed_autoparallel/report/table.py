@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mindspeed_autoparallel.report import data
 from mindspeed_autoparallel.spec.plan import Plan
-from mindspeed_autoparallel.units import US_PER_MS, format_us, gib
+from mindspeed_autoparallel.units import US_PER_MS, format_bytes, format_us
 
 NUM_LIMITS = 3
 
@@ -40,13 +40,13 @@ def render_table(plan: Plan) -> str:
 
 def _stage_rows(plan: Plan) -> list[str]:
     virtual = plan.layout.virtual_size > 1
-    header = ["stage", "rank", "module", "layers", "recompute", "forward_ms", "backward_ms", "peak_GiB"]
+    header = ["stage", "rank", "module", "layers", "recompute", "forward_ms", "backward_ms", "peak"]
     rows = [header]
     for stage in data.stages(plan):
         times = [f"{stage['forward_us'] / US_PER_MS:.1f}", f"{stage['backward_us'] / US_PER_MS:.1f}"]
         # A rank has one peak: with several chunks it stands at the first.
         shown = stage["peak_bytes"] is not None and stage["chunk"] == 0
-        times.append(f"{gib(stage['peak_bytes']):.1f}" if shown else "")
+        times.append(format_bytes(stage['peak_bytes']) if shown else "")
         parts = stage["modules"] or [None]
         for index, part in enumerate(parts):
             name = [str(stage["stage"]), str(stage["rank"])] if index == 0 else ["", ""]

@@ -100,7 +100,7 @@ def test_infeasible_is_exit_code_three_with_a_reason(
     arguments = ["plan", "--profile", str(tmp_path / "profile.json"), "--nnodes", "1", "--nproc-per-node", "2"]
     arguments += ["--global-batch-size", "4", "--memory-limit-mib", "30"]
     assert main([*arguments, "--json"]) == 3
-    assert "GiB too much" in json.loads(capsys.readouterr().out)["reason"]
+    assert "iB too much" in json.loads(capsys.readouterr().out)["reason"]
     assert main(arguments) == 3
 
 

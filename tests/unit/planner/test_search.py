@@ -105,7 +105,7 @@ def test_alternatives_are_distinct_and_no_faster(profile: Profile) -> None:
 
 def test_where_nothing_fits_the_message_names_stage_missing_memory_and_a_limit_that_is_enough() -> None:
     profile = small_profile(capacity_mib=60)
-    with pytest.raises(InfeasiblePlan, match=r"GiB too much.*A memory limit of \d+ MiB") as caught:
+    with pytest.raises(InfeasiblePlan, match=r"[MG]iB too much.*A memory limit of \d+ MiB") as caught:
         search(profile, Cluster(num_nodes=1, devices_per_node=2), 4)
     enough = int(str(caught.value).split("A memory limit of ")[1].split()[0])
     cluster = Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=enough * MIB)
