@@ -50,30 +50,69 @@ def random_plan(graph, mesh, seed):
     return OperatorPlan(decisions, "random", (), 0.0)
 
 
+class Counter:
+    """Bytes from the buffers that reach torch.distributed, apart from the executor's own count.
+
+    A ring's all-reduce passes on every chunk of the real buffer but one, in each of its two phases.
+    """
+
+    sent = 0
+
+    def install(self):
+        def size(tensor):
+            return tensor.numel() * tensor.element_size()
+
+        def counted(name, sent):
+            real = getattr(dist, name)
+
+            def call(*given, group=None):
+                self.sent += sent(group, *given)
+                return real(*given, group=group)
+
+            setattr(dist, name, call)
+
+        def reduced(group, tensor):
+            number, me = dist.get_world_size(group), dist.get_rank(group)
+            chunks = [size(chunk) for chunk in tensor.view(-1).tensor_split(number)]
+            return 2 * sum(chunks) - chunks[(me + 1) % number] - chunks[(me + 2) % number]
+
+        def gathered(group, outputs, tensor):
+            return sum(size(o) for rank, o in enumerate(outputs) if rank != dist.get_rank(group))
+
+        counted("all_gather", gathered)
+        counted("all_reduce", reduced)
+        counted("reduce_scatter_tensor", lambda group, output, tensor: size(tensor) - size(output))
+        counted("all_to_all_single", lambda group, o, t: size(t) - size(t) // dist.get_world_size(group))
+
+
+COUNTER = Counter()
+
+
 def check(plan, mesh, values, expected):
-    mesh.sent_bytes = 0
+    mesh.sent_bytes = COUNTER.sent = 0
     graph = plan.decisions.graph
     pieces = {n: mesh.piece(v.detach(), plan.decisions.output_placements(n)) for n, v in values.items()}
     for name, piece in pieces.items():
         piece.requires_grad_(graph.nodes[name].is_parameter)
     made = execute(plan.decisions, pieces, FUNCTIONS, mesh)
-    forward = mesh.sent_bytes
+    forward, counted_forward = mesh.sent_bytes, COUNTER.sent
     logits = whole(made["output"], plan.decisions.output_placements("output"), mesh)
     error = (logits - expected["output"]).abs().max()
-    mesh.sent_bytes = 0
+    mesh.sent_bytes = COUNTER.sent = 0
     logits.pow(2).sum().backward()
-    backward = mesh.sent_bytes
+    backward, counted_backward = mesh.sent_bytes, COUNTER.sent
     for name, piece in pieces.items():
         if graph.nodes[name].is_parameter:
             gradient = mesh.piece(expected[name], plan.decisions.output_placements(name))
             scale = max(1.0, float(expected[name].abs().max()))
             error = max(error, (piece.grad - gradient).abs().max() / scale)
     predicted = [sum(column) for column in zip(*plan.edge_bytes().values(), strict=True)]
-    return float(error), predicted == [forward, backward], predicted
+    return float(error), predicted == [forward, backward] == [counted_forward, counted_backward], predicted
 
 
 def main():
     dist.init_process_group("gloo")
+    COUNTER.install()
     torch.set_num_threads(1)
     graph = tiny_graph()
     generator = torch.Generator().manual_seed(0)

@@ -1,0 +1,59 @@
+"""How far each mode is above the optimum of one cut, by the shared cost model, on random graphs."""
+
+import random
+import statistics
+
+from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
+from mindspeed_autoparallel.operators.search.exact import solve_exact
+from mindspeed_autoparallel.operators.search.greedy import solve_greedy
+from mindspeed_autoparallel.operators.search.problem import Machine, build_problem
+from mindspeed_autoparallel.operators.search.propagation import solve_propagation
+from mindspeed_autoparallel.operators.search.recursive import solve_recursive
+from mindspeed_autoparallel.operators.search.state import Decisions
+
+
+def random_graph(seed: int) -> Graph:
+    """Three to eight products and sums over random shapes with reused streams."""
+    draw = random.Random(seed)
+    graph, rows, width = Graph(), draw.choice([64, 512, 4096]), draw.choice([32, 256, 2048])
+    streams = [(graph.add(source("x", (rows, width))), width)]
+    for number in range(draw.randint(3, 8)):
+        given, inner = draw.choice(streams)
+        columns = draw.choice([32, 256, 2048])
+        weight = graph.add(source(f"w{number}", (inner, columns), parameter=True))
+        made = graph.add(matrix_product(f"m{number}", (given, weight), rows, columns, inner))
+        partners = [name for name, wide in streams if wide == columns and name != "x"]
+        streams.append((made, columns))
+        if partners and draw.random() < 0.7:
+            both = (made, draw.choice(partners))
+            streams.append((graph.add(pointwise(f"a{number}", both, (rows, columns))), columns))
+    return graph
+
+
+gaps: dict[str, list[float]] = {"recursive_programming": [], "sharding_propagation": [], "greedy": []}
+for seed in range(240):
+    graph = random_graph(seed)
+    empty = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+    problem = build_problem(empty, 2, Machine(flops_per_us=1e6), {}, tied=False)
+    best_picks = solve_exact(problem)
+    best = problem.total_us(best_picks)
+    first = next(v for v, names in enumerate(problem.members) if names[0] == "m0")
+    # Propagation gets the optimum's strategy for the first product as its pin.
+    chosen = problem.spread(best_picks)["m0"]
+    pinned = build_problem(empty, 2, Machine(flops_per_us=1e6), {"m0": chosen}, tied=False)
+    found = {
+        "recursive_programming": problem.total_us(problem.picks(solve_recursive(empty, 0.1, {})[0])),
+        "sharding_propagation": pinned.total_us(solve_propagation(pinned, {first})),
+        "greedy": problem.total_us(solve_greedy(problem)),
+    }
+    for mode, cost in found.items():
+        gaps[mode].append(100 * (cost / best - 1))
+print("| mode | graphs | optimal | median % | mean % | 90th % | worst % |")
+for mode, values in gaps.items():
+    values.sort()
+    optimal = sum(v < 1e-6 for v in values)
+    print(
+        f"| {mode} | {len(values)} | {optimal} | {statistics.median(values):.1f} | {statistics.mean(values):.1f} | "
+        f"{values[int(0.9 * len(values))]:.1f} | {values[-1]:.1f} |"
+    )
