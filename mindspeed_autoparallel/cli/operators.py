@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-gib", type=float, default=64.0, metavar="GIB", help="Memory of one device.")
     parser.add_argument("--untied", action="store_true", help="Let repeated layers differ (exact, propagation).")
     parser.add_argument("--explain", metavar="OP", help="Costs of each cut of this operator, and mem_coeff to set.")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="Write a picture of the plan.")
     parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
 
 
@@ -63,6 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
             pins=pins,
             tied=not arguments.untied,
         )
+    if arguments.html:
+        from mindspeed_autoparallel.files import write_text_atomic
+        from mindspeed_autoparallel.operators.picture import render_picture
+
+        write_text_atomic(arguments.html, render_picture(plan))
     if arguments.explain:
         _explain(plan, arguments.explain)
     elif arguments.json:
