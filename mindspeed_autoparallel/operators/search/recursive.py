@@ -163,6 +163,12 @@ def fill_rest(decisions: Decisions, parts: int, chosen: Mapping[str, int]) -> di
             for name, slot in consumers[node.name]:
                 if node.name not in result and name in result:
                     changed |= follow(node, node.output, graph.nodes[name].operand_placement(slot, result[name]))
+    for node in graph.nodes.values():
+        if node.kind == "gather" and node.name not in result:
+            # No neighbour says anything: the index is cut first, along its first dim, then the rows of the table.
+            wanted = [a for a, axis in enumerate(node.axes) if a == 0 or axis.name == "table"]
+            allowed = node.choices(parts, decisions.cuts(node.name))
+            result[node.name] = next((axis for axis in wanted if axis in allowed), NO_CUT)
     return {name: result.get(name, NO_CUT) for name in graph.nodes}
 
 
