@@ -26,6 +26,7 @@ from mindspeed_autoparallel.weights.source import TensorSource, present_entries
 
 METADATA = ".metadata"
 DATA_FILE = "__0_0.distcp"
+_WITH_EXTRA_STATE = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
 def is_torch_dist(folder: Path) -> bool:
@@ -122,9 +123,9 @@ def write_torch_dist(
         for done, entry in enumerate(entries):
             padded = layout.padded_vocab(architecture.vocab_size)
             tensor = tensors.cut(entry.rule, source.load(entry), 1, padded)[0]
-            key, offsets, size = entry.name, [0] * tensor.dim(), tuple(tensor.shape)
+            key, offsets, size = _stored_names(entry.name)[-1], [0] * tensor.dim(), tuple(tensor.shape)
             if entry.rule.place == names.LAYER:
-                key = entry.rule.target.replace("{n}.", "")
+                key = _stored_names(entry.rule.target.replace("{n}.", ""))[-1]
                 offsets = [entry.layer, *offsets]
                 tensor = tensor.unsqueeze(0)
                 size = (architecture.modules[entry.rule.module].num_layers, *size)
@@ -132,11 +133,11 @@ def write_torch_dist(
                 properties = dcp.TensorProperties(dtype=tensor.dtype)
                 described[key] = dcp.TensorStorageMetadata(properties, torch.Size(size), [])
             described[key].chunks.append(dcp.ChunkStorageMetadata(torch.Size(offsets), tensor.shape))
-            begin = stream.tell()
-            buffer = io.BytesIO()
-            torch.save(tensor, buffer)
-            stream.write(buffer.getbuffer())
-            stored[dcp.MetadataIndex(key, torch.Size(offsets))] = _storage_info(begin, stream.tell() - begin)
+            stored[dcp.MetadataIndex(key, torch.Size(offsets))] = _append(stream, tensor)
+            state = _extra_state(entry, key, architecture)
+            if state is not None:
+                described[state] = dcp.BytesStorageMetadata()
+                stored[dcp.MetadataIndex(state)] = _append(stream, [None])
             progress(done + 1, len(entries), entry.name)
     with (target / METADATA).open("wb") as stream:
         pickle.dump(dcp.Metadata(state_dict_metadata=described, planner_data={}, storage_data=stored), stream)
@@ -174,7 +175,8 @@ def copy_torch_dist(source_folder: Path, folder: Path, progress: Progress = sile
         path = source_folder / stored.relative_path
         if not path.exists() or path.stat().st_size < stored.offset + stored.length:
             raise ConfigError(f"{path} is missing or cut off. Copy the whole checkpoint.")
-    load_tensors_only(source_folder / "common.pt", mapped=False)
+    if (source_folder / "common.pt").exists():  # newer Megatron keeps it among the data
+        load_tensors_only(source_folder / "common.pt", mapped=False)
     target = folder / source_folder.name
     target.mkdir()
     files = sorted(path for path in source_folder.iterdir() if path.is_file())
@@ -193,6 +195,8 @@ class _MetadataUnpickler(pickle.Unpickler):
         described = module.startswith("torch.distributed.checkpoint.") and name in {
             "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
             "TensorProperties", "StorageMeta", "_StorageInfo", "_StoragePrefix", "_MEM_FORMAT_ENCODING",
+            # What newer Megatron keeps of the plan it saved by: plain records.
+            "SavePlan", "WriteItem", "WriteItemType", "TensorWriteData",
         }  # fmt: skip
         plain = (module, name) in {
             ("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
@@ -231,6 +235,28 @@ def _read_item(folder: Path, stored: Any) -> Any:
         raise ConfigError(f"{path}: cannot read {stored.length} bytes at {stored.offset}: {error}.") from error
 
 
+def _append(stream: Any, value: Any) -> Any:
+    """Writes ``value`` and tells where it lies."""
+    import torch
+
+    begin = stream.tell()
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    stream.write(buffer.getbuffer())
+    return _storage_info(begin, stream.tell() - begin)
+
+
+def _extra_state(entry: Entry, key: str, architecture: Architecture) -> str | None:
+    """Key of the empty extra state that Megatron's parallel linear layers ask for beside their weight."""
+    linear = key.removesuffix(".weight")
+    if linear == key or linear.rsplit(".", 1)[-1] not in _WITH_EXTRA_STATE:
+        return None
+    place = (0, 1)
+    if entry.rule.place == names.LAYER:
+        place = (entry.layer, architecture.modules[entry.rule.module].num_layers)
+    return f"{linear}._extra_state/shard_{place[0]}_{place[1]}"
+
+
 def _storage_info(offset: int, length: int) -> Any:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
@@ -238,7 +264,7 @@ def _storage_info(offset: int, length: int) -> Any:
 
 
 def _stored_names(name: str) -> list[str]:
-    """``name`` and the name Transformer Engine stores it under, where it keeps norms inside linear layers."""
+    """``name``, then the name Megatron stores it under: norms belong to the linear layer behind them, fused or not."""
     for plain, fused in (
         ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
         ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),

@@ -1,4 +1,4 @@
-"""A checkpoint saved by training under one layout, resplit to another, trains on with the same losses."""
+"""What Megatron saved, resplit to another layout or written as torch_dist, it loads again and trains on alike."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def description(folder: Path, name: str, vision: list[int], text: list[int]) -> 
     return folder / name
 
 
-def train(model: Path, load: Path, *, tensor: int, pipeline: int, iterations: int, save: Path | None = None) -> list[str]:
+def train(
+    model: Path, load: Path, *, tensor: int, pipeline: int, iterations: int, save: Path | None = None,
+    file_format: str = "torch",
+) -> list[str]:
     """Losses of the iterations, as printed."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(tensor * pipeline),
@@ -51,7 +54,7 @@ def train(model: Path, load: Path, *, tensor: int, pipeline: int, iterations: in
         "--train-iters", str(iterations), "--lr", "1e-3", "--min-lr", "1e-3", "--lr-decay-style", "constant",
         "--log-interval", "1", "--eval-interval", "1000", "--eval-iters", "0", "--distributed-backend", "gloo",
         "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm",
-        "--load", str(load), "--finetune", "--no-load-optim", "--no-load-rng", "--no-save-optim", "--ckpt-format", "torch",
+        "--load", str(load), "--finetune", "--no-load-optim", "--no-load-rng", "--no-save-optim", "--ckpt-format", file_format,
     ]  # fmt: skip
     if save is not None:
         command += ["--save", str(save), "--save-interval", str(iterations)]
@@ -88,3 +91,34 @@ def test_a_saved_checkpoint_resplit_to_another_layout_trains_on_with_the_same_lo
     on_b = train(model_b, tmp_path / "other", tensor=2, pipeline=1, iterations=2)
     assert [float(loss) for loss in on_b] == pytest.approx([float(loss) for loss in on_a], rel=1e-5)
     assert on_a[0] != on_a[1]
+
+
+def test_megatron_loads_what_is_written_as_torch_dist(tmp_path: Path) -> None:
+    from mindspeed_autoparallel.weights import conversion
+    from mindspeed_autoparallel.weights.architecture import read_architecture
+    from mindspeed_autoparallel.weights.example import write_random_model
+    from mindspeed_autoparallel.weights.layouts import make_layout
+
+    write_random_model(tmp_path / "hf", CONFIG, scale=0.05)
+    whole = make_layout(read_architecture(tmp_path / "hf"), layers={}, tensor_sizes={})
+    model = description(tmp_path, "model.json", [4], [4])
+    losses = {}
+    for ours, theirs in (("mm", "torch"), ("torch_dist", "torch_dist")):
+        conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / ours, whole, file_format=ours)
+        losses[ours] = train(
+            model, tmp_path / ours, tensor=1, pipeline=1, iterations=2, file_format=theirs, save=tmp_path / f"{ours}-saved"
+        )
+    assert losses["torch_dist"] == losses["mm"]
+    # What Megatron saves in that format is resplit to it again and loaded.
+    saved, again = tmp_path / "torch_dist-saved", tmp_path / "again"
+    conversion.resplit(saved, tmp_path / "hf", again, whole, file_format="torch_dist")
+    trained_on = [
+        train(model, folder, tensor=1, pipeline=1, iterations=1, file_format="torch_dist") for folder in (saved, again)
+    ]
+    assert trained_on[0] == trained_on[1]
+    # And it can be read back, to the bit what it saved as rank folders.
+    for name in losses:
+        conversion.checkpoint_to_huggingface(tmp_path / f"{name}-saved", tmp_path / "hf", tmp_path / f"{name}-back")
+    first, second = (tmp_path / f"{name}-back" / "model.safetensors" for name in losses)
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes() != (tmp_path / "hf" / "model.safetensors").read_bytes()

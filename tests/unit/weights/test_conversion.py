@@ -46,7 +46,7 @@ def test_torch_reads_what_is_written_as_torch_dist(make_model: Make, tmp_path: P
     model = make_model()
     conversion.huggingface_to_checkpoint(model, tmp_path / "ck", plain(model), file_format="torch_dist")
     norm = torch.zeros(4, 16)
-    state = {"text_decoder.decoder.layers.input_layernorm.weight": norm}
+    state = {"text_decoder.decoder.layers.self_attention.linear_qkv.layer_norm_weight": norm}
     dcp.load(state, checkpoint_id=str(tmp_path / "ck" / "release"), no_dist=True)
     expected = safetensors.load_file(model / "model.safetensors")["model.layers.3.input_layernorm.weight"]
     assert torch.equal(norm[3], expected)
