@@ -26,8 +26,8 @@ def check(layout: HeteroLayout) -> None:
     for module in (*layout.encoders, layout.backbone):
         if module.context > 1:
             raise ConfigError(
-                f"{module.name}: cp {module.context}: the reference model has no context parallelism yet; use cp 1 "
-                "(tp instead)."
+                f"{module.name}: cp {module.context}: the reference model has no context parallelism under "
+                "--hetero-parallel yet; use cp 1 (tp instead)."
             )
 
 
