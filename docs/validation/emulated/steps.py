@@ -21,9 +21,9 @@ from emulated_device.plans import WANTED, Planned, planned, predicted_activation
 
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 
-SCALE = 3
-"""Of all times when sleeping: stages of some 50 ms."""
-REPEATS = 3
+SCALE = 12
+"""Of all times when sleeping: stages of some 200 ms, so that the host's own milliseconds are small beside them."""
+REPEATS = 2
 
 
 def predicted_ns(case: Case, *, operation_ns: float = 0.0, message_ns: float = 0.0, sends: str = "") -> float:
