@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -65,7 +66,12 @@ def _report(plan: Plan) -> None:
     ranks: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(ranks, own)
     if distributed.get_rank() == 0:
+        from mindspeed_autoparallel.runtime.devices import current_device
+
         print(comparison(plan, ranks), flush=True)
+        if current_device().name == "cpu":
+            num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", len(ranks)))
+            print(crowding(num_processes, os.cpu_count() or 1), end="", flush=True)
 
 
 def comparison(plan: Plan, ranks: list[dict[str, float]]) -> str:
@@ -85,6 +91,16 @@ def comparison(plan: Plan, ranks: list[dict[str, float]]) -> str:
         predicted = memory.peak_bytes
         lines.append(f"{stage:5d} {predicted / MIB:24.1f} {measured / MIB:18.1f}   {_error(predicted, measured)}")
     return "\n".join(lines)
+
+
+def crowding(num_processes: int, num_cores: int) -> str:
+    """A line for who wonders at the step time: a plan gives every rank a device of its own. Empty where it has one."""
+    if num_processes <= num_cores:
+        return ""
+    return (
+        f"{num_processes} processes share {num_cores} cores here, the plan gives each a device of its own: step times "
+        "are not comparable, memory is.\n"
+    )
 
 
 def _error(predicted: float, measured: float) -> str:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.runtime.applying.check import comparison
+from mindspeed_autoparallel.runtime.applying.check import comparison, crowding
 from mindspeed_autoparallel.runtime.applying.entry import apply_plan
 from mindspeed_autoparallel.runtime.applying.native import model_keys, native_flags, pipeline_layout
 from mindspeed_autoparallel.runtime.host.description import describe
@@ -175,6 +175,11 @@ def test_every_rank_of_a_language_model_recomputes_its_own_stages_layers(tmp_pat
         apply_plan(arguments)
         assert (arguments.recompute_granularity, arguments.recompute_num_layers) == expected
         assert arguments.pipeline_model_parallel_layout == "Et*2|t*2L"
+
+
+def test_processes_that_share_cores_are_told_that_times_are_not_comparable():
+    assert crowding(2, 2) == ""
+    assert "4 processes share 2 cores" in crowding(4, 2)
 
 
 def test_the_comparison_shows_the_worst_rank_of_each_stage():
