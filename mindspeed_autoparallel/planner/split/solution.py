@@ -28,6 +28,15 @@ class SplitSolution:
         return tuple(map(sum, zip(*self.placement[segment], strict=True)))
 
 
+def longest_step(problem: SplitProblem) -> int:
+    """No plan takes longer: every operation and message of every microbatch in turn."""
+    work = sum(
+        s.num_layers * (s.forward + s.backward + max(kind.extra_backward for kind in s.kinds)) for s in problem.segments
+    )
+    work += 2 * sum(problem.link) + 2 * problem.num_virtual * problem.per_operation
+    return work * problem.num_microbatches * problem.num_chunks
+
+
 def stage_times(problem: SplitProblem, placement: object) -> tuple[list[float], list[float]]:
     """Forward and backward time by virtual stage; counts may be fractions."""
     forward, backward = [0.0] * problem.num_virtual, [0.0] * problem.num_virtual

@@ -1,7 +1,7 @@
 """Critical-path cuts: an integer master that knows a few paths, and the simulator that finds the path it forgot.
 
 The master's bound never exceeds the optimum (every cut is a path of every plan); when it equals the simulated time of
-the best plan seen, that plan is proved optimal. See docs/decisions/0010-critical-path-cuts.md.
+the best plan seen, that plan is proved optimal. See docs/decisions/0019-paths-of-ranges.md.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from math import ceil, gcd
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.split.baselines import baselines
+from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
+from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.ranges import is_chain
 from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts
-from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, stage_memory
+from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, longest_step, stage_memory
 from mindspeed_autoparallel.schedule import make_program
 
 
@@ -23,6 +25,8 @@ def solve(problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, n
     started = time.monotonic()
     deadline = started + time_limit_s
     make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
+    if is_chain(problem):
+        return _solved_as_chain(problem, started, deadline, time_limit_s)
     relaxed = relaxed_cuts(problem, started + time_limit_s / 2)
     if relaxed is None:
         raise _infeasible(problem)
@@ -30,11 +34,8 @@ def solve(problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, n
     master = _Master(problem, ceil(bound))
     for cut in cuts:
         master.add(cut)
-    best: Placement | None = None
-    best_time = -1
-    for baseline in baselines(problem):
-        if baseline.fits and master.accepts(baseline.placement) and (best is None or baseline.step_time < best_time):
-            best, best_time = baseline.placement, baseline.step_time
+    simple = _best_baseline(problem)
+    best, best_time = (simple.placement, simple.step_time) if simple else (None, -1)
     lower, rounds = ceil(bound), 0
     while best is None or lower < best_time:
         left = deadline - time.monotonic()
@@ -60,14 +61,51 @@ def solve(problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, n
         if not fresh and status != "optimal":
             break
     if best is None:
-        raise InfeasiblePlan(
-            f"no plan was found within {time_limit_s:g} s, and none was proved impossible. Raise the time limit."
-        )
+        raise _nothing_found(time_limit_s)
     lower = min(lower, best_time)
     return SplitSolution(
         status="optimal" if lower >= best_time else "feasible", placement=best, step_time=best_time, lower_bound=lower,
         stage_memory=stage_memory(problem, best), rounds=rounds, solve_seconds=time.monotonic() - started,
     )  # fmt: skip
+
+
+def _solved_as_chain(problem: SplitProblem, started: float, deadline: float, time_limit_s: float) -> SplitSolution:
+    simple = _best_baseline(problem)
+    found = solve_chain(problem, simple.placement if simple else None, deadline)
+    if found.placement is None:
+        raise _infeasible(problem) if found.complete else _nothing_found(time_limit_s)
+    return SplitSolution(
+        status="optimal" if found.lower_bound >= found.step_time else "feasible", placement=found.placement,
+        step_time=found.step_time, lower_bound=found.lower_bound, stage_memory=stage_memory(problem, found.placement),
+        rounds=found.rounds, solve_seconds=time.monotonic() - started,
+    )  # fmt: skip
+
+
+def _best_baseline(problem: SplitProblem) -> Baseline | None:
+    """The faster of the simple splits that are plans."""
+    plans = [item for item in baselines(problem) if item.fits and _is_plan(problem, item.placement)]
+    return min(plans, key=lambda item: item.step_time, default=None)
+
+
+def _is_plan(problem: SplitProblem, placement: Placement) -> bool:
+    """Whether a baseline keeps the order, its companions' places, and leaves no stage empty."""
+    segments, num = problem.segments, problem.num_virtual
+    here = [[sum(row[v] for row in kinds) for v in range(num)] for kinds in placement]
+    for k, segment in enumerate(segments):
+        first = next(v for v in range(num) if here[k][v])
+        for before in segment.predecessors:
+            if max(v for v in range(num) if here[before][v]) > first:
+                return False
+        if segment.beside is not None and any(here[k][v] > here[segment.beside][v] for v in range(num)):
+            return False
+    counted = [row for row, s in zip(here, segments, strict=True) if s.beside is None]
+    return problem.allow_empty_stages or all(any(row[v] for row in counted) for v in range(num))
+
+
+def _nothing_found(time_limit_s: float) -> InfeasiblePlan:
+    return InfeasiblePlan(
+        f"no plan was found within the time limit of {time_limit_s:g} s, and none was proved impossible. Raise it."
+    )
 
 
 class _Master:
@@ -85,10 +123,7 @@ class _Master:
         for segment in segments:
             self.unit = gcd(self.unit, segment.forward, segment.backward, *(k.extra_backward for k in segment.kinds))
         self.unit = gcd(self.unit, *problem.link) or 1
-        work = sum(
-            s.num_layers * (s.forward + s.backward + max(k.extra_backward for k in s.kinds)) for s in segments
-        ) + 2 * sum(problem.link)  # fmt: skip
-        highest = work * problem.num_microbatches * problem.num_chunks // self.unit + 1
+        highest = longest_step(problem) // self.unit + 1
         if highest > 2**56:
             raise ConfigError("the step is too long for the tick chosen: use coarser times.")
         self.step = new(min(highest, -(-bound // self.unit)), highest, "")
@@ -145,18 +180,6 @@ class _Master:
                     if weight:
                         terms.append(weight // self.unit * count)
         self.model.add(self.step >= sum(terms) + cut[2] // self.unit)
-
-    def accepts(self, placement: Placement) -> bool:
-        """Whether a baseline keeps the order and leaves no stage empty."""
-        segments, num = self.problem.segments, self.problem.num_virtual
-        here = [[sum(row[v] for row in kinds) for v in range(num)] for kinds in placement]
-        for k, segment in enumerate(segments):
-            first = next(v for v in range(num) if here[k][v])
-            for before in segment.predecessors:
-                if max(v for v in range(num) if here[before][v]) > first:
-                    return False
-        counted = [row for row, s in zip(here, segments, strict=True) if s.beside is None]
-        return self.problem.allow_empty_stages or all(any(row[v] for row in counted) for v in range(num))
 
     def solve(
         self, seconds: float, seed: int, num_workers: int, best: Placement | None, best_time: int

@@ -1,0 +1,106 @@
+"""The search of chains finds what the integer solver finds, blocks beside layers and several kinds included."""
+
+import random
+import time
+
+import pytest
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, solver, stage_memory, step_of
+from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
+
+NUM_PROBLEMS = 150
+
+
+def random_chain(drawn):
+    stages = drawn.randint(1, 5)
+    sizes = [1, drawn.randint(2, 5), 1, 1, drawn.randint(stages, 9), 1]
+    segments = []
+    for index, size in enumerate(sizes):
+        is_layer = index in (1, 4)
+        kinds = [LayerKind(name="none", memory=tuple(drawn.randint(3, 9) for _ in range(stages)))]
+        for name in ("selective", "full")[: drawn.randint(0, 2) if is_layer else 0]:
+            kinds.append(LayerKind(
+                name=name, extra_backward=drawn.randint(1, 9), transient=drawn.choice([0, 2, 4]),
+                memory=tuple(drawn.randint(1, size) for size in kinds[0].memory),
+            ))  # fmt: skip
+        segments.append(Segment(
+            name=f"m{index}", num_layers=size, forward=drawn.randint(1, 20), kinds=tuple(kinds),
+            backward=0 if index < 2 and drawn.random() < 0.3 else drawn.randint(1, 40),
+            predecessors=(index - 1,) if index else (), beside=None if is_layer else 1 if index < 3 else 4,
+        ))  # fmt: skip
+    average = 6 * sum(sizes) // stages
+    return SplitProblem(
+        segments=tuple(segments), num_stages=stages, num_microbatches=drawn.randint(1, 12),
+        memory_limit=tuple(drawn.randint(average // 2, 2 * average) for _ in range(stages)),
+        fixed_memory=tuple(drawn.randint(0, 5) for _ in range(stages)), link=(drawn.randint(0, 5),) * (stages - 1),
+        per_operation=drawn.randint(0, 2), schedule=drawn.choice(["1f1b", "1f1b", "gpipe"]),
+        rendezvous=drawn.random() < 0.4, allow_empty_stages=drawn.random() < 0.2,
+    )  # fmt: skip
+
+
+def outcome(problem):
+    try:
+        found = solve(problem)
+    except InfeasiblePlan:
+        return None
+    assert found.status == "optimal"
+    assert step_of(problem, found.placement).step_time == found.step_time == found.lower_bound
+    assert all(a <= b for a, b in zip(stage_memory(problem, found.placement), problem.memory_limit, strict=True))
+    return found.step_time
+
+
+def test_chains_get_the_integer_solvers_optimum(monkeypatch):
+    drawn = random.Random(7)
+    problems = [random_chain(drawn) for _ in range(NUM_PROBLEMS)]
+    searched = [outcome(problem) for problem in problems]
+    monkeypatch.setattr(solver, "is_chain", lambda problem: False)
+    assert searched == [outcome(problem) for problem in problems]
+    assert sum(time is None for time in searched) < NUM_PROBLEMS // 2 < sum(time is not None for time in searched)
+
+
+def test_host_time_per_operation_does_not_make_the_only_plan_impossible(monkeypatch):
+    """With one stage a step is all its work and all its operations: longer than the work alone."""
+    kinds = (
+        LayerKind(name="none", memory=(6,)),
+        # What the simple splits choose, and what then does not fit: they leave nothing to fall back on.
+        LayerKind(name="selective", extra_backward=1, memory=(2,), transient=5),
+        LayerKind(name="full", extra_backward=3, memory=(4,)),
+    )
+    problem = SplitProblem(
+        segments=(Segment(name="m", num_layers=1, forward=8, backward=28, kinds=kinds),), num_stages=1,
+        num_microbatches=4, memory_limit=(5,), per_operation=5,
+    )  # fmt: skip
+    for is_chain in (solver.is_chain, lambda problem: False):
+        monkeypatch.setattr(solver, "is_chain", is_chain)
+        assert outcome(problem) == 4 * (8 + 28 + 3 + 2 * 5)
+
+
+def test_a_late_deadline_and_an_early_one_agree_on_the_bound():
+    drawn = random.Random(11)
+    compared = 0
+    while compared < 10:
+        problem = random_chain(drawn)
+        whole = outcome(problem)
+        if whole is None:
+            continue
+        compared += 1
+        stopped = solve_chain(problem, None, time.monotonic() - 1)
+        assert stopped.lower_bound <= whole
+        assert stopped.placement is None or stopped.step_time >= whole
+
+
+def test_the_same_problem_gets_the_same_plan():
+    problem = random_chain(random.Random(3))
+    assert solve(problem).placement == solve(problem).placement
+
+
+@pytest.mark.parametrize("most_labels", [1, 7])
+def test_small_blocks_of_labels_change_nothing(monkeypatch, most_labels):
+    from mindspeed_autoparallel.planner.split import paths
+
+    drawn = random.Random(5)
+    problems = [random_chain(drawn) for _ in range(15)]
+    whole = [outcome(problem) for problem in problems]
+    monkeypatch.setattr(paths, "MOST_LABELS", most_labels)
+    assert whole == [outcome(problem) for problem in problems]
