@@ -1,8 +1,11 @@
-"""Small random models."""
+"""Small random models, and Megatron in the test process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+import types
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +27,26 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return make
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """Megatron's groups of one rank, on the CPU."""
+    import torch
+    from megatron.core import parallel_state, tensor_parallel
+
+    patch = pytest.MonkeyPatch()
+    if not torch.cuda.is_available():
+        patch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    # Nothing here drops out, so the generators of a GPU that attention forks are not needed.
+    generators = types.SimpleNamespace(fork=nullcontext)
+    patch.setattr(tensor_parallel, "get_cuda_rng_tracker", lambda *args, **kwargs: generators)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    yield
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+    patch.undo()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +11,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("megatron.core")
 
-pytestmark = [pytest.mark.torch, pytest.mark.megatron]
+pytestmark = [pytest.mark.torch, pytest.mark.megatron, pytest.mark.usefixtures("one_process")]
 
 IMAGE, START, END = 250, 252, 253
 MERGE = 2
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process() -> Iterator[None]:
-    """Megatron's groups of one rank, on the CPU."""
-    from megatron.core import parallel_state, tensor_parallel
-
-    patch = pytest.MonkeyPatch()
-    if not torch.cuda.is_available():
-        patch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    parallel_state.initialize_model_parallel()
-    assert tensor_parallel is not None
-    yield
-    parallel_state.destroy_model_parallel()
-    torch.distributed.destroy_process_group()
-    patch.undo()
 
 
 def text_config(**more: Any) -> dict[str, Any]:
@@ -180,6 +157,3 @@ def test_reference_model_equals_transformers(
     if pixels is not None:
         assert their_pixels.grad.abs().max() > 0
         assert (their_pixels.grad - our_pixels.grad).abs().max() < TOLERANCE
-
-
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")

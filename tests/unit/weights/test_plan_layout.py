@@ -72,7 +72,9 @@ def test_a_plan_for_another_model_says_which_list_and_by_how_much(tmp_path: Path
 
 def test_a_module_without_a_place_in_a_checkpoint_is_named(tmp_path: Path) -> None:
     plan = example_plan()
-    modules = tuple(replace(module, result_key="dit") if module.name == "audio_encoder" else module for module in plan.model.modules)
+    modules = tuple(
+        replace(module, result_key="dit") if module.name == "audio_encoder" else module for module in plan.model.modules
+    )
     other = replace(plan, model=replace(plan.model, modules=modules))
     with pytest.raises(PlanError, match="audio_encoder"):
         layout_from_plan(written(other, tmp_path), architecture())
