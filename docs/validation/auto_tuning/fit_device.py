@@ -77,7 +77,8 @@ def fit_physics(
 ) -> catalogue.Device:
     """Levenberg-Marquardt on the logarithms of the free efficiencies, held near where they start."""
     names = FREE[stack]
-    start = np.log([getattr(device.efficiency(stack), name) for name in names])
+    # Below its ceiling: at the ceiling a value has no slope and would stay there whatever the measurements say.
+    start = np.log([min(getattr(device.efficiency(stack), name), 0.9 * CEILING.get(name, np.inf)) for name in names])
 
     def values(point: np.ndarray) -> dict[str, Any]:
         return {name: min(float(np.exp(x)), CEILING.get(name, np.inf)) for name, x in zip(names, point, strict=True)}

@@ -62,6 +62,21 @@ def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: 
     return moved / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
 
 
+def boundary_send_us(work: Workload, fabric: Fabric) -> float:
+    """Microseconds that one microbatch's hidden states take to the next stage, without the fixed cost.
+
+    Sequence parallelism sends a share per tensor rank; so did the software of 2021 without it, which gathered the shares
+    again inside the node ("scatter/gather", Narayanan et al. 2021, section 4.1). Otherwise every rank sends all.
+    """
+    size: float = work.tokens * work.model.hidden * work.element_bytes
+    stride = work.num_devices // work.pipeline
+    if work.sequence_parallel:
+        return fabric.send_us(size / work.tensor, stride)
+    if work.stack == "megatron-2021":
+        return fabric.send_us(size / work.tensor, stride) + fabric.one_shot_us(size, work.tensor, 1)
+    return fabric.send_us(size, stride)
+
+
 def step_time(work: Workload, device: Device, layer: LayerTime | None = None) -> StepTime:
     """One step of ``work`` on ``device``; a measured ``layer`` replaces the modelled one."""
     efficiency = device.efficiency(work.stack)
@@ -73,10 +88,7 @@ def step_time(work: Workload, device: Device, layer: LayerTime | None = None) ->
     stages[-1] += head.forward_us + head.backward_us
     boundary = 0.0
     if work.pipeline > 1:
-        size: float = work.tokens * work.model.hidden * work.element_bytes
-        size /= work.tensor if work.sequence_parallel else 1
-        stride = work.num_devices // work.pipeline
-        boundary = 2 * (efficiency.point_to_point_us + fabric.send_us(size, stride))
+        boundary = 2 * (efficiency.point_to_point_us + boundary_send_us(work, fabric))
         # Every microbatch waits for its neighbours' tensors: the boundary sits on the critical path of inner stages.
         stages = [stage + boundary for stage in stages[:-1]] + [stages[-1]]
     pipeline = one_f_one_b_us(stages, boundary, work.num_microbatches, work.virtual)

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from mindspeed_autoparallel.cost.analytic.collectives import Fabric
-from mindspeed_autoparallel.cost.analytic.step_time import one_f_one_b_us, step_time
+from mindspeed_autoparallel.cost.analytic.step_time import boundary_send_us, one_f_one_b_us, step_time
 from mindspeed_autoparallel.cost.analytic.workload import read_workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
@@ -80,3 +80,23 @@ def test_what_no_run_could_be_started_with_is_refused_with_the_rule(section: str
     request[section].update(values)
     with pytest.raises(ConfigError, match=word):
         read_workload(request)
+
+
+@pytest.mark.parametrize(
+    ("stack", "sequence_parallel", "share"),
+    [("megatron-2021", False, 4), ("megatron-core", True, 4), ("megatron-core", False, 1)],
+)
+def test_what_crosses_a_stage_boundary_is_split_over_tensor_ranks_where_the_software_splits_it(
+    stack: str, sequence_parallel: bool, share: int
+) -> None:
+    request = copy.deepcopy(_REQUEST)
+    request["hw"]["num_gpus"] = 64
+    request["parallel"] = {"tp": 4, "pp": 8, "sp": sequence_parallel}
+    request["train"]["stack"] = stack
+    work = read_workload(request)
+    # Links inside a node take no time here: only the network counts.
+    fabric = Fabric(
+        devices_per_node=8, link_bytes_per_us=1e18, link_latency_us=0.0, inter_bytes_per_us=8.0, inter_latency_us=0.0
+    )
+    hidden_states = 2 * 1024 * 2048 * 2  # microbatch x tokens x hidden x bytes, at one byte per microsecond and device
+    assert boundary_send_us(work, fabric) == pytest.approx(hidden_states / share)
