@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 
 from mindspeed_autoparallel.runtime.hetero.redistribution.balance import imbalance
-from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, replica_ranks, standard_placement
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import standard_placement
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item, RedistributionPlan, make_plan
 from mindspeed_autoparallel.runtime.hetero.redistribution.volume import gather_then_slice_bytes, received_bytes
 
 HIDDEN, PATCH_FEATURES, HALF, MERGE, PIXELS_PER_PATCH = 3584, 1176, 2, 4, 14
+TEXT = 64
 SIZES = (252, 448, 672, 1036, 1344)
 
 
@@ -24,18 +25,11 @@ def items_of(num_homes: int, per_home: int, sizes: tuple[int, ...], seed: int) -
         for sample in range(per_home):
             patches = (draw.choice(sizes) // PIXELS_PER_PATCH) ** 2
             cost = patches * HIDDEN + patches * patches / 64
-            items.append(Item(home, 0, sample, patches, patches // MERGE, cost))
+            rows = patches // MERGE
+            # Text before and after the image, padded as every cut below wants it.
+            length = -(-(rows + 2 * TEXT) // 16) * 16
+            items.append(Item(home, 0, sample, patches, rows, cost, (), TEXT, length))
     return items
-
-
-def sharded(items: list[Item], backbone: Placement) -> list[tuple[int, int, tuple[int, int]]]:
-    """Rows each first-stage rank needs when the image rows are spread evenly over its sequence shards."""
-    needs = []
-    for i, item in enumerate(items):
-        ranks = replica_ranks(backbone, item.home, 0)
-        cuts = [item.output_rows * k // len(ranks) for k in range(len(ranks) + 1)]
-        needs += [(rank, i, (cuts[k], cuts[k + 1])) for k, rank in enumerate(ranks)]
-    return needs
 
 
 def received(plan: RedistributionPlan, world: int) -> tuple[float, float]:
@@ -63,10 +57,15 @@ def main() -> None:
         homes = world // (tensor * pipeline)
         items = items_of(homes, per_home, sizes, seed=1)
         plans = []
-        for needs in (None, sharded(items, backbone)):
+        for sequence_parallel in (False, True):
             plans.append(
                 make_plan(
-                    items, encoder=encoder, backbone=backbone, ranks=range(world), mode="off", sharded_needs=needs
+                    items,
+                    encoder=encoder,
+                    backbone=backbone,
+                    ranks=range(world),
+                    mode="off",
+                    sequence_parallel=sequence_parallel,
                 )
             )
         gather = (

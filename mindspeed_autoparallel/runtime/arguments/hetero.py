@@ -31,8 +31,10 @@ GROUP = FlagGroup(
             name="--hetero-memory",
             type=str,
             default="upfront",
-            choices=("upfront", "recompute"),
-            help="Keep the encoders' activations until their backward, or run their forward again before it.",
+            choices=("upfront", "recompute", "window"),
+            help="Keep the encoders' activations of the whole step; or drop them and run the encoders' forward again "
+            "before their backward; or encode along with the backbone's 1F1B schedule, so that a few macro-batches "
+            "live at a time.",
         ),
     ),
 )

@@ -44,6 +44,7 @@ def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
         JOB.encoders,
         balance=JOB.arguments.hetero_balance,
         memory=JOB.arguments.hetero_memory,
+        sequence_parallel=JOB.arguments.sequence_parallel,
     )
     return chunks
 

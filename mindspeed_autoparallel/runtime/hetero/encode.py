@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mindspeed_autoparallel.runtime.hetero.exchange import Exchange
+from mindspeed_autoparallel.runtime.hetero.exchange import Arrived, Exchange, Transfer
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
@@ -39,8 +39,9 @@ class _Randomness:
 class MacroBatch:
     """The items of a few microbatches that one encoder computes together, from inputs to gradients.
 
-    ``inputs``: input rows of the items this rank holds, by item index ``[input_rows, *input_shape]``. ``keep_graph``
-    False (memory mode recompute) drops the graph after the forward and runs the encoder again before its backward.
+    ``start`` and ``finish`` bring the output rows, ``start_backward`` and ``finish_backward`` take their gradients;
+    what lies between a start and its finish overlaps with the transfer. Each is collective, in the same order on every
+    rank. ``keep_graph`` False drops the graph after the forward and runs the encoder again before its backward.
     """
 
     def __init__(
@@ -51,31 +52,36 @@ class MacroBatch:
         states: ModuleStates,
         *,
         replica: int,
-        rank: int,
         train: bool,
         keep_graph: bool,
     ) -> None:
         self._encoder, self._plan, self._exchange, self._states = encoder, plan, exchange, states
         self._mine = plan.owned_by(replica)
-        self._rank, self._train, self._keep_graph = rank, train, keep_graph
+        self._train, self._keep_graph = train, keep_graph
+        self._first_row: dict[int, int] = {}
+        self._num_rows = 0
+        for item in self._mine:
+            self._first_row[item] = self._num_rows
+            self._num_rows += plan.items[item].output_rows
         self._rows: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
+        self._transfer: Transfer | None = None
         self._randomness: _Randomness | None = None
         self._device = next(encoder.module.parameters()).device
 
-    def encode(self, inputs: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Output rows of the items whose merge happens on this rank, by item index. Collective."""
+    def start(self, inputs: Mapping[int, torch.Tensor]) -> None:
+        """Encode and send. ``inputs``: rows of the items this rank holds, by index ``[input_rows, *input_shape]``."""
         if not self._plan.items:
-            return {}
+            return
         adapter = self._encoder.adapter
-        arrived = self._exchange.move(
+        arrived = self._exchange.start(
             self._plan.inputs,
             lambda piece: inputs[piece.item][piece.start : piece.stop],
             row_shape=adapter.input_shape,
             dtype=adapter.input_dtype,
             device=self._device,
             kind="inputs",
-        )
+        ).finish()
         # The plan orders pieces by source; the encoder takes its items in their own order.
         by_item = [rows for _, rows in sorted(arrived, key=lambda pair: pair[0].item)]
         self._rows = _joined(by_item, adapter.input_shape, adapter.input_dtype, self._device)
@@ -87,33 +93,34 @@ class MacroBatch:
         detached = output.detach()
         if graph:
             self._output = output
-        merged = self._exchange.move(
-            self._plan.outputs,
-            lambda piece: self._slice(detached, piece),
-            row_shape=adapter.output_shape,
-            dtype=adapter.output_dtype,
-            device=self._device,
-            kind="outputs",
-        )
-        by_start = sorted(merged, key=lambda pair: pair[0].start)
-        return {
-            item: torch.cat([rows for piece, rows in by_start if piece.item == item])
-            for item in sorted({piece.item for piece, _ in merged})
-        }
+        if not (self._train and not graph):
+            self._rows = None
+        self._transfer = self._travel(self._plan.outputs, lambda piece: self._slice(detached, piece), "outputs")
 
-    def backward(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        """Bring the merged rows' gradients (by item index) to the owner and run its backward. Collective."""
+    def finish(self, items: Sequence[int]) -> torch.Tensor:
+        """Output rows of these items, which this rank merges, one after another; rows of other ranks' tokens are 0."""
+        adapter = self._encoder.adapter
+        first, total = {}, 0
+        for item in items:
+            first[item] = total
+            total += self._plan.items[item].output_rows
+        merged = torch.zeros((total, *adapter.output_shape), dtype=adapter.output_dtype, device=self._device)
+        for piece, rows in self._arrived():
+            merged[first[piece.item] + piece.start : first[piece.item] + piece.stop] = rows
+        return merged
+
+    def start_backward(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        """Send the gradients of the merged rows, by item index, to the members of their owners."""
+        if self._plan.items:
+            self._transfer = self._travel(
+                self._plan.gradients, lambda piece: gradients[piece.item][piece.start : piece.stop], "gradients"
+            )
+
+    def finish_backward(self) -> None:
+        """The encoder's backward with what arrived."""
         if not self._plan.items:
             return
-        adapter = self._encoder.adapter
-        arrived = self._exchange.move(
-            self._plan.gradients,
-            lambda piece: gradients[piece.item][piece.start : piece.stop],
-            row_shape=adapter.output_shape,
-            dtype=adapter.output_dtype,
-            device=self._device,
-            kind="gradients",
-        )
+        arrived = self._arrived()
         output = self._output
         if output is None:
             output = self._forward_again()
@@ -123,6 +130,21 @@ class MacroBatch:
         with self._states.use(self._encoder.name):
             torch.autograd.backward(output, gradient)
         self._output = self._rows = None
+
+    def _travel(self, pieces: Sequence[Piece], rows_of: Callable[[Piece], torch.Tensor], kind: str) -> Transfer:
+        adapter = self._encoder.adapter
+        return self._exchange.start(
+            pieces,
+            rows_of,
+            row_shape=adapter.output_shape,
+            dtype=adapter.output_dtype,
+            device=self._device,
+            kind=kind,
+        )
+
+    def _arrived(self) -> Arrived:
+        transfer, self._transfer = self._transfer, None
+        return [] if transfer is None else transfer.finish()
 
     def _forward(self, graph: bool) -> torch.Tensor:
         adapter = self._encoder.adapter
@@ -146,8 +168,8 @@ class MacroBatch:
                 now.restore()
 
     def _slice(self, output: torch.Tensor, piece: Piece) -> torch.Tensor:
-        start = sum(self._plan.items[i].output_rows for i in self._mine if i < piece.item)
-        return output[start + piece.start : start + piece.stop]
+        first = self._first_row[piece.item]
+        return output[first + piece.start : first + piece.stop]
 
 
 def _joined(parts: list[torch.Tensor], shape: tuple[int, ...], dtype: Any, device: Any) -> torch.Tensor:

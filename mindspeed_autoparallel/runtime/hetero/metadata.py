@@ -11,7 +11,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item
 
-_FIELDS = 6
+_NUM_FIELDS = 8
 
 
 def local_items(adapter: EncoderAdapter, batches: Sequence[Any], home: int) -> list[Item]:
@@ -24,9 +24,7 @@ def local_items(adapter: EncoderAdapter, batches: Sequence[Any], home: int) -> l
                     f"sample {found.sample} of microbatch {microbatch} (data-parallel replica {home}) has an item of "
                     f"{found.input_rows} input and {found.output_rows} output rows; both must be at least 1."
                 )
-            items.append(
-                Item(home, microbatch, found.sample, found.input_rows, found.output_rows, found.cost, found.meta)
-            )
+            items.append(Item(home, microbatch, **vars(found)))
     return items
 
 
@@ -35,25 +33,29 @@ def gather_items(
 ) -> list[Item]:
     """Items of all contributing ranks of ``group``, in rank order: two small all-gathers (counts, then sizes)."""
     mine = list(items) if contributes else []
-    table = torch.tensor(
-        [[i.home, i.microbatch, i.sample, i.input_rows, i.output_rows, i.cost, *i.meta] for i in mine],
-        dtype=torch.float64,
-        device=device,
-    ).reshape(len(mine), _FIELDS + adapter.meta_size)
+    width = _NUM_FIELDS + adapter.meta_size
+    table = torch.tensor([_row(item) for item in mine], dtype=torch.float64, device=device).reshape(len(mine), width)
     size = torch.distributed.get_world_size(group)
     counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
     torch.distributed.all_gather(counts, torch.tensor([len(mine)], device=device), group=group)
     longest = int(max(int(count) for count in counts))
     if longest == 0:
         return []
-    padded = torch.zeros((longest, table.shape[1]), dtype=torch.float64, device=device)
+    padded = torch.zeros((longest, width), dtype=torch.float64, device=device)
     padded[: len(mine)] = table
     tables = [torch.empty_like(padded) for _ in range(size)]
     torch.distributed.all_gather(tables, padded, group=group)
-    gathered = []
-    for count, rows in zip(counts, tables, strict=True):
-        for row in rows[: int(count)].tolist():
-            home, microbatch, sample, inputs, outputs = (int(value) for value in row[:5])
-            meta = tuple(int(value) for value in row[_FIELDS:])
-            gathered.append(Item(home, microbatch, sample, inputs, outputs, row[5], meta))
-    return gathered
+    return [_item(row) for count, rows in zip(counts, tables, strict=True) for row in rows[: int(count)].tolist()]
+
+
+def _row(item: Item) -> list[float]:
+    first = -1 if item.first_token is None else item.first_token
+    sizes = (item.home, item.microbatch, item.sample, item.input_rows, item.output_rows, first, item.num_tokens)
+    return [*sizes, item.cost, *item.meta]
+
+
+def _item(row: list[float]) -> Item:
+    home, microbatch, sample, inputs, outputs, first, num_tokens = (int(value) for value in row[: _NUM_FIELDS - 1])
+    meta = tuple(int(value) for value in row[_NUM_FIELDS:])
+    place = None if first < 0 else first
+    return Item(home, microbatch, sample, inputs, outputs, row[_NUM_FIELDS - 1], meta, place, num_tokens)

@@ -8,77 +8,20 @@ so no autograd hook ever sees the wrong layout.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero.encode import MacroBatch
 from mindspeed_autoparallel.runtime.hetero.layouts import check_scale
+from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
 from mindspeed_autoparallel.runtime.hetero.metadata import gather_items, local_items
-from mindspeed_autoparallel.runtime.hetero.modules import Encoder, finalize_gradients
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item, make_plan
+from mindspeed_autoparallel.runtime.hetero.modules import finalize_gradients
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item
 from mindspeed_autoparallel.runtime.hetero.session import HeteroSession, Route
-
-
-class Answers:
-    """What one encoder answers in phase 2: the current microbatch's rows, leaves whose gradients phase 3 reads."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        self._rows: dict[int, dict[int, torch.Tensor]] = {}
-        self._leaves: dict[int, torch.Tensor] = {}
-        self.current = -1
-        self._asked: set[int] = set()
-
-    def give(self, microbatch: int, item: int, rows: torch.Tensor) -> None:
-        self._rows.setdefault(microbatch, {})[item] = rows
-
-    def close(self, with_gradient: bool) -> None:
-        """One leaf per microbatch, items in the order of the batch."""
-        for microbatch, rows in self._rows.items():
-            leaf = torch.cat([rows[item] for item in sorted(rows)])
-            self._leaves[microbatch] = leaf.requires_grad_(with_gradient)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        adapter = self._encoder.adapter
-        self._asked.add(self.current)
-        leaf = self._leaves.get(self.current)
-        if leaf is None:
-            device = next(self._encoder.module.parameters()).device
-            leaf = torch.zeros((0, *adapter.output_shape), dtype=adapter.output_dtype, device=device)
-        return adapter.embeddings(leaf)
-
-    def gradient(self, microbatch: int, item: int) -> torch.Tensor:
-        """Gradient of one item's merged rows."""
-        leaf, rows = self._leaves[microbatch], self._rows[microbatch]
-        if leaf.grad is None:
-            return torch.zeros_like(rows[item])
-        start = sum(rows[other].shape[0] for other in rows if other < item)
-        return leaf.grad[start : start + rows[item].shape[0]]
-
-    def check_all_used(self) -> None:
-        unused = sorted(set(self._leaves) - self._asked)
-        if unused:
-            raise ConfigError(
-                f"the model never called {self._encoder.name} for microbatch {unused[0]}, which has items for it. "
-                "The forward step must call the encoder wherever the batch has inputs for it."
-            )
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Inside the block, calling the encoder module returns the answers."""
-        fields = self._encoder.module.__dict__
-        before = fields.get("forward")
-        fields["forward"] = self
-        try:
-            yield
-        finally:
-            del fields["forward"]
-            if before is not None:
-                fields["forward"] = before
+from mindspeed_autoparallel.runtime.hetero.timetable import AllAtOnce, AlongTheSchedule
 
 
 def run(
@@ -95,127 +38,73 @@ def run(
     """The stock ``forward_backward``'s result; gradients of all modules are final. Arguments are Megatron's."""
     batches, iterators = _pull(data_iterator, num_microbatches)
     session.learn_holders(batches is not None)
-    answers = []
-    macros: list[tuple[Route, list[Item], MacroBatch, Answers]] = []
+    steps = []
     for route in session.routes:
         if not forward_only:
             check_scale(route.encoder.scale, num_microbatches)
-        answer = Answers(route.encoder)
-        train = route.encoder.trainable and not forward_only
-        macros += [
-            (route, items, macro, answer)
-            for items, macro in _encode(session, route, batches, num_microbatches, train, answer)
-        ]
-        answer.close(with_gradient=train)
-        answers.append(answer)
+        items = _everyones_items(session, route, batches)
+        steps.append(EncoderStep(session, route, batches, items, num_microbatches, forward_only))
     chunks = model if isinstance(model, list) else [model]
+    timetable = _timetable(session, steps, num_microbatches, len(chunks))
     factor: list[Any] = []
-    started = time.perf_counter()
+    timetable.before()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(session.times.during("backbone"))
         stack.enter_context(session.states.use(session.backbone))
-        for answer in answers:
-            stack.enter_context(answer.installed())
+        for step in steps:
+            stack.enter_context(step.answers.installed())
         stack.enter_context(_observe_finalize(chunks[0], session.backbone_data_context, factor))
         result = forward_backward(
-            forward_step_func=_counting(forward_step_func, chunks[0], answers),
+            forward_step_func=_telling(forward_step_func, chunks[0], steps, timetable),
             data_iterator=iterators,
             model=model,
             num_microbatches=num_microbatches,
             forward_only=forward_only,
             **kwargs,
         )
-    session.times.backbone += time.perf_counter() - started
     if session.first_stage:
-        for answer in answers:
-            answer.check_all_used()
+        for step in steps:
+            step.answers.check_all_used()
+    timetable.after()
     if not forward_only:
-        _encoder_backward(session, macros, factor[0] if factor else 1.0 / session.backbone_data_context)
+        with session.times.during("finalize"):
+            for encoder in session.encoders:
+                finalize_gradients(
+                    session.states, encoder, factor[0] if factor else 1.0 / session.backbone_data_context
+                )
     return result
 
 
-def _encode(
-    session: HeteroSession, route: Route, batches: Any, num_microbatches: int, train: bool, answer: Answers
-) -> Iterator[tuple[list[Item], MacroBatch]]:
-    encoder, adapter = route.encoder, route.encoder.adapter
-    started = time.perf_counter()
-    mine = local_items(adapter, batches, session.home) if batches is not None else []
-    everyones = mine
-    assert session.holders is not None
-    if session.needs_metadata(route):
+def _timetable(
+    session: HeteroSession, steps: list[EncoderStep], num_microbatches: int, num_chunks: int
+) -> AllAtOnce | AlongTheSchedule:
+    if session.memory != "window":
+        return AllAtOnce(steps)
+    if num_chunks > 1:
+        raise ConfigError(
+            f"--hetero-memory window follows the 1F1B schedule, but the backbone has {num_chunks} virtual stages on "
+            "each rank. Use --hetero-memory recompute, or leave out the virtual stages."
+        )
+    placement = session.backbone_placement
+    return AlongTheSchedule(
+        steps,
+        stage=placement[session.rank].pipeline,
+        num_stages=1 + max(at.pipeline for at in placement),
+        num_microbatches=num_microbatches,
+    )
+
+
+def _everyones_items(session: HeteroSession, route: Route, batches: Any) -> list[Item]:
+    """Items of all ranks that exchange with this one (collective where sizes must travel)."""
+    adapter = route.encoder.adapter
+    with session.times.during("metadata"):
+        mine = local_items(adapter, batches, session.home) if batches is not None else []
+        if not session.needs_metadata(route):
+            return mine
+        assert session.holders is not None
         contributes = session.rank == session.holders[session.home][0]
-        device = next(encoder.module.parameters()).device
-        everyones = gather_items(mine, contributes, adapter, route.group, device)
-    session.times.metadata += time.perf_counter() - started
-    replica = route.placement[session.rank].data
-    for first in range(0, num_microbatches, encoder.scale):
-        window = range(first, min(first + encoder.scale, num_microbatches))
-        started = time.perf_counter()
-        items = [item for item in everyones if item.microbatch in window]
-        plan = make_plan(
-            items,
-            encoder=route.placement,
-            backbone=session.backbone_placement,
-            ranks=route.ranks,
-            mode=session.balance,
-            input_holders=session.holders,
-        )
-        session.times.planning += time.perf_counter() - started
-        started = time.perf_counter()
-        macro = MacroBatch(
-            encoder,
-            plan,
-            route.exchange,
-            session.states,
-            replica=replica,
-            rank=session.rank,
-            train=train,
-            keep_graph=session.memory == "upfront",
-        )
-        inputs = _held_inputs(adapter, batches, window, items, session.home)
-        for item, rows in macro.encode(inputs).items():
-            answer.give(items[item].microbatch, item, rows)
-        session.times.encode += time.perf_counter() - started
-        yield items, macro
-
-
-def _held_inputs(
-    adapter: Any, batches: Any, window: Sequence[int], items: Sequence[Item], home: int
-) -> dict[int, torch.Tensor]:
-    """Input rows of the items in this rank's own batches, by index among ``items``."""
-    if batches is None:
-        return {}
-    held: dict[int, torch.Tensor] = {}
-    for microbatch in window:
-        indices = [i for i, item in enumerate(items) if item.home == home and item.microbatch == microbatch]
-        if indices:
-            sizes = [items[i].input_rows for i in indices]
-            rows = adapter.rows(batches[microbatch])
-            if rows.shape[0] != sum(sizes):
-                raise ConfigError(
-                    f"microbatch {microbatch} (samples {sorted({items[i].sample for i in indices})}) announces "
-                    f"{sum(sizes)} input rows and holds {rows.shape[0]}."
-                )
-            held.update(zip(indices, torch.split(rows, sizes), strict=True))
-    return held
-
-
-def _encoder_backward(
-    session: HeteroSession, macros: list[tuple[Route, list[Item], MacroBatch, Answers]], factor: Any
-) -> None:
-    started = time.perf_counter()
-    for route, items, macro, answer in macros:
-        if route.encoder.trainable:
-            wanted = {
-                i: answer.gradient(item.microbatch, i)
-                for i, item in enumerate(items)
-                if item.home == session.home and session.first_stage
-            }
-            macro.backward(wanted)
-    session.times.encoder_backward += time.perf_counter() - started
-    started = time.perf_counter()
-    for encoder in session.encoders:
-        finalize_gradients(session.states, encoder, factor)
-    session.times.finalize += time.perf_counter() - started
+        device = next(route.encoder.module.parameters()).device
+        return gather_items(mine, contributes, adapter, route.group, device)
 
 
 def _pull(data_iterator: Any, num_microbatches: int) -> tuple[list[Any] | None, Any]:
@@ -227,13 +116,21 @@ def _pull(data_iterator: Any, num_microbatches: int) -> tuple[list[Any] | None, 
     return pulled[0], again if several else again[0]
 
 
-def _counting(forward_step: Callable[..., Any], first_chunk: Any, answers: list[Answers]) -> Callable[..., Any]:
-    """``forward_step`` that tells the encoders which microbatch the first model chunk is at."""
+def _telling(
+    forward_step: Callable[..., Any],
+    first_chunk: Any,
+    steps: list[EncoderStep],
+    timetable: AllAtOnce | AlongTheSchedule,
+) -> Callable[..., Any]:
+    """``forward_step`` that tells encoders and timetable which microbatch the first model chunk is at."""
+    counter = itertools.count()
 
     def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if model is first_chunk:
-            for answer in answers:
-                answer.current += 1
+            count = next(counter)
+            timetable.at_forward(count)
+            for encoder_step in steps:
+                encoder_step.answers.current = count
         return forward_step(data_iterator, model, *args, **kwargs)
 
     return step

@@ -15,24 +15,9 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.balance import MODES
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, closed_sets, replica_ranks
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import replicas_nested
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
+from mindspeed_autoparallel.runtime.hetero.times import PhaseTimes
 
-MEMORY_MODES = ("upfront", "recompute")
-
-
-@dataclass
-class PhaseTimes:
-    """Seconds this rank spent in each part since the last ``reset``."""
-
-    metadata: float = 0.0
-    planning: float = 0.0
-    encode: float = 0.0
-    backbone: float = 0.0
-    encoder_backward: float = 0.0
-    finalize: float = 0.0
-
-    def reset(self) -> None:
-        for name in vars(self):
-            setattr(self, name, 0.0)
+MEMORY_MODES = ("upfront", "recompute", "window")
 
 
 @dataclass
@@ -59,6 +44,8 @@ class HeteroSession:
     balance: str
     memory: str
     rank: int
+    sequence_parallel: bool = False
+    """Of the backbone: its first stage then keeps only its share of the rows."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
     holders: dict[int, list[int]] | None = None
     """Ranks that hold the batches of each backbone replica; asked once, at the first step."""
@@ -106,7 +93,13 @@ class HeteroSession:
 
 
 def open_session(
-    states: ModuleStates, backbone: str, encoders: Sequence[Encoder], *, balance: str = "local", memory: str = "upfront"
+    states: ModuleStates,
+    backbone: str,
+    encoders: Sequence[Encoder],
+    *,
+    balance: str = "local",
+    memory: str = "upfront",
+    sequence_parallel: bool = False,
 ) -> HeteroSession:
     """Ask every module's placement and make the exchange groups (collective; same order on every rank)."""
     if balance not in MODES:
@@ -116,14 +109,11 @@ def open_session(
     rank = torch.distributed.get_rank()
     placement = states.placement(backbone)
     routes = []
-    groups: dict[tuple[int, ...], Any] = {}
     for encoder in encoders:
         own = states.placement(encoder.name)
         sets = closed_sets([own, placement]) if balance != "global" else [list(range(len(own)))]
-        for ranks in sets:
-            if tuple(ranks) not in groups:
-                groups[tuple(ranks)] = torch.distributed.new_group(ranks)
+        groups = {tuple(ranks): states.groups.of_ranks(ranks) for ranks in sets}
         mine = next(ranks for ranks in sets if rank in ranks)
         group = groups[tuple(mine)]
         routes.append(Route(encoder, own, mine, group, Exchange(mine, group, rank), replicas_nested(own, placement)))
-    return HeteroSession(states, backbone, placement, routes, balance, memory, rank)
+    return HeteroSession(states, backbone, placement, routes, balance, memory, rank, sequence_parallel)

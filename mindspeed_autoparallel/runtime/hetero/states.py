@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -44,6 +44,15 @@ class GroupMemo:
     def num_created(self) -> int:
         return len(self._groups)
 
+    def of_ranks(self, ranks: Sequence[int]) -> Any:
+        """A group of exactly these ranks, for the exchange between modules (collective over the world)."""
+        import torch
+
+        key = ("exchange", tuple(ranks))
+        if key not in self._groups:
+            self._groups[key] = torch.distributed.new_group(list(ranks))
+        return self._groups[key]
+
     @contextlib.contextmanager
     def installed(self, parallel_state: Any) -> Iterator[None]:
         """Within the block, ``parallel_state.create_group`` answers from the memo where it can."""
@@ -74,10 +83,11 @@ class ModuleStates:
     """The snapshots of all modules of a job and the one that is current.
 
     ``parallel_state``: Megatron's module (or a stand-in with the same functions). Further namespaces join through
-    ``join``; attributes of an object (``get_args()``) follow the module through ``overlay``.
+    ``join``; attributes of an object (``get_args()``) follow the module through ``overlay``. ``groups``: a memo that
+    other states of this process share.
     """
 
-    def __init__(self, parallel_state: types.ModuleType) -> None:
+    def __init__(self, parallel_state: types.ModuleType, groups: GroupMemo | None = None) -> None:
         self._namespaces: list[types.ModuleType] = [parallel_state]
         self._names: list[list[str]] = [global_names(parallel_state)]
         self._pristine = self._capture(fresh=True)
@@ -86,7 +96,7 @@ class ModuleStates:
         self._overlaid: Any = None
         self._hooks: list[Callable[[str | None, str], None]] = []
         self.current: str | None = None
-        self.groups = GroupMemo()
+        self.groups = groups or GroupMemo()
 
     @property
     def parallel_state(self) -> types.ModuleType:

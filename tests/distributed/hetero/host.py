@@ -189,7 +189,12 @@ class ImageAdapter:
         self.input_dtype = self.output_dtype = dtype
 
     def items(self, batch):
-        return [LocalItem(s["index"], n, n, float(n + n * n)) for s in batch for n in s["images"]]
+        return [
+            # The image tokens of a sample begin at its second token, one image after another.
+            LocalItem(s["index"], n, n, float(n + n * n), (), 2 + sum(s["images"][:k]), SEQUENCE)
+            for s in batch
+            for k, n in enumerate(s["images"])
+        ]
 
     def rows(self, batch):
         return torch.cat([s["pixels"] for s in batch])

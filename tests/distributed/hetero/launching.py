@@ -37,7 +37,7 @@ def launch(script, num_processes, *arguments, megatron_path=None, timeout=560):
         *map(str, arguments),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[:6000] + done.stderr[-3000:]
     return done.stdout
 
 

@@ -31,13 +31,13 @@ from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 
-from mindspeed_autoparallel.runtime.hetero import encode, modules, phases  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero import encode, macrobatches, modules, phases  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.exchange import BytesMoved  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.optimizer import build_optimizer  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.redistribution import volume  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.session import open_session  # noqa: E402
-from mindspeed_autoparallel.runtime.hetero.states import ModuleStates  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.states import GroupMemo, ModuleStates  # noqa: E402
 
 bare_cpu.settle()
 LAYERS, SAMPLES, MICRO_BATCH = 4, 16, 2
@@ -139,12 +139,12 @@ def gathered(modules_and_states, states, what):
     return whole, spread
 
 
-def train(case):
+def train(case, groups):
     with bytes_by_formula(getattr(torch, case.get("dtype", "float32"))) as planned:
-        return train_counting(case, planned)
+        return train_counting(case, planned, groups)
 
 
-def train_counting(case, planned):
+def train_counting(case, planned, groups):
     world = dist.get_world_size()
     hetero = "encoder" in case
     e, b = case.get("encoder", {}), case.get("backbone", {})
@@ -160,10 +160,10 @@ def train_counting(case, planned):
         sequence=case.get("sp", False),
     )
     finish_config(cfg)
-    states = ModuleStates(mpu)
+    states = ModuleStates(mpu, groups)
     initialize_backbone = functools.partial(initialize, **b)
     if hetero:
-        with states.groups.installed(mpu):
+        with groups.installed(mpu):
             initialize_backbone()
         states.adopt("backbone")
         states.build("image_encoder", functools.partial(initialize, **e))
@@ -193,7 +193,12 @@ def train_counting(case, planned):
                 states, "backbone", [part], lambda m: get_megatron_optimizer(opt_config, m), models
             )
         session = open_session(
-            states, "backbone", [part], balance=case.get("balance", "local"), memory=case.get("memory", "upfront")
+            states,
+            "backbone",
+            [part],
+            balance=case.get("balance", "local"),
+            memory=case.get("memory", "upfront"),
+            sequence_parallel=cfg.sequence_parallel,
         )
         schedule = functools.partial(phases.run, session)
     else:
@@ -275,7 +280,7 @@ def train_counting(case, planned):
 @contextlib.contextmanager
 def bytes_by_formula(dtype):
     """What every plan inside the block says this rank receives, by the volume formula."""
-    size, total, make = torch.empty(0, dtype=dtype).element_size(), BytesMoved(), phases.make_plan
+    size, total, make = torch.empty(0, dtype=dtype).element_size(), BytesMoved(), macrobatches.make_plan
 
     def counting(*args, **kwargs):
         plan = make(*args, **kwargs)
@@ -284,11 +289,11 @@ def bytes_by_formula(dtype):
             setattr(total, kind, getattr(total, kind) + received)
         return plan
 
-    phases.make_plan = counting
+    macrobatches.make_plan = counting
     try:
         yield total
     finally:
-        phases.make_plan = make
+        macrobatches.make_plan = make
 
 
 def broadcasting(step, case):
@@ -308,28 +313,30 @@ def broadcasting(step, case):
 @contextlib.contextmanager
 def backward_in_the_wrong_state():
     """A negative control: the encoder's backward does not switch to its own state."""
-    right = encode.MacroBatch.backward
+    right = encode.MacroBatch.finish_backward
 
-    def backward(self, gradients):
+    def backward(self):
         states, self._states = self._states, types.SimpleNamespace(use=lambda name: contextlib.nullcontext())
-        right(self, gradients)
+        right(self)
         self._states = states
 
-    encode.MacroBatch.backward = backward
+    encode.MacroBatch.finish_backward = backward
     try:
         yield
     finally:
-        encode.MacroBatch.backward = right
+        encode.MacroBatch.finish_backward = right
 
 
 def main():
     out, cases = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
     dist.init_process_group("gloo")
     pristine = {k: copy.copy(v) if isinstance(v, (list, dict)) else v for k, v in vars(mpu).items() if k[0] == "_"}
+    # One memo for all cases: every gloo group has threads of its own.
+    groups = GroupMemo()
     for case in cases:
         vars(mpu).update({k: copy.copy(v) if isinstance(v, (list, dict)) else v for k, v in pristine.items()})
         with backward_in_the_wrong_state() if case.get("wrong_backward") else contextlib.nullcontext():
-            record = train(case)
+            record = train(case, groups)
         if dist.get_rank() == 0:
             torch.save(record, out / f"{case['name']}.pt")
     dist.barrier()

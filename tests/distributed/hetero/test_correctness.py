@@ -40,6 +40,22 @@ CASES = [
         "scale": 3,
         "memory": "recompute",
     },
+    {
+        "name": "window_over_pp4_scale3",
+        "encoder": {"tp": 1},
+        "backbone": {"pp": 4},
+        "scale": 3,
+        "memory": "window",
+        "evaluate": True,
+    },
+    {
+        "name": "window_over_tp2pp2",
+        "encoder": {"tp": 2},
+        "backbone": {"tp": 2, "pp": 2},
+        "sp": True,
+        "memory": "window",
+    },
+    {"name": "window_without_pipeline", **DP4_TP2, "memory": "window", "balance": "global"},
     {"name": "dp4_over_vpp", "encoder": {"tp": 1}, "backbone": {"pp": 2, "vp": 2}},
     {
         "name": "backbone_recompute",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindspeed_autoparallel.runtime.attention.shards import zigzag_positions
 from mindspeed_autoparallel.runtime.hetero.redistribution.balance import contiguous, longest_first
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     closed_sets,
@@ -119,23 +120,55 @@ def test_without_replication_the_gradient_pieces_are_the_transposed_output_piece
         assert list(plan.gradients) == swapped
 
 
-@given(problems())
-def test_sharded_merge_delivers_each_shard_and_returns_the_transpose_to_every_member(problem):
+def placed(problem, draw_first):
+    """The same items, each somewhere in a sequence of 64 tokens."""
+    items, *rest = problem
+    return [[dataclasses.replace(item, first_token=draw_first(item), num_tokens=64) for item in items], *rest]
+
+
+@given(problems(), st.booleans(), st.randoms(use_true_random=False))
+def test_sharded_merge_gives_each_rank_the_rows_of_its_tokens_and_takes_each_gradient_once(problem, sequence, random):
+    problem = placed(problem, lambda item: random.randrange(64 - item.output_rows + 1))
     items, encoder, backbone, _, _ = problem
-    needs = []
-    for i, item in enumerate(items):
-        ranks = replica_ranks(backbone, item.home, 0)
-        cuts = [item.output_rows * k // len(ranks) for k in range(len(ranks) + 1)]
-        needs += [(rank, i, (cuts[k], cuts[k + 1])) for k, rank in enumerate(ranks)]
-    plan = plan_of(problem, sharded_needs=needs)
-    assert sum(p.stop - p.start for p in plan.outputs) == sum(item.output_rows for item in items)
-    back = sorted((p.source, p.target, p.item, p.start, p.stop) for p in plan.gradients)
-    expected = sorted(
-        (p.target, member, p.item, p.start, p.stop)
-        for p in plan.outputs
-        for member in replica_ranks(encoder, plan.owners[p.item])
+    plan = plan_of(problem, sequence_parallel=sequence)
+    size = (1 + max(at.context for at in backbone), 1 + max(at.tensor for at in backbone) if sequence else 1)
+
+    def keeps(rank, item, row):
+        """Megatron's cuts, token by token: zigzag over context ranks, then equal runs over tensor ranks."""
+        at, token = backbone[rank], item.first_token + row
+        mine = zigzag_positions(item.num_tokens, size[0], at.context)
+        share = len(mine) // size[1]
+        return token in (mine[at.tensor * share : (at.tensor + 1) * share] if sequence else mine)
+
+    wanted = sorted(
+        (rank, i, row)
+        for i, item in enumerate(items)
+        for rank in replica_ranks(backbone, item.home, 0)
+        for row in range(item.output_rows)
+        if keeps(rank, item, row)
     )
-    assert back == expected
+    assert sorted((p.target, p.item, row) for p in plan.outputs for row in range(p.start, p.stop)) == wanted
+    for i, owner in enumerate(plan.owners):
+        for member in replica_ranks(encoder, owner):
+            back = [
+                (p.source, row)
+                for p in plan.gradients
+                if (p.item, p.target) == (i, member)
+                for row in range(p.start, p.stop)
+            ]
+            assert sorted(row for _, row in back) == list(range(items[i].output_rows))
+            assert all(keeps(source, items[i], row) for source, row in back)
+
+
+@given(problems())
+def test_a_sequence_that_cannot_be_cut_evenly_gets_whole_items(problem):
+    uneven = placed(problem, lambda item: 0)
+    uneven[0] = [dataclasses.replace(item, num_tokens=63) for item in uneven[0]]
+    # 63 tokens: no context or tensor rank can hold an equal share.
+    whole = plan_of(problem, sequence_parallel=True)
+    found = plan_of(uneven, sequence_parallel=True)
+    if any(at.tensor or at.context for at in problem[2]):
+        assert (found.outputs, found.gradients) == (whole.outputs, whole.gradients)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(1, 16))

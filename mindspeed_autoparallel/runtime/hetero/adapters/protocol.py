@@ -17,6 +17,13 @@ class LocalItem:
     cost: float
     """Any unit; about ``a n + b n^2`` for n patches that attend to each other."""
     meta: tuple[int, ...] = ()
+    """Small integers that ``encode`` needs beside the rows, e.g. (frames, height, width) in patches."""
+    first_token: int | None = None
+    """Where the output rows begin in the sample's sequence, if they lie there one after another and the host cuts
+    sequences as Megatron does. Under sequence or context parallelism each rank then gets only the rows of its tokens
+    (zeros elsewhere); None sends whole items."""
+    num_tokens: int = 0
+    """Length of the sample's padded sequence, with ``first_token``."""
 
 
 class EncoderAdapter(Protocol):

@@ -42,6 +42,15 @@ def replica_ranks(placement: Placement, data: int, pipeline: int | None = None) 
     ]
 
 
+def by_replica(placement: Placement, pipeline: int | None = None) -> dict[int, list[int]]:
+    """``replica_ranks`` of every replica, in one walk over the ranks."""
+    found: dict[int, list[int]] = {}
+    for rank, at in enumerate(placement):
+        if pipeline is None or at.pipeline == pipeline:
+            found.setdefault(at.data, []).append(rank)
+    return found
+
+
 def closed_sets(placements: Sequence[Placement]) -> list[list[int]]:
     """The smallest sets of ranks that hold whole replicas of every placement; local exchange stays inside one."""
     parent = list(range(len(placements[0])))

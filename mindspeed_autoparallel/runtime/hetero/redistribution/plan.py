@@ -3,8 +3,8 @@
 An item is one image or audio clip of one sample. ``deliver`` serves both directions: everyone who needs rows gets each
 of them from exactly one holder, itself first, otherwise the holders take turns. Forward, the holders of an item are the
 members of the encoder replica that owns it, and the needers are the first-stage ranks of the backbone replica whose
-sample it is (each the rows its sequence shard needs). Backward, the backbone's partial gradients are delivered to every
-member of the owner: one tensor-parallel replica of each context rank, summed in rank order.
+sample it is, each the rows of its shard of the sequence. Backward, the backbone's partial gradients are delivered to
+every member of the owner, each shard from one of the ranks that keep it, summed in rank order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.runtime.hetero.redistribution.balance import contiguous, longest_first
-from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, num_replicas, replica_ranks
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
+    Placement,
+    by_replica,
+    num_replicas,
+    replica_ranks,
+)
+from mindspeed_autoparallel.runtime.hetero.redistribution.shards import Rows, shards_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,10 @@ class Item:
     cost: float
     meta: tuple[int, ...] = ()
     """Small integers the encoder needs beside the rows, e.g. (frames, height, width) in patches."""
+    first_token: int | None = None
+    """Place in the sample's sequence of the first output row, when the rows lie there one after another."""
+    num_tokens: int = 0
+    """Length of the sample's padded sequence."""
 
 
 @dataclass(frozen=True, order=True)
@@ -40,9 +50,6 @@ class Piece:
     item: int
     start: int
     stop: int
-
-
-Rows = tuple[int, int]
 
 
 def deliver(needs: Iterable[tuple[int, int, Rows]], holders: Mapping[int, Sequence[int]]) -> tuple[Piece, ...]:
@@ -106,15 +113,6 @@ class RedistributionPlan:
         return [i for i, owner in enumerate(self.owners) if owner == replica]
 
 
-def first_stage_needs(items: Sequence[Item], backbone: Placement) -> list[tuple[int, int, Rows]]:
-    """Every first-stage rank of an item's home needs all its rows."""
-    return [
-        (rank, i, (0, item.output_rows))
-        for i, item in enumerate(items)
-        for rank in replica_ranks(backbone, item.home, 0)
-    ]
-
-
 def make_plan(
     items: Sequence[Item],
     *,
@@ -122,35 +120,33 @@ def make_plan(
     backbone: Placement,
     ranks: Sequence[int],
     mode: str,
+    sequence_parallel: bool = False,
     input_holders: Mapping[int, Sequence[int]] | None = None,
-    sharded_needs: Sequence[tuple[int, int, Rows]] | None = None,
 ) -> RedistributionPlan:
     """The plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
 
     ``input_holders``: for each home replica, the ranks that hold its batches; all ranks of the replica by default.
-    ``sharded_needs``: rows each first-stage rank needs under a sequence-sharded merge, disjoint over tensor and context
-    ranks; by default every first-stage rank needs whole items.
+    ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, where it is known.
     """
     owners = assign(items, encoder, backbone, ranks, mode)
-    members = [replica_ranks(encoder, owner) for owner in owners]
-    held = [(input_holders or {}).get(item.home) or replica_ranks(backbone, item.home) for item in items]
+    members_of = by_replica(encoder)
+    readers = {**by_replica(backbone), **{home: held for home, held in (input_holders or {}).items() if held}}
+    first_stage = by_replica(backbone, pipeline=0)
+    members = [members_of[owner] for owner in owners]
     inputs = deliver(
-        [(rank, i, (0, item.input_rows)) for i, item in enumerate(items) for rank in members[i]], dict(enumerate(held))
+        [(rank, i, (0, item.input_rows)) for i, item in enumerate(items) for rank in members[i]],
+        {i: readers[item.home] for i, item in enumerate(items)},
     )
-    needs = first_stage_needs(items, backbone) if sharded_needs is None else list(sharded_needs)
+    shards = [shards_of(item, first_stage[item.home], backbone, sequence_parallel) for item in items]
+    needs = [
+        (rank, i, rows) for i, parts in enumerate(shards) for part in parts for rank in part.ranks for rows in part.rows
+    ]
     outputs = deliver(needs, dict(enumerate(members)))
     gradients: list[Piece] = []
-    if sharded_needs is not None:
-        for source, i, (start, stop) in needs:
-            gradients += [Piece(source, target, i, start, stop) for target in members[i] if start < stop]
-    else:
-        for context in sorted({at.context for at in backbone}):
-            partial = {
-                i: [r for r in replica_ranks(backbone, item.home, 0) if backbone[r].context == context]
-                for i, item in enumerate(items)
-            }
-            wanted = [(rank, i, (0, item.output_rows)) for i, item in enumerate(items) for rank in members[i]]
-            gradients += deliver(wanted, partial)
+    for number in range(max(map(len, shards), default=0)):
+        held = {i: parts[number] for i, parts in enumerate(shards) if number < len(parts)}
+        wanted = [(rank, i, rows) for i, part in held.items() for rows in part.rows for rank in members[i]]
+        gradients += deliver(wanted, {i: part.ranks for i, part in held.items()})
     return RedistributionPlan(tuple(items), tuple(owners), inputs, outputs, tuple(sorted(gradients)))
 
 

@@ -1,0 +1,80 @@
+"""What an encoder answers while the backbone's schedule runs: rows computed before, leaves that collect gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.modules import Encoder
+
+
+class Answers:
+    """The rows of one step's microbatches; ``current`` is the microbatch the first model chunk is at."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder, self._original = encoder, encoder.module.forward
+        self._leaves: dict[int, torch.Tensor] = {}
+        self._given: set[int] = set()
+        self._asked: set[int] = set()
+        self.current = -1
+
+    def give(self, microbatch: int, rows: torch.Tensor, with_gradient: bool) -> None:
+        """The microbatch's rows, items in the order of the batch."""
+        self._leaves[microbatch] = rows.requires_grad_(with_gradient)
+        self._given.add(microbatch)
+
+    def take_gradient(self, microbatch: int) -> torch.Tensor:
+        """Gradient of the microbatch's rows, which are forgotten."""
+        leaf = self._leaves.pop(microbatch)
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+    def forget(self, microbatch: int) -> None:
+        self._leaves.pop(microbatch, None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        adapter = self._encoder.adapter
+        self._asked.add(self.current)
+        leaf = self._leaves.get(self.current)
+        if leaf is None:
+            device = next(self._encoder.module.parameters()).device
+            leaf = torch.zeros((0, *adapter.output_shape), dtype=adapter.output_dtype, device=device)
+        return adapter.embeddings(leaf)
+
+    def check_all_used(self) -> None:
+        unused = sorted(self._given - self._asked)
+        if unused:
+            raise ConfigError(
+                f"the model never called {self._encoder.name} for microbatch {unused[0]}, which has items for it. "
+                "The forward step must call the encoder wherever the batch has inputs for it."
+            )
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside the block, calling the encoder module returns the answers."""
+        with _attribute(self._encoder.module, "forward", self):
+            yield
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Inside the block, calling the encoder module runs it, also within ``installed``."""
+        with _attribute(self._encoder.module, "forward", self._original):
+            yield
+
+
+@contextlib.contextmanager
+def _attribute(module: Any, name: str, value: Any) -> Iterator[None]:
+    fields = module.__dict__
+    missing = object()
+    before = fields.get(name, missing)
+    fields[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            del fields[name]
+        else:
+            fields[name] = before

@@ -1,0 +1,159 @@
+"""One encoder's part of a step: its macro-batches in order, each encoded, answered from, and taken back through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.answers import Answers
+from mindspeed_autoparallel.runtime.hetero.encode import MacroBatch
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item, make_plan
+from mindspeed_autoparallel.runtime.hetero.session import HeteroSession, Route
+
+
+@dataclass
+class _Window:
+    """A few microbatches that are encoded together."""
+
+    microbatches: range
+    items: list[Item]
+    macro: MacroBatch | None = None
+
+
+class EncoderStep:
+    """All macro-batches of one encoder in one step. Every method is collective, in the same order on every rank.
+
+    ``everyones``: the items of all ranks that exchange with this one. A method's ``k`` counts macro-batches.
+    """
+
+    def __init__(
+        self,
+        session: HeteroSession,
+        route: Route,
+        batches: Sequence[Any] | None,
+        everyones: Sequence[Item],
+        num_microbatches: int,
+        forward_only: bool,
+    ) -> None:
+        self._session, self._route, self._batches = session, route, batches
+        self.encoder = route.encoder
+        self.train = route.encoder.trainable and not forward_only
+        self.answers = Answers(route.encoder)
+        scale = route.encoder.scale
+        self._windows = [
+            _Window(range(first, min(first + scale, num_microbatches)), [])
+            for first in range(0, num_microbatches, scale)
+        ]
+        for item in everyones:
+            self._windows[item.microbatch // scale].items.append(item)
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def first_microbatch(self, k: int) -> int:
+        return self._windows[k].microbatches.start
+
+    def last_microbatch(self, k: int) -> int:
+        return self._windows[k].microbatches.stop - 1
+
+    def start(self, k: int) -> None:
+        """Plan, encode, and send the rows on their way."""
+        session, route, window = self._session, self._route, self._windows[k]
+        with session.times.during("planning"):
+            plan = make_plan(
+                window.items,
+                encoder=route.placement,
+                backbone=session.backbone_placement,
+                ranks=route.ranks,
+                mode=session.balance,
+                sequence_parallel=session.sequence_parallel,
+                input_holders=session.holders,
+            )
+        with self._encoding():
+            window.macro = MacroBatch(
+                self.encoder,
+                plan,
+                route.exchange,
+                session.states,
+                replica=route.placement[session.rank].data,
+                train=self.train,
+                keep_graph=session.memory != "recompute",
+            )
+            window.macro.start(self._held_inputs(window))
+
+    def finish(self, k: int) -> None:
+        """Wait for the rows; from here the microbatches are answered."""
+        window = self._windows[k]
+        assert window.macro is not None
+        with self._encoding():
+            rows = window.macro.finish([i for _, indices in self._merged_here(window) for i in indices])
+            sizes = [sum(window.items[i].output_rows for i in indices) for _, indices in self._merged_here(window)]
+            for (microbatch, _), part in zip(self._merged_here(window), rows.split(sizes), strict=True):
+                self.answers.give(microbatch, part, self.train)
+
+    def start_backward(self, k: int) -> None:
+        """Send the gradients that the backbone left on this rank's rows; without training, only forget the rows."""
+        window = self._windows[k]
+        if not self.train:
+            for microbatch, _ in self._merged_here(window):
+                self.answers.forget(microbatch)
+            window.macro = None
+            return
+        assert window.macro is not None
+        gradients: dict[int, torch.Tensor] = {}
+        for microbatch, indices in self._merged_here(window):
+            whole = self.answers.take_gradient(microbatch)
+            gradients.update(zip(indices, whole.split([window.items[i].output_rows for i in indices]), strict=True))
+        with self._encoding("encoder_backward"):
+            window.macro.start_backward(gradients)
+
+    def finish_backward(self, k: int) -> None:
+        window = self._windows[k]
+        if self.train:
+            assert window.macro is not None
+            with self._encoding("encoder_backward"):
+                window.macro.finish_backward()
+        window.macro = None
+
+    def _merged_here(self, window: _Window) -> list[tuple[int, list[int]]]:
+        """(microbatch, indices of its items) whose rows this rank merges."""
+        if not self._session.first_stage:
+            return []
+        return list(self._own(window))
+
+    def _own(self, window: _Window) -> Iterator[tuple[int, list[int]]]:
+        """(microbatch, indices of its items) of this rank's own batches that have items."""
+        for microbatch in window.microbatches:
+            indices = [
+                i
+                for i, item in enumerate(window.items)
+                if item.home == self._session.home and item.microbatch == microbatch
+            ]
+            if indices:
+                yield microbatch, indices
+
+    def _held_inputs(self, window: _Window) -> dict[int, torch.Tensor]:
+        """Input rows of the items in this rank's own batches, by index."""
+        held: dict[int, torch.Tensor] = {}
+        if self._batches is None:
+            return held
+        for microbatch, indices in self._own(window):
+            sizes = [window.items[i].input_rows for i in indices]
+            rows = self.encoder.adapter.rows(self._batches[microbatch])
+            if rows.shape[0] != sum(sizes):
+                raise ConfigError(
+                    f"microbatch {microbatch} (samples {sorted({window.items[i].sample for i in indices})}) announces "
+                    f"{sum(sizes)} input rows and holds {rows.shape[0]}."
+                )
+            held.update(zip(indices, torch.split(rows, sizes), strict=True))
+        return held
+
+    @contextlib.contextmanager
+    def _encoding(self, phase: str = "encode") -> Iterator[None]:
+        with self.answers.suspended(), self._session.times.during(phase, self._route.exchange):
+            yield
