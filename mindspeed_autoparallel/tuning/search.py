@@ -27,6 +27,8 @@ def megatron_argv(request: Mapping[str, Any]) -> list[str]:
         argv += ["--context-parallel-size", str(work.context)]
     if work.expert > 1:
         argv += ["--expert-model-parallel-size", str(work.expert)]
+    if work.model.num_experts and work.tensor > 1:
+        argv += ["--expert-tensor-parallel-size", str(work.expert_tensor)]
     if work.sequence_parallel:
         argv.append("--sequence-parallel")
     if work.distributed_optimizer:

@@ -85,8 +85,7 @@ def _mlp_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[flo
     if not model.num_experts:
         return pair(tokens, model.ffn / work.tensor)
     local = model.num_experts // work.expert
-    per_expert = tokens * model.topk / max(1, local) / (work.tensor if work.sequence_parallel else 1)
-    forward, backward = pair(per_expert, model.expert_ffn)
+    forward, backward = pair(work.routed_rows / max(1, local), model.expert_ffn / work.expert_tensor)
     forward, backward = forward * local, backward * local
     if model.shared_ffn:
         shared = pair(tokens, model.shared_ffn / work.tensor)
@@ -100,16 +99,20 @@ def _communication_us(work: Workload, fabric: Fabric) -> float:
     """Collectives of one forward pass of a layer; a backward pass has the same volume."""
     model = work.model
     full = work.tokens * model.hidden * work.element_bytes
-    # Two all-reduces, or with sequence parallelism an all-gather and a reduce-scatter in place of each.
-    time = 2 * fabric.all_reduce_us(full, work.tensor, 1)
+    # An all-reduce after attention and one after a dense or shared MLP, or with sequence parallelism an all-gather and
+    # a reduce-scatter in place of each; routed experts have their own collectives, below.
+    reduced = 2 if model.shared_ffn or not model.num_experts else 1
+    time = reduced * fabric.all_reduce_us(full, work.tensor, 1)
     if work.context > 1:
         keys = 2 * work.tokens * model.kv_size / work.tensor * work.element_bytes
         ring = (work.context - 1) * fabric.send_us(keys, work.tensor)
         time += 0.5 * ring  # the other half hides behind attention of the block before
     if work.expert > 1:
-        routed: float = work.tokens * model.topk * model.hidden * work.element_bytes
-        routed /= work.tensor if work.sequence_parallel else 1
-        time += 2 * fabric.all_to_all_us(routed, work.expert, 1)
+        sent = work.routed_rows / work.expert_tensor * model.hidden * work.element_bytes
+        time += 2 * fabric.all_to_all_us(sent, work.expert, work.expert_tensor)
+    if work.expert_tensor > 1 and model.num_experts:
+        rows = work.routed_rows * model.hidden * work.element_bytes
+        time += 2 * fabric.one_shot_us(rows, work.expert_tensor, 1)
     return time
 
 

@@ -62,8 +62,9 @@ def layer_activation_bytes(work: Workload) -> float:
         saved += state  # two dropout masks of one byte each
     if not model.num_experts:
         return saved + products * work.tokens * model.ffn * work.element_bytes / tensor
-    routed = work.tokens * model.topk / (tensor if work.sequence_parallel else 1)
-    saved += routed * (2 * model.hidden + products * model.expert_ffn) * work.element_bytes
+    # Of each routed row: the experts' input and what is between their matrices; the router's weights join there, so the
+    # output is not kept (megatron-core from 0.12).
+    saved += work.routed_rows * (model.hidden + products * model.expert_ffn / work.expert_tensor) * work.element_bytes
     return saved + products * work.tokens * model.shared_ffn * work.element_bytes / tensor
 
 
@@ -87,9 +88,9 @@ def _backward_transient_bytes(work: Workload) -> float:
     products = 2 if model.gated else 1
     width = model.ffn / work.tensor
     if model.num_experts:
-        width = model.expert_ffn * max(1, model.num_experts // work.expert) / work.tensor
-        rows = work.tokens * model.topk / (work.tensor if work.sequence_parallel else 1)
-        gradients = 2 * rows * (products * model.expert_ffn + model.hidden) * size
+        width = model.expert_ffn * max(1, model.num_experts // work.expert) / work.expert_tensor
+        rows = work.routed_rows
+        gradients = 2 * rows * (products * model.expert_ffn / work.expert_tensor + model.hidden) * size
     else:
         gradients = products * work.tokens * width * size
     transient = 2 * products * model.hidden * width * size + gradients
@@ -120,10 +121,9 @@ def stage_memory(work: Workload, stage: int) -> StageMemory:
     count = parameters.shared + parameters.expert
     size = work.element_bytes
     ranks = work.data * work.context
-    expert_ranks = max(1, ranks * work.tensor // (work.expert * work.tensor))
     optimizer = 12.0 * count
     if work.distributed_optimizer:
-        optimizer = 12 * (parameters.shared / ranks + parameters.expert / expert_ranks)
+        optimizer = 12 * (parameters.shared / ranks + parameters.expert / work.expert_data)
     activation = layer_activation_bytes(work) * in_flight_layers(work, stage)
     transient = _backward_transient_bytes(work)
     if stage == work.pipeline - 1:

@@ -36,9 +36,7 @@ def layer_parameters(work: Workload) -> RankParameters:
             shared += model.ffn / tensor + model.hidden
         return RankParameters(shared=shared, expert=0)
     shared += model.hidden * model.num_experts + products * model.hidden * model.shared_ffn / tensor
-    # Experts are split over the expert-parallel ranks; what is left of the tensor size splits each of them.
-    expert_tensor = max(1, tensor) if work.expert == 1 else tensor
-    expert = products * model.hidden * model.expert_ffn * model.num_experts / work.expert / expert_tensor
+    expert = products * model.hidden * model.expert_ffn * model.num_experts / (work.expert * work.expert_tensor)
     return RankParameters(shared=shared, expert=expert)
 
 

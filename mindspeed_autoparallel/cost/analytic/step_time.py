@@ -43,14 +43,14 @@ def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: i
     ranks = work.data * work.context
     # Old software reduces in the training precision, newer in fp32 and gathers parameters in the training precision.
     gradient_bytes = 4 if work.stack == "megatron-core" else work.element_bytes
-    expert_ranks = max(1, ranks * work.tensor // max(1, work.expert)) if parameters.expert else 1
+    expert_stride = work.expert * work.expert_tensor
     if work.distributed_optimizer:
         per_parameter = gradient_bytes + work.element_bytes
         time = fabric.one_shot_us(parameters.shared * per_parameter, ranks, work.tensor)
-        time += fabric.one_shot_us(parameters.expert * per_parameter, expert_ranks, work.tensor * work.expert)
+        time += fabric.one_shot_us(parameters.expert * per_parameter, work.expert_data, expert_stride)
     else:
         time = fabric.all_reduce_us(parameters.shared * gradient_bytes, ranks, work.tensor)
-        time += fabric.all_reduce_us(parameters.expert * gradient_bytes, expert_ranks, work.tensor * work.expert)
+        time += fabric.all_reduce_us(parameters.expert * gradient_bytes, work.expert_data, expert_stride)
     return time * efficiency.gradient_exposed
 
 
@@ -58,15 +58,17 @@ def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: 
     """Adam over fp32 moments and master weights: about 30 bytes moved per parameter owned, after a norm pass."""
     parameters = stage_parameters(work, stage)
     ranks = work.data * work.context if work.distributed_optimizer else 1
-    moved = (parameters.shared / ranks + parameters.expert) * 30 + (parameters.shared + parameters.expert) * 6
+    expert_ranks = work.expert_data if work.distributed_optimizer else 1
+    owned = parameters.shared / ranks + parameters.expert / expert_ranks
+    moved = owned * 30 + (parameters.shared + parameters.expert) * 6
     return moved / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
 
 
 def boundary_send_us(work: Workload, fabric: Fabric) -> float:
     """Microseconds that one microbatch's hidden states take to the next stage, without the fixed cost.
 
-    Sequence parallelism sends a share per tensor rank; so did the software of 2021 without it, which gathered the shares
-    again inside the node ("scatter/gather", Narayanan et al. 2021, section 4.1). Otherwise every rank sends all.
+    Sequence parallelism sends a share per tensor rank; so did the software of 2021 without it, which gathered the
+    shares again inside the node ("scatter/gather", Narayanan et al. 2021, section 4.1). Otherwise every rank sends all.
     """
     size: float = work.tokens * work.model.hidden * work.element_bytes
     stride = work.num_devices // work.pipeline

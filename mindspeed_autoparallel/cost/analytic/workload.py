@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,8 @@ class Workload:
     data: int
     context: int
     expert: int
+    expert_tensor: int
+    """Ranks that share one expert's matrices; Megatron takes the tensor size where nothing is said."""
     virtual: int
     sequence_parallel: bool
     distributed_optimizer: bool
@@ -81,6 +84,17 @@ class Workload:
     def tokens(self) -> int:
         """Tokens of one microbatch on one context-parallel rank."""
         return self.micro_batch * self.model.sequence // self.context
+
+    @property
+    def expert_data(self) -> int:
+        """Ranks that hold the same experts."""
+        return max(1, self.data * self.context * self.tensor // (self.expert * self.expert_tensor))
+
+    @property
+    def routed_rows(self) -> float:
+        """Token copies that the experts of one rank work on, with balanced routing."""
+        own = self.tokens / (self.tensor if self.sequence_parallel else 1)
+        return own * self.model.topk * self.expert_tensor
 
     @property
     def fused_attention(self) -> bool:
@@ -127,7 +141,8 @@ def _model(section: Mapping[str, Any]) -> Model:
     if heads % kv_heads:
         raise ConfigError(f"model.heads {heads} is not divisible by model.kv_heads {kv_heads}.")
     gated = bool(section.get("swiglu", False))
-    ffn = _integer(section, "ffn", 4 * hidden, "model")
+    # Megatron's own defaults: a gated layer has three matrices, each two thirds as wide, in steps of 64.
+    ffn = _integer(section, "ffn", int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden, "model")
     experts = _integer(section, "num_experts", 0, "model", 0)
     if kind == "moe" and not experts:
         raise ConfigError("model.num_experts is missing for model.type moe.")
@@ -185,8 +200,8 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
     if stack not in ("megatron-2021", "megatron-core"):
         raise ConfigError(f"train.stack is {stack!r}, must be megatron-2021 or megatron-core.")
     bandwidth = hardware.get("inter_node_gbps")
-    if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or bandwidth <= 0):
-        raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be above 0.")
+    if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
+        raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")
     modern = stack == "megatron-core"
     sequence_parallel = parallel.get("sp")
     distributed = parallel.get("dist_opt")
@@ -201,6 +216,7 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
         data=data,
         context=context,
         expert=expert,
+        expert_tensor=_expert_tensor(parallel, tensor, expert, data * context),
         virtual=virtual,
         sequence_parallel=tensor > 1 and (bool(sequence_parallel) if sequence_parallel is not None else modern),
         distributed_optimizer=bool(distributed) if distributed is not None else modern,
@@ -213,6 +229,13 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
     )
     _check(work)
     return work
+
+
+def _expert_tensor(parallel: Mapping[str, Any], tensor: int, expert: int, replicas: int) -> int:
+    """What is asked for; else the tensor size as Megatron takes it, or 1 where only that leaves room for ``expert``."""
+    if parallel.get("etp") is not None:
+        return _integer(parallel, "etp", None, "parallel")
+    return tensor if replicas % expert == 0 else 1
 
 
 def _check(work: Workload) -> None:
@@ -248,7 +271,8 @@ def _check(work: Workload) -> None:
             raise ConfigError(f"ep {work.expert} needs a model with experts.")
         if model.num_experts % work.expert:
             raise ConfigError(f"{model.num_experts} experts cannot be split over ep {work.expert}.")
-        if (work.data * work.context * work.tensor) % work.expert:
-            raise ConfigError(
-                f"ep {work.expert} does not divide dp x cp x tp {work.data * work.context * work.tensor}."
-            )
+    shards, ranks = work.expert * work.expert_tensor, work.data * work.context * work.tensor
+    if model.num_experts and ranks % shards:
+        raise ConfigError(f"ep {work.expert} x etp {work.expert_tensor} does not divide dp x cp x tp {ranks}.")
+    if model.expert_ffn % work.expert_tensor:
+        raise ConfigError(f"expert ffn {model.expert_ffn} cannot be split over etp {work.expert_tensor}.")
