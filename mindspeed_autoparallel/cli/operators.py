@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration
+    from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--untied", action="store_true", help="Let repeated layers differ (exact, propagation).")
     parser.add_argument("--explain", metavar="OP", help="Costs of each cut of this operator, and mem_coeff to set.")
     parser.add_argument("--html", type=Path, metavar="FILE", help="Write a picture of the plan.")
+    parser.add_argument(
+        "--megatron-flags", action="store_true", help="Print only the flags of the nearest Megatron run."
+    )
     parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
 
 
@@ -64,28 +71,48 @@ def run(arguments: argparse.Namespace) -> int:
             pins=pins,
             tied=not arguments.untied,
         )
+    megatron, reason = _megatron(plan)
     if arguments.html:
         from mindspeed_autoparallel.files import write_text_atomic
-        from mindspeed_autoparallel.operators.picture import render_picture
+        from mindspeed_autoparallel.operators.picture import picture_data
+        from mindspeed_autoparallel.report.operator_page import render_operator_page
 
-        write_text_atomic(arguments.html, render_picture(plan))
+        shown = picture_data(plan, megatron.as_json() if megatron else None, reason)
+        write_text_atomic(arguments.html, render_operator_page(shown))
     if arguments.explain:
         _explain(plan, arguments.explain)
+    elif arguments.megatron_flags:
+        if megatron is None:
+            raise InfeasiblePlan(reason)
+        print(" ".join(megatron.flags()))
     elif arguments.json:
-        print(json.dumps(plan.as_json(), indent=2))
+        derived = {"megatron": megatron.as_json()} if megatron else {"megatron": None, "megatron_reason": reason}
+        print(json.dumps({**plan.as_json(), **derived}, indent=2))
     else:
-        dp, mp = plan.dp_mp()
-        for name, parts in plan.degrees().items():
-            print(f"{name:32} " + (", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut"))
-        moved = plan.edge_bytes().values()
-        print(
-            f"{plan.search_mode} on {arguments.devices} devices: {plan.stages} stage(s), data parallel {dp}, "
-            f"model parallel {mp}; "
-            f"{sum(f + b for f, b in moved) / 1e9:.2f} GB sent per device and step; searched in {plan.search_s:.2f} s"
-        )
-        for note in plan.notes:
-            print(f"note: {note}")
+        _print(plan, arguments.devices, megatron.lines() if megatron else [f"Megatron: none: {reason}"])
     return 0
+
+
+def _megatron(plan: OperatorPlan) -> tuple[MegatronConfiguration | None, str]:
+    from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
+
+    try:
+        return derive_megatron(plan), ""
+    except InfeasiblePlan as error:
+        return None, str(error)
+
+
+def _print(plan: OperatorPlan, devices: int, megatron: list[str]) -> None:
+    dp, mp = plan.dp_mp()
+    for name, parts in plan.degrees().items():
+        print(f"{name:32} " + (", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut"))
+    moved = plan.edge_bytes().values()
+    print(
+        f"{plan.search_mode} on {devices} devices: {plan.stages} stage(s), data parallel {dp}, model parallel {mp}; "
+        f"{sum(f + b for f, b in moved) / 1e9:.2f} GB sent per device and step; searched in {plan.search_s:.2f} s"
+    )
+    for line in [*megatron, *(f"note: {note}" for note in plan.notes)]:
+        print(line)
 
 
 def _read_yaml(path: Path) -> Any:
@@ -113,7 +140,7 @@ def _pins(given: list[str]) -> dict[str, dict[str, int]]:
     return result
 
 
-def _explain(plan: Any, operator: str) -> None:
+def _explain(plan: OperatorPlan, operator: str) -> None:
     cuts = [entry for entry in plan.explained if entry.operator == operator]
     if not cuts:
         known = ", ".join(dict.fromkeys(entry.operator for entry in plan.explained)) or "none: only the mode "

@@ -1,59 +1,81 @@
-"""The plan as one HTML file: a row per operator in order, equal layers folded, cuts as coloured cells."""
+"""What a picture of a plan shows, as plain data: equal operators of repeated layers folded into one."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterator
+import math
+from typing import Any
 
-from mindspeed_autoparallel.operators.graph.node import NO_CUT
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
 from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
-_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_SILENT = frozenset({"reshape", "transpose", "slice", "constant"})
+"""Kinds that only rename elements: left out where nothing is sent for them."""
 
 
-def _rows(plan: OperatorPlan) -> Iterator[tuple[str, int, tuple[str, ...], int, int]]:
-    """(name, how many operators of its role share the strategy, cut axis per mesh dim, forward, backward bytes)."""
-    made = plan.decisions
-    moved: dict[str, tuple[int, int]] = {}
-    for (_, consumer, _), (forward, backward) in plan.edge_bytes().items():
-        before = moved.get(consumer, (0, 0))
-        moved[consumer] = (before[0] + forward, before[1] + backward)
-    groups: dict[object, list[str]] = {}
+def picture_data(plan: OperatorPlan, megatron: dict[str, Any] | None = None, reason: str = "") -> dict[str, Any]:
+    """``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
+
+    Bytes are what one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
+    ``reason`` says why there is none.
+    """
+    made, moved = plan.decisions, plan.edge_bytes()
+    groups: list[dict[str, Any]] = []
+    index_of: dict[object, int] = {}
+    group_of: dict[str, tuple[int, ...]] = {}
     for name, node in made.graph.nodes.items():
-        if node.inputs:
-            sent = moved.get(name, (0, 0))
-            groups.setdefault((node.role or name, made.choices[name], sent), []).append(name)
-    for names in groups.values():
-        node = made.graph.nodes[names[0]]
-        cuts = tuple("" if c == NO_CUT else node.axes[c].name for c in made.choices[names[0]])
-        yield (names[0], len(names), cuts, *moved.get(names[0], (0, 0)))
-
-
-def render_picture(plan: OperatorPlan) -> str:
-    """A page without scripts or network: columns are mesh dims, a coloured cell is the axis cut there; bytes in MB are
-    what one device sends for the inputs of one such operator."""
-    rows = list(_rows(plan))
-    axes = list(dict.fromkeys(cut for row in rows for cut in row[2] if cut))
-    colour = {axis: _COLOURS[index % len(_COLOURS)] for index, axis in enumerate(axes)}
-
-    def cell(cut: str) -> str:
-        style = f' style="background:{colour[cut]};color:#fff"' if cut else ""
-        return f"<td{style}>{html.escape(cut) or '-'}</td>"
-
-    head = "".join(f"<th>cut {d + 1} / {n}</th>" for d, n in enumerate(plan.decisions.mesh))
-    body = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{count}</td>{''.join(map(cell, cuts))}"
-        f"<td>{forward / 1e6:.2f}</td><td>{backward / 1e6:.2f}</td></tr>"
-        for name, count, cuts, forward, backward in rows
-    )
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in plan.notes)
+        if not node.inputs:
+            group_of[name] = ()
+            continue
+        sent = [moved[name_in, name, slot] for slot, name_in in enumerate(node.inputs)]
+        if node.kind in _SILENT and not any(map(any, sent)):
+            # Its readers stand on what it reads.
+            group_of[name] = tuple(dict.fromkeys(g for source in node.inputs for g in group_of[source]))
+            continue
+        key = (node.role or name, made.choices[name], tuple(sent))
+        if key not in index_of:
+            index_of[key] = len(groups)
+            inputs: dict[int, list[int]] = {}
+            for source, (forward, backward) in zip(node.inputs, sent, strict=True):
+                for group in group_of[source]:
+                    held = inputs.setdefault(group, [0, 0])
+                    held[0], held[1] = held[0] + forward, held[1] + backward
+            groups.append(_group(name, node, plan, sent, inputs))
+        groups[index_of[key]]["count"] += 1
+        group_of[name] = (index_of[key],)
     dp, mp = plan.dp_mp()
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>Operator plan</title>'
-        "<style>body{font:14px sans-serif;margin:2em}td,th{padding:2px 8px;text-align:left}</style></head><body>"
-        f"<h1>{html.escape(plan.search_mode)}: data parallel {dp}, model parallel {mp}, stages {plan.stages}</h1>"
-        f"<ul>{notes}</ul><table><thead><tr><th>operator</th><th>equal ones</th>{head}"
-        f"<th>forward MB</th><th>backward MB</th></tr></thead><tbody>{body}</tbody></table></body></html>\n"
-    )
+    return {
+        "search_mode": plan.search_mode,
+        "mesh": list(made.mesh),
+        "data_parallel": dp,
+        "model_parallel": mp,
+        "stages": plan.stages,
+        "search_s": plan.search_s,
+        "num_operators": sum(bool(node.inputs) for node in made.graph.nodes.values()),
+        "forward_bytes": sum(forward for forward, _ in moved.values()),
+        "backward_bytes": sum(backward for _, backward in moved.values()),
+        "groups": groups,
+        "notes": list(plan.notes),
+        "megatron": megatron,
+        "megatron_reason": reason,
+    }
+
+
+def _group(
+    name: str, node: Node, plan: OperatorPlan, sent: list[tuple[int, int]], inputs: dict[int, list[int]]
+) -> dict[str, Any]:
+    choices = plan.decisions.choices[name]
+    parts: dict[str, int] = {}
+    for axis, count in plan.decisions.cuts(name):
+        parts[node.axes[axis].name] = parts.get(node.axes[axis].name, 1) * count
+    return {
+        "name": name,
+        "kind": node.kind,
+        "count": 0,
+        "cuts": ["" if c == NO_CUT else node.axes[c].name for c in choices],
+        "parts": parts,
+        "shape": list(node.output_shape),
+        "local_share": 1 / math.prod(n for n, c in zip(plan.decisions.mesh, choices, strict=True) if c != NO_CUT),
+        "forward_bytes": sum(forward for forward, _ in sent),
+        "backward_bytes": sum(backward for _, backward in sent),
+        "inputs": [{"group": group, "forward_bytes": f, "backward_bytes": b} for group, (f, b) in inputs.items()],
+    }

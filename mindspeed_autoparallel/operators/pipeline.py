@@ -70,10 +70,14 @@ def choose_stages(graph: Graph, devices: int, given: Pipeline, dp_mp: tuple[int,
             mp *= 2
     least, at = min(needs)
     raise InfeasiblePlan(
-        f"no number of pipeline stages up to {bound} fits: the least is {least / 2**30:.1f} GiB per device with {at} "
-        f"stages, and {given.device_memory_bytes / 2**30:.1f} GiB are there. "
+        f"no number of pipeline stages up to {bound} fits: the least is {least / 2**30:.1f} GiB per device with "
+        f"{_stages(at)}, and {given.device_memory_bytes / 2**30:.1f} GiB are there. "
         "Raise mem_coeff, micro_batch_num or devices."
     )
+
+
+def _stages(number: int) -> str:
+    return f"{number} pipeline stage" + ("s" if number != 1 else "")
 
 
 def search_pipelined(
@@ -101,7 +105,7 @@ def search_pipelined(
         if auto_pipeline:
             stages = found
         else:
-            note = f"auto_pipeline suggests {found} pipeline stages; {stages} are configured."
+            note = f"auto_pipeline suggests {_stages(found)}; configured: {_stages(stages)}."
     except InfeasiblePlan as error:
         if auto_pipeline:
             raise
@@ -116,7 +120,8 @@ def search_pipelined(
             graph, devices // stages, num_microbatches=given.micro_batch_num, smallest_i=smallest, **options
         )
     )
-    return dataclasses.replace(plan, stages=stages, notes=(*plan.notes, *([note] if note else [])))
+    notes = (*plan.notes, *([note] if note else []))
+    return dataclasses.replace(plan, stages=stages, num_microbatches=given.micro_batch_num, notes=notes)
 
 
 def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
@@ -125,10 +130,10 @@ def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
     Raises ``ConfigError`` where the batch of an operator that has one does not divide.
     """
     from mindspeed_autoparallel.operators.graph.node import NO_CUT
-    from mindspeed_autoparallel.operators.search.recursive import batch_axes
+    from mindspeed_autoparallel.operators.search.recursive import carried_axes
     from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
 
-    axes = batch_axes(graph)
+    axes = carried_axes(graph)
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     for parts in device_factors(devices):
         chosen = {}

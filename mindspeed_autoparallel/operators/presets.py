@@ -46,7 +46,7 @@ def preset_graph(name: str, *, batch: int, sequence: int, num_layers: int | None
 
 def decoder_graph(shape: ModelShape, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
     """Embedding, layers and output projection of ``shape``; rows are batch times sequence, batch outermost."""
-    graph = Graph()
+    graph = Graph(samples=batch)
     rows, hidden, head = batch * sequence, shape.hidden, shape.hidden // shape.heads
     graph.add(source("tokens", (rows,), item_bytes=8))
     graph.add(source("embedding.table", (shape.vocabulary, hidden), parameter=True))

@@ -31,15 +31,24 @@ class OperatorPlan:
     notes: tuple[str, ...] = ()
     capture_s: float = 0.0
     stages: int = 1
+    num_microbatches: int = 1
 
     def edge_bytes(self) -> dict[tuple[str, str, int], tuple[int, int]]:
-        """Bytes one device sends on each edge, (forward, backward), by the steps an executor takes."""
+        """Bytes one device sends on each edge, (forward, backward), by the steps an executor takes.
+
+        Readers that want a tensor alike share one redistribution: the first of them carries its bytes.
+        """
         made = self.decisions
         result = {}
+        seen = set()
         for producer, consumer, slot in made.graph.edges():
             out, wanted = made.output_placements(producer.name), made.operand_placements(consumer.name, slot)
-            forward = moved_bytes(out, wanted, producer.output_bytes, made.mesh)
             back = made.gradient_placements(consumer.name, slot)
+            if (producer.name, wanted, back) in seen:
+                result[producer.name, consumer.name, slot] = (0, 0)
+                continue
+            seen.add((producer.name, wanted, back))
+            forward = moved_bytes(out, wanted, producer.output_bytes, made.mesh)
             needed = gradient_of_output(out)
             backward = moved_bytes(back, needed, producer.output_bytes, made.mesh) if producer.needs_gradient else 0
             result[producer.name, consumer.name, slot] = (forward, backward)

@@ -92,6 +92,8 @@ class Graph:
     nodes: dict[str, Node] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     """Operators without a rule (node name to operator name): treated as replicated."""
+    samples: int = 0
+    """Samples that the graph computes at once, over all devices; 0 where nobody said."""
 
     def add(self, node: Node) -> str:
         """Append ``node``; raises ``ConfigError`` for a name that is taken or an input that is not there yet."""

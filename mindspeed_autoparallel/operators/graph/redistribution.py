@@ -18,9 +18,12 @@ Placements = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Step:
-    """One collective (or local slice) on one mesh dim; ``before`` and ``after`` are that dim's placements."""
+    """One collective (or local slice) on a mesh dim; ``before`` and ``after`` are its placements.
 
-    mesh_dim: int
+    Only an all-reduce runs over several mesh dims at once.
+    """
+
+    mesh_dims: tuple[int, ...]
     before: int
     after: int
 
@@ -40,7 +43,12 @@ def gradient_of_output(placements: Placements) -> Placements:
 
 
 def steps(source: Placements, target: Placements) -> list[Step]:
-    """Steps from ``source`` to ``target``; a target never holds a pending sum (``AssertionError``)."""
+    """Steps from ``source`` to ``target``; a target never holds a pending sum (``AssertionError``).
+
+    What shrinks the tensor comes first, what grows it next, so that little is sent: pending sums are scattered where no
+    other mesh dim is concerned, cuts are lifted from the inner to the outer mesh dim, then new ones are made from the
+    outer to the inner one. The other pending sums are reduced at once, before anything is gathered.
+    """
     if source == target:
         return []
     assert PARTIAL not in target, "operators read whole or cut tensors, never a pending sum"
@@ -56,19 +64,26 @@ def steps(source: Placements, target: Placements) -> list[Step]:
         mine = {source[d], target[d]} - {REPLICATE, PARTIAL}
         return not any(o != d and ({source[o], target[o]} & mine) for o in range(size))
 
+    summed = tuple(d for d in range(size) if source[d] == PARTIAL and target[d] == REPLICATE)
+    reduce = [Step(summed, PARTIAL, REPLICATE)] if summed else []
+    scatter: list[Step] = []
     lift: list[Step] = []
     lower: list[Step] = []
-    for d in reversed(range(size)):
-        if not touched[d]:
+    for d in range(size):
+        if not touched[d] or d in summed:
             continue
-        if alone(d) and source[d] != REPLICATE:
-            lift.append(Step(d, source[d], target[d]))
-            continue
-        if source[d] != REPLICATE:
-            lift.append(Step(d, source[d], REPLICATE))
-        if target[d] != REPLICATE:
-            lower.insert(0, Step(d, REPLICATE, target[d]))
-    return lift + lower
+        before, after = source[d], target[d]
+        if before == PARTIAL:
+            (scatter if alone(d) else lower).append(Step((d,), before, after))
+        elif before == REPLICATE:
+            lower.append(Step((d,), before, after))
+        elif alone(d):
+            lift.insert(0, Step((d,), before, after))
+        else:
+            lift.insert(0, Step((d,), before, REPLICATE))
+            if after != REPLICATE:
+                lower.append(Step((d,), REPLICATE, after))
+    return [*scatter, *reduce, *lift, *lower] if lift else [*scatter, *lower, *reduce]
 
 
 def local_bytes(total_bytes: int, placements: Sequence[int], mesh: Sequence[int]) -> int:
@@ -82,7 +97,7 @@ def step_costs(
     """Each step with the bytes one device sends in it (ring algorithms; a slice sends none)."""
     current = list(source)
     for step in steps(source, target):
-        parts = mesh[step.mesh_dim]
+        parts = math.prod(mesh[d] for d in step.mesh_dims)
         local = local_bytes(total_bytes, current, mesh)
         moved = {
             "slice": 0,
@@ -91,7 +106,8 @@ def step_costs(
             "reduce_scatter": (parts - 1) * local // parts,
             "all_reduce": 2 * (parts - 1) * local // parts,
         }[step.collective]
-        current[step.mesh_dim] = step.after
+        for d in step.mesh_dims:
+            current[d] = step.after
         yield step, moved
 
 

@@ -44,11 +44,10 @@ def matrix_product(
     )
 
 
-def pointwise(name: str, inputs: tuple[str, ...], shape: tuple[int, ...], *, role: str = "") -> Node:
-    """Every dim may be cut; all inputs have the shape of the output."""
-    dims = tuple(range(len(shape)))
-    axes = tuple(Axis(f"dim{d}", size) for d, size in enumerate(shape))
-    return Node(name, "pointwise", axes, shape, dims, inputs, (dims,) * len(inputs), role=role)
+def pointwise(name: str, inputs: tuple[str, ...], shape: tuple[int, int], *, role: str = "") -> Node:
+    """Both dims may be cut; all inputs have the shape of the output."""
+    axes = (Axis("rows", shape[0]), Axis("columns", shape[1]))
+    return Node(name, "pointwise", axes, shape, (0, 1), inputs, ((0, 1),) * len(inputs), role=role)
 
 
 def norm(name: str, inputs: tuple[str, str], rows: int, hidden: int, *, role: str = "") -> Node:

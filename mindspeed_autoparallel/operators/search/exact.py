@@ -24,11 +24,13 @@ def solve_exact(problem: CutProblem, *, parameter_limit_bytes: float | None = No
 
 
 @contextlib.contextmanager
-def _native_stdout_to_stderr() -> Iterator[None]:
+def _without_banner() -> Iterator[None]:
     """HiGHS prints a banner on file descriptor 1 whatever it is told; stdout is for results."""
     sys.stdout.flush()
     kept = os.dup(1)
-    os.dup2(2, 1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
     try:
         yield
     finally:
@@ -68,7 +70,7 @@ def _solve(problem: CutProblem, limit: float | None, *, integer: bool) -> list[i
         model.add(sum(x * (h / unit) for x, h in held if h) <= limit / unit)
     model.minimize(model_builder.LinearExpr.weighted_sum(terms, weights))
     solver = model_builder.Solver("highs")
-    with _native_stdout_to_stderr():
+    with _without_banner():
         status = solver.solve(model)
     if status != model_builder.SolveStatus.OPTIMAL:
         least = sum(float(h.min()) for h in problem.parameter_bytes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy
 
-from mindspeed_autoparallel.operators.graph.node import NO_CUT, REPLICATE, Node
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
 from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output, moved_bytes
 from mindspeed_autoparallel.operators.search.state import Decisions
 
@@ -48,13 +49,17 @@ class CutProblem:
         return [self.choices[v].index(chosen[names[0]]) for v, names in enumerate(self.members)]
 
 
-def node_us(node: Node, choice: int, parts: int, cuts: tuple[tuple[int, int], ...], machine: Machine) -> float:
-    """Compute time of forward and backward (twice the forward) on one device."""
-    divided = (parts if choice != NO_CUT else 1) * int(numpy.prod([p for _, p in cuts], dtype=numpy.int64))
+def work_us(node: Node, machine: Machine) -> float:
+    """Compute time of forward and backward (twice the forward) of the whole operator on one device."""
     if not node.inputs:
         return 0.0
-    work = node.flops / machine.flops_per_us + 2 * node.output_bytes / machine.memory_bytes_per_us
-    return 3 * work / divided
+    return 3 * (node.flops / machine.flops_per_us + 2 * node.output_bytes / machine.memory_bytes_per_us)
+
+
+def node_us(node: Node, choice: int, parts: int, cuts: tuple[tuple[int, int], ...], machine: Machine) -> float:
+    """Compute time of one device's piece when ``choice`` is cut into ``parts`` after the earlier ``cuts``."""
+    divided = (parts if choice != NO_CUT else 1) * math.prod(p for _, p in cuts)
+    return work_us(node, machine) / divided
 
 
 def edge_us(
@@ -74,7 +79,7 @@ def edge_us(
 
 
 def build_problem(
-    decisions: Decisions, parts: int, machine: Machine, pins: Mapping[str, int], *, tied: bool, grad_parts: int = 1
+    decisions: Decisions, parts: int, machine: Machine, pins: Mapping[str, int], *, tied: bool
 ) -> CutProblem:
     """The problem of the next cut into ``parts``; ``pins`` fixes operators; ``tied`` joins operators of equal role."""
     graph = decisions.graph
@@ -94,7 +99,7 @@ def build_problem(
             problem.members.append([])
             problem.choices.append(allowed)
             problem.node_us.append(numpy.array([node_us(node, c, parts, cuts, machine) for c in allowed]))
-            local = node.output_bytes // int(numpy.prod([p for _, p in cuts], dtype=numpy.int64))
+            local = node.output_bytes // math.prod(p for _, p in cuts)
             held = [local // (parts if c != NO_CUT else 1) if node.is_parameter else 0 for c in allowed]
             problem.parameter_bytes.append(numpy.array(held, dtype=float))
         else:
@@ -126,11 +131,3 @@ def build_problem(
         else:
             problem.edges[a, b] = matrix
     return problem
-
-
-def replicated(picks_of: CutProblem) -> list[int]:
-    """Everything uncut: always allowed unless pinned."""
-    return [c.index(NO_CUT) if NO_CUT in c else 0 for c in picks_of.choices]
-
-
-__all__ = ["REPLICATE", "CutProblem", "Machine", "build_problem", "edge_us", "node_us", "replicated"]

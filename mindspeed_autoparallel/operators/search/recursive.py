@@ -59,16 +59,19 @@ def _sizes(node: Node, decisions: Decisions) -> tuple[int, int, int]:
     return i, node.local_size(j, cuts), node.local_size(k, cuts)
 
 
-def batch_axes(graph: Graph) -> dict[str, int]:
-    """For each operator the axis that carries dim 0 of the model's inputs: where a product has several row dims (a
-    captured module with sequence first, say), that one is cut first, since attention can follow it."""
+def carried_axes(graph: Graph, dim: int = 0) -> dict[str, int]:
+    """For each operator the axis that carries dim ``dim`` of the model's inputs, the batch for 0.
+
+    Where a product has several row dims (a captured module with sequence first, say), the batch is cut first, since
+    attention can follow it.
+    """
     result: dict[str, int] = {}
     for node in graph.nodes.values():
-        if node.kind == "input" and node.axes:
-            result[node.name] = 0
+        if node.kind == "input" and len(node.axes) > dim:
+            result[node.name] = dim
         for slot, source in enumerate(node.inputs):
-            dim = graph.nodes[source].output_placement(result[source]) if source in result else -1
-            axis = node.operands[slot][dim] if dim >= 0 else None
+            at = graph.nodes[source].output_placement(result[source]) if source in result else -1
+            axis = node.operands[slot][at] if at >= 0 else None
             if axis is not None and node.axes[axis].cuttable:
                 result.setdefault(node.name, axis)
     return result
@@ -98,7 +101,7 @@ def cut_main_operators(
     sizes = {node.name: _sizes(node, decisions) for node in order}
     if by_weight:
         order.sort(key=lambda node: -max(sizes[node.name]))
-    batch = batch_axes(graph)
+    batch = carried_axes(graph)
     decided: dict[str, str] = {}
     chosen: dict[str, int] = {}
     explained = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph, Node
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
 from mindspeed_autoparallel.operators.graph.redistribution import Placements
 
 
@@ -56,7 +56,3 @@ def device_factors(devices: int) -> tuple[int, ...]:
             rest //= factor
         factor += 1 if factor * factor <= rest else rest - factor
     return tuple(sorted(factors, reverse=True))
-
-
-def legal(node: Node, choice: int, parts: int, cuts: tuple[tuple[int, int], ...]) -> bool:
-    return choice in node.choices(parts, cuts)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.operators.graph.redistribution import Placements
 from mindspeed_autoparallel.operators.search.state import Decisions
 from mindspeed_autoparallel.operators.torch.redistribute import MeshGroups, redistribute
 
@@ -19,12 +20,22 @@ def execute(
     """Local outputs of every operator; ``pieces`` holds this rank's piece of each parameter and input.
 
     ``functions`` gives the computation on local pieces, by operator name, role, or kind (the first that is there).
-    No edge is left to a library's choice, so the bytes sent are those the plan predicts, backward included. Raises
-    ``ConfigError`` for an operator without a function, or a mesh that is not the plan's.
+    No edge is left to a library's choice, so the bytes sent are those the plan predicts, backward included. Readers
+    that want a tensor alike share one redistribution, and so one reduction of their gradients. Raises ``ConfigError``
+    for an operator without a function, or a mesh that is not the plan's.
     """
     if mesh.shape != decisions.mesh:
         raise ConfigError(f"the plan is for a mesh of {decisions.mesh} and this mesh is {mesh.shape}.")
     made: dict[str, torch.Tensor] = {}
+    shared: dict[tuple[str, Placements, Placements], torch.Tensor] = {}
+
+    def operand(name: str, slot: int, source: str) -> torch.Tensor:
+        wanted, gradient = decisions.operand_placements(name, slot), decisions.gradient_placements(name, slot)
+        key = (source, wanted, gradient)
+        if key not in shared:
+            shared[key] = redistribute(made[source], decisions.output_placements(source), wanted, gradient, mesh)
+        return shared[key]
+
     for name, node in decisions.graph.nodes.items():
         if not node.inputs:
             made[name] = pieces[name]
@@ -32,15 +43,5 @@ def execute(
         function = functions.get(name) or functions.get(node.role) or functions.get(node.kind)
         if function is None:
             raise ConfigError(f"operator {name} of kind {node.kind} has no function to compute it.")
-        given = [
-            redistribute(
-                made[source],
-                decisions.output_placements(source),
-                decisions.operand_placements(name, slot),
-                decisions.gradient_placements(name, slot),
-                mesh,
-            )
-            for slot, source in enumerate(node.inputs)
-        ]
-        made[name] = function(*given)
+        made[name] = function(*(operand(name, slot, source) for slot, source in enumerate(node.inputs)))
     return made

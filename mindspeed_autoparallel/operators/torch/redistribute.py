@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,12 +16,22 @@ from mindspeed_autoparallel.operators.graph.redistribution import Placements, St
 
 @dataclass
 class MeshGroups:
-    """This rank's place in a mesh of ``shape`` (last dim fastest): one group per dim; ``sent_bytes`` counts up."""
+    """This rank's place in a mesh of ``shape`` (last dim fastest); ``sent_bytes`` counts up."""
 
     shape: tuple[int, ...]
     coordinates: tuple[int, ...]
-    groups: tuple[Any, ...]
     sent_bytes: int = 0
+    _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+
+    def group(self, dims: tuple[int, ...]) -> Any:
+        """The ranks that differ from this one in ``dims`` only. All ranks run the same plan, so each set of dims is
+        first asked for by all of them together."""
+        if dims not in self._groups:
+            ranks = torch.arange(math.prod(self.shape)).reshape(self.shape)
+            rest = [d for d in range(len(self.shape)) if d not in dims]
+            lines = ranks.permute(*rest, *dims).reshape(-1, math.prod(self.shape[d] for d in dims)).tolist()
+            self._groups[dims], _ = dist.new_subgroups_by_enumeration(lines)
+        return self._groups[dims]
 
     def piece(self, whole: torch.Tensor, placements: Placements) -> torch.Tensor:
         """This rank's piece of a ``whole`` tensor."""
@@ -32,27 +42,23 @@ class MeshGroups:
 
 
 def make_groups(shape: tuple[int, ...]) -> MeshGroups:
-    """Groups of a mesh over all ranks; every rank calls it. Raises ``ConfigError`` when the sizes do not match."""
+    """A mesh over all ranks; every rank calls it. Raises ``ConfigError`` when the sizes do not match."""
     if math.prod(shape) != dist.get_world_size():
         raise ConfigError(f"the plan is for {math.prod(shape)} devices and {dist.get_world_size()} processes run.")
     ranks = torch.arange(math.prod(shape)).reshape(shape)
-    rank = dist.get_rank()
-    groups = []
+    mesh = MeshGroups(shape, tuple(int(c) for c in (ranks == dist.get_rank()).nonzero()[0]))
     for dim in range(len(shape)):
-        for line in ranks.movedim(dim, -1).reshape(-1, shape[dim]).tolist():
-            group = dist.new_group(line)
-            if rank in line:
-                groups.append(group)
-    coordinates = tuple(int(c) for c in (ranks == rank).nonzero()[0])
-    return MeshGroups(shape, coordinates, tuple(groups))
+        mesh.group((dim,))
+    return mesh
 
 
 def _take(step: Step, local: torch.Tensor, mesh: MeshGroups) -> torch.Tensor:
-    parts, group = mesh.shape[step.mesh_dim], mesh.groups[step.mesh_dim]
+    group = mesh.group(step.mesh_dims)
+    parts, coordinate = dist.get_world_size(group), mesh.coordinates[step.mesh_dims[0]]
     local = local.contiguous()
     size = local.numel() * local.element_size()
     if step.collective == "slice":
-        return local.chunk(parts, step.after)[mesh.coordinates[step.mesh_dim]].contiguous()
+        return local.chunk(parts, step.after)[coordinate].contiguous()
     if step.collective == "all_gather":
         gathered = [torch.empty_like(local) for _ in range(parts)]
         dist.all_gather(gathered, local, group=group)

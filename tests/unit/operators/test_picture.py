@@ -1,20 +1,36 @@
-"""The picture shows every cut, folds equal layers, and escapes names."""
+"""The picture shows every operator once, folds equal layers, escapes names, and a browser draws it."""
 
 import re
+import xml.etree.ElementTree as ET
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.operators import preset_graph, search_graph
 from mindspeed_autoparallel.operators.graph.node import Graph
-from mindspeed_autoparallel.operators.picture import render_picture
+from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
+from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.rules.products import matrix_product, source
+from mindspeed_autoparallel.report.operator_page import render_operator_page
 
 
-def test_equal_layers_are_one_row_and_all_operators_are_counted():
-    graph = preset_graph("llama2-7b", batch=8, sequence=64, num_layers=4)
-    page = render_picture(search_graph(graph, 8, search_mode="exact"))
-    counts = [int(n) for n in re.findall(r"<tr><td>[^<]*</td><td>(\d+)</td>", page)]
-    assert sum(counts) == sum(bool(node.inputs) for node in graph.nodes.values()) and max(counts) >= 3
-    assert page.count("<th>cut ") == 3
+def _plan(layers=4):
+    return search_graph(preset_graph("llama2-7b", batch=8, sequence=64, num_layers=layers), 8, search_mode="exact")
+
+
+def test_every_operator_is_counted_once_and_every_byte_of_a_group_stands_on_its_edges():
+    plan = _plan()
+    shown = picture_data(plan)
+    assert sum(group["count"] for group in shown["groups"]) == shown["num_operators"]
+    assert max(group["count"] for group in shown["groups"]) >= 3
+    for index, group in enumerate(shown["groups"]):
+        assert all(given["group"] < index for given in group["inputs"])
+
+
+def test_equal_layers_are_one_box_with_their_number():
+    page = render_operator_page(picture_data(_plan()))
+    svg = ET.fromstring(re.search(r"<svg.*</svg>", page, re.S).group(0))
+    boxes = [g for g in svg if g.tag == "g"]
+    assert len(boxes) == len(picture_data(_plan())["groups"]) < 30
+    assert any("×4" in text.text or "×3" in text.text for box in boxes for text in box.iter("text"))
 
 
 def test_names_are_escaped():
@@ -22,7 +38,14 @@ def test_names_are_escaped():
     graph.add(source("x", (8, 8)))
     graph.add(source("w", (8, 8), parameter=True))
     graph.add(matrix_product("<b>", ("x", "w"), 8, 8, 8))
-    assert "<b>" not in render_picture(search_graph(graph, 2))
+    assert "<b>&lt;" not in (page := render_operator_page(picture_data(search_graph(graph, 2)))) and "&lt;b&gt;" in page
+
+
+def test_page_gives_the_megatron_flags_or_the_reason():
+    plan = _plan(1)
+    page = render_operator_page(picture_data(plan, derive_megatron(plan).as_json()))
+    assert "--tensor-model-parallel-size" in page and "http:" not in page and "<script" not in page
+    assert "no heads" in render_operator_page(picture_data(plan, None, "no heads"))
 
 
 def test_command_writes_the_picture(tmp_path):

@@ -35,14 +35,14 @@ def test_largest_number_of_stages_that_fits_is_kept():
 
 
 def test_nothing_that_fits_is_infeasible_with_the_nearest_number():
-    with pytest.raises(InfeasiblePlan, match=r"GiB per device with \d+ stages"):
+    with pytest.raises(InfeasiblePlan, match=r"GiB per device with \d+ pipeline stages"):
         search_pipelined(GRAPH, 16, auto_pipeline=True, pipeline=Pipeline(1, 4, 8, 10))
 
 
 def test_without_the_flag_the_users_stages_hold_and_the_choice_is_logged(caplog):
     with caplog.at_level(logging.INFO):
         plan = search_pipelined(GRAPH, 16, pipeline=Pipeline(2, 4, 8))
-    assert plan.stages == 2 and "suggests 4 pipeline stages; 2 are configured" in plan.notes[-1]
+    assert plan.stages == 2 and "suggests 4 pipeline stages; configured: 2" in plan.notes[-1]
     assert plan.notes[-1] in caplog.messages
 
 

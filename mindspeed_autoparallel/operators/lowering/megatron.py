@@ -1,0 +1,217 @@
+"""The Megatron configuration nearest to a plan per operator, and what it costs that every operator must share it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.operators.costs import PlanCost, plan_cost
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
+from mindspeed_autoparallel.operators.lowering.roles import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    IDLE,
+    TENSOR,
+    attention_limits,
+    role_of_cut,
+    votes,
+    winners,
+)
+from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions
+from mindspeed_autoparallel.operators.search.problem import Machine
+from mindspeed_autoparallel.operators.search.recursive import carried_axes
+from mindspeed_autoparallel.operators.search.state import Decisions
+from mindspeed_autoparallel.operators.strategies import OperatorPlan
+from mindspeed_autoparallel.spec import Layout
+
+_RESULT_NAMES = {DATA: "DP", TENSOR: "TP", CONTEXT: "CP"}
+
+
+@dataclass(frozen=True)
+class MegatronConfiguration:
+    """``layout`` is what the other planners take as a candidate; ``uniform`` is the same thing per operator."""
+
+    layout: Layout
+    global_batch_size: int
+    roles: tuple[tuple[int, str, float], ...]
+    """Per mesh dim: devices, role, and the share of the FLOPs whose operators voted for it."""
+    uniform: OperatorPlan
+    plan_cost: PlanCost
+    uniform_cost: PlanCost
+    num_changed: int
+    """Operators that the uniform plan cuts otherwise than the plan."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def extra_us(self) -> float:
+        """Modelled time of one step that uniformity costs; negative where the plan was no optimum."""
+        return self.uniform_cost.total_us - self.plan_cost.total_us
+
+    def flags(self) -> list[str]:
+        """Command line words for a Megatron script."""
+        layout = self.layout
+        words = [
+            "--tensor-model-parallel-size", str(layout.tensor_size),
+            "--pipeline-model-parallel-size", str(layout.pipeline_size),
+            "--context-parallel-size", str(layout.context_size),
+        ]  # fmt: skip
+        if layout.expert_size > 1:
+            words += ["--expert-model-parallel-size", str(layout.expert_size)]
+        words += ["--sequence-parallel"] if layout.sequence_parallel else []
+        return [
+            *words,
+            *("--micro-batch-size", str(layout.micro_batch_size)),
+            *("--global-batch-size", str(self.global_batch_size)),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        layout = self.layout
+        return {
+            "data_parallel_size": layout.data_size,
+            "tensor_model_parallel_size": layout.tensor_size,
+            "pipeline_model_parallel_size": layout.pipeline_size,
+            "context_parallel_size": layout.context_size,
+            "expert_model_parallel_size": layout.expert_size,
+            "sequence_parallel": layout.sequence_parallel,
+            "micro_batch_size": layout.micro_batch_size,
+            "global_batch_size": self.global_batch_size,
+            "flags": self.flags(),
+            "mesh_dims": [{"devices": n, "role": role, "share": share} for n, role, share in self.roles],
+            "plan_cost": self.plan_cost.as_json(),
+            "uniform_cost": self.uniform_cost.as_json(),
+            "extra_us": self.extra_us,
+            "operators_changed": self.num_changed,
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """For the terminal: the configuration, its price, its flags."""
+        plan, uniform = self.plan_cost, self.uniform_cost
+        cheaper = (
+            " (cheaper: a plan cuts one mesh dim after another and is no joint optimum)" if self.extra_us < 0 else ""
+        )
+        relative = self.extra_us / plan.total_us * 100 if plan.total_us else 0.0
+        return [
+            f"Megatron: {self.layout.label()}, global batch {self.global_batch_size}",
+            f"  uniform costs {self.extra_us / 1000:+.2f} ms ({relative:+.1f} %) per step by the cost model{cheaper}: "
+            f"{plan.total_us / 1000:.2f} -> {uniform.total_us / 1000:.2f} ms, "
+            f"{plan.sent_bytes / 1e9:.2f} -> {uniform.sent_bytes / 1e9:.2f} GB sent and "
+            f"{plan.parameter_bytes / 2**30:.2f} -> {uniform.parameter_bytes / 2**30:.2f} GiB of weights per device; "
+            f"{self.num_changed} operators change",
+            "  " + " ".join(self.flags()),
+            *(f"  note: {note}" for note in self.notes),
+        ]
+
+
+def derive_megatron(plan: OperatorPlan, *, machine: Machine | None = None) -> MegatronConfiguration:
+    """DP, TP, SP, CP, EP and PP from what most of the FLOPs of ``plan`` do on each mesh dim.
+
+    A role that the model does not allow (samples, heads or tokens that do not divide) gives way to the next in the
+    vote, with a note. Raises ``InfeasiblePlan`` where no role is left for a mesh dim.
+    """
+    made = plan.decisions
+    graph, mesh = made.graph, made.mesh
+    notes: list[str] = []
+    roles: list[str] = []
+    taken: list[tuple[int, str, float]] = []
+    expert_dims: list[int] = []
+    for dim, (parts, ballot) in enumerate(zip(mesh, votes(made), strict=True)):
+        ranked = winners(ballot)
+        if ballot.get(EXPERT, 0.0) and (ranked[0] == EXPERT or ballot.get(DATA, 0.0)):
+            expert_dims.append(dim)
+            ranked = [DATA, *(role for role in ranked if role not in (DATA, EXPERT))]
+        wish = ranked[0] if ranked else IDLE
+        options = list(dict.fromkeys([*(r for r in ranked if r not in (IDLE, EXPERT)), DATA, TENSOR, CONTEXT]))
+        refused = ""
+        for role in options:
+            reason = _illegal(graph, mesh[:dim], roles, parts, role)
+            if not reason:
+                break
+            refused = refused or reason
+        else:
+            raise InfeasiblePlan(
+                f"no Megatron configuration uses the {parts} devices of cut {dim + 1} in one role: {refused} "
+                "Change the number of devices, or the batch."
+            )
+        if role != wish:
+            why = refused if refused and wish != IDLE else "most operators leave these devices idle."
+            notes.append(f"cut {dim + 1} into {parts} becomes {_RESULT_NAMES[role]}, not {wish}: {why}")
+        roles.append(role)
+        taken.append((parts, role, ballot.get(role, 0.0) + (ballot.get(EXPERT, 0.0) if dim in expert_dims else 0.0)))
+    expert_dims = [dim for dim in expert_dims if roles[dim] == DATA]
+    sequence_parallel = TENSOR in roles and _streams_cut_by_rows(made, roles)
+    experts = math.prod(mesh[dim] for dim in expert_dims)
+    if experts > 1 and TENSOR in roles and not sequence_parallel:
+        sequence_parallel = True
+        notes.append("sequence parallelism is on because Megatron asks for it with TP and EP together.")
+    decisions = uniform_decisions(
+        graph, mesh, roles, sequence_parallel=sequence_parallel, expert_dims=tuple(expert_dims)
+    )
+    uniform = OperatorPlan(decisions, "uniform", (), 0.0, stages=plan.stages, num_microbatches=plan.num_microbatches)
+    size = {role: math.prod(n for n, r in zip(mesh, roles, strict=True) if r == role) for role in _RESULT_NAMES}
+    each = max(1, graph.samples // size[DATA])
+    if each % plan.num_microbatches:
+        notes.append(f"{each} samples of a replica are no multiple of {plan.num_microbatches} microbatches.")
+    micro = each // plan.num_microbatches if each % plan.num_microbatches == 0 else 1
+    layout = Layout(
+        pipeline_size=plan.stages,
+        tensor_size=size[TENSOR],
+        data_size=size[DATA],
+        context_size=size[CONTEXT],
+        expert_size=experts,
+        micro_batch_size=micro,
+        sequence_parallel=sequence_parallel,
+    )
+    changed = sum(decisions.choices[n] != made.choices[n] for n, node in graph.nodes.items() if node.inputs)
+    return MegatronConfiguration(
+        layout,
+        each * size[DATA],
+        tuple(taken),
+        uniform,
+        plan_cost(plan, machine),
+        plan_cost(uniform, machine),
+        changed,
+        tuple(notes),
+    )
+
+
+def _illegal(graph: Graph, mesh: tuple[int, ...], roles: list[str], parts: int, role: str) -> str:
+    """Why ``role`` cannot have ``parts`` more devices, or nothing."""
+    size = parts * math.prod(n for n, r in zip(mesh, roles, strict=True) if r == role)
+    samples, heads = attention_limits(graph)
+    if role == DATA and samples and samples % size:
+        return f"{size} replicas do not divide {samples} samples."
+    if role == TENSOR and heads and heads % size:
+        return f"TP {size} does not divide {heads} key heads."
+    tokens = _tokens_per_sample(graph)
+    if role == CONTEXT and tokens % (2 * size):
+        return f"CP {size} needs a sequence in multiples of {2 * size}, not {tokens} tokens."
+    return ""
+
+
+def _tokens_per_sample(graph: Graph) -> int:
+    first = next((node for node in graph.nodes.values() if node.matmul), None)
+    if first is None or first.matmul is None:
+        return 0
+    return math.prod(first.axes[axis].size for axis in first.matmul[0]) // max(1, graph.samples)
+
+
+def _streams_cut_by_rows(made: Decisions, roles: list[str]) -> bool:
+    """Whether most bytes that tensor parallelism leaves whole (norms, sums) are cut by rows in the plan."""
+    graph = made.graph
+    without = uniform_decisions(graph, made.mesh, roles, sequence_parallel=False)
+    batch = carried_axes(graph)
+    whole = by_rows = 0
+    for name, node in graph.nodes.items():
+        if not node.inputs or node.matmul or name not in batch:
+            continue
+        for dim, role in enumerate(roles):
+            if role == TENSOR and without.choices[name][dim] == NO_CUT:
+                whole += node.output_bytes
+                axis = made.choices[name][dim]
+                if role_of_cut(node, axis, batch[name], 1, 1, 0) in (DATA, CONTEXT):
+                    by_rows += node.output_bytes
+    return 2 * by_rows > whole

@@ -1,0 +1,64 @@
+"""What a mesh dim does to a whole model, by the vote of its operators: the meaning behind a cut axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph, Node
+from mindspeed_autoparallel.operators.search.recursive import carried_axes
+from mindspeed_autoparallel.operators.search.state import Decisions
+
+DATA, TENSOR, CONTEXT, EXPERT, IDLE = "data", "tensor", "context", "expert", "idle"
+"""Samples, weights, tokens of one sample, whole experts, or nothing is divided."""
+
+
+def role_of_cut(node: Node, axis: int, batch: int | None, earlier_parts: int, parts: int, samples: int) -> str:
+    """The role of cutting ``axis``; ``batch``: the axis that carries the samples, cut into ``earlier_parts`` so far.
+
+    Where rows are samples times tokens, they hold whole samples until there are as many parts as ``samples``.
+    """
+    if axis == NO_CUT:
+        return IDLE
+    if node.axes[axis].name == "experts":
+        return EXPERT
+    if axis == batch:
+        return DATA if samples == 0 or samples % (earlier_parts * parts) == 0 else CONTEXT
+    if node.axes[axis].name.startswith("rows") or node.axes[axis].name == "sequence":
+        return CONTEXT
+    return TENSOR
+
+
+def votes(decisions: Decisions) -> list[dict[str, float]]:
+    """Per mesh dim, the share of all FLOPs that each role has; a role nobody took is not listed."""
+    graph = decisions.graph
+    batch = carried_axes(graph)
+    total = sum(node.flops for node in graph.nodes.values()) or 1
+    result: list[dict[str, float]] = [{} for _ in decisions.mesh]
+    for name, node in graph.nodes.items():
+        if not node.flops:
+            continue
+        for dim, (axis, parts) in enumerate(zip(decisions.choices[name], decisions.mesh, strict=True)):
+            before = zip(decisions.choices[name][:dim], decisions.mesh, strict=False)
+            earlier = math.prod(count for cut, count in before if cut == axis)
+            role = role_of_cut(node, axis, batch.get(name), earlier, parts, graph.samples)
+            result[dim][role] = result[dim].get(role, 0.0) + node.flops / total
+    return result
+
+
+def attention_limits(graph: Graph) -> tuple[int, int]:
+    """(samples, heads) that all fused attentions can be cut into; 0 where the graph has none."""
+    found: dict[str, list[int]] = {"batch": [], "heads": []}
+    for node in graph.nodes.values():
+        if node.kind == "attention":
+            for axis in node.axes:
+                for name, sizes in found.items():
+                    if axis.name.startswith(name):
+                        sizes.append(axis.size)
+    return graph.samples or math.gcd(*found["batch"]), math.gcd(*found["heads"])
+
+
+def winners(ballot: Mapping[str, float]) -> list[str]:
+    """Roles from most to least voted for; a tie goes to the first in the order they are defined."""
+    order = (DATA, TENSOR, CONTEXT, EXPERT, IDLE)
+    return sorted(ballot, key=lambda role: (-ballot[role], order.index(role)))

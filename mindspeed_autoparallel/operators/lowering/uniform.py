@@ -1,0 +1,96 @@
+"""One role per mesh dim, the same for the whole model: what Megatron's sizes mean for every operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, Graph, Node
+from mindspeed_autoparallel.operators.lowering.roles import CONTEXT, DATA, TENSOR
+from mindspeed_autoparallel.operators.search.recursive import carried_axes
+from mindspeed_autoparallel.operators.search.state import Decisions
+
+
+def uniform_decisions(
+    graph: Graph, mesh: Sequence[int], roles: Sequence[str], *, sequence_parallel: bool, expert_dims: Sequence[int] = ()
+) -> Decisions:
+    """Every operator cut as Megatron cuts it when mesh dim ``d`` has ``roles[d]``.
+
+    ``data`` cuts samples, and experts in ``expert_dims``. ``context`` cuts tokens, and fused attention by heads (the
+    all-to-all form). ``tensor`` cuts a product that reads a whole tensor by its columns and one that reads a cut
+    tensor inside; with ``sequence_parallel`` what lies between is cut by tokens.
+    """
+    batch, tokens = carried_axes(graph), carried_axes(graph, 1)
+    decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+    for dim, (parts, role) in enumerate(zip(mesh, roles, strict=True)):
+        cut = _Cut(decisions, parts, batch, {**batch, **tokens})
+        for node in graph.nodes.values():
+            if not node.is_parameter:
+                cut.chosen[node.name] = cut.choose(node, role, dim in expert_dims, sequence_parallel)
+        cut.follow_with_parameters()
+        decisions = decisions.extend(parts, cut.chosen)
+    return decisions
+
+
+class _Cut:
+    """The choices of one mesh dim, made in the order of the graph."""
+
+    def __init__(self, decisions: Decisions, parts: int, batch: dict[str, int], tokens: dict[str, int]) -> None:
+        self.decisions, self.parts, self.batch, self.tokens = decisions, parts, batch, tokens
+        self.chosen: dict[str, int] = {}
+
+    def choose(self, node: Node, role: str, by_expert: bool, sequence_parallel: bool) -> int:
+        allowed = node.choices(self.parts, self.decisions.cuts(node.name))
+        if role == TENSOR:
+            wanted = self._tensor(node, allowed, sequence_parallel)
+        elif role == CONTEXT:
+            heads = next((a for a, axis in enumerate(node.axes) if axis.name == "heads"), NO_CUT)
+            wanted = heads if node.kind == "attention" else self.tokens.get(node.name, NO_CUT)
+        else:
+            assert role == DATA, role
+            experts = next((a for a, axis in enumerate(node.axes) if axis.name == "experts"), NO_CUT)
+            in_groups = by_expert and experts != NO_CUT and node.kind == "experts"
+            wanted = experts if in_groups else self.batch.get(node.name, NO_CUT)
+        return wanted if wanted in allowed else NO_CUT
+
+    def _tensor(self, node: Node, allowed: list[int], sequence_parallel: bool) -> int:
+        if not node.inputs or node.kind == "router":
+            return NO_CUT
+        table = next((a for a, axis in enumerate(node.axes) if axis.name == "table"), NO_CUT)
+        if table in allowed and table != NO_CUT:
+            return table
+        if node.matmul:
+            _, columns, inner = node.matmul
+            return inner if inner in allowed and inner in self._arriving(node)[:1] else columns
+        arriving = [axis for axis in self._arriving(node) if axis is not None and axis in allowed]
+        rows = self.tokens.get(node.name, NO_CUT)
+        for axis in arriving:
+            if axis != rows:
+                return axis
+        pending = any(
+            source in self.chosen and self._node(source).output_placement(self.chosen[source]) == PARTIAL
+            for source in node.inputs
+        )
+        return rows if sequence_parallel and (arriving or pending) else NO_CUT
+
+    def _arriving(self, node: Node) -> list[int | None]:
+        """For each input that is no parameter, the axis of ``node`` that its cut would be; None for a whole one."""
+        found: list[int | None] = []
+        for slot, source in enumerate(node.inputs):
+            if source in self.chosen:
+                placement = self._node(source).output_placement(self.chosen[source])
+                found.append(node.operands[slot][placement] if placement >= 0 else None)
+        return found
+
+    def _node(self, name: str) -> Node:
+        return self.decisions.graph.nodes[name]
+
+    def follow_with_parameters(self) -> None:
+        """Every parameter is cut as its first reader wants it."""
+        for node in self.decisions.graph.nodes.values():
+            for slot, source in enumerate(node.inputs):
+                if self._node(source).is_parameter and source not in self.chosen:
+                    wanted = node.operand_placement(slot, self.chosen[node.name])
+                    allowed = self._node(source).choices(self.parts, self.decisions.cuts(source))
+                    self.chosen[source] = wanted if wanted in allowed else NO_CUT
+        for name in self.decisions.graph.nodes:
+            self.chosen.setdefault(name, NO_CUT)

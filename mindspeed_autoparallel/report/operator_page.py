@@ -1,0 +1,152 @@
+"""The plan per operator as one HTML file in the style of the report: graph, table, Megatron's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_autoparallel.report.markup import colour, element, legend, percent, table, text
+from mindspeed_autoparallel.report.operator_graph import draw_graph
+from mindspeed_autoparallel.report.style import CSS
+
+Data = dict[str, Any]
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_STYLE = """
+svg { display: block; max-width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 12px; }
+svg .soft { fill: var(--soft); font-size: 11px; paint-order: stroke;
+  stroke: var(--card); stroke-width: 3px; } svg rect.box { fill: var(--card); stroke: var(--line); }
+svg path { fill: none; stroke: var(--line); } svg path.sent { stroke: var(--backward); }
+.chip { display: inline-block; border-radius: 4px; padding: 0 7px; margin-right: 3px; color: var(--on-bar);
+  font-size: 12px; }
+"""
+
+
+def axis_colours(values: Data) -> dict[str, int]:
+    """A colour per axis name, in the order the axes appear."""
+    names = dict.fromkeys(cut for group in values["groups"] for cut in group["cuts"] if cut)
+    return {name: index for index, name in enumerate(names)}
+
+
+def render_operator_page(values: Data) -> str:
+    """``values``: ``picture_data`` of a plan. No scripts, no network; every name is escaped."""
+    colours = axis_colours(values)
+    sections = (
+        ("graph", "Graph", _graph(values, colours)),
+        ("operators", "Operators", _operators(values, colours)),
+        ("megatron", "Megatron", _megatron(values)),
+    )
+    links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in sections)
+    title = f"Operator plan · {values['search_mode']} · {_devices(values)} devices"
+    body = (
+        element("header", element("div", element("h1", text(title)) + _headline(values)))
+        + _notes(values["notes"])
+        + _tiles(values)
+        + element("nav", links, aria_label="Sections")
+        + "".join(element("section", element("h2", text(name)) + drawn, id=key) for key, name, drawn in sections)
+        + element("footer", "Bytes are predictions: what one device sends for one step.")
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{CSS}{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        "</body>\n</html>\n"
+    )
+
+
+def _devices(values: Data) -> int:
+    devices: int = values["stages"]
+    for parts in values["mesh"]:
+        devices *= parts
+    return devices
+
+
+def _headline(values: Data) -> str:
+    mesh = " x ".join(map(str, values["mesh"])) or "1"
+    stages = values["stages"]
+    pipeline = f" in each of {stages} pipeline stages" if stages > 1 else ""
+    return element("p", text(f"Mesh of {mesh} devices{pipeline}; {values['num_operators']} operators."), class_="sub")
+
+
+def _notes(notes: list[str]) -> str:
+    items = "".join(element("li", text(note)) for note in notes)
+    return element("ul", items, class_="warnings", aria_label="Notes") if items else ""
+
+
+def _tiles(values: Data) -> str:
+    sent = values["forward_bytes"] + values["backward_bytes"]
+    tiles = [
+        ("Most products", f"{values['data_parallel']} x {values['model_parallel']}", "data parallel x model parallel"),
+        ("Sent per step", f"{sent / 1e9:.2f} GB", "by one device, forward and backward"),
+        ("Backward", f"{values['backward_bytes'] / 1e9:.2f} GB", "of it, gradients of weights included"),
+        ("Search", f"{values['search_s']:.2f} s", values["search_mode"].replace("_", " ")),
+    ]
+    if values["megatron"]:
+        extra = values["megatron"]["extra_us"]
+        total = values["megatron"]["plan_cost"]["total_us"]
+        shown = f"{extra / total * 100:+.1f} %" if total else "–"
+        tiles.append(("Uniform for Megatron", shown, "step time by the cost model"))
+    drawn = "".join(
+        element(
+            "div",
+            element("span", text(label), class_="label") + element("b", text(value)) + element("span", text(note)),
+            class_="tile",
+        )
+        for label, value, note in tiles
+    )
+    return element("div", drawn, class_="tiles")
+
+
+def _graph(values: Data, colours: dict[str, int]) -> str:
+    note = (
+        "From inputs to output; equal operators of repeated layers are drawn once, with their number. A chip per axis "
+        "that is cut and into how many parts. Coloured edges carry a redistribution: forward + backward MB."
+    )
+    return (
+        element("p", text(note), class_="sub")
+        + legend(list(colours))
+        + element("div", draw_graph(values["groups"], colours), class_="scroll")
+    )
+
+
+def _operators(values: Data, colours: dict[str, int]) -> str:
+    header = ["operator", "equal ones", "kind", "output"]
+    header += [f"cut {d + 1} / {n}" for d, n in enumerate(values["mesh"])]
+    header += ["share of a device", "forward MB", "backward MB"]
+    rows = [
+        [
+            text(group["name"]), text(group["count"]), text(group["kind"]), text(" x ".join(map(str, group["shape"]))),
+            *(element("span", text(cut), class_=f"chip {colour(colours[cut])}") if cut else "–"
+              for cut in group["cuts"]),
+            percent(group["local_share"]), f"{group['forward_bytes'] / 1e6:,.2f}",
+            f"{group['backward_bytes'] / 1e6:,.2f}",
+        ]
+        for group in values["groups"]
+    ]  # fmt: skip
+    last = len(header)
+    return table(header, rows, (1, last - 3, last - 2, last - 1))
+
+
+def _megatron(values: Data) -> str:
+    given = values["megatron"]
+    if not given:
+        return element("p", text(values["megatron_reason"] or "No configuration was derived."))
+    plan, uniform = given["plan_cost"], given["uniform_cost"]
+    rows = [
+        [text(name), f"{cost['compute_us'] / 1000:,.2f}", f"{cost['communication_us'] / 1000:,.2f}",
+         f"{cost['total_us'] / 1000:,.2f}", f"{cost['sent_bytes'] / 1e9:,.2f}",
+         f"{cost['parameter_bytes'] / 2**30:,.2f}"]
+        for name, cost in (("plan per operator", plan), ("uniform", uniform))
+    ]  # fmt: skip
+    roles = ", ".join(f"{dim['devices']} {dim['role']} ({percent(dim['share'], 0)})" for dim in given["mesh_dims"])
+    sentence = (
+        f"Mesh dims by the vote of the operators' FLOPs: {roles or 'none'}. {given['operators_changed']} operators are "
+        "cut otherwise than in the plan."
+    )
+    header = ["", "compute ms", "communication ms", "step ms", "GB sent", "GiB of weights"]
+    return (
+        element("p", text(sentence), class_="sub")
+        + table(header, rows, range(1, 6))
+        + element("p", text(" ".join(given["flags"])), class_="mono", style="margin-top:12px")
+        + _notes(given["notes"])
+    )
