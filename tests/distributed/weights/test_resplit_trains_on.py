@@ -28,6 +28,9 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": False,
     "vision_config": {"depth": 4, "embed_dim": 32, "hidden_size": 64, "num_heads": 4},
 }  # fmt: skip
+WEIGHTS_ONLY = ("--finetune", "--no-load-optim", "--no-load-rng", "--no-save-optim")
+# The learning rate is constant: its schedule, which ends with the first run, need not be continued.
+RESUMED = ("--no-load-rng", "--override-opt-param-scheduler")
 
 
 def description(folder: Path, name: str, vision: list[int], text: list[int]) -> Path:
@@ -39,10 +42,17 @@ def description(folder: Path, name: str, vision: list[int], text: list[int]) -> 
 
 
 def train(
-    model: Path, load: Path, *, tensor: int, pipeline: int, iterations: int, save: Path | None = None,
+    model: Path,
+    load: Path,
+    *,
+    tensor: int,
+    pipeline: int,
+    until: int,
+    save: Path | None = None,
     file_format: str = "torch",
+    state: tuple[str, ...] = WEIGHTS_ONLY,
 ) -> list[str]:
-    """Losses of the iterations, as printed."""
+    """Losses up to iteration ``until``, as printed. ``state``: flags that say what is loaded and saved beside the weights."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(tensor * pipeline),
         "-m", "mindspeed_autoparallel.reference.pretrain_vlm",
@@ -51,23 +61,21 @@ def train(
         "--micro-batch-size", "1", "--global-batch-size", "2", "--seq-length", "512", "--max-position-embeddings", "1024",
         "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4",
         "--tokenizer-type", "NullTokenizer", "--vocab-size", "511", "--make-vocab-size-divisible-by", "1",
-        "--train-iters", str(iterations), "--lr", "1e-3", "--min-lr", "1e-3", "--lr-decay-style", "constant",
+        "--train-iters", str(until), "--lr", "1e-3", "--min-lr", "1e-3", "--lr-decay-style", "constant",
         "--log-interval", "1", "--eval-interval", "1000", "--eval-iters", "0", "--distributed-backend", "gloo",
         "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm",
-        "--load", str(load), "--finetune", "--no-load-optim", "--no-load-rng", "--no-save-optim", "--ckpt-format", file_format,
+        "--load", str(load), "--ckpt-format", file_format, *state,
     ]  # fmt: skip
     if save is not None:
-        command += ["--save", str(save), "--save-interval", str(iterations)]
+        command += ["--save", str(save), "--save-interval", str(until)]
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
     }  # fmt: skip
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     losses = re.findall(r"lm loss: ([0-9.E+-]+)", done.stdout)
-    assert len(losses) == iterations, done.stdout[-4000:]
+    assert losses, done.stdout[-4000:]
     return losses
 
 
@@ -85,10 +93,10 @@ def test_a_saved_checkpoint_resplit_to_another_layout_trains_on_with_the_same_lo
     model_b = description(tmp_path, "b.json", [4], [4])
 
     conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / "start", piped)
-    train(model_a, tmp_path / "start", tensor=1, pipeline=2, iterations=2, save=tmp_path / "saved")
+    train(model_a, tmp_path / "start", tensor=1, pipeline=2, until=2, save=tmp_path / "saved")
     conversion.resplit(tmp_path / "saved", tmp_path / "hf", tmp_path / "other", cut)
-    on_a = train(model_a, tmp_path / "saved", tensor=1, pipeline=2, iterations=2)
-    on_b = train(model_b, tmp_path / "other", tensor=2, pipeline=1, iterations=2)
+    on_a = train(model_a, tmp_path / "saved", tensor=1, pipeline=2, until=2)
+    on_b = train(model_b, tmp_path / "other", tensor=2, pipeline=1, until=2)
     assert [float(loss) for loss in on_b] == pytest.approx([float(loss) for loss in on_a], rel=1e-5)
     assert on_a[0] != on_a[1]
 
@@ -106,14 +114,14 @@ def test_megatron_loads_what_is_written_as_torch_dist(tmp_path: Path) -> None:
     for ours, theirs in (("mm", "torch"), ("torch_dist", "torch_dist")):
         conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / ours, whole, file_format=ours)
         losses[ours] = train(
-            model, tmp_path / ours, tensor=1, pipeline=1, iterations=2, file_format=theirs, save=tmp_path / f"{ours}-saved"
+            model, tmp_path / ours, tensor=1, pipeline=1, until=2, file_format=theirs, save=tmp_path / f"{ours}-saved"
         )
     assert losses["torch_dist"] == losses["mm"]
     # What Megatron saves in that format is resplit to it again and loaded.
     saved, again = tmp_path / "torch_dist-saved", tmp_path / "again"
     conversion.resplit(saved, tmp_path / "hf", again, whole, file_format="torch_dist")
     trained_on = [
-        train(model, folder, tensor=1, pipeline=1, iterations=1, file_format="torch_dist") for folder in (saved, again)
+        train(model, folder, tensor=1, pipeline=1, until=1, file_format="torch_dist") for folder in (saved, again)
     ]
     assert trained_on[0] == trained_on[1]
     # And it can be read back, to the bit what it saved as rank folders.
@@ -122,3 +130,33 @@ def test_megatron_loads_what_is_written_as_torch_dist(tmp_path: Path) -> None:
     first, second = (tmp_path / f"{name}-back" / "model.safetensors" for name in losses)
     assert first.read_bytes() == second.read_bytes()
     assert first.read_bytes() != (tmp_path / "hf" / "model.safetensors").read_bytes()
+
+
+def test_optimizer_state_goes_along_to_another_layout(tmp_path: Path) -> None:
+    from mindspeed_autoparallel.weights import conversion
+    from mindspeed_autoparallel.weights.architecture import TEXT, VISION, read_architecture
+    from mindspeed_autoparallel.weights.example import write_random_model
+    from mindspeed_autoparallel.weights.layouts import make_layout
+
+    write_random_model(tmp_path / "hf", CONFIG, scale=0.05)
+    architecture = read_architecture(tmp_path / "hf")
+    whole = make_layout(architecture, layers={}, tensor_sizes={})
+    piped = make_layout(architecture, layers={VISION: ((4, 0),), TEXT: ((1, 3),)}, tensor_sizes={})
+    model_a = description(tmp_path, "a.json", [4], [4])
+    model_b = description(tmp_path, "b.json", [4, 0], [1, 3])
+    kind = "torch_dist"
+    conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / "start", whole, file_format=kind)
+    train(
+        model_a, tmp_path / "start", tensor=1, pipeline=1, until=2, save=tmp_path / "saved", file_format=kind,
+        state=("--finetune", "--no-load-optim", "--no-load-rng"),
+    )  # fmt: skip
+    conversion.resplit(tmp_path / "saved", tmp_path / "hf", tmp_path / "other", piped, file_format=kind)
+    on_a = train(model_a, tmp_path / "saved", tensor=1, pipeline=1, until=4, file_format=kind, state=RESUMED)
+    on_b = train(model_b, tmp_path / "other", tensor=1, pipeline=2, until=4, file_format=kind, state=RESUMED)
+    forgotten = train(
+        model_b, tmp_path / "other", tensor=1, pipeline=2, until=4, file_format=kind,
+        state=(*RESUMED, "--no-load-optim"),
+    )  # fmt: skip
+    assert [float(loss) for loss in on_b] == pytest.approx([float(loss) for loss in on_a], rel=1e-5)
+    assert len(on_a) == 2
+    assert forgotten[1] != on_b[1]
