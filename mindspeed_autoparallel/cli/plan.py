@@ -13,6 +13,9 @@ from pathlib import Path
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.units import MIB
 
+MAX_LIMIT_MIB = 2**30
+"""A pebibyte: more is a slip of the unit."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", type=Path, required=True, help="our profile or MindSpeed's model_profile.json")
@@ -42,8 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.spec import Cluster, to_json
 
     limit = arguments.memory_limit_mib
-    if limit is not None and not 0 < limit < float("inf"):
-        raise ConfigError(f"--memory-limit-mib must be above 0, got {limit:g}.")
+    if limit is not None and not 0 < limit < MAX_LIMIT_MIB:
+        raise ConfigError(f"--memory-limit-mib must be above 0 and below {MAX_LIMIT_MIB}, got {limit:g}.")
     if arguments.profile_tensor_size < 1:
         raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
     virtual_sizes = _virtual_sizes(arguments.virtual_sizes)

@@ -67,6 +67,8 @@ def search(
         raise ConfigError(f"the time limit must be above 0 s, got {time_limit_s:g}.")
     if top_k < 1 or num_workers < 1:
         raise ConfigError(f"top_k and num_workers must be at least 1, got {top_k} and {num_workers}.")
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"the seed must be 0 to {2**31 - 1}, got {seed}.")
     started = time.monotonic()
     say = progress or (lambda text: None)
     candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options or SpaceOptions(), layouts)

@@ -10,6 +10,10 @@ from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import Verdict
 
+MAX_DEVICES = 2**20
+MAX_OPERATIONS = 400_000
+"""Forwards and backwards of one step over all stages: what is simulated in a second or two."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceOptions:
@@ -35,7 +39,11 @@ def enumerate_layouts(
     profile: Profile, cluster: Cluster, global_batch_size: int, options: SpaceOptions,
     layouts: list[Layout] | None = None,
 ) -> tuple[list[Candidate], list[Verdict]]:
-    """Legal layouts, and a verdict for every other one; the same order for the same input."""
+    """Legal layouts, and a verdict for every other one; the same order for the same input. Raises ``ConfigError``."""
+    if cluster.num_devices > MAX_DEVICES:
+        raise ConfigError(
+            f"{cluster.num_devices} devices are more than {MAX_DEVICES}: check nodes and devices per node."
+        )
     chosen = layouts if layouts is not None else _all_layouts(profile, cluster, options)
     candidates, verdicts = [], []
     for layout in chosen:
@@ -111,6 +119,9 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
         num_microbatches = layout.num_microbatches(global_batch_size)
     except ConfigError as error:
         return str(error)
+    operations = 2 * layout.num_virtual_stages * num_microbatches
+    if operations > MAX_OPERATIONS:
+        return f"{num_microbatches} microbatches: {operations} operations a step are more than {MAX_OPERATIONS}."
     if layout.schedule == "interleaved" and num_microbatches % layout.pipeline_size:
         return f"interleaving needs microbatches ({num_microbatches}) in multiples of PP {layout.pipeline_size}."
     return ""

@@ -85,6 +85,9 @@ class Profile:
         points = [measurement.at for measurement in self.measurements]
         if len(set(points)) != len(points):
             raise ProfileError("the profile measures the same (TP, CP, EP, MBS, SP) twice.")
+        for name in self.variable_data.modules if self.variable_data is not None else ():
+            if name not in names:
+                raise ProfileError(f"variable data: {name!r} is no module; the model has {', '.join(sorted(names))}.")
         for measurement in self.measurements:
             if set(measurement.modules) != names:
                 different = sorted(names ^ set(measurement.modules))
