@@ -32,6 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--virtual-sizes", default="1", help="chunks per rank to try for a language model, such as 1,2,4 (default 1)"
     )
+    parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
+    parser.add_argument(
+        "--hetero-parallel", action="store_true",
+        help="also search layouts of their own for encoders, and compare with the best homogeneous plan",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hetero-balance", choices=("local", "global", "off"), default="local", help="as training will have it"
+    )
+    parser.add_argument("--mm-model", type=Path, help="model.json; the hetero sizes are written to a copy beside it")
     parser.add_argument("--out", type=Path, help="directory for plan.json and the result file")
     parser.add_argument("--why", action="store_true", help="print what became of every layout")
     parser.add_argument("--json", action="store_true", help="print only JSON: the plan")
@@ -59,17 +68,32 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     if arguments.out is not None and not arguments.out.is_dir():
         raise ConfigError(f"--out {arguments.out} is no directory.")
+    options = SpaceOptions(overlap_gradient_reduce=arguments.overlap_grad_reduce, virtual_sizes=virtual_sizes)
+    if arguments.hetero_parallel:
+        from mindspeed_autoparallel.cli._plan_hetero import run_hetero
+
+        return run_hetero(arguments, profile, cluster, options)
+    if arguments.mm_model is not None:
+        raise ConfigError("--mm-model is for --hetero-parallel, which writes a copy of it with every module's sizes.")
     try:
         plan = search(
             profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
             seed=arguments.seed, progress=lambda text: print(text, file=sys.stderr, flush=True),
-            options=SpaceOptions(overlap_gradient_reduce=arguments.overlap_grad_reduce, virtual_sizes=virtual_sizes),
+            options=options,
         )  # fmt: skip
     except InfeasiblePlan as error:
         if arguments.json:
             print(json.dumps({"status": "infeasible", "reason": str(error)}))
             return error.exit_code
         raise
+    if arguments.candidate is not None:
+        from mindspeed_autoparallel.operators.candidate import read_candidate, with_candidate
+
+        plan, compared = with_candidate(
+            plan, read_candidate(arguments.candidate), profile, cluster, arguments.global_batch_size,
+            time_limit_s=arguments.time_limit_s, seed=arguments.seed,
+        )  # fmt: skip
+        print(compared, file=sys.stderr)
     if arguments.out is not None:
         write_results(plan, arguments.out)
     if arguments.json:

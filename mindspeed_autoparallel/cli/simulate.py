@@ -67,6 +67,14 @@ def print_plan(plan: Plan) -> None:
             f"{stage.stage:5d}  {stage.forward_us / 1000:10.2f}  {stage.backward_us / 1000:11.2f}  {peak:8.2f}  "
             + ", ".join(cells)
         )
+    hetero = plan.hetero
+    for phase in hetero.encoders if hetero is not None else ():
+        print(
+            f"{phase.module} {phase.layout.label()}: {phase.num_macro_batches} batches of {phase.samples} samples, "
+            f"forward {phase.forward_us / 1000:.2f} ms, backward {phase.backward_us / 1000:.2f}, redistribution "
+            f"{phase.exchange_us / 1000:.2f}, gradients and optimizer "
+            f"{(phase.reduction_us + phase.optimizer_us) / 1000:.2f} "
+        )
     step = plan.step
     print(
         f"step {step.total_us / 1000:.3f} ms (pipeline {step.pipeline_us / 1000:.3f}, gradients "

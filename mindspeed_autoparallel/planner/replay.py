@@ -18,6 +18,10 @@ def replay(plan: Plan) -> tuple[Plan, Evaluation]:
 
     Raises ``PlanError`` for a plan without the costs it was made from.
     """
+    if plan.hetero is not None:
+        from mindspeed_autoparallel.planner.hetero.replay import replay_hetero
+
+        return replay_hetero(plan)
     if COSTS not in plan.extra or STAGE_TIMES not in plan.extra:
         raise PlanError(f"the plan lacks extra.{COSTS}, what it was planned from: plan again with this release.")
     try:

@@ -23,7 +23,7 @@ def result_of(plan: Plan) -> dict[str, Any]:
     """The short result: lists of length PP, ``e2e_time`` in ms, ``throughput`` in tokens per second and device.
 
     CP, EP and VPP appear where they are above 1. With VPP a list's entry is the sum over the rank's chunks; the chunks
-    are in the plan file.
+    are in the plan file. An encoder under a layout of its own has one entry: it has no pipeline.
     """
     layout = plan.layout
     parallel = {
@@ -40,11 +40,15 @@ def result_of(plan: Plan) -> dict[str, Any]:
     return {
         "parallel_config": parallel,
         "layer_placement": {
-            f"{module.result_key}_layer_placement": by_rank(plan.layers_of(module.name))
+            f"{module.result_key}_layer_placement": [module.num_layers]
+            if module.name in layout.modules
+            else by_rank(plan.layers_of(module.name))
             for module in plan.model.modules
         },
         "layer_recompute": {
-            f"{module.result_key}_layer_recompute": by_rank(plan.recomputed_of(module.name))
+            f"{module.result_key}_layer_recompute": [0]
+            if module.name in layout.modules
+            else by_rank(plan.recomputed_of(module.name))
             for module in plan.model.modules
         },
         "e2e_time": plan.step.total_us / US_PER_MS,

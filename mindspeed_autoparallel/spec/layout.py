@@ -18,6 +18,12 @@ class ModuleLayout:
     context_size: int = 1
     data_size: int = 1
     micro_batch_scale: int = 1
+    """Microbatches of the backbone that it computes together."""
+
+    def label(self) -> str:
+        """``TP2 DP4 x4``: sizes above 1, always DP, and the scale."""
+        parts = [f"{short}{size}" for short, size in (("TP", self.tensor_size), ("CP", self.context_size)) if size > 1]
+        return " ".join([*parts, f"DP{self.data_size}", f"x{self.micro_batch_scale}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +45,7 @@ class Layout:
     overlap_gradient_reduce: bool = False
     schedule: str = "1f1b"
     modules: dict[str, ModuleLayout] = field(default_factory=dict)
-    """Per-module sizes of a hetero layout; empty: every module uses the sizes above."""
+    """Encoders with sizes of their own (hetero); all other modules use the sizes above."""
 
     def __post_init__(self) -> None:
         sizes = ("pipeline", "tensor", "data", "context", "expert", "virtual", "micro_batch")
@@ -82,4 +88,4 @@ class Layout:
             parts.append("whole-optimizer")
         if self.schedule == "gpipe":
             parts.append("GPipe")
-        return " ".join(parts)
+        return " | ".join([" ".join(parts), *(f"{name} {own.label()}" for name, own in self.modules.items())])

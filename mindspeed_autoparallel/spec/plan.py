@@ -9,6 +9,7 @@ from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.codec import from_json, to_json
+from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.layout import Layout
 from mindspeed_autoparallel.spec.model import Model
 
@@ -171,6 +172,8 @@ class Plan:
     format: str = PLAN_FORMAT
     schema_version: int = PLAN_SCHEMA_VERSION
     extra: dict[str, str] = field(default_factory=dict)
+    hetero: HeteroRecord | None = None
+    """Of a plan whose encoders train under layouts of their own: they are on no stage."""
 
     def layers_of(self, module: str) -> tuple[int, ...]:
         """Layers of a module per virtual stage, in chain order."""
@@ -223,6 +226,8 @@ class Plan:
                 )
         for module in self.model.modules:
             layers = self.layers_of(module.name)
+            if module.name in self.layout.modules and not any(layers):
+                continue
             if min(layers) < 0 or sum(layers) != module.num_layers:
                 raise PlanError(
                     f"{where}: {module.name} has {list(layers)} layers on the stages, {sum(layers)} in all; "

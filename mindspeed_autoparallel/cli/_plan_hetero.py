@@ -1,0 +1,62 @@
+"""``plan --hetero-parallel``: both searches, the comparison, and the model.json to train with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.space import SpaceOptions
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster
+
+
+def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster, options: SpaceOptions) -> int:
+    """Search, print, write; the command's exit code."""
+    from mindspeed_autoparallel.cli.simulate import print_plan
+    from mindspeed_autoparallel.planner.hetero.compare import compare, comparison_result, summary, write_comparison
+    from mindspeed_autoparallel.runtime.host.description import describe
+    from mindspeed_autoparallel.runtime.search.hetero_model import training_flags, write_hetero_model
+    from mindspeed_autoparallel.spec import to_json
+
+    if arguments.mm_model is not None:
+        description = describe(argparse.Namespace(mm_model=arguments.mm_model))
+        _check_modules(profile, {module.name: module.num_layers for module in description.modules}, arguments.mm_model)
+    try:
+        comparison = compare(
+            profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
+            seed=arguments.seed, progress=lambda text: print(text, file=sys.stderr, flush=True), options=options,
+            balance=arguments.hetero_balance,
+        )  # fmt: skip
+    except InfeasiblePlan as error:
+        if arguments.json:
+            print(json.dumps({"status": "infeasible", "reason": str(error)}))
+            return error.exit_code
+        raise
+    model_file = None
+    if arguments.mm_model is not None:
+        model_file = write_hetero_model(comparison.hetero, description, arguments.out or Path.cwd())
+    named = str(model_file) if model_file is not None else None
+    if arguments.out is not None:
+        write_comparison(comparison, arguments.out, named)
+    if arguments.json:
+        print(json.dumps({**comparison_result(comparison, named), "plan": to_json(comparison.best)}))
+        return 0
+    print_plan(comparison.hetero)
+    print(summary(comparison))
+    if model_file is not None:
+        print(f"train the hetero plan with: {training_flags(comparison.hetero, model_file)}")
+    for name, other in enumerate(comparison.hetero.alternatives, start=2):
+        print(f"{name}. {other.layout.label()}: {other.step_us / 1000:.2f} ms")
+    if arguments.why:
+        for verdict in comparison.hetero.search.verdicts:
+            print(f"{verdict.layout.label()}: {verdict.outcome}: {verdict.reason}")
+    return 0
+
+
+def _check_modules(profile: Profile, described: dict[str, int], path: Path) -> None:
+    planned = {module.name: module.num_layers for module in profile.model.modules}
+    if described != planned:
+        raise ConfigError(f"--mm-model {path} has the layers {described}, the profile {planned}; they must agree.")

@@ -1,0 +1,132 @@
+"""The plan file of a hetero search's winner: the backbone's plan with the encoders' phases put in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mindspeed_autoparallel.planner.assembly import assemble_plan
+from mindspeed_autoparallel.planner.hetero.backbone import Reserved, beside, limit_of, outside_pipeline_bytes
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec.hetero import HeteroRecord
+from mindspeed_autoparallel.spec.plan import Alternative, RankMemory, SearchRecord
+from mindspeed_autoparallel.units import format_bytes
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.planner.hetero.search import Found
+
+LEAST_SHARE = 0.005
+"""Of the step: what takes less is not named as a limit."""
+
+
+def assemble(profile: Profile, best: Found, others: Sequence[Found], record: SearchRecord) -> Plan:
+    """Everything of ``plan.json``."""
+    solver = best.solver
+    made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, best.reserved)
+    assert made is not None, "it was solved"
+    own, measurement, cluster = made
+    candidate = replace(solver.candidate, measurement=measurement)
+    inner = assemble_plan(own, cluster, solver.global_batch_size, candidate, best.result, [], record)
+    notes = [
+        f"{phase.module} with {phase.samples} samples is interpolated from {', '.join(phase.interpolated_from)}."
+        for phase in best.record.encoders
+        if phase.interpolated_from
+    ]
+    inner = replace(
+        inner, model=profile.model, cluster=solver.cluster, hetero=best.record, layout=best.layout,
+        alternatives=tuple(_alternative(found) for found in others),
+        profile=replace(inner.profile, sha256=profile.sha256(), notes=(*inner.profile.notes, *notes)),
+    )  # fmt: skip
+    return with_encoders(inner, limit_of(profile, solver.cluster))
+
+
+def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
+    """``inner``: step, baselines and memory of the pipeline alone, ``hetero`` already set; now of the whole step."""
+    record = inner.hetero
+    assert record is not None
+    step_us = inner.step.total_us + record.total_us
+    throughput = inner.throughput_tokens_per_s_per_device * (inner.step.total_us / step_us if step_us else 1.0)
+    plan = replace(
+        inner, throughput_tokens_per_s_per_device=throughput,
+        step=replace(
+            inner.step, total_us=step_us,
+            p50_us=None if inner.step.p50_us is None else inner.step.p50_us + record.total_us,
+            p95_us=None if inner.step.p95_us is None else inner.step.p95_us + record.total_us,
+        ),
+        memory=tuple(_memory(rank, record, limit_bytes) for rank in inner.memory),
+        baselines=tuple(
+            replace(base, step_us=None if base.step_us is None else base.step_us + record.total_us)
+            for base in inner.baselines
+        ),
+    )  # fmt: skip
+    return replace(plan, search=replace(plan.search, limits=limits_of_hetero(plan)))
+
+
+def _memory(rank: RankMemory, record: HeteroRecord, limit_bytes: int) -> RankMemory:
+    """The peak with what encoders hold, or that of an encoder before or after the pipeline if it is higher."""
+    at_first = record.first_stage_bytes if rank.pipeline_rank == 0 else 0
+    held = {
+        "encoder_state": sum(phase.state_bytes for phase in record.encoders),
+        "encoder_activations": sum(phase.kept_bytes for phase in record.encoders),
+        "encoder_outputs": at_first,
+    }
+    terms = dict(rank.terms)
+    if at_first:
+        # The pipeline's problem saw it as state of the first block, or as less room.
+        terms["optimizer"] = max(0, terms.get("optimizer", 0) - at_first)
+    outside = outside_pipeline_bytes(
+        rank.terms, Reserved(everywhere_bytes=record.reserved_bytes), record.transient_bytes
+    )
+    peak, point = rank.peak_bytes + record.reserved_bytes, rank.peak_point
+    if outside > peak:
+        peak, point = outside, "an encoder, outside the pipeline"
+        state = ("parameters", "gradients", "optimizer", "runtime_overhead")
+        terms = {name: terms[name] for name in state if name in terms}
+        held["transient"] = record.transient_bytes
+    return replace(
+        rank, peak_bytes=peak, limit_bytes=limit_bytes, peak_point=point, terms={**terms, **held}
+    )
+
+
+def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
+    """What holds the plan back, by share of the step; then the rank that is nearest to its memory limit."""
+    record, step = plan.hetero, plan.step
+    assert record is not None
+    busiest = max(plan.stages, key=lambda stage: stage.forward_us + stage.backward_us)
+    parts = [
+        (step.pipeline_us * (1 - step.bubble_fraction), f"time of stage {busiest.stage}, the busiest of the backbone"),
+        (step.pipeline_us * step.bubble_fraction, "bubble of the backbone's pipeline"),
+        (step.data_parallel_us, "gradient reduction of the backbone"),
+        (step.optimizer_us, "optimizer step of the backbone"),
+        (step.embedding_us, "all-reduce of tied embeddings"),
+    ]
+    for phase in record.encoders:
+        parts += [
+            (phase.forward_us + phase.backward_us, f"time of {phase.module} outside the pipeline"),
+            (phase.exchange_us, f"redistribution between {phase.module} and the backbone"),
+            (phase.reduction_us + phase.optimizer_us, f"gradient reduction and optimizer of {phase.module}"),
+        ]
+    limits = [
+        f"{what}: {size_us / step.total_us:.1%} of the step"
+        for size_us, what in sorted(parts, key=lambda part: -part[0])
+        if step.total_us and size_us / step.total_us >= LEAST_SHARE
+    ]
+    tightest = min(plan.memory, key=lambda rank: (rank.limit_bytes - rank.peak_bytes, rank.pipeline_rank))
+    limits.append(
+        f"memory of pipeline rank {tightest.pipeline_rank}: "
+        f"{format_bytes(tightest.limit_bytes - tightest.peak_bytes)} of {format_bytes(tightest.limit_bytes)} free at "
+        f"{tightest.peak_point}"
+    )
+    return tuple(limits)
+
+
+def _alternative(found: Found) -> Alternative:
+    evaluation, placement = found.result.evaluation, found.result.placement
+    assert evaluation is not None and placement is not None
+    return Alternative(
+        layout=found.layout, step_us=found.step_us, lower_bound_us=found.lower_bound_us, layers=dict(placement.layers),
+        recompute={name: placement.recomputed(name) for name in placement.layers},
+        peak_bytes=max(rank.peak_bytes for rank in evaluation.memory) + found.record.reserved_bytes,
+    )  # fmt: skip

@@ -1,0 +1,177 @@
+"""The backbone's pipeline beside encoders that hold memory: the homogeneous problem with less of it.
+
+To the pipeline, what encoders hold everywhere is a lower limit, and what they hand to the first stage is state of the
+backbone's first block. So the solver, its bounds and the exact peak are those of a homogeneous plan.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation
+from mindspeed_autoparallel.planner.hetero.space import split_modules
+from mindspeed_autoparallel.planner.inner import LayoutResult, limits_of, solve_layout
+from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.profiles import Measurement, Profile, VariableData
+from mindspeed_autoparallel.spec import Cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserved:
+    """Bytes that encoders hold while the pipeline runs."""
+
+    everywhere_bytes: int = 0
+    first_stage_bytes: int = 0
+
+    def covers(self, other: Reserved) -> bool:
+        """Whether it is at least as much as ``other``."""
+        return (
+            self.everywhere_bytes >= other.everywhere_bytes and self.first_stage_bytes >= other.first_stage_bytes
+        )
+
+
+def backbone_profile(profile: Profile) -> Profile:
+    """The pipeline's modules alone."""
+    encoders, rest = split_modules(profile)
+    gone, kept = {module.name for module in encoders}, {module.name for module in rest}
+    modules = tuple(
+        replace(module, predecessors=tuple(name for name in module.predecessors if name not in gone))
+        for module in rest
+    )
+    return replace(
+        profile, model=replace(profile.model, modules=modules), variable_data=_columns(profile.variable_data, kept),
+        measurements=tuple(_only(measurement, kept) for measurement in profile.measurements),
+    )  # fmt: skip
+
+
+def _only(measurement: Measurement, names: set[str]) -> Measurement:
+    return replace(measurement, modules={n: cost for n, cost in measurement.modules.items() if n in names})
+
+
+def _columns(data: VariableData | None, names: set[str]) -> VariableData | None:
+    if data is None:
+        return None
+    columns = [index for index, name in enumerate(data.modules) if name in names]
+    if not columns:
+        return None
+    return VariableData(
+        modules=tuple(data.modules[index] for index in columns),
+        samples=tuple(tuple(row[index] for index in columns) for row in data.samples),
+    )
+
+
+def limit_of(profile: Profile, cluster: Cluster) -> int:
+    """Bytes a rank may use."""
+    return cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+
+
+def beside(
+    backbone: Profile, measurement: Measurement, cluster: Cluster, reserved: Reserved
+) -> tuple[Profile, Measurement, Cluster] | None:
+    """Profile, costs and cluster of the pipeline beside ``reserved``; ``None`` where nothing is left."""
+    left = limit_of(backbone, cluster) - reserved.everywhere_bytes
+    name = backbone.model.modules[0].name
+    cost = measurement.modules[name]
+    if cost.pre is None:
+        left -= reserved.first_stage_bytes
+    else:
+        dense = replace(
+            cost.pre.dense,
+            optimizer_unshardable_bytes=cost.pre.dense.optimizer_unshardable_bytes + reserved.first_stage_bytes,
+        )
+        cost = replace(cost, pre=replace(cost.pre, dense=dense))
+    if left <= 0:
+        return None
+    changed = replace(measurement, modules={**measurement.modules, name: cost})
+    # The one point that is planned, interpolated or not.
+    return replace(backbone, measurements=(changed,)), changed, replace(cluster, memory_limit_bytes=left)
+
+
+@dataclass
+class BackboneSolver:
+    """One layout of the backbone; what a solve found is used again wherever it still holds."""
+
+    backbone: Profile
+    cluster: Cluster
+    global_batch_size: int
+    candidate: Candidate
+    seed: int = 0
+    solved: list[tuple[Reserved, LayoutResult]] = field(default_factory=list)
+    relaxed: list[tuple[Reserved, float]] = field(default_factory=list)
+
+    def cheap_bound_us(self) -> float:
+        """Without a solve, whatever is reserved."""
+        return pipeline_bound_ns(self.backbone, self.candidate) / NS_PER_US + tail_bound_us(
+            self.backbone, self.cluster, self.candidate
+        )
+
+    def bound_us(self, reserved: Reserved, deadline: float) -> float:
+        """Linear relaxation beside ``reserved``; infinite where even fractions do not fit."""
+        known = [bound for other, bound in self.relaxed if reserved.covers(other)]
+        if any(other == reserved for other, _ in self.relaxed):
+            return max(known)
+        bound = max([*known, self._relaxed_us(reserved, deadline)])
+        self.relaxed.append((reserved, bound))
+        return bound
+
+    def _relaxed_us(self, reserved: Reserved, deadline: float) -> float:
+        made = beside(self.backbone, self.candidate.measurement, self.cluster, reserved)
+        if made is None:
+            return float("inf")
+        profile, measurement, cluster = made
+        problem = build_problem(
+            profile, measurement, cluster, self.candidate.layout, self.candidate.num_microbatches,
+            limits_of(profile, cluster, self.candidate.layout.pipeline_size), safe=False,
+        )  # fmt: skip
+        relaxed = relaxed_bound_ns(problem, deadline)
+        if relaxed is None:
+            return float("inf")
+        return relaxed / NS_PER_US + tail_bound_us(profile, cluster, self.candidate)
+
+    def solve(self, reserved: Reserved, time_limit_s: float) -> LayoutResult:
+        """The best placement beside ``reserved`` and its bound; memory in it is the pipeline's own."""
+        for other, result in self.solved:
+            if reserved.covers(other) and (result.proved_infeasible or self._still_fits(result, other, reserved)):
+                return result
+        made = beside(self.backbone, self.candidate.measurement, self.cluster, reserved)
+        if made is None:
+            return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
+        profile, measurement, cluster = made
+        started = time.monotonic()
+        result = solve_layout(
+            profile, cluster, replace(self.candidate, measurement=measurement), self.global_batch_size,
+            time_limit_s=time_limit_s, seed=self.seed,
+        )  # fmt: skip
+        timed_out = result.timed_out or time.monotonic() - started > time_limit_s
+        result = replace(result, timed_out=timed_out)
+        self.solved.append((reserved, result))
+        return result
+
+    def _still_fits(self, result: LayoutResult, before: Reserved, now: Reserved) -> bool:
+        """Whether a plan found beside less still fits: then it is the best beside more, too."""
+        if result.evaluation is None:
+            return False
+        more = now.everywhere_bytes - before.everywhere_bytes
+        at_first = now.first_stage_bytes - before.first_stage_bytes
+        return all(
+            rank.peak_bytes + more + (at_first if index == 0 else 0) <= rank.limit_bytes
+            for index, rank in enumerate(result.evaluation.memory)
+        )
+
+
+def outside_pipeline_fits(
+    found: Evaluation, limit_bytes: int, reserved: Reserved, transient_bytes: int
+) -> bool:
+    """Whether every rank can run the encoders before and after the pipeline, when none of its activations live."""
+    return all(
+        outside_pipeline_bytes(rank.terms, reserved, transient_bytes) <= limit_bytes for rank in found.memory
+    )
+
+
+def outside_pipeline_bytes(terms: dict[str, int], reserved: Reserved, transient_bytes: int) -> int:
+    """Peak of a rank while an encoder runs. ``terms``: of the pipeline's peak there; state alone stays."""
+    state = sum(terms.get(name, 0) for name in ("parameters", "gradients", "optimizer", "runtime_overhead"))
+    return state + reserved.everywhere_bytes + transient_bytes

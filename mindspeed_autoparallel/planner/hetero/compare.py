@@ -1,0 +1,144 @@
+"""Hetero and homogeneous plan for the same cluster and batch, each the best of its kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
+from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.space import SpaceOptions
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec.hetero import HomogeneousBest
+from mindspeed_autoparallel.units import US_PER_MS
+
+HETERO_PLAN_FILE, HOMOGENEOUS_PLAN_FILE = "hetero_plan.json", "homogeneous_plan.json"
+"""The slower of the two plans; the faster one is plan.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Both plans; ``hetero`` holds the other's figures, too."""
+
+    hetero: Plan
+    homogeneous: Plan | None
+
+    @property
+    def speed_up(self) -> float | None:
+        """Homogeneous step time by hetero step time; ``None`` where no homogeneous plan fits."""
+        return None if self.homogeneous is None else self.homogeneous.step.total_us / self.hetero.step.total_us
+
+    @property
+    def best(self) -> Plan:
+        """The faster one."""
+        if self.homogeneous is None or self.homogeneous.step.total_us > self.hetero.step.total_us:
+            return self.hetero
+        return self.homogeneous
+
+
+def compare(
+    profile: Profile, cluster: Cluster, global_batch_size: int, *, time_limit_s: float = 600.0, top_k: int = 3,
+    seed: int = 0, progress: Callable[[str], None] | None = None, options: SpaceOptions | None = None,
+    balance: str = "local",
+) -> Comparison:  # fmt: skip
+    """Search both. Raises ``InfeasiblePlan`` where no hetero plan fits, with the homogeneous one's step if one does."""
+    started = time.monotonic()
+    homogeneous, note = None, ""
+    try:
+        homogeneous = search(
+            profile, cluster, global_batch_size, time_limit_s=time_limit_s / 2, top_k=top_k, seed=seed,
+            progress=progress, options=options,
+        )  # fmt: skip
+    except InfeasiblePlan as error:
+        note = str(error)
+    left = max(1.0, time_limit_s - (time.monotonic() - started))
+    try:
+        hetero = search_hetero(
+            profile, cluster, global_batch_size, time_limit_s=left, top_k=top_k, seed=seed, progress=progress,
+            options=options, balance=balance,
+        )  # fmt: skip
+    except InfeasiblePlan as error:
+        if homogeneous is None:
+            raise
+        step_ms = homogeneous.step.total_us / US_PER_MS
+        raise InfeasiblePlan(f"{error} ({homogeneous.layout.label()} fits, {step_ms:.1f} ms.)") from error
+    assert hetero.hetero is not None
+    record = replace(
+        hetero.hetero, homogeneous_note=note,
+        homogeneous=None if homogeneous is None else HomogeneousBest(
+            layout=homogeneous.layout, step_us=homogeneous.step.total_us,
+            lower_bound_us=homogeneous.search.lower_bound_us, status=homogeneous.search.status,
+            throughput_tokens_per_s_per_device=homogeneous.throughput_tokens_per_s_per_device,
+            layers={m.name: homogeneous.layers_of(m.name) for m in profile.model.modules},
+            recompute={m.name: homogeneous.recomputed_of(m.name) for m in profile.model.modules},
+        ),
+    )  # fmt: skip
+    return Comparison(hetero=replace(hetero, hetero=record), homogeneous=homogeneous)
+
+
+def write_comparison(comparison: Comparison, directory: Path, model_file: str | None = None) -> None:
+    """The short result, the faster plan as ``plan.json``, and the other one beside it; each whole or not at all."""
+    write_json_atomic(directory / RESULT_FILE, comparison_result(comparison, model_file))
+    comparison.best.write(directory / PLAN_FILE)
+    if comparison.best is not comparison.hetero:
+        comparison.hetero.write(directory / HETERO_PLAN_FILE)
+    elif comparison.homogeneous is not None:
+        comparison.homogeneous.write(directory / HOMOGENEOUS_PLAN_FILE)
+
+
+def comparison_result(comparison: Comparison, model_file: str | None = None) -> dict[str, Any]:
+    """The short result of the faster plan, and under ``hetero_parallel`` both plans' sizes and step times.
+
+    ``model_file``: the model.json with the hetero sizes, if one was written.
+    """
+    plan, record = comparison.hetero, comparison.hetero.hetero
+    assert record is not None
+    backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
+    sizes: dict[str, dict[str, int]] = {
+        phase.module: {
+            "TP": phase.layout.tensor_size, "PP": 1, "CP": phase.layout.context_size, "DP": phase.layout.data_size,
+            "MBS": phase.layout.micro_batch_scale * plan.layout.micro_batch_size,
+        }
+        for phase in record.encoders
+    }  # fmt: skip
+    sizes[backbone] = {
+        "TP": plan.layout.tensor_size, "PP": plan.layout.pipeline_size, "CP": plan.layout.context_size,
+        "DP": plan.layout.data_size, "MBS": plan.layout.micro_batch_size,
+    }  # fmt: skip
+    other = comparison.homogeneous
+    hetero: dict[str, Any] = {
+        "faster": comparison.best is plan,
+        "speed_up": comparison.speed_up,
+        "modules": sizes,
+        "memory": record.memory,
+        "e2e_time": plan.step.total_us / US_PER_MS,
+        "lower_bound": plan.search.lower_bound_us / US_PER_MS,
+        "homogeneous": None if other is None else {
+            "parallel_config": result_of(other)["parallel_config"], "e2e_time": other.step.total_us / US_PER_MS,
+            "lower_bound": other.search.lower_bound_us / US_PER_MS,
+        },
+    }  # fmt: skip
+    if record.homogeneous_note:
+        hetero["homogeneous_note"] = record.homogeneous_note
+    if model_file is not None:
+        hetero["model_file"] = model_file
+    return {**result_of(comparison.best), "hetero_parallel": hetero}
+
+
+def summary(comparison: Comparison) -> str:
+    """One line: which is faster, and by how much."""
+    other = comparison.homogeneous
+    ours = f"{comparison.hetero.layout.label()}, {comparison.hetero.step.total_us / US_PER_MS:.2f} ms"
+    if other is None or comparison.speed_up is None:
+        return f"hetero {ours}; no homogeneous plan fits"
+    theirs = f"{other.layout.label()}, {other.step.total_us / US_PER_MS:.2f} ms"
+    if comparison.best is comparison.hetero:
+        return f"hetero is {comparison.speed_up:.3f} times as fast: {ours}; best homogeneous plan: {theirs}"
+    return f"hetero does not pay: {ours}; the best homogeneous plan is faster: {theirs}"

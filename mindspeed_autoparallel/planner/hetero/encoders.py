@@ -1,0 +1,178 @@
+"""What one encoder costs under a layout of its own: times and memory of its phases around the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.cost.communication import all_gather_us
+from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.redistribution import (
+    Exchange,
+    all_to_all_us,
+    exchange_link,
+    exchange_of,
+    moved_samples,
+)
+from mindspeed_autoparallel.cost.step import rank_tail
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns
+from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.planner.variable_data import mean_factors
+from mindspeed_autoparallel.profiles import BlockCost, LinkTier, MeasuredAt, Measurement, ModuleCost, Profile
+from mindspeed_autoparallel.profiles.interpolation import interpolate
+from mindspeed_autoparallel.spec import Cluster, Layout, Module, ModuleLayout
+from mindspeed_autoparallel.spec.hetero import EncoderPhase
+
+MEMORY_MODES = ("upfront", "recompute")
+"""Of ``--hetero-memory``: keep the encoder's activations, or run its forward again before its backward."""
+BYTES_OF_AN_ITEM = 48
+"""What the owners' plan needs of every sample, where it is not known already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One encoder batch of some samples on one rank: nanoseconds and bytes."""
+
+    forward_ns: int
+    backward_ns: int
+    saved_bytes: int
+    """Activations and the output, until the backward."""
+    transient_bytes: int
+    """Highest above them, forward or backward."""
+    input_bytes: int
+
+
+class EncoderCosts:
+    """One encoder at one (TP, CP) of the profile; batches of any size, along MBS as the profile interpolates."""
+
+    def __init__(self, profile: Profile, module: Module, point: MeasuredAt) -> None:
+        self.profile, self.module, self.point = profile, module, point
+        self.factor = mean_factors(profile.variable_data).get(module.name, 1.0)
+        self._batches: dict[int, Batch] = {}
+
+    def measurement(self, samples: int) -> Measurement:
+        """Costs of a batch of ``samples``."""
+        at = MeasuredAt(**{**vars(self.point), "micro_batch_size": samples})
+        found = self.profile.at(at) or interpolate(self.profile.measurements, at)
+        assert found is not None, "the point was measured with some batch"
+        return found
+
+    def blocks(self) -> list[PlacedBlock]:
+        """All blocks, for model state: it does not depend on the batch."""
+        cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
+        return [PlacedBlock(name="", cost=block) for block, count in _blocks(cost, self.module) for _ in range(count)]
+
+    def output_bytes(self, samples: float) -> float:
+        """What the backbone gets for ``samples``."""
+        cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
+        return (cost.post or cost.layer).output_bytes * samples / self.point.micro_batch_size
+
+    def batch(self, samples: int) -> Batch:
+        """Costs of a batch of ``samples``, without recomputation."""
+        if samples not in self._batches:
+            self._batches[samples] = self._batch(samples)
+        return self._batches[samples]
+
+    def _batch(self, samples: int) -> Batch:
+        measurement = self.measurement(samples)
+        cost = measurement.modules[self.module.name]
+        overhead = round(self.profile.device.operation_overhead_us * NS_PER_US)
+        forward = backward = saved = transient = 0
+        for block, count in _blocks(cost, self.module):
+            times = block_times_ns(PlacedBlock(name="", cost=block), self.factor)
+            forward, backward = forward + count * times[0], backward + count * times[1]
+            plain = block.recompute["none"]
+            saved += count * plain.saved_bytes
+            transient = max(transient, plain.forward_peak_bytes, plain.backward_peak_bytes)
+        output = (cost.post or cost.layer).output_bytes
+        return Batch(
+            forward_ns=forward + overhead, backward_ns=backward + overhead if backward else 0,
+            saved_bytes=saved + cost.side.kept_bytes + output, transient_bytes=transient,
+            input_bytes=measurement.batch.kept_bytes,
+        )  # fmt: skip
+
+    def least_us_per_sample(self, most: int) -> float:
+        """No batch of at most ``most`` samples takes less per sample.
+
+        Beyond twice the largest measured batch the interpolation is one straight line, best at an end.
+        """
+        measured = max(measurement.at.micro_batch_size for measurement in self.profile.measurements)
+        sizes = {*range(1, min(most, 2 * measured) + 1), most}
+        least_ns: float = min((self.batch(n).forward_ns + self.batch(n).backward_ns) / n for n in sizes)
+        return least_ns / NS_PER_US
+
+
+def _blocks(cost: ModuleCost, module: Module) -> Iterator[tuple[BlockCost, int]]:
+    for block, count in ((cost.pre, 1), (cost.layer, module.num_layers), (cost.post, 1)):
+        if block is not None:
+            yield block, count
+
+
+def trained(costs: EncoderCosts) -> bool:
+    """Whether any of its parameters is: otherwise there is no graph and no phase 3."""
+    return any(block.cost.dense.gradient_bytes or block.cost.expert.gradient_bytes for block in costs.blocks())
+
+
+def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> Layout:
+    """The encoder's sizes as a layout without pipeline, for model state and its reduction."""
+    return Layout(
+        tensor_size=sizes.tensor_size, context_size=sizes.context_size, data_size=sizes.data_size,
+        expert_size=costs.point.expert_size, distributed_optimizer=backbone.distributed_optimizer,
+    )  # fmt: skip
+
+
+def encoder_phase(
+    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, memory: str, balance: str
+) -> EncoderPhase:
+    """The encoder's part of a step beside the backbone of ``candidate``. Formulas H1-H6 in docs/cost-model.md."""
+    device, backbone = costs.profile.device, candidate.layout
+    exchange = exchange_of(backbone, sizes, balance)
+    link = exchange_link(exchange, cluster, device)
+    train = trained(costs)
+    again = memory == "recompute" and train
+    per_microbatch = backbone.micro_batch_size
+    full, rest = divmod(candidate.num_microbatches, sizes.micro_batch_scale)
+    forward_ns = backward_ns = kept = transient = most = 0
+    exchange_us = moved_bytes = 0.0
+    windows = [(sizes.micro_batch_scale, full)] * bool(full) + [(rest, 1)] * bool(rest)
+    for microbatches, count in windows:
+        samples = exchange.samples_of_busiest(microbatches * per_microbatch)
+        batch = costs.batch(samples)
+        forward_ns += count * batch.forward_ns
+        if train:
+            backward_ns += count * (batch.backward_ns + (batch.forward_ns if again else 0))
+            kept += count * (batch.input_bytes if again else batch.saved_bytes)
+        transient = max(transient, batch.transient_bytes + (batch.saved_bytes if again or not train else 0))
+        most = max(most, samples)
+        moved = moved_samples(exchange, microbatches * per_microbatch)
+        inputs = moved.inputs * batch.input_bytes / samples
+        outputs = costs.output_bytes(moved.outputs)
+        gradients = costs.output_bytes(moved.gradients) if train else 0.0
+        exchange_us += count * sum(all_to_all_us(size, link) for size in (inputs, outputs, gradients))
+        moved_bytes += count * (inputs + outputs + gradients)
+    exchange_us += _metadata_us(exchange, balance, candidate, link)
+    layout = own_layout(costs, sizes, backbone)
+    blocks = costs.blocks()
+    tail = rank_tail(blocks, layout, cluster, device)
+    one_microbatch = costs.output_bytes(per_microbatch)
+    return EncoderPhase(
+        module=costs.module.name, layout=sizes, num_macro_batches=full + bool(rest), samples=most,
+        forward_us=forward_ns / NS_PER_US, backward_us=backward_ns / NS_PER_US, exchange_us=exchange_us,
+        reduction_us=tail.data_parallel_us if train else 0.0, optimizer_us=tail.optimizer_us if train else 0.0,
+        moved_bytes=round(moved_bytes), state_bytes=sum(static_terms(blocks, layout).values()), kept_bytes=kept,
+        transient_bytes=transient,
+        # Merged rows, the leaf made of them, and its gradient.
+        first_stage_bytes=round((3 if train else 2) * one_microbatch * candidate.num_microbatches),
+        num_layers=costs.module.num_layers,
+        interpolated_from=costs.measurement(most).interpolated_from,
+    )  # fmt: skip
+
+
+def _metadata_us(exchange: Exchange, balance: str, candidate: Candidate, link: LinkTier) -> float:
+    """Counts and sizes of the step's samples, gathered where replicas do not read each other's data."""
+    if exchange.nested and balance != "global":
+        return 0.0
+    ranks = exchange.replicas * exchange.encoder_width
+    samples = exchange.homes * candidate.num_microbatches * candidate.layout.micro_batch_size
+    size = BYTES_OF_AN_ITEM * samples
+    return all_gather_us(8 * ranks, ranks, link) + all_gather_us(size * ranks / exchange.homes, ranks, link)

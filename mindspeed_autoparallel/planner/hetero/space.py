@@ -1,0 +1,125 @@
+"""Layouts of the encoders that are worth trying beside one layout of the backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.hetero.encoders import EncoderCosts, encoder_phase
+from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.profiles import MeasuredAt, Profile
+from mindspeed_autoparallel.profiles.interpolation import interpolate
+from mindspeed_autoparallel.spec import Cluster, Module, ModuleLayout
+from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
+
+BACKBONE = "text_decoder"
+
+
+def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
+    """Encoders, and the modules of the pipeline: the backbone and what comes after it. Raises ``ConfigError``."""
+    modules = profile.model.modules
+    names = [module.name for module in modules]
+    at = names.index(BACKBONE) if BACKBONE in names else len(modules) - 1
+    if at == 0:
+        raise ConfigError(
+            f"hetero parallel needs an encoder before the backbone; the profile of {profile.model.name} has only "
+            f"{', '.join(names)}. Plan it without --hetero-parallel, or profile the whole model."
+        )
+    return modules[:at], modules[at:]
+
+
+def costs_of(profile: Profile, module: Module, cluster: Cluster) -> tuple[list[EncoderCosts], list[str]]:
+    """The encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out."""
+    measured = {(m.at.tensor_size, m.at.context_size) for m in profile.measurements}
+    tensors = {tensor for tensor, _ in measured}
+    if profile.memory_semantics != "mindspeed":
+        tensors |= {2**power for power in range(cluster.devices_per_node.bit_length())}
+    found, reasons = [], []
+    for tensor, context in sorted(product(tensors, {context for _, context in measured})):
+        label = f"{module.name} TP{tensor} CP{context}"
+        if cluster.num_devices % (tensor * context):
+            reasons.append(f"{label}: {cluster.num_devices} devices are not a multiple of it.")
+        elif module.num_heads and (module.num_heads % tensor or module.num_heads % context):
+            reasons.append(f"{label}: the {module.num_heads} heads cannot be divided by it.")
+        elif (point := _point(profile, tensor, context)) is None:
+            reasons.append(f"{label}: the profile has no costs for it.")
+        else:
+            found.append(EncoderCosts(profile, module, point))
+    if not found:
+        raise ConfigError(f"{module.name} has no layout of its own: {' '.join(reasons)} Measure more sizes.")
+    return found, reasons
+
+
+def _point(profile: Profile, tensor: int, context: int) -> MeasuredAt | None:
+    """A point with these sizes; encoders run without sequence parallelism, so one without it comes first."""
+    points = sorted(m.at for m in profile.measurements)
+    for at in sorted(points, key=lambda at: (at.sequence_parallel, at.micro_batch_size, at.expert_size)):
+        moved = MeasuredAt(**{**vars(at), "tensor_size": tensor, "context_size": context})
+        if moved in points or interpolate(profile.measurements, moved) is not None:
+            return moved
+    return None
+
+
+def records(
+    costs: Sequence[Sequence[EncoderCosts]], candidate: Candidate, cluster: Cluster, memory_modes: Iterable[str],
+    balance: str,
+) -> list[HeteroRecord]:  # fmt: skip
+    """Every choice of (TP, CP, scale) per encoder and of memory mode that no other one beats in time and memory."""
+    found = []
+    for memory in memory_modes:
+        rows = [_undominated_phases(own, candidate, cluster, memory, balance) for own in costs]
+        found += [HeteroRecord(memory=memory, balance=balance, encoders=phases) for phases in product(*rows)]
+    return _undominated(found)
+
+
+def _undominated_phases(
+    costs: Sequence[EncoderCosts], candidate: Candidate, cluster: Cluster, memory: str, balance: str
+) -> list[EncoderPhase]:
+    phases = [
+        encoder_phase(own, sizes, candidate, cluster, memory=memory, balance=balance)
+        for own in costs
+        for sizes in layouts_of(own, candidate, cluster)
+    ]
+    phases.sort(key=lambda p: (p.total_us, p.state_bytes + p.kept_bytes, p.transient_bytes, _sizes(p.layout)))
+    kept: list[EncoderPhase] = []
+    for phase in phases:
+        if not any(_beats(_weights(other), _weights(phase)) for other in kept):
+            kept.append(phase)
+    return kept
+
+
+def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> list[ModuleLayout]:
+    """One (TP, CP) with every scale."""
+    tensor, context = costs.point.tensor_size, costs.point.context_size
+    return [
+        ModuleLayout(
+            tensor_size=tensor, context_size=context, data_size=cluster.num_devices // (tensor * context),
+            micro_batch_scale=scale,
+        )
+        for scale in range(1, candidate.num_microbatches + 1)
+    ]  # fmt: skip
+
+
+def _weights(phase: EncoderPhase) -> tuple[float, ...]:
+    return (phase.total_us, phase.state_bytes + phase.kept_bytes, phase.transient_bytes, phase.first_stage_bytes)
+
+
+def _undominated(found: list[HeteroRecord]) -> list[HeteroRecord]:
+    def weights(record: HeteroRecord) -> tuple[float, ...]:
+        return (record.total_us, record.reserved_bytes, record.transient_bytes, record.first_stage_bytes)
+
+    found.sort(key=lambda r: (*weights(r), r.memory != "upfront", tuple(_sizes(p.layout) for p in r.encoders)))
+    kept: list[HeteroRecord] = []
+    for record in found:
+        if not any(_beats(weights(other), weights(record)) for other in kept):
+            kept.append(record)
+    return kept
+
+
+def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def _sizes(layout: ModuleLayout) -> tuple[int, ...]:
+    return (layout.tensor_size, layout.context_size, layout.micro_batch_scale)

@@ -1,0 +1,88 @@
+"""What a hetero plan adds to a plan: every encoder's phase, and the homogeneous plan it was compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderPhase:
+    """One encoder's part of a step, on the rank that has most to do. Times in microseconds per step."""
+
+    module: str
+    layout: ModuleLayout
+    num_macro_batches: int
+    """Times the encoder runs forward in a step."""
+    samples: int
+    """Most samples that one replica computes together."""
+    forward_us: float
+    backward_us: float
+    """Before the encoder's gradients are reduced; with its second forward in memory mode recompute."""
+    exchange_us: float
+    """Inputs to the owners, outputs to the first stage, gradients back."""
+    reduction_us: float
+    optimizer_us: float
+    moved_bytes: int
+    """On the busiest rank, per step: the larger of what it sends and receives."""
+    state_bytes: int
+    """Parameters, gradients, optimizer: on every rank, the whole step."""
+    kept_bytes: int
+    """On every rank, from the encoder's forward to its backward."""
+    transient_bytes: int
+    """On top of these while the encoder runs, before and after the pipeline."""
+    first_stage_bytes: int
+    """Its outputs and their gradients, on the backbone's first stage."""
+    num_layers: int = 0
+    interpolated_from: tuple[str, ...] = ()
+
+    @property
+    def total_us(self) -> float:
+        """What the phase adds to the step."""
+        return self.forward_us + self.backward_us + self.exchange_us + self.reduction_us + self.optimizer_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class HomogeneousBest:
+    """The best plan with one layout for all modules, on the same cluster and batch."""
+
+    layout: Layout
+    step_us: float
+    lower_bound_us: float
+    status: str
+    throughput_tokens_per_s_per_device: float
+    layers: dict[str, tuple[int, ...]]
+    recompute: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroRecord:
+    """Part of ``plan.json`` where modules train under layouts of their own."""
+
+    memory: str
+    """``--hetero-memory`` that the plan counts on."""
+    balance: str
+    encoders: tuple[EncoderPhase, ...]
+    homogeneous: HomogeneousBest | None = None
+    homogeneous_note: str = ""
+    """Why there is no homogeneous plan."""
+
+    @property
+    def total_us(self) -> float:
+        """What all encoders add to the step."""
+        return sum(phase.total_us for phase in self.encoders)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Held on every rank while the pipeline runs."""
+        return sum(phase.state_bytes + phase.kept_bytes for phase in self.encoders)
+
+    @property
+    def transient_bytes(self) -> int:
+        """One encoder runs at a time."""
+        return max((phase.transient_bytes for phase in self.encoders), default=0)
+
+    @property
+    def first_stage_bytes(self) -> int:
+        return sum(phase.first_stage_bytes for phase in self.encoders)

@@ -1,0 +1,164 @@
+"""The hetero search against enumeration of every choice, and what it says where nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
+from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, encoder_phase
+from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.hetero.space import costs_of, layouts_of, split_modules
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.replay import replay
+from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.profiles import MeasuredAt, Profile
+from mindspeed_autoparallel.spec import Cluster, Module
+from mindspeed_autoparallel.units import MIB
+
+FOUR = Cluster(num_nodes=1, devices_per_node=4)
+
+
+def _placements(num: int) -> Iterator[ModulePlacement]:
+    """Every split of four layers over ``num`` stages, with every number of recomputed layers."""
+    for row in product(range(1, 5), repeat=num):
+        if sum(row) == 4:
+            for again in product(*(range(count + 1) for count in row)):
+                yield ModulePlacement(layers={"text_decoder": row}, recompute={"text_decoder": {"full": again}})
+
+
+def enumerated(profile: Profile, cluster: Cluster, batch: int) -> float:
+    """The best step of all choices, memory added up by hand."""
+    (encoder,), _ = split_modules(profile)
+    backbone = backbone_profile(profile)
+    candidates, _ = enumerate_layouts(backbone, cluster, batch, SpaceOptions())
+    best = float("inf")
+    for candidate in candidates:
+        size = candidate.layout.pipeline_size
+        pipelines = [
+            evaluate(backbone, cluster, candidate.layout, placement, batch, with_timeline=False)
+            for placement in _placements(size)
+        ]
+        for memory, costs in product(MEMORY_MODES, costs_of(profile, encoder, cluster)[0]):
+            for sizes in layouts_of(costs, candidate, cluster):
+                phase = encoder_phase(costs, sizes, candidate, cluster, memory=memory, balance="local")
+                held = phase.state_bytes + phase.kept_bytes
+                for found in pipelines:
+                    step = found.step.total_us + phase.total_us
+                    if step < best and all(
+                        max(
+                            rank.peak_bytes,
+                            sum(rank.terms[name] for name in ("parameters", "gradients", "optimizer"))
+                            + rank.terms["runtime_overhead"]
+                            + phase.transient_bytes,
+                        )
+                        + held
+                        + (0 if rank.pipeline_rank else phase.first_stage_bytes)
+                        <= rank.limit_bytes
+                        for rank in found.memory
+                    ):
+                        best = step
+    return best
+
+
+@pytest.mark.parametrize("capacity_mib", [1000, 420, 330, 270, 240, 220, 200])
+@pytest.mark.parametrize("batch", [4, 8])
+def test_search_equals_enumeration_of_all_layouts_scales_modes_and_placements(capacity_mib: int, batch: int) -> None:
+    profile = small_profile(capacity_mib=capacity_mib)
+    best = enumerated(profile, FOUR, batch)
+    if best == float("inf"):
+        with pytest.raises(InfeasiblePlan):
+            search_hetero(profile, FOUR, batch)
+        return
+    plan = search_hetero(profile, FOUR, batch)
+    assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
+    # Distance allowed only as far as the plan itself admits it.
+    assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
+    assert plan.search.gap_fraction < 1e-3
+    assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
+    assert all(sum(rank.terms.values()) == rank.peak_bytes for rank in plan.memory)
+
+
+def test_with_room_the_plan_is_proved() -> None:
+    plan = search_hetero(small_profile(), FOUR, 8)
+    assert plan.search.status == "optimal"
+    assert plan.step.total_us == pytest.approx(enumerated(small_profile(), FOUR, 8), rel=1e-6)
+
+
+def test_recompute_mode_is_chosen_where_kept_activations_do_not_fit() -> None:
+    assert search_hetero(small_profile(), FOUR, 8).hetero.memory == "upfront"  # type: ignore[union-attr]
+    tight = search_hetero(small_profile(capacity_mib=220), FOUR, 8)
+    assert tight.hetero is not None
+    assert tight.hetero.memory == "recompute"
+
+
+def test_replay_of_the_plan_gives_its_own_figures() -> None:
+    plan = search_hetero(small_profile(capacity_mib=330), FOUR, 8)
+    again, _ = replay(plan)
+    assert again.step.total_us == pytest.approx(plan.step.total_us)
+    assert again.memory == plan.memory
+    assert again.baselines == plan.baselines
+    assert again.search.limits == plan.search.limits
+
+
+def test_file_round_trip_keeps_the_encoders(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    plan = search_hetero(small_profile(), FOUR, 8)
+    plan.write(tmp_path / "plan.json")
+    assert type(plan).read(tmp_path / "plan.json") == plan
+
+
+def test_a_model_of_one_module_is_refused_by_name() -> None:
+    alone = backbone_profile(small_profile())
+    with pytest.raises(ConfigError, match=r"needs an encoder before the backbone.*only text_decoder"):
+        search_hetero(alone, FOUR, 8)
+
+
+def test_sizes_that_were_not_measured_are_named() -> None:
+    profile = small_profile()
+    only_eight = replace(
+        profile, measurements=(replace(profile.measurements[0], at=MeasuredAt(tensor_size=8)),)
+    )
+    with pytest.raises(ConfigError, match=r"image_encoder TP8 CP1: 4 devices are not a multiple"):
+        search_hetero(only_eight, FOUR, 8)
+
+
+def test_encoder_sizes_must_divide_its_heads() -> None:
+    profile = small_profile()
+    modules = (
+        Module(name="image_encoder", result_key="vit", num_layers=2, num_heads=3), profile.model.modules[1],
+    )  # fmt: skip
+    odd = replace(profile, model=replace(profile.model, modules=modules))
+    costs, reasons = costs_of(odd, modules[0], FOUR)
+    assert [cost.point.tensor_size for cost in costs] == [1]
+    assert any("3 heads" in reason for reason in reasons)
+
+
+def test_too_little_memory_says_what_the_encoders_hold() -> None:
+    with pytest.raises(InfeasiblePlan, match=r"encoders alone hold .* on every device"):
+        search_hetero(small_profile(capacity_mib=60), FOUR, 8)
+
+
+def test_a_batch_that_no_layout_divides_is_named() -> None:
+    assert search_hetero(small_profile(), FOUR, 3).num_microbatches == 3
+    with pytest.raises(ConfigError, match="at least 1"):
+        search_hetero(small_profile(), FOUR, 0)
+
+
+def test_limits_name_the_encoder_where_it_takes_most_of_the_step() -> None:
+    profile = small_profile()
+    slow = tuple(
+        replace(m, modules={**m.modules, "image_encoder": replace(
+            m.modules["image_encoder"],
+            layer=replace(m.modules["image_encoder"].layer, forward_us=20_000.0, backward_us=40_000.0),
+        )})
+        for m in profile.measurements
+    )  # fmt: skip
+    plan = search_hetero(replace(profile, measurements=slow), FOUR, 8)
+    assert plan.search.limits[0].startswith("time of image_encoder outside the pipeline")
+    assert plan.memory[0].limit_bytes == 1000 * MIB
