@@ -1,9 +1,9 @@
 """Move weights between Hugging Face and training checkpoints, and from one layout to another.
 
-  convert hf-to-mm HF_FOLDER TARGET --plan plan.json
-  convert hf-to-mm HF_FOLDER TARGET --llm-pp-layers 1,10,10,7 --vit-pp-layers 32,0,0,0 --tp-size 2
-  convert mm-to-hf CHECKPOINT TARGET --hf-dir HF_FOLDER
-  convert resplit  CHECKPOINT TARGET --hf-dir HF_FOLDER --plan plan.json
+convert hf-to-mm HF_FOLDER TARGET --plan plan.json
+convert hf-to-mm HF_FOLDER TARGET --llm-pp-layers 1,10,10,7 --vit-pp-layers 32,0,0,0 --tp-size 2
+convert mm-to-hf CHECKPOINT TARGET --hf-dir HF_FOLDER
+convert resplit  CHECKPOINT TARGET --hf-dir HF_FOLDER --plan plan.json
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from mindspeed_autoparallel.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.weights.layouts import CheckpointLayout
+
+_COUNTS = ("tp_size", "vit_tp_size", "audio_tp_size", "ep_size", "make_vocab_size_divisible_by", "max_shard_mib")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.weights import conversion
 
+    _require_positive(arguments)
     started = time.monotonic()
     result: dict[str, object] = {"direction": arguments.direction, "target": str(arguments.target)}
     show = _ProgressLine()
@@ -73,6 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _require_positive(arguments: argparse.Namespace) -> None:
+    for name in _COUNTS:
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: give a number of at least 1.")
+
+
 def _hf_dir(arguments: argparse.Namespace) -> Path:
     if arguments.hf_dir is None:
         raise ConfigError(f"{arguments.direction} needs --hf-dir: the folder with the model's config.json.")
@@ -88,8 +98,6 @@ def _layout(arguments: argparse.Namespace, hf_folder: Path) -> CheckpointLayout:
     lists = {VISION: arguments.vit_pp_layers, AUDIO: arguments.audio_pp_layers, TEXT: arguments.llm_pp_layers}
     sizes = {VISION: arguments.vit_tp_size, AUDIO: arguments.audio_tp_size, TEXT: arguments.tp_size}
     multiple = arguments.make_vocab_size_divisible_by
-    if multiple is not None and multiple < 1:
-        raise ConfigError(f"--make-vocab-size-divisible-by {multiple}: give a positive number.")
     if arguments.plan is not None:
         if any(lists.values()) or any(sizes.values()):
             raise ConfigError("--plan says layers and sizes already: leave out --*-pp-layers and --*-tp-size.")

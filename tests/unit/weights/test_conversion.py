@@ -224,7 +224,11 @@ def test_the_command_goes_there_and_back(make_model: Make, tmp_path: Path, capsy
     [
         (["--llm-pp-layers", "1,2"], "1 too few"),
         (["--tp-size", "3"], "--tp-size 3"),
-        (["--make-vocab-size-divisible-by", "0"], "positive"),
+        (["--tp-size", "0"], "--tp-size 0"),
+        (["--vit-tp-size", "-1"], "--vit-tp-size -1"),
+        (["--ep-size", "0"], "--ep-size 0"),
+        (["--max-shard-mib", "0"], "--max-shard-mib 0"),
+        (["--make-vocab-size-divisible-by", "0"], "--make-vocab-size-divisible-by 0"),
         (["--plan", "x.json", "--tp-size", "2"], "leave out"),
         (["--plan", "absent.json"], "absent.json"),
     ],
