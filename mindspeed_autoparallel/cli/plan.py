@@ -1,6 +1,7 @@
 """Search the best parallel plan for a cluster, with its proof.
 
   plan --profile profile.json --nnodes 8 --nproc-per-node 16 --global-batch-size 256 --out . --json
+  plan --profile-source analytic --model model.json --device H100 --nnodes 8 --nproc-per-node 8 --global-batch-size 256
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from mindspeed_autoparallel.cli import _profile_source
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.units import MIB
 
@@ -18,7 +20,7 @@ MAX_LIMIT_MIB = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", type=Path, required=True, help="our profile or MindSpeed's model_profile.json")
+    _profile_source.add_arguments(parser)
     parser.add_argument("--nnodes", type=int, required=True, help="nodes to train on")
     parser.add_argument("--nproc-per-node", type=int, required=True, help="devices of a node")
     parser.add_argument("--global-batch-size", type=int, required=True, help="samples of one step")
@@ -26,8 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=3, help="alternatives to report (default 3)")
     parser.add_argument("--time-limit-s", type=float, default=600.0, help="then the best plan so far, with its gap")
     parser.add_argument("--seed", type=int, default=0, help="of the solver")
-    parser.add_argument("--profile-tensor-size", type=int, default=1, help="TP that MindSpeed's file was measured at")
-    parser.add_argument("--p2p-gbps", type=float, default=25.0, help="GiB/s between stages, for MindSpeed's file")
     parser.add_argument("--overlap-grad-reduce", action="store_true", help="gradient reduction overlaps the backward")
     parser.add_argument(
         "--virtual-sizes", default="1", help="chunks per rank to try for a language model, such as 1,2,4 (default 1)"
@@ -50,18 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.planner.results import write_results
     from mindspeed_autoparallel.planner.search import search
     from mindspeed_autoparallel.planner.space import SpaceOptions
-    from mindspeed_autoparallel.profiles import read_profile
     from mindspeed_autoparallel.spec import Cluster, to_json
 
     limit = arguments.memory_limit_mib
     if limit is not None and not 0 < limit < MAX_LIMIT_MIB:
         raise ConfigError(f"--memory-limit-mib must be above 0 and below {MAX_LIMIT_MIB}, got {limit:g}.")
-    if arguments.profile_tensor_size < 1:
-        raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
     virtual_sizes = _virtual_sizes(arguments.virtual_sizes)
-    profile = read_profile(
-        arguments.profile, tensor_size=arguments.profile_tensor_size, p2p_gbps=arguments.p2p_gbps
-    )
+    profile = _profile_source.read_profile_of(arguments)
     cluster = Cluster(
         num_nodes=arguments.nnodes, devices_per_node=arguments.nproc_per_node,
         memory_limit_bytes=int(limit * MIB) if limit is not None else None,

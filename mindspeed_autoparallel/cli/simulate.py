@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 def print_plan(plan: Plan) -> None:
     """One line per stage, then the step and what limits it."""
     print(f"{plan.layout.label()}, {plan.num_microbatches} microbatches")
+    if plan.profile.source == "analytic":
+        print("analytic: " + " ".join(plan.profile.notes))
     print("stage  forward_ms  backward_ms  peak_GiB  layers (recomputed)")
     for stage in plan.stages:
         cells = []

@@ -7,7 +7,7 @@ that training makes (a test compares them).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from math import ceil, gcd
 
 from mindspeed_autoparallel.profiles import DeviceCost, LinkTier
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
@@ -68,29 +68,37 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Exchan
 def moved_samples(exchange: Exchange, samples_per_home: int) -> MovedSamples:
     """H3: what one macro-batch of ``samples_per_home`` samples per backbone replica moves on the busiest rank.
 
-    A first-stage rank lacks what its own encoder replica did not compute. A gradient goes to every member of the
-    replica that computed the sample, from one tensor rank of every context rank.
+    Replica j computes every r-th sample; those on the first stage come first. A first-stage rank lacks what its own
+    encoder replica did not compute. A gradient goes to every member of the replica that computed the sample, from one
+    tensor rank of every context rank; a member that is such a rank itself has it.
     """
-    owned = exchange.samples_of_busiest(samples_per_home)
-    own_near = samples_per_home // exchange.replicas
-    g, b, contexts = exchange.encoder_width, exchange.stage_width, exchange.backbone.context_size
-    # Encoder replicas that sit on a home's first stage, and how many of its ranks each covers.
-    near, covered = (b // g, g) if g <= b else (1, b)
-    everywhere = exchange.replicas * g == exchange.homes * b
-    received = samples_per_home - own_near
-    sent = owned * max(0, b - (covered if everywhere else 0)) / g
-    outputs = max(received, sent) if received or not everywhere else 0.0
-    at_home = near * own_near
-    far = (samples_per_home - at_home) * g + at_home * (g - covered)
-    back_sent = far * contexts / b
-    back_received = float(contexts * owned)
-    if everywhere:
-        back_received -= own_near
-    if contexts > 1:
-        back_sent += at_home * covered * (contexts - 1) / b
-    gradients = max(back_sent, back_received) if far or contexts > 1 else 0.0
-    inputs = 0.0 if exchange.nested else owned * (1 - 1 / exchange.homes)
-    return MovedSamples(inputs=inputs, outputs=float(outputs), gradients=gradients)
+    if exchange.replicas * exchange.encoder_width == exchange.stage_width == exchange.encoder_width:
+        contexts = exchange.backbone.context_size
+        return MovedSamples(inputs=0.0, outputs=0.0, gradients=float((contexts - 1) * samples_per_home))
+    width, stage, contexts = exchange.encoder_width, exchange.stage_width, exchange.backbone.context_size
+    every, left = divmod(samples_per_home, exchange.replicas)
+    near = max(1, stage // width)
+    """Encoder replicas on a home's first stage."""
+    covered = min(width, stage)
+    """First-stage ranks of a home in one of these."""
+    own = every + (left >= near if exchange.nested else 0)
+    at_home = near * every + min(left, near) if exchange.nested else near * every
+    most_near, most_far = every + (left > 0), every + (left > near)
+    if not exchange.nested:
+        most_near = most_far = exchange.samples_of_busiest(samples_per_home)
+    some_far = exchange.replicas > near
+    received = samples_per_home - own if exchange.replicas > 1 else 0
+    sent = ceil(max(most_near * (stage - covered), most_far * stage if some_far else 0) / width) if received else 0
+    owing = (samples_per_home - at_home) * width + at_home * (width - covered)
+    sent_back = ceil((owing * contexts + at_home * covered * (contexts - 1)) / stage)
+    near_received = contexts * most_near - (every if not exchange.nested else most_near)
+    if width > stage and exchange.nested:
+        near_received = contexts * most_near
+    received_back = max(near_received, contexts * most_far if some_far else 0)
+    inputs = 0.0 if exchange.nested else exchange.samples_of_busiest(samples_per_home) * (1 - 1 / exchange.homes)
+    return MovedSamples(
+        inputs=inputs, outputs=float(max(received, sent)), gradients=float(max(sent_back, received_back))
+    )
 
 
 def exchange_link(exchange: Exchange, cluster: Cluster, device: DeviceCost) -> LinkTier:

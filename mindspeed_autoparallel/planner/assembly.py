@@ -52,6 +52,9 @@ def plan_of(
     if measurement.interpolated_from:
         notes.append(f"{measurement.at.label()} is interpolated from {', '.join(measurement.interpolated_from)}.")
     origin = profile.provenance
+    if origin.source == "analytic":
+        figures = "; ".join(f"{name} {value}" for name, value in origin.software.items())
+        notes.append(f"nothing was measured: all costs are computed for {origin.device} ({figures}).")
     return Plan(
         model=profile.model, cluster=cluster, layout=layout, global_batch_size=global_batch_size,
         num_microbatches=layout.num_microbatches(global_batch_size), stages=found.stages, memory=found.memory,

@@ -61,7 +61,7 @@ def _attention_us(work: Workload, device: Device, efficiency: Efficiency) -> tup
     model = work.model
     width = model.query_size / work.tensor
     speed = device.peak_tflops * 1e6 * efficiency.attention_fraction
-    operations = attention_operations(model.sequence, work.tokens, width, work.fused_attention)
+    operations = attention_operations(model.sequence, work.tokens, width, work.fused_attention and model.causal)
     if work.fused_attention:
         return operations / speed, 2.5 * operations / speed
     heads = work.micro_batch * model.heads / work.tensor

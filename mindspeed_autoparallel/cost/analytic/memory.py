@@ -82,7 +82,7 @@ def in_flight_layers(work: Workload, stage: int) -> float:
     return per_stage / work.virtual * max(1, min(chunks, limit))
 
 
-def _backward_transient_bytes(work: Workload) -> float:
+def backward_transient_bytes(work: Workload) -> float:
     """The largest weight gradient before it joins the fp32 buffer, and the widest gradients of one layer."""
     model, size = work.model, work.element_bytes
     products = 2 if model.gated else 1
@@ -106,7 +106,7 @@ def _without_recompute(work: Workload) -> Workload:
     return dataclasses.replace(work, recompute="none")
 
 
-def _head_bytes(work: Workload) -> float:
+def head_bytes(work: Workload) -> float:
     """Logits in the training precision and the head's weight gradient; fp32 copies without the fused loss."""
     logits = work.tokens * padded_vocabulary(work) / work.tensor
     table = padded_vocabulary(work) * work.model.hidden / work.tensor * work.element_bytes
@@ -125,10 +125,10 @@ def stage_memory(work: Workload, stage: int) -> StageMemory:
     if work.distributed_optimizer:
         optimizer = 12 * (parameters.shared / ranks + parameters.expert / work.expert_data)
     activation = layer_activation_bytes(work) * in_flight_layers(work, stage)
-    transient = _backward_transient_bytes(work)
+    transient = backward_transient_bytes(work)
     if stage == work.pipeline - 1:
         transient = (
-            max(transient, _head_bytes(work)) if not work.cross_entropy_fusion else transient + _head_bytes(work)
+            max(transient, head_bytes(work)) if not work.cross_entropy_fusion else transient + head_bytes(work)
         )
     if stage == 0:
         held = min(work.pipeline, work.num_microbatches)

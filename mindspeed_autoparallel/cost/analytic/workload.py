@@ -32,6 +32,8 @@ class Model:
     shared_ffn: int = 0
     head_size: int = 0
     tied: bool = False
+    causal: bool = True
+    """Whether a token attends to those before it only; encoders attend to all."""
 
     @property
     def query_size(self) -> int:
@@ -164,6 +166,7 @@ def _model(section: Mapping[str, Any]) -> Model:
         shared_ffn=_integer(section, "shared_expert_ffn", 0, "model", 0) if experts else 0,
         head_size=head_size,
         tied=bool(section.get("tied_embeddings", not gated and not experts)),
+        causal=bool(section.get("causal", True)),
     )
 
 

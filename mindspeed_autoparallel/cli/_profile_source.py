@@ -1,0 +1,70 @@
+"""Where a command's profile comes from: a file, or shapes and the device catalogue."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.profiles import Profile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--profile`` and what can stand in its place."""
+    parser.add_argument("--profile", type=Path, help="our profile or MindSpeed's model_profile.json")
+    parser.add_argument(
+        "--profile-source", choices=("file", "analytic"), default="file",
+        help="analytic: no profile and no accelerator, computed for --model on --device (default: file)",
+    )  # fmt: skip
+    parser.add_argument("--model", type=Path, metavar="FILE", help="with analytic: the shapes as JSON")
+    parser.add_argument("--device", metavar="NAME", help="with analytic: of the catalogue, as H100 or 910B")
+    parser.add_argument(
+        "--device-file", type=Path, action="append", default=[], help="with analytic: a device of your own (repeatable)"
+    )
+    parser.add_argument("--inter-node-gbps", type=float, help="with analytic: Gbit/s of one node's network")
+    parser.add_argument("--profile-tensor-size", type=int, default=1, help="TP that MindSpeed's file was measured at")
+    parser.add_argument("--p2p-gbps", type=float, default=25.0, help="GiB/s between stages, for MindSpeed's file")
+
+
+def read_profile_of(arguments: argparse.Namespace) -> Profile:
+    """The profile the flags ask for; ``ConfigError`` names the flag that is missing or has no use."""
+    if arguments.profile_tensor_size < 1:
+        raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
+    if arguments.profile_source == "analytic":
+        return _analytic(arguments)
+    for flag in ("model", "device"):
+        if getattr(arguments, flag) is not None:
+            raise ConfigError(f"--{flag} is for --profile-source analytic; a profile has its model and device.")
+    if arguments.profile is None:
+        raise ConfigError(
+            "--profile is missing. Without measurements: --profile-source analytic --model FILE --device NAME."
+        )
+    from mindspeed_autoparallel.profiles import read_profile
+
+    return read_profile(arguments.profile, tensor_size=arguments.profile_tensor_size, p2p_gbps=arguments.p2p_gbps)
+
+
+def _analytic(arguments: argparse.Namespace) -> Profile:
+    if arguments.profile is not None:
+        raise ConfigError("--profile is a file of costs and --profile-source analytic computes them; give one of them.")
+    for flag in ("model", "device"):
+        if getattr(arguments, flag) is None:
+            raise ConfigError(f"--profile-source analytic needs --{flag}.")
+    if arguments.inter_node_gbps is not None and not 0 < arguments.inter_node_gbps < float("inf"):
+        raise ConfigError(f"--inter-node-gbps must be above 0, got {arguments.inter_node_gbps:g}.")
+    if arguments.nproc_per_node < 1:
+        raise ConfigError(f"--nproc-per-node must be at least 1, got {arguments.nproc_per_node}.")
+    from mindspeed_autoparallel.cost.catalogue import find_device, read_device
+    from mindspeed_autoparallel.tuning.analytic_profile import analytic_profile, read_model_file
+
+    device = find_device(arguments.device, tuple(read_device(path) for path in arguments.device_file))
+    profile = analytic_profile(
+        read_model_file(arguments.model),
+        device,
+        arguments.nproc_per_node,
+        network_gbit_per_s=arguments.inter_node_gbps,
+        command=" ".join(["mindspeed-autoparallel", *sys.argv[1:]]),
+    )
+    print(f"analytic: nothing was measured; costs are computed for {device.name}", file=sys.stderr)
+    return profile
