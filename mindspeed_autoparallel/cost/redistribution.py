@@ -68,37 +68,42 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Exchan
 def moved_samples(exchange: Exchange, samples_per_home: int) -> MovedSamples:
     """H3: what one macro-batch of ``samples_per_home`` samples per backbone replica moves on the busiest rank.
 
-    Replica j computes every r-th sample; those on the first stage come first. A first-stage rank lacks what its own
-    encoder replica did not compute. A gradient goes to every member of the replica that computed the sample, from one
-    tensor rank of every context rank; a member that is such a rank itself has it.
+    A first-stage rank lacks what its own encoder replica did not compute. A gradient goes to every member of the
+    replica that computed the sample, from one tensor rank of every context rank; a member that is such a rank itself
+    has it. Exact where replicas are nested; where they are tied, turns of senders are not followed one by one.
     """
-    if exchange.replicas * exchange.encoder_width == exchange.stage_width == exchange.encoder_width:
-        contexts = exchange.backbone.context_size
-        return MovedSamples(inputs=0.0, outputs=0.0, gradients=float((contexts - 1) * samples_per_home))
+    return (_nested if exchange.nested else _tied)(exchange, samples_per_home)
+
+
+def _nested(exchange: Exchange, samples: int) -> MovedSamples:
+    """Replica j computes samples j, j + r, ...; the ``near`` ones, on the first stage, come first."""
     width, stage, contexts = exchange.encoder_width, exchange.stage_width, exchange.backbone.context_size
-    every, left = divmod(samples_per_home, exchange.replicas)
-    near = max(1, stage // width)
-    """Encoder replicas on a home's first stage."""
-    covered = min(width, stage)
-    """First-stage ranks of a home in one of these."""
-    own = every + (left >= near if exchange.nested else 0)
-    at_home = near * every + min(left, near) if exchange.nested else near * every
-    most_near, most_far = every + (left > 0), every + (left > near)
-    if not exchange.nested:
-        most_near = most_far = exchange.samples_of_busiest(samples_per_home)
-    some_far = exchange.replicas > near
-    received = samples_per_home - own if exchange.replicas > 1 else 0
-    sent = ceil(max(most_near * (stage - covered), most_far * stage if some_far else 0) / width) if received else 0
-    owing = (samples_per_home - at_home) * width + at_home * (width - covered)
-    sent_back = ceil((owing * contexts + at_home * covered * (contexts - 1)) / stage)
-    near_received = contexts * most_near - (every if not exchange.nested else most_near)
-    if width > stage and exchange.nested:
-        near_received = contexts * most_near
-    received_back = max(near_received, contexts * most_far if some_far else 0)
-    inputs = 0.0 if exchange.nested else exchange.samples_of_busiest(samples_per_home) * (1 - 1 / exchange.homes)
+    every, left = divmod(samples, exchange.replicas)
+    near, covered = max(1, stage // width), min(width, stage)
+    has_far = exchange.replicas > near
+    of_near, of_far = every + (left > 0), every + (left > near) if has_far else 0
+    at_home = near * every + min(left, near)
+    received = samples - every - (left >= near)
+    sent = max(of_near * (stage - covered), of_far * stage) / width
+    owing = (samples - at_home) * width * contexts + at_home * (width * contexts - covered)
+    received_back = max(contexts * of_near - (width <= stage) * of_near, contexts * of_far)
     return MovedSamples(
-        inputs=inputs, outputs=float(max(received, sent)), gradients=float(max(sent_back, received_back))
+        inputs=0.0, outputs=float(max(received, ceil(sent))), gradients=float(max(ceil(owing / stage), received_back))
     )
+
+
+def _tied(exchange: Exchange, samples: int) -> MovedSamples:
+    """An encoder replica spans the first stages of several homes, and reads the others' data."""
+    width, stage, contexts = exchange.encoder_width, exchange.stage_width, exchange.backbone.context_size
+    owned, at_home = exchange.samples_of_busiest(samples), samples // exchange.replicas
+    received = samples - at_home if exchange.replicas > 1 else 0
+    sent = owned * stage / width if received else 0
+    owing = (samples - at_home) * width * contexts + at_home * (width * contexts - stage)
+    received_back = contexts * owned - (0 if exchange.replicas > 1 else at_home)
+    return MovedSamples(
+        inputs=owned * (1 - 1 / exchange.homes), outputs=float(max(received, ceil(sent))),
+        gradients=float(max(ceil(owing / stage), received_back)),
+    )  # fmt: skip
 
 
 def exchange_link(exchange: Exchange, cluster: Cluster, device: DeviceCost) -> LinkTier:

@@ -1,0 +1,76 @@
+"""The planner's formulas of redistribution against the plan that training makes, for equal samples."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from mindspeed_autoparallel.cost.redistribution import exchange_of, moved_samples
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
+    closed_sets,
+    num_replicas,
+    replica_ranks,
+    standard_placement,
+)
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item, make_plan
+from mindspeed_autoparallel.runtime.hetero.redistribution.volume import received_bytes, sent_bytes
+from mindspeed_autoparallel.spec import Layout, ModuleLayout
+
+SIZES = (1, 2, 4)
+LAYOUTS = [
+    (world, tp, cp, pp, etp, ecp)
+    for world in (4, 8, 12)
+    for tp, cp, pp in product(SIZES, (1, 2), (1, 2, 4))
+    for etp, ecp in product(SIZES, (1, 2))
+    if world % (tp * cp * pp) == 0 and world % (etp * ecp) == 0
+]
+
+
+def sizes_of(case: tuple[int, ...]) -> tuple[Layout, ModuleLayout]:
+    world, tp, cp, pp, etp, ecp = case
+    backbone = Layout(tensor_size=tp, context_size=cp, pipeline_size=pp, data_size=world // (tp * cp * pp))
+    return backbone, ModuleLayout(tensor_size=etp, context_size=ecp, data_size=world // (etp * ecp))
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...]) -> None:
+    world, tp, cp, pp, etp, ecp = case
+    layout, own = sizes_of(case)
+    backbone = standard_placement(world, tensor=tp, context=cp, pipeline=pp)
+    encoder = standard_placement(world, tensor=etp, context=ecp)
+    exchange = exchange_of(layout, own, "local")
+    sets = closed_sets([backbone, encoder])
+    assert {len(ranks) for ranks in sets} == {exchange.replicas * etp * ecp}
+    ranks = sets[0]
+    homes = sorted({backbone[rank].data for rank in ranks})
+    assert (len(homes), len({encoder[rank].data for rank in ranks})) == (exchange.homes, exchange.replicas)
+    for per_home in (exchange.replicas, 2 * exchange.replicas, 1, 3):
+        items = [Item(home, 0, sample, 1, 1, 1.0) for home in homes for sample in range(per_home)]
+        plan = make_plan(items, encoder=encoder, backbone=backbone, ranks=ranks, mode="local")
+        loads = [len(plan.owned_by(replica)) for replica in range(num_replicas(encoder))]
+        assert max(loads) == exchange.samples_of_busiest(per_home)
+        predicted = moved_samples(exchange, per_home)
+        for pieces, expected in (
+            (plan.inputs, predicted.inputs), (plan.outputs, predicted.outputs), (plan.gradients, predicted.gradients)
+        ):  # fmt: skip
+            busiest = max(max(received_bytes(pieces, rank, 1), sent_bytes(pieces, rank, 1)) for rank in ranks)
+            if exchange.nested:
+                assert expected == busiest, (per_home, expected, busiest)
+            else:
+                # Uneven loads: turns of senders are not followed one by one.
+                assert (expected == 0) == (busiest == 0), (per_home, expected, busiest)
+                assert abs(expected - busiest) <= max(2.0, 0.5 * busiest), (per_home, expected, busiest)
+
+
+def test_whole_world_balance_ties_all_replicas() -> None:
+    layout, own = sizes_of((8, 2, 1, 1, 1, 1))
+    assert exchange_of(layout, own, "local").homes == 1
+    assert (exchange_of(layout, own, "global").homes, exchange_of(layout, own, "global").replicas) == (4, 8)
+
+
+def test_first_stage_ranks_of_the_busiest_stage_are_the_only_receivers_of_outputs() -> None:
+    backbone, encoder = standard_placement(4, pipeline=4), standard_placement(4)
+    items = [Item(0, 0, sample, 1, 1, 1.0) for sample in range(4)]
+    plan = make_plan(items, encoder=encoder, backbone=backbone, ranks=[0, 1, 2, 3], mode="local")
+    assert {piece.target for piece in plan.outputs} == set(replica_ranks(backbone, 0, 0))
