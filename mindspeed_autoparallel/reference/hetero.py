@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,22 +13,11 @@ from mindspeed_autoparallel.reference.data.batches import STAND_IN_FRAMES
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder, num_audio_tokens
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, LocalItem
-from mindspeed_autoparallel.runtime.hetero.layouts import HeteroLayout
 
 
 def hosts(model: ModelDescription) -> dict[str, Any]:
     """What the reference training offers (``HostModule`` by block name)."""
     return {"image_encoder": ImageHost(model), "audio_encoder": AudioHost(model)}
-
-
-def check(layout: HeteroLayout) -> None:
-    """``ConfigError`` for layouts that hetero parallel knows and the reference model does not."""
-    for module in (*layout.encoders, layout.backbone):
-        if module.context > 1:
-            raise ConfigError(
-                f"{module.name}: cp {module.context}: the reference model has no context parallelism under "
-                "--hetero-parallel yet; use cp 1 (tp instead)."
-            )
 
 
 def _config(arguments: Any) -> Any:
@@ -81,8 +70,9 @@ class ImageAdapter:
     def items(self, batch: Mapping[str, torch.Tensor]) -> list[LocalItem]:
         grids = batch["image_grid_thw"].tolist()
         sizes = [frames * height * width // self._merge**2 for frames, height, width in grids]
-        owners = samples_of(batch["input_ids"] == self._token, sizes, "image")
-        return [self._item(sample, grid) for sample, grid in zip(owners, grids, strict=False)]
+        places = places_of(batch["input_ids"] == self._token, sizes, "image")
+        length = batch["input_ids"].shape[1]
+        return [self._item(place, length, grid) for place, grid in zip(places, grids, strict=False)]
 
     def rows(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return batch["pixel_values"].cuda(non_blocking=True)
@@ -92,18 +82,19 @@ class ImageAdapter:
         return output
 
     def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
-        item = self._item(0, [1, self._merge, self._merge])
+        item = self._item(Place(0, None), 0, [1, self._merge, self._merge])
         return torch.zeros((item.input_rows, *self.input_shape)).cuda(), [item]
 
     def embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
 
-    def _item(self, sample: int, grid: Sequence[int]) -> LocalItem:
+    def _item(self, place: Place, length: int, grid: Sequence[int]) -> LocalItem:
         frames, height, width = grid
         patches = frames * height * width
         # A layer's products (24 h^2 n with its MLP) against its attention (4 h n m), rows of one frame together.
         cost = patches * (6.0 * self._hidden + height * width)
-        return LocalItem(sample, patches, patches // self._merge**2, cost, (frames, height, width))
+        meta = (frames, height, width)
+        return LocalItem(place.sample, patches, patches // self._merge**2, cost, meta, place.first_token, length)
 
 
 class AudioAdapter:
@@ -123,8 +114,9 @@ class AudioAdapter:
     def items(self, batch: Mapping[str, torch.Tensor]) -> list[LocalItem]:
         lengths = batch["audio_num_frames"].tolist()
         sizes = [num_audio_tokens(length, self._window) for length in lengths]
-        owners = samples_of(batch["input_ids"] == self._token, sizes, "audio")
-        return [self._item(sample, length) for sample, length in zip(owners, lengths, strict=False)]
+        places = places_of(batch["input_ids"] == self._token, sizes, "audio")
+        num_tokens = batch["input_ids"].shape[1]
+        return [self._item(place, num_tokens, length) for place, length in zip(places, lengths, strict=False)]
 
     def rows(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return batch["audio_features"].transpose(0, 1).cuda(non_blocking=True)
@@ -134,39 +126,52 @@ class AudioAdapter:
         return output
 
     def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
-        return torch.zeros((STAND_IN_FRAMES, *self.input_shape)).cuda(), [self._item(0, STAND_IN_FRAMES)]
+        return torch.zeros((STAND_IN_FRAMES, *self.input_shape)).cuda(), [
+            self._item(Place(0, None), 0, STAND_IN_FRAMES)
+        ]
 
     def embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
 
-    def _item(self, sample: int, length: int) -> LocalItem:
+    def _item(self, place: Place, num_tokens: int, length: int) -> LocalItem:
         # Attention stays within chunks of a fixed length: the work grows with the frames.
-        return LocalItem(sample, length, num_audio_tokens(length, self._window), float(length))
+        rows = num_audio_tokens(length, self._window)
+        return LocalItem(place.sample, length, rows, float(length), (), place.first_token, num_tokens)
 
 
-def samples_of(marked: torch.Tensor, sizes: Sequence[int], kind: str) -> list[int]:
-    """The sample that each item belongs to. ``marked [b, s]``: the places of their tokens; ``sizes``: tokens per item.
+class Place(NamedTuple):
+    """Where an item's tokens lie."""
+
+    sample: int
+    first_token: int | None
+    """None where other tokens lie between them."""
+
+
+def places_of(marked: torch.Tensor, sizes: Sequence[int], kind: str) -> list[Place]:
+    """Where each item's tokens lie. ``marked [b, s]``: the places of their tokens; ``sizes``: tokens per item.
 
     A batch without such tokens carries a stand-in input, which is nobody's item: the list is empty then.
     ``ConfigError`` names the first sample whose tokens are not those of whole items.
     """
-    counts = marked.sum(dim=1).tolist()
-    if not any(counts):
-        return []
-    owners: list[int] = []
-    for sample, count in enumerate(counts):
-        found = 0
-        while found < count and len(owners) < len(sizes):
-            found += sizes[len(owners)]
-            owners.append(sample)
-        if found != count:
+    found: list[Place] = []
+    if not bool(marked.any()):
+        return found
+    for sample, row in enumerate(marked):
+        tokens = row.nonzero().flatten().tolist()
+        given = 0
+        while given < len(tokens) and len(found) < len(sizes):
+            size = sizes[len(found)]
+            own = tokens[given : given + size]
+            found.append(Place(sample, own[0] if own[-1] - own[0] == size - 1 else None))
+            given += size
+        if given != len(tokens):
             raise ConfigError(
-                f"sample {sample} of the microbatch has {count} {kind} tokens, but its {kind} inputs make {found}. "
-                "Check the sample's placeholders against its files."
+                f"sample {sample} of the microbatch has {len(tokens)} {kind} tokens, but its {kind} inputs make "
+                f"{given}. Check the sample's placeholders against its files."
             )
-    if len(owners) < len(sizes):
+    if len(found) < len(sizes):
         raise ConfigError(
-            f"the microbatch has {len(sizes)} {kind} inputs, but tokens for {len(owners)} of them (the last in sample "
-            f"{owners[-1]})."
+            f"the microbatch has {len(sizes)} {kind} inputs, but tokens for {len(found)} of them (the last in sample "
+            f"{found[-1].sample})."
         )
-    return owners
+    return found

@@ -130,7 +130,6 @@ def main() -> None:
         args = host_arguments.parse_args(own_arguments.add_arguments)
         trainer = Trainer(own_arguments.describe(args))
         if JOB.layout is not None:
-            hetero.check(JOB.layout)
             JOB.offer(hetero.hosts(trainer.model))
         host_arguments.validate_args(args, {})
         own_arguments.settle(args, trainer.model)

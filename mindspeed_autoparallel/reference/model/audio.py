@@ -12,6 +12,7 @@ from megatron.core.transformer.module import MegatronModule
 from mindspeed_autoparallel.reference.configuration import AudioDescription, ModelDescription
 from mindspeed_autoparallel.reference.model.core_attention import PackedRows
 from mindspeed_autoparallel.reference.model.norm import Norm
+from mindspeed_autoparallel.reference.model.row_shard import shard_rows
 from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec, stack_config
 
 
@@ -57,19 +58,24 @@ class AudioTransformer(MegatronModule):
             self.proj = torch.nn.Linear(hidden, out_size, dtype=dtype)
 
     def forward(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
-        if self.is_first:
-            rows = self._convolve(rows, num_frames)
+        """The rows of this context rank where the audio encoder has a context-parallel layout of its own."""
         lengths = [(length + 1) // 2 for frames in num_frames for length in chunk_lengths(frames, self.window)]
-        packed = PackedRows(list(itertools.accumulate(lengths, initial=0)))
+        shard = shard_rows(sum(lengths), self.config.context_parallel_size)
+        if self.is_first:
+            rows = shard.own(self._convolve(rows, num_frames))
+        packed = PackedRows(list(itertools.accumulate(lengths, initial=0)), shard=shard)
         hidden: torch.Tensor = self.blocks(hidden_states=rows, attention_mask=None, packed_seq_params=packed)
-        return hidden
+        # Pooling joins rows of different ranks.
+        return shard.gather(hidden)
 
     def project(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
         """Mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
         clips = rows.split([num_conv_rows(frames, self.window) for frames in num_frames])
         pooled = [(clip[: len(clip) // 2 * 2 : 2] + clip[1::2]) / 2 for clip in clips]
-        projected: torch.Tensor = self.proj(self.ln_post(torch.cat(pooled)))
-        return projected
+        tokens = torch.cat(pooled)
+        shard = shard_rows(tokens.shape[0], self.config.context_parallel_size)
+        projected: torch.Tensor = self.proj(self.ln_post(shard.own(tokens)))
+        return shard.gather(projected, same_use=True)
 
     def _convolve(self, features: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
         """``features [mel bins, frames of all clips]`` -> ``[rows, 1, hidden]``; every chunk on its own."""
@@ -99,7 +105,8 @@ class AudioEncoder(MegatronModule):
     def __init__(self, base: Any, model: ModelDescription, chunk: int) -> None:
         audio = model.audio
         assert audio is not None
-        config = stack_config(base, audio.stack, chunk, sequence_parallel=False)
+        context_size = base.context_parallel_size if "audio_encoder" in model.own_layouts else 1
+        config = stack_config(base, audio.stack, chunk, sequence_parallel=False, context_size=context_size)
         super().__init__(config=config)
         self.description = audio
         self.encoder = AudioTransformer(config, audio, chunk, model.text.stack.hidden_size)

@@ -1,7 +1,8 @@
 """Context parallelism of the text: which tokens of a sequence this rank holds, and the loss over all ranks' tokens.
 
-Encoders run whole on every rank of a context-parallel group: each rank's backward reaches them through its own tokens,
-and the sum over the group, which Megatron's gradient reduction takes anyway, is the gradient.
+Without a layout of their own (``row_shard`` is for those), encoders run whole on every rank of a context-parallel
+group: each rank's backward reaches them through its own tokens, and the sum over the group, which Megatron's gradient
+reduction takes anyway, is the gradient.
 """
 
 from __future__ import annotations

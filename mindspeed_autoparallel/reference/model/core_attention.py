@@ -14,18 +14,22 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.enums import AttnMaskType
 
+from mindspeed_autoparallel.reference.model.row_shard import RowShard
+
 
 class PackedRows(PackedSeqParams):
-    """Which rows attend to one another: ``boundaries`` of the images or chunks, ``windows`` for windowed layers.
+    """Which rows attend to one another: ``boundaries`` of the images or chunks, ``windows`` for windowed layers, both
+    of all rows; ``shard`` says which of them this context rank has queries for.
 
     Its format is not ``thd``, so that Megatron keeps rows ``[rows, 1, heads, size]`` and rotates each row by its own
     angle; only core attention looks at the boundaries.
     """
 
-    def __init__(self, boundaries: list[int], windows: list[int] | None = None) -> None:
+    def __init__(self, boundaries: list[int], windows: list[int] | None = None, shard: RowShard | None = None) -> None:
         super().__init__(qkv_format="sbhd")
         self.boundaries = boundaries
         self.windows = windows
+        self.shard = shard or RowShard(boundaries[-1], (boundaries[-1],))
 
 
 class PackedAttention(torch.nn.Module):
@@ -62,12 +66,21 @@ class PackedAttention(torch.nn.Module):
             boundaries = packed_seq_params.boundaries
             if self.windowed and packed_seq_params.windows is not None:
                 boundaries = packed_seq_params.windows
-            parts = [
-                self._attend(query[start:stop], key[start:stop], value[start:stop])
-                for start, stop in itertools.pairwise(boundaries)
-            ]
-            return torch.cat(parts)
+            return self._within(boundaries, query, key, value, packed_seq_params.shard)
         return self._attend(query, key, value)
+
+    def _within(
+        self, boundaries: list[int], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shard: RowShard
+    ) -> torch.Tensor:
+        """Own queries against all keys between the same two boundaries."""
+        key, value = shard.gather_with_stand_ins(key), shard.gather_with_stand_ins(value)
+        first, last = shard.start, shard.stop
+        parts = [
+            self._attend(query[max(start, first) - first : min(stop, last) - first], key[start:stop], value[start:stop])
+            for start, stop in itertools.pairwise(shard.with_stand_ins(boundaries))
+            if start < last and first < stop
+        ]
+        return torch.cat(parts)
 
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         repeat = query.shape[2] // key.shape[2]

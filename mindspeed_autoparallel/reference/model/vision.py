@@ -13,6 +13,7 @@ from mindspeed_autoparallel.reference.configuration import ModelDescription, Pro
 from mindspeed_autoparallel.reference.model.core_attention import PackedAttention, PackedRows
 from mindspeed_autoparallel.reference.model.grid import GridRows, lay_out_rows
 from mindspeed_autoparallel.reference.model.norm import Norm
+from mindspeed_autoparallel.reference.model.row_shard import RowShard, shard_rows
 from mindspeed_autoparallel.reference.model.stack import (
     ACTIVATIONS,
     PlacedBlock,
@@ -68,13 +69,17 @@ class VisionTransformer(MegatronModule):
                 if isinstance(attention, PackedAttention):
                     attention.windowed = layer.layer_number - 1 not in vision.full_attention_layers
 
-    def forward(self, rows: torch.Tensor, layout: GridRows) -> torch.Tensor:
-        """``rows``: pixel values ``[patches, features]`` on the first chunk, ``[patches, 1, hidden]`` after it."""
+    def forward(self, rows: torch.Tensor, layout: GridRows, shard: RowShard) -> torch.Tensor:
+        """``rows``: pixel values ``[patches, features]`` on the first chunk, ``[patches, 1, hidden]`` after it; the
+        result has the rows of ``shard``."""
         if self.has_patch_embed:
-            rows = self.patch_embed(rows)[layout.order].unsqueeze(1)
-        packed = PackedRows(layout.boundaries, layout.windows)
+            rows = self.patch_embed(rows[shard.own(layout.order)]).unsqueeze(1)
+        packed = PackedRows(layout.boundaries, layout.windows, shard)
         hidden: torch.Tensor = self.blocks(
-            hidden_states=rows, attention_mask=None, rotary_pos_emb=layout.angles, packed_seq_params=packed
+            hidden_states=rows,
+            attention_mask=None,
+            rotary_pos_emb=shard.own(layout.angles),
+            packed_seq_params=packed,
         )
         return hidden
 
@@ -114,7 +119,8 @@ class Projector(MegatronModule):
 
 
 class ImageEncoder(MegatronModule):
-    """``encoder`` and, on the module's last chunk, ``projector``.
+    """``encoder`` and, on the module's last chunk, ``projector``. Under a context-parallel layout of its own each rank
+    computes a run of the rows, from pixels to the projector's output, which is gathered.
 
     ``forward(pixel_values, image_grid_thw)``: pixel values ``[patches, channels * 2 * 14 * 14]`` (on later chunks the
     rows ``[patches, 1, hidden]`` of the chunk before) and the grid ``[images, 3]`` in patches -> ``[patches / 4, 1,
@@ -124,7 +130,9 @@ class ImageEncoder(MegatronModule):
     def __init__(self, base: Any, model: ModelDescription, chunk: int) -> None:
         vision, projector = model.vision, model.projector
         assert vision is not None and projector is not None
-        config = stack_config(base, vision.stack, chunk, sequence_parallel=False)
+        own_layout = "image_encoder" in model.own_layouts
+        context_size = base.context_parallel_size if own_layout else 1
+        config = stack_config(base, vision.stack, chunk, sequence_parallel=False, context_size=context_size)
         super().__init__(config=config)
         self.description = vision
         self.encoder = VisionTransformer(config, vision, chunk)
@@ -136,9 +144,11 @@ class ImageEncoder(MegatronModule):
 
     def forward(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> torch.Tensor:
         layout = lay_out_rows(image_grid_thw.tolist(), self.description, pixel_values.device)
+        merged = self.description.spatial_merge_size**2
+        shard = shard_rows(layout.boundaries[-1], self.config.context_parallel_size, merged)
         # Nothing before a frozen encoder can be trained: it keeps no activations.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
-            rows: torch.Tensor = self.encoder(pixel_values, layout)
+            rows: torch.Tensor = self.encoder(pixel_values, layout, shard)
         if self.has_projector:
-            rows = self.projector(rows)[layout.merged_order]
+            rows = shard.merged(merged).gather(self.projector(rows), same_use=True)[layout.merged_order]
         return rows

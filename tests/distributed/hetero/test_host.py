@@ -40,6 +40,7 @@ TRAINING = [
     "--distributed-backend=nccl",
 ]  # fmt: skip
 DP4_OVER_TP2PP2 = {"image": {"tp": 1}, "audio": {"tp": 2}, "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]}}
+CP2_OVER_CP2TP2 = {"image": {"cp": 2}, "audio": {"cp": 2, "tp": 2}, "text": {"tp": 2, "cp": 2}}
 TP2_OVER_VPP = {
     "image": {"tp": 2},
     "audio": {"tp": 1, "mbs": 4},
@@ -88,7 +89,7 @@ def start(num_processes: int, *arguments: str) -> subprocess.CompletedProcess[st
 
 def train(num_processes: int, *arguments: str) -> str:
     done = start(num_processes, *arguments)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[:9000] + done.stderr[-3000:]
     return done.stdout
 
 
@@ -150,6 +151,17 @@ def test_virtual_stages_whole_world_balance_and_recompute_change_nothing(job: di
         4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--hetero-encoder-mbs-scale=3",
         "--hetero-balance=global", "--hetero-memory=recompute", "--save", str(job["folder"] / "vpp"),
         "--save-interval=2",
+    )  # fmt: skip
+    assert_same(steps_of(output), job["alone"])
+
+
+def test_context_parallel_encoders_over_a_context_parallel_decoder_train_as_one_process_does(
+    job: dict[str, Any],
+) -> None:
+    model = model_file(job["folder"], "cp2_over_cp2tp2", CP2_OVER_CP2TP2)
+    output = train(
+        4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--sequence-parallel",
+        "--hetero-memory=window", "--hetero-balance=off",
     )  # fmt: skip
     assert_same(steps_of(output), job["alone"])
 

@@ -1,4 +1,4 @@
-"""Which sample an image or a clip belongs to, told from its tokens."""
+"""Which sample an image or a clip belongs to and where its tokens lie, told from the tokens."""
 
 import pytest
 
@@ -10,19 +10,26 @@ from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 pytestmark = [pytest.mark.torch, pytest.mark.megatron]
 
 
-def samples_of(counts, sizes):
-    from mindspeed_autoparallel.reference.hetero import samples_of
+def places_of(counts, sizes):
+    from mindspeed_autoparallel.reference.hetero import places_of
 
     marked = torch.arange(8).expand(len(counts), 8) < torch.tensor(counts)[:, None]
-    return samples_of(marked, sizes, "image")
+    return places_of(marked, sizes, "image")
 
 
 def test_items_follow_the_samples_in_order():
-    assert samples_of([4, 0, 6], [4, 2, 4]) == [0, 2, 2]
+    assert places_of([4, 0, 6], [4, 2, 4]) == [(0, 0), (2, 0), (2, 2)]
+
+
+def test_an_item_with_other_tokens_between_its_own_has_no_single_place():
+    from mindspeed_autoparallel.reference.hetero import places_of
+
+    marked = torch.tensor([[0, 1, 1, 0, 1, 1, 0, 1, 1]]).bool()
+    assert places_of(marked, [2, 4], "image") == [(0, 1), (0, None)]
 
 
 def test_a_stand_in_is_nobodys_item():
-    assert samples_of([0, 0], [1]) == []
+    assert places_of([0, 0], [1]) == []
 
 
 @pytest.mark.parametrize(
@@ -35,4 +42,4 @@ def test_a_stand_in_is_nobodys_item():
 )
 def test_tokens_that_are_not_those_of_whole_items_name_the_sample(counts, sizes, message):
     with pytest.raises(ConfigError, match=message):
-        samples_of(counts, sizes)
+        places_of(counts, sizes)

@@ -1,0 +1,74 @@
+"""An encoder's rows over its own context-parallel group: contiguous runs, gathered where all rows are needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+from mindspeed_autoparallel.runtime.attention.context_parallel import gather_rows
+from mindspeed_autoparallel.runtime.attention.shards import contiguous_range
+
+
+@dataclass(frozen=True)
+class RowShard:
+    """``sizes``: rows of every context rank, in order; one entry without context parallelism. They make up ``num_rows``
+    rows and, where those are too few for every rank to have some, stand-in rows of zeros that ``gather`` drops."""
+
+    num_rows: int
+    sizes: tuple[int, ...]
+    rank: int = 0
+    group: Any = None
+
+    @property
+    def start(self) -> int:
+        return sum(self.sizes[: self.rank])
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.sizes[self.rank]
+
+    def with_stand_ins(self, boundaries: list[int]) -> list[int]:
+        """``boundaries`` of the rows, and one more after the stand-in rows: they attend to themselves."""
+        total = sum(self.sizes)
+        return boundaries if total == self.num_rows else [*boundaries, total]
+
+    def own(self, rows: torch.Tensor) -> torch.Tensor:
+        """This rank's run of ``rows [num_rows, ...]``."""
+        if len(self.sizes) == 1:
+            return rows
+        missing = sum(self.sizes) - self.num_rows
+        return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:]))))[self.start : self.stop]
+
+    def gather(self, rows: torch.Tensor, *, same_use: bool = False) -> torch.Tensor:
+        """All rows from every rank's own. ``same_use``: every rank does the same with them, so that each has their
+        whole gradient; otherwise the ranks' gradients are summed."""
+        return self.gather_with_stand_ins(rows, same_use=same_use)[: self.num_rows]
+
+    def gather_with_stand_ins(self, rows: torch.Tensor, *, same_use: bool = False) -> torch.Tensor:
+        """As ``gather``, up to the last of ``with_stand_ins``'s boundaries."""
+        if len(self.sizes) == 1:
+            return rows
+        return gather_rows(rows, self.sizes, self.group, sum_backward=not same_use)
+
+    def merged(self, multiple: int) -> RowShard:
+        """The same ranks when every ``multiple`` rows have become one."""
+        sizes = tuple(size // multiple for size in self.sizes)
+        return RowShard(self.num_rows // multiple, sizes, self.rank, self.group)
+
+
+def shard_rows(num_rows: int, context_size: int, multiple: int = 1) -> RowShard:
+    """Runs of ``num_rows`` over the current context-parallel group, each of whole groups of ``multiple`` rows."""
+    if context_size == 1:
+        return RowShard(num_rows, (num_rows,))
+    # Megatron's layers cannot take zero rows.
+    num_groups = max(num_rows // multiple, context_size)
+    runs = [contiguous_range(num_groups, context_size, rank) for rank in range(context_size)]
+    return RowShard(
+        num_rows,
+        tuple((stop - start) * multiple for start, stop in runs),
+        parallel_state.get_context_parallel_rank(),
+        parallel_state.get_context_parallel_group(),
+    )
