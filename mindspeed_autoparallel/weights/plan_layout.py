@@ -35,8 +35,9 @@ def layout_of(plan: Plan, architecture: Architecture, vocab_multiple: int | None
         if mine is None:
             raise PlanError(f"the plan has a module {module.name!r}, which has no place in a checkpoint of this kind.")
         chain = plan.layers_of(module.name)
-        layers[mine] = tuple(chain[begin : begin + width] for begin in range(0, len(chain), width))
         own = plan.layout.modules.get(module.name)
+        rows = tuple(chain[begin : begin + width] for begin in range(0, len(chain), width))
+        layers[mine] = rows if own is None or any(chain) else None
         if own is not None:
             sizes[mine] = own.tensor_size
     return make_layout(

@@ -23,6 +23,11 @@ def apply_plan(arguments: argparse.Namespace) -> None:
     """Read ``arguments.auto_parallel_plan``, check it fits model and world, and set the host's ``arguments`` by it."""
     path = Path(arguments.auto_parallel_plan)
     plan = Plan.read(path)
+    if plan.hetero is not None:
+        raise PlanError(
+            f"{path} gives encoders layouts of their own ({plan.layout.label()}): train it with --hetero-parallel and "
+            "the model.json that the search wrote (hetero_parallel.model_file in its result file)."
+        )
     description = describe(arguments)
     _check_model(plan, description, path)
     _check_world(plan, path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.runtime.search.request import SearchRequest
+from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.units import MIB
 
@@ -33,11 +34,37 @@ def plan_and_write(request: SearchRequest, profile: Profile, directory: Path, sa
         memory_limit_bytes=limit * MIB if limit is not None else None,
     )
     say(f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}")
-    plan = search(profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=say)
-    write_results(plan, directory)
+    if request.hetero_balance is not None:
+        plan = _compared_with_hetero(request, request.hetero_balance, profile, cluster, directory, say)
+    else:
+        plan = search(profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=say)
+        write_results(plan, directory)
     write_text_atomic(directory / PAGE_FILE, render_page(plan))
     write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
     print(render_table(plan), flush=True)
     say(f"best plan: {directory / RESULT_FILE}")
-    say(f"everything about it: {directory / PLAN_FILE} (train by it with --auto-parallel-plan {PLAN_FILE})")
+    how = f" (train by it with --auto-parallel-plan {PLAN_FILE})" if plan.hetero is None else ""
+    say(f"everything about it: {directory / PLAN_FILE}{how}")
     say(f"page: {directory / PAGE_FILE}; timeline: {directory / TRACE_FILE} (open in Perfetto or chrome://tracing)")
+
+
+def _compared_with_hetero(
+    request: SearchRequest,
+    balance: str,
+    profile: Profile,
+    cluster: Cluster,
+    directory: Path,
+    say: Callable[[str], None],
+) -> Plan:
+    """Both searches; their files, and a model.json with the hetero sizes. Returns the faster plan."""
+    from mindspeed_autoparallel.planner.hetero.compare import compare, summary, write_comparison
+    from mindspeed_autoparallel.runtime.search.hetero_model import training_flags, write_hetero_model
+
+    comparison = compare(
+        profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=say, balance=balance
+    )
+    model_file = write_hetero_model(comparison.hetero, request.description, directory)
+    write_comparison(comparison, directory, str(model_file))
+    say(summary(comparison))
+    say(f"train the hetero plan with: {training_flags(comparison.hetero, model_file)}")
+    return comparison.best

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.host.description import Description, describe
 
 _MICRO_BATCH_SIZES = (1, 2, 4)
@@ -39,6 +40,8 @@ class SearchRequest:
     time_limit_s: float
     launch_timeout_s: float
     profile_file: Path | None
+    hetero_balance: str | None = None
+    """With ``--hetero-parallel``: its ``--hetero-balance``; encoders' own layouts are searched, too."""
 
     @property
     def num_measuring_devices(self) -> int:
@@ -104,6 +107,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         time_limit_s=float(arguments.auto_parallel_time_limit_s),
         launch_timeout_s=float(arguments.auto_parallel_launch_timeout_s),
         profile_file=Path(arguments.auto_parallel_profile) if arguments.auto_parallel_profile else None,
+        hetero_balance=_hetero_balance(arguments, description),
     )
     if request.num_measuring_devices % request.context_size:
         raise ConfigError(
@@ -133,6 +137,24 @@ def _positive(value: int | None, flag: str, what: str) -> int:
     if value < 1:
         raise ConfigError(f"{flag} must be a positive integer ({what}), got {value}.")
     return int(value)
+
+
+def _hetero_balance(arguments: argparse.Namespace, description: Description) -> str | None:
+    """``--hetero-balance`` of a search that is to try layouts of their own for encoders."""
+    if not getattr(arguments, "hetero_parallel", False):
+        return None
+    check_script_sizes(
+        int(arguments.tensor_model_parallel_size or 1),
+        int(arguments.pipeline_model_parallel_size or 1),
+        int(arguments.context_parallel_size or 1),
+    )
+    names = [module.name for module in description.modules]
+    if len(names) < 2:
+        raise ConfigError(
+            f"--hetero-parallel needs an encoder besides the backbone, but {description.model_file or 'the command'} "
+            f"describes only {names[0]}. Search without it, or give the multimodal model with --mm-model."
+        )
+    return str(getattr(arguments, "hetero_balance", "local"))
 
 
 def _heads(arguments: argparse.Namespace, description: Description) -> tuple[int, ...]:
