@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,24 @@ import torch
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.graph.node import Axis, Graph, Node
 from mindspeed_autoparallel.operators.torch.aten_rules import Call, Rule, rule_of
+from mindspeed_autoparallel.operators.torch.calls import CapturedCall, Slot
 
 _REPEATED = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass
+class Captured:
+    """The graph of a module, and what is needed to run it piece by piece."""
+
+    graph: Graph
+    calls: dict[str, CapturedCall] = field(default_factory=dict)
+    """By operator."""
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Tensors that are in the code, not in the module."""
+    inputs: tuple[str, ...] = ()
+    """Names of the inputs that are tensors, in order."""
+    outputs: tuple[str, ...] = ()
+    """Operators whose results the module returns."""
 
 
 def capture(
@@ -28,13 +45,31 @@ def capture(
     ``Graph.unknown`` and never cut. Layers of one list carry equal roles, so the search can tie them. Raises
     ``ConfigError`` where the module cannot be captured: the line of the model, and what to do.
     """
+    return capture_program(model, example_inputs, example_keywords).graph
+
+
+def capture_program(
+    model: torch.nn.Module, example_inputs: tuple[Any, ...], example_keywords: dict[str, Any] | None = None
+) -> Captured:
+    """As ``capture``, with the calls behind the operators (see ``PlannedModule``)."""
     try:
         with _random_states_left_alone():
             program = torch.export.export(model, tuple(example_inputs), example_keywords, strict=False)
-        program = program.run_decompositions({})
+        if _needs_decomposition(program):
+            program = program.run_decompositions({})
     except Exception as error:  # whatever the model's own code raises under tracing is told with its place
         raise ConfigError(_broken(model, error)) from error
     return _Builder(program).build()
+
+
+def _needs_decomposition(program: Any) -> bool:
+    """Whether a tensor is changed in place or an operator has no rule: otherwise a second trace tells nothing new."""
+    for node in program.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            is_pointwise = torch.Tag.pointwise in node.target.tags
+            if node.target._schema.is_mutable or rule_of(_short(node), is_pointwise) is None:
+                return True
+    return False
 
 
 @contextlib.contextmanager
@@ -72,11 +107,12 @@ class _Builder:
     def __init__(self, program: Any) -> None:
         self.program = program
         self.graph = Graph()
+        self.captured = Captured(self.graph)
         self.named: dict[Any, str] = {}
         self.ordinals: dict[tuple[str, str], int] = {}
 
-    def build(self) -> Graph:
-        signature = self.program.graph_signature
+    def build(self) -> Captured:
+        signature, captured = self.program.graph_signature, self.captured
         held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
@@ -84,7 +120,15 @@ class _Builder:
                 self._source(node, name, node.name in signature.inputs_to_parameters)
             elif node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
                 self._operator(node)
-        return self.graph
+        of_user = set(signature.user_inputs)
+        captured.inputs = tuple(self.named[n] for n in self.named if n.op == "placeholder" and n.name in of_user)
+        if captured.inputs:
+            self.graph.samples = next(iter(self.graph.nodes[captured.inputs[0]].output_shape), 0)
+        by_name = {node.name: name for node, name in self.named.items()}
+        captured.outputs = tuple(by_name[name] for name in signature.user_outputs if name in by_name)
+        for placeholder, constant in signature.inputs_to_lifted_tensor_constants.items():
+            captured.constants[by_name[placeholder]] = self.program.constants[constant]
+        return captured
 
     def _source(self, node: Any, name: str, parameter: bool) -> None:
         value = node.meta.get("val")
@@ -115,7 +159,7 @@ class _Builder:
         shapes = tuple(_shape(t.meta["val"]) for t in tensors)
         plain = tuple(None if isinstance(a, torch.fx.Node) else a for a in call.args)
         bias = operator == "linear" and len(tensors) == 3
-        added = operator == "addmm"
+        added = operator == "addmm" and not call.kwargs  # other factors than one are no rule's
         if added:
             tensors, bias = [*tensors[1:], tensors[0]], True
             shapes, operator = (*shapes[1:], shapes[0]), "mm"
@@ -133,17 +177,22 @@ class _Builder:
         if rule is None or (rule.operands and len(rule.operands) != len(names[:2] if bias else names)):
             blocked = Rule("unknown", (), tuple((None,) * len(s) for s in shapes), (None,) * value.dim())
             self.named[node] = self._add(name, role, blocked, names, value, gradient, str(call.target))
+            self.captured.calls[self.named[node]] = _call_of(node, call, operator, tensors)
             return
         if not bias:
             self.named[node] = self._add(name, role, rule, names if rule.operands else (), value, gradient)
+            self.captured.calls[self.named[node]] = _call_of(node, call, operator, tensors)
             return
         # A bias inside a product whose inner axis is cut would be added once per part, so it is an operator of its own.
         product = self._add(name, role, rule, names[:2], value, gradient)
+        multiply = torch.ops.aten.mm.default if added else torch.ops.aten.linear.default
+        self.captured.calls[product] = CapturedCall(operator, multiply, (Slot(0), Slot(1)), {})
         shape = _shape(value)
         dims = tuple(range(len(shape)))
         axes = tuple(Axis(f"dim{d}", size) for d, size in enumerate(shape))
         plus = Rule("pointwise", axes, (dims, dims[-1:]), dims)
         self.named[node] = self._add(f"{name}.bias_add", f"{role}.bias_add", plus, (product, names[2]), value, gradient)
+        self.captured.calls[self.named[node]] = CapturedCall("add", torch.add, (Slot(0), Slot(1)), {})
 
     def _name(self, path: str, operator: str, rule: Rule | None) -> tuple[str, str]:
         number = self.ordinals.get((path, operator), 0)
@@ -175,6 +224,15 @@ class _Builder:
                 kind_detail=unknown,
             )
         )
+
+
+def _call_of(node: Any, call: Any, operator: str, tensors: list[Any]) -> CapturedCall:
+    """The call with a slot for each tensor, numbered in the order of ``tensors``."""
+    numbers = iter(range(len(tensors)))
+    known = set(tensors)
+    args, keywords = torch.fx.map_arg((call.args, call.kwargs), lambda n: Slot(next(numbers)) if n in known else n)
+    index = node.args[1] if call is not node else None
+    return CapturedCall(operator, call.target, args, dict(keywords), index)
 
 
 def _short(node: Any) -> str:

@@ -37,7 +37,7 @@ def execute(
         return shared[key]
 
     for name, node in decisions.graph.nodes.items():
-        if not node.inputs:
+        if name in pieces:
             made[name] = pieces[name]
             continue
         function = functions.get(name) or functions.get(node.role) or functions.get(node.kind)

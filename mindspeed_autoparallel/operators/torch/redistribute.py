@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.graph.node import REPLICATE
@@ -16,20 +18,26 @@ from mindspeed_autoparallel.operators.graph.redistribution import Placements, St
 
 @dataclass
 class MeshGroups:
-    """This rank's place in a mesh of ``shape`` (last dim fastest); ``sent_bytes`` counts up."""
+    """This rank's place in the mesh of ``ranks``; ``sent_bytes`` counts up."""
 
-    shape: tuple[int, ...]
-    coordinates: tuple[int, ...]
+    ranks: torch.Tensor
     sent_bytes: int = 0
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.ranks.shape)
+
+    @cached_property
+    def coordinates(self) -> tuple[int, ...]:
+        return tuple(int(c) for c in (self.ranks == dist.get_rank()).nonzero()[0])
 
     def group(self, dims: tuple[int, ...]) -> Any:
         """The ranks that differ from this one in ``dims`` only. All ranks run the same plan, so each set of dims is
         first asked for by all of them together."""
         if dims not in self._groups:
-            ranks = torch.arange(math.prod(self.shape)).reshape(self.shape)
             rest = [d for d in range(len(self.shape)) if d not in dims]
-            lines = ranks.permute(*rest, *dims).reshape(-1, math.prod(self.shape[d] for d in dims)).tolist()
+            lines = self.ranks.permute(*rest, *dims).reshape(-1, math.prod(self.shape[d] for d in dims)).tolist()
             self._groups[dims], _ = dist.new_subgroups_by_enumeration(lines)
         return self._groups[dims]
 
@@ -42,14 +50,15 @@ class MeshGroups:
 
 
 def make_groups(shape: tuple[int, ...]) -> MeshGroups:
-    """A mesh over all ranks; every rank calls it. Raises ``ConfigError`` when the sizes do not match."""
+    """A mesh over all ranks, last dim fastest; every rank calls it. Raises ``ConfigError`` for another number."""
     if math.prod(shape) != dist.get_world_size():
         raise ConfigError(f"the plan is for {math.prod(shape)} devices and {dist.get_world_size()} processes run.")
-    ranks = torch.arange(math.prod(shape)).reshape(shape)
-    mesh = MeshGroups(shape, tuple(int(c) for c in (ranks == dist.get_rank()).nonzero()[0]))
-    for dim in range(len(shape)):
-        mesh.group((dim,))
-    return mesh
+    return MeshGroups(torch.arange(math.prod(shape)).reshape(shape))
+
+
+def groups_of(mesh: DeviceMesh) -> MeshGroups:
+    """The groups of a ``DeviceMesh`` over all ranks whose dims are those of the plan."""
+    return MeshGroups(mesh.mesh.cpu(), _groups={(dim,): mesh.get_group(dim) for dim in range(mesh.ndim)})
 
 
 def _take(step: Step, local: torch.Tensor, mesh: MeshGroups) -> torch.Tensor:

@@ -12,16 +12,29 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.distributed, pytest.mark.torch]
 
 
-def test_sixty_random_plans_and_all_modes_match_one_process_and_their_predicted_bytes():
-    worker = Path(__file__).with_name("plan_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(worker)]
+def _rows(worker):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+        [*command, str(Path(__file__).with_name(worker))],
+        capture_output=True, text=True, timeout=400, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stderr[-3000:]
-    rows = json.loads(lines[0][len("RESULT ") :])
+    return json.loads(lines[0][len("RESULT ") :])
+
+
+def test_sixty_random_plans_and_all_modes_match_one_process_and_their_predicted_bytes():
+    rows = _rows("plan_worker.py")
     assert len(rows) == 63
     assert [row for row in rows if row[1] > 1e-12] == []
     assert [row for row in rows if not row[2]] == []
     assert sum(row[3][0] > 0 and row[3][1] > 0 for row in rows) > 50
+
+
+def test_captured_modules_run_by_their_plans_as_one_process_does_and_send_what_is_predicted():
+    # 1-D and 2-D meshes, 32 random plans and every mode: a fused projection with biases, and grouped heads with a mask.
+    rows = _rows("captured_worker.py")
+    assert len(rows) == 40
+    assert [row for row in rows if row[1] > 1e-12] == []
+    assert [row for row in rows if not row[2]] == []
+    assert sum(row[3][0] > 0 and row[3][1] > 0 for row in rows) == 40

@@ -1,0 +1,134 @@
+"""Captured modules run by their plans on four ranks; prints the worst error and wrong byte counts of every plan."""
+
+import json
+
+import torch
+import torch.distributed as dist
+from plan_worker import COUNTER, random_plan
+from torch.distributed.device_mesh import init_device_mesh
+
+from mindspeed_autoparallel.operators.strategies import search_graph
+from mindspeed_autoparallel.operators.torch.capture import capture_program
+from mindspeed_autoparallel.operators.torch.planned import PlannedModule
+from mindspeed_autoparallel.operators.torch.redistribute import groups_of, make_groups, whole
+
+HEAD = 8
+
+
+class Fused(torch.nn.Module):
+    """One projection for q, k and v, biases, layer norm."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.qkv = torch.nn.LayerNorm(width), torch.nn.Linear(width, 3 * width)
+        self.out, self.up = torch.nn.Linear(width, width), torch.nn.Linear(width, 2 * width)
+        self.down = torch.nn.Linear(2 * width, width)
+
+    def forward(self, x, mask):
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm(x)).view(batch, length, 3, width // HEAD, HEAD).permute(2, 0, 3, 1, 4)
+        mixed = torch.nn.functional.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class Grouped(torch.nn.Module):
+    """Key heads shared by query heads, attention of plain products with a mask, rotary turn, gated MLP."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.other = torch.nn.RMSNorm(width), torch.nn.RMSNorm(width)
+        self.q, self.o = torch.nn.Linear(width, width, bias=False), torch.nn.Linear(width, width, bias=False)
+        self.k, self.v = torch.nn.Linear(width, width // 2, bias=False), torch.nn.Linear(width, width // 2, bias=False)
+        self.gate, self.up = (
+            torch.nn.Linear(width, 2 * width, bias=False),
+            torch.nn.Linear(width, 2 * width, bias=False),
+        )
+        self.down = torch.nn.Linear(2 * width, width, bias=False)
+        self.register_buffer("angles", torch.arange(16, dtype=torch.float64).outer(torch.rand(HEAD // 2).double()))
+
+    def turn(self, x):
+        angles = torch.cat((self.angles, self.angles), -1)[: x.shape[2]]
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+
+    def forward(self, x, mask):
+        batch, length, width = x.shape
+        y = self.norm(x)
+        q, k, v = (p(y).view(batch, length, -1, HEAD).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k = self.turn(q), self.turn(k)
+        k, v = (t.unsqueeze(2).expand(-1, -1, 2, -1, -1).reshape(batch, -1, length, HEAD) for t in (k, v))
+        scores = (q @ k.transpose(-1, -2) / HEAD**0.5).masked_fill(mask, float("-inf"))
+        mixed = (torch.softmax(scores, -1) @ v).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.o(mixed)
+        y = self.other(x)
+        return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self, block, width=32):
+        super().__init__()
+        self.table = torch.nn.Embedding(64, width)
+        self.layers = torch.nn.ModuleList(block(width) for _ in range(2))
+        self.head = torch.nn.Linear(width, 64, bias=False)
+
+    def forward(self, tokens, mask):
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.head(x)
+
+
+def check(captured, plan, mesh, model, inputs):
+    planned = PlannedModule(captured, plan, model, mesh)
+    expected = model(*inputs)
+    model.zero_grad()
+    expected.pow(2).sum().backward()
+    mesh.sent_bytes = COUNTER.sent = 0
+    found = planned(*inputs)
+    forward, counted = mesh.sent_bytes, COUNTER.sent
+    # Gathering the output at the end is no edge of the plan: what it sends, and no more, is taken off.
+    mesh.sent_bytes = COUNTER.sent = 0
+    placements = plan.decisions.output_placements(captured.outputs[0])
+    whole(mesh.piece(expected.detach(), placements), placements, mesh)
+    forward, counted = forward - mesh.sent_bytes, counted - COUNTER.sent
+    mesh.sent_bytes = COUNTER.sent = 0
+    found.pow(2).sum().backward()
+    backward, counted_backward = mesh.sent_bytes, COUNTER.sent
+    error = (found - expected).detach().abs().max() / max(1.0, float(expected.detach().abs().max()))
+    for name, parameter in model.named_parameters():
+        mine = mesh.piece(parameter.grad, plan.decisions.output_placements(name))
+        scale = max(1.0, float(parameter.grad.abs().max()))
+        error = max(error, (planned.piece_of(name).grad - mine).abs().max() / scale)
+    predicted = [sum(column) for column in zip(*plan.edge_bytes().values(), strict=True)]
+    return float(error), predicted == [forward, backward] == [counted, counted_backward], predicted
+
+
+def main():
+    dist.init_process_group("gloo")
+    COUNTER.install()
+    torch.set_num_threads(1)
+    meshes = {(4,): make_groups((4,)), (2, 2): groups_of(init_device_mesh("cpu", (2, 2)))}
+    rows = []
+    for block in (Fused, Grouped):
+        torch.manual_seed(0)
+        model = Decoder(block).double()
+        inputs = (torch.randint(0, 64, (8, 16)), torch.ones(16, 16).triu(1).bool())
+        captured = capture_program(model, inputs)
+        assert captured.graph.unknown == {}, captured.graph.unknown
+        plans = [(f"{s} {n}", random_plan(captured.graph, s, n)) for s in meshes for n in range(8)]
+        pins = {"layers.0.up": {"rows0": 2, "columns": 2}}
+        for mode in ("recursive_programming", "sharding_propagation", "exact"):
+            plans.append((mode, search_graph(captured.graph, 4, search_mode=mode, pins=pins)))
+        plans.append(("tensor", search_graph(captured.graph, 4, mem_coeff=1e6)))
+        for name, plan in plans:
+            row = check(captured, plan, meshes[plan.decisions.mesh], model, inputs)
+            rows.append((f"{block.__name__} {name}", *row))
+    if dist.get_rank() == 0:
+        print("RESULT " + json.dumps(rows), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
