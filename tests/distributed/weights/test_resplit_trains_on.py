@@ -33,7 +33,7 @@ WEIGHTS_ONLY = ("--finetune", "--no-load-optim", "--no-load-rng", "--no-save-opt
 RESUMED = ("--no-load-rng", "--override-opt-param-scheduler")
 
 
-def description(folder: Path, name: str, vision: list[int], text: list[int]) -> Path:
+def description(folder: Path, name: str, vision: Any, text: Any) -> Path:
     model = json.loads((EXAMPLE / "model.json").read_text())
     model["image_encoder"]["vision_encoder"]["pipeline_num_layers"] = vision
     model["text_decoder"]["pipeline_num_layers"] = text
@@ -79,24 +79,35 @@ def train(
     return losses
 
 
-def test_a_saved_checkpoint_resplit_to_another_layout_trains_on_with_the_same_losses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunks", [1, 2], ids=["PP2 to TP2", "PP2 VPP2 to TP2 PP2"])
+def test_a_saved_checkpoint_resplit_to_another_layout_trains_on_with_the_same_losses(
+    chunks: int, tmp_path: Path
+) -> None:
     from mindspeed_autoparallel.weights import conversion
     from mindspeed_autoparallel.weights.architecture import TEXT, VISION, read_architecture
     from mindspeed_autoparallel.weights.example import write_random_model
     from mindspeed_autoparallel.weights.layouts import make_layout
 
+    # Layers by chunk and stage, before and after.
+    if chunks == 1:
+        before, after = {VISION: [[4, 0]], TEXT: [[1, 3]]}, {VISION: [[4]], TEXT: [[4]]}
+    else:
+        before, after = {VISION: [[4, 0], [0, 0]], TEXT: [[0, 1], [1, 2]]}, {VISION: [[3, 1]], TEXT: [[0, 4]]}
     write_random_model(tmp_path / "hf", CONFIG, scale=0.05)
     architecture = read_architecture(tmp_path / "hf")
-    piped = make_layout(architecture, layers={VISION: ((4, 0),), TEXT: ((1, 3),)}, tensor_sizes={})
-    cut = make_layout(architecture, layers={}, tensor_sizes={TEXT: 2})
-    model_a = description(tmp_path, "a.json", [4, 0], [1, 3])
-    model_b = description(tmp_path, "b.json", [4], [4])
+    first = make_layout(architecture, layers=before, tensor_sizes={})
+    second = make_layout(architecture, layers=after, tensor_sizes={TEXT: 2})
+    model_a = description(tmp_path, "a.json", *(before[name] if chunks > 1 else before[name][0] for name in before))
+    model_b = description(tmp_path, "b.json", *(after[name][0] for name in after))
+    interleaved = WEIGHTS_ONLY
+    if chunks > 1:
+        interleaved += ("--num-virtual-stages-per-pipeline-rank", str(chunks))
 
-    conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / "start", piped)
-    train(model_a, tmp_path / "start", tensor=1, pipeline=2, until=2, save=tmp_path / "saved")
-    conversion.resplit(tmp_path / "saved", tmp_path / "hf", tmp_path / "other", cut)
-    on_a = train(model_a, tmp_path / "saved", tensor=1, pipeline=2, until=2)
-    on_b = train(model_b, tmp_path / "other", tensor=2, pipeline=1, until=2)
+    conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / "start", first)
+    train(model_a, tmp_path / "start", tensor=1, pipeline=2, until=2, save=tmp_path / "saved", state=interleaved)
+    conversion.resplit(tmp_path / "saved", tmp_path / "hf", tmp_path / "other", second)
+    on_a = train(model_a, tmp_path / "saved", tensor=1, pipeline=2, until=2, state=interleaved)
+    on_b = train(model_b, tmp_path / "other", tensor=2, pipeline=len(after[TEXT][0]), until=2)
     assert [float(loss) for loss in on_b] == pytest.approx([float(loss) for loss in on_a], rel=1e-5)
     assert on_a[0] != on_a[1]
 
