@@ -1,6 +1,6 @@
 """A tiny GPT of megatron.core trained under one layout after another in one job; every rank ends with a RESULT line.
 
-``gpt_layouts.py <case>...`` with case = name of ``CASES``. Weights depend on the parameter's global name only, so
+``gpt_layouts.py <case>...`` with case = name of ``CASES``, or a case as JSON. Weights depend on the parameter's global name only, so
 every layout starts from the same model; losses and gradient norms of all steps are comparable.
 With ``WITHOUT_PLUGIN`` set, nothing of mindspeed_autoparallel is imported: a stand-in of the tests makes CPU do.
 """
@@ -276,7 +276,7 @@ def main() -> None:
         bare_cpu.settle()
         assert not [name for name in sys.modules if name.startswith("mindspeed_autoparallel")]
     dist.init_process_group("gloo" if WITHOUT_PLUGIN else "nccl")
-    results = {name: run_case(CASES[name]) for name in sys.argv[1:]}
+    results = {name: run_case(CASES[name] if name in CASES else json.loads(name)) for name in sys.argv[1:]}
     print("RESULT " + json.dumps({"release": package_info.__version__, "cases": results}), flush=True)
     dist.destroy_process_group()
 

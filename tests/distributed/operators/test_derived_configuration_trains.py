@@ -1,0 +1,53 @@
+"""The Megatron configuration derived from a plan trains a GPT with the losses of one process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("megatron.core")
+from ranks import run_ranks
+
+from mindspeed_autoparallel.operators import search_graph
+from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
+from mindspeed_autoparallel.operators.pipeline import Pipeline, search_pipelined
+from mindspeed_autoparallel.operators.presets import ModelShape, decoder_graph
+
+pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
+
+WORKER = Path(__file__).parents[1] / "devices" / "gpt_layouts.py"
+# The model, batch and sequence of the worker.
+SHAPE = ModelShape(num_layers=4, hidden=32, heads=4, kv_heads=4, ffn=128, vocabulary=128, gated=False)
+GRAPH = decoder_graph(SHAPE, batch=8, sequence=16)
+
+
+def case_of(configuration):
+    """The worker's case for the derived flags."""
+    flags = configuration.flags()
+    sizes = {"--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp"}
+    case = {key: int(flags[flags.index(flag) + 1]) for flag, key in sizes.items()}
+    assert "--expert-model-parallel-size" not in flags and configuration.layout.context_size == 1
+    if "--sequence-parallel" in flags:
+        case["config"] = {"sequence_parallel": True}
+    return case
+
+
+def test_derived_configurations_train_with_the_losses_and_norms_of_one_process():
+    found = [
+        derive_megatron(search_graph(GRAPH, 4, mem_coeff=1e-3)),
+        derive_megatron(search_graph(GRAPH, 4, mem_coeff=1e6)),
+        derive_megatron(search_graph(GRAPH, 4, search_mode="exact", pins={"layers.*.up": {"rows": 2, "columns": 2}})),
+        derive_megatron(search_pipelined(GRAPH, 4, mem_coeff=1e6, pipeline=Pipeline(2, 1, 8))),
+    ]
+    layouts = [(f.layout.data_size, f.layout.tensor_size, f.layout.pipeline_size) for f in found]
+    assert layouts == [(4, 1, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2)]
+    assert found[2].layout.sequence_parallel
+    (alone,) = run_ranks(1, WORKER, "dense", timeout_s=300)
+    expected = alone.result["cases"]["dense"]
+    names = [json.dumps(case_of(configuration)) for configuration in found]
+    ranks = run_ranks(4, WORKER, *names, timeout_s=400)
+    for name in names:
+        reported = [rank.result["cases"][name] for rank in ranks]
+        (losses,) = {tuple(case["losses"]) for case in reported if case["losses"][0] is not None}
+        assert losses == pytest.approx(expected["losses"], rel=2e-6)
+        assert reported[0]["norms"] == pytest.approx(expected["norms"], rel=2e-5)
