@@ -1,0 +1,101 @@
+"""``--auto-parallel-mm --hetero-parallel`` as a user runs it: search, then train by the model.json that it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron,
+]  # fmt: skip
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "docs/examples/qwen2vl_tiny"
+FLAGS = f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 160 --num-attention-heads 4
+    --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --tokenizer-type NullTokenizer --vocab-size 512
+    --seq-length 128 --max-position-embeddings 1024 --make-vocab-size-divisible-by 8 --normalization RMSNorm --swiglu
+    --lr 5.0e-3 --lr-decay-style constant --lr-decay-iters 100 --weight-decay 0.01 --clip-grad 1.0 --seed 42
+    --no-gradient-accumulation-fusion --no-masked-softmax-fusion --variable-seq-lengths --log-interval 1
+    --eval-interval 10000 --eval-iters 0 --distributed-backend nccl --global-batch-size 4
+    --mm-data {EXAMPLE / "data.json"} --mm-tool {EXAMPLE / "tools.json"}""".split()
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _examples_are_here() -> None:
+    pytest.importorskip("megatron.training")
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, env=environment, text=True, capture_output=True, timeout=600,
+        check=False,
+    )  # fmt: skip
+
+
+def search(out: Path, model: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return run(
+        "docs/examples/pretrain_vlm.py", *FLAGS, "--mm-model", model, "--micro-batch-size", 1, "--train-iters", 4,
+        "--auto-parallel-work-dir", out / "work", "--auto-parallel-output-dir", out, "--auto-parallel-mm",
+        "--hetero-parallel", "--simulated-nnodes", 1, "--simulated-nproc-per-node", 4, "--nproc-per-node", 2, *words,
+    )  # fmt: skip
+
+
+def train(num_processes: int, *words: object) -> dict[int, tuple[float, float]]:
+    for _ in range(3):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        done = run(
+            "-m", "torch.distributed.run", "--nproc-per-node", num_processes, "--master-port", port,
+            "docs/examples/pretrain_vlm.py", *FLAGS, *words,
+        )  # fmt: skip
+        # Another process may take the port between its choice and its use.
+        if "EADDRINUSE" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    pattern = r"iteration +(\d+)/.*?lm loss: ([0-9.E+-]+) .*?grad norm: ([0-9.]+)"
+    return {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, done.stdout)}
+
+
+def test_the_search_writes_a_model_file_that_trains_as_one_process_does(tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+    shutil.copy(EXAMPLE / "model.json", model)
+    found = search(tmp_path, model)
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
+    assert model.read_bytes() == (EXAMPLE / "model.json").read_bytes()
+    result = json.loads((tmp_path / "auto_parallel_search_optimal_config.json").read_text())
+    compared = result["hetero_parallel"]
+    assert compared["homogeneous"]["e2e_time"] > 0
+    assert compared["faster"] == (compared["e2e_time"] < compared["homogeneous"]["e2e_time"])
+    assert compared["speed_up"] == pytest.approx(compared["homogeneous"]["e2e_time"] / compared["e2e_time"])
+    written = Path(compared["model_file"])
+    assert written.parent == tmp_path
+    sizes = json.loads(written.read_text())
+    for block, name in ((sizes["image_encoder"]["vision_encoder"], "image_encoder"),
+                        (sizes["text_decoder"], "text_decoder")):  # fmt: skip
+        expected = compared["modules"][name]
+        assert {key.upper(): block[key] for key in ("tp", "pp", "cp", "mbs")} == {
+            key: expected[key] for key in ("TP", "PP", "CP", "MBS")
+        }
+
+    same = ["--micro-batch-size", sizes["text_decoder"]["mbs"]]
+    weights = tmp_path / "weights"
+    train(1, "--mm-model", model, *same, "--train-iters", 1, "--save", weights, "--save-interval", 1)
+    load = ["--train-iters", STEPS, "--load", weights, "--finetune", "--no-load-optim", "--no-load-rng"]
+    alone = train(1, "--mm-model", model, *same, *load)
+    flags = ["--hetero-parallel", "--mm-model", written, "--hetero-memory", compared["memory"]]
+    hetero = train(4, *flags, "--micro-batch-size", 1, *load)
+    assert sorted(hetero) == sorted(alone) == list(range(1, STEPS + 1))
+    for step, (loss, norm) in alone.items():
+        assert hetero[step][0] == pytest.approx(loss, rel=1e-5), step
+        assert hetero[step][1] == pytest.approx(norm, rel=1e-3), step
