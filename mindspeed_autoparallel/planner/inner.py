@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from math import inf
 
+from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.bounds import tail_bound_us
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, evaluate
@@ -61,11 +62,12 @@ def solve_layout(
     layout = candidate.layout
     limits = limits_of(profile, cluster, layout.pipeline_size)
     tail_us = tail_bound_us(profile, cluster, candidate)
+    tied_us = embedding_us(profile.model, candidate.measurement, layout, cluster, profile.device)
 
     def problem_of(limits_now: tuple[int, ...], *, safe: bool) -> SplitProblem:
         return build_problem(
             profile, candidate.measurement, cluster, layout, candidate.num_microbatches, limits_now, safe=safe,
-            pipeline_cutoff_us=cutoff_us - tail_us,
+            pipeline_cutoff_us=cutoff_us - tail_us, with_tails=True,
         )  # fmt: skip
 
     best: tuple[ModulePlacement, Evaluation] | None = None
@@ -106,7 +108,7 @@ def solve_layout(
             except InfeasiblePlan:
                 break
     return LayoutResult(
-        lower_bound_us=min(cutoff_us, bound_us + tail_us), placement=best[0] if best else None,
+        lower_bound_us=min(cutoff_us, bound_us + tied_us), placement=best[0] if best else None,
         evaluation=best[1] if best else None,
         timed_out=time.monotonic() > deadline,
     )  # fmt: skip

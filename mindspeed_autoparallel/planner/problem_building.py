@@ -12,10 +12,11 @@ from math import gcd, inf
 
 from mindspeed_autoparallel.cost.communication import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
+from mindspeed_autoparallel.cost.step import rank_tail
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns, sends_of
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
-from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem, Tail
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
 from mindspeed_autoparallel.schedule import Program, in_flight, make_program
@@ -26,11 +27,12 @@ KIND_ORDER = ("none", *RECOMPUTED_KINDS)
 
 def build_problem(
     profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, num_microbatches: int,
-    limits: tuple[int, ...], *, safe: bool, pipeline_cutoff_us: float = inf,
+    limits: tuple[int, ...], *, safe: bool, pipeline_cutoff_us: float = inf, with_tails: bool = False,
 ) -> SplitProblem:  # fmt: skip
     """Nanoseconds and bytes; ``limits`` by pipeline rank, runtime overhead included. Raises ``ConfigError``.
 
     A bound of this problem holds for every placement whose pipeline time is below ``pipeline_cutoff_us``.
+    ``with_tails``: the step includes gradient reduction and optimizer of the rank that has most of them.
     """
     program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
     held = _held(program, layout.virtual_size, most=safe)
@@ -75,7 +77,44 @@ def build_problem(
         memory_limit=rows, link=link, schedule=layout.schedule,
         num_chunks=layout.virtual_size, sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
+        tails=_tails(profile, measurement, cluster, layout, segments, unit) if with_tails else (),
     )  # fmt: skip
+
+
+def _tails(
+    profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, segments: list[Segment], unit: int
+) -> tuple[Tail, ...]:
+    """Rows below a rank's tail, each the tail of a block times their number, rounded down to whole units.
+
+    Where the reduction overlaps the last backward, one row hides all of it, the other hides a backward in which
+    everything is recomputed: no plan hides more.
+    """
+    blocks = [
+        block
+        for module in profile.model.modules
+        for cost in [measurement.modules[module.name]]
+        for block in (cost.pre, cost.layer, cost.post)
+        if block is not None
+    ]
+
+    def times(number: int, block: BlockCost, hidden_us: float) -> float:
+        tail = rank_tail([_plain(block)] * number, layout, cluster, profile.device, hidden_us=hidden_us)
+        return tail.total_us * NS_PER_US
+
+    rows = []
+    for hidden_us in (inf, 0.0) if layout.overlap_gradient_reduce else (0.0,):
+        one = [times(1, block, hidden_us) for block in blocks]
+        each = [times(2, block, hidden_us) - first for block, first in zip(blocks, one, strict=True)]
+        fixed = min((first - more for first, more in zip(one, each, strict=True) if first), default=0.0)
+        if layout.overlap_gradient_reduce and not hidden_us:
+            each = [
+                more - (s.backward + max(kind.extra_backward for kind in s.kinds)) if more else 0.0
+                for more, s in zip(each, segments, strict=True)
+            ]
+        rows.append(Tail(
+            by_segment=tuple(int(more // unit) * unit for more in each), fixed=max(0, int(fixed // unit) * unit)
+        ))  # fmt: skip
+    return tuple(rows)
 
 
 def module_placement(profile: Profile, measurement: Measurement, placement: Placement) -> ModulePlacement:

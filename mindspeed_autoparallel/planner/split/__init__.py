@@ -1,11 +1,11 @@
 """The inner problem: how many layers, recomputed how, go on every stage of one pipeline. Solved to a proof."""
 
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
-from mindspeed_autoparallel.planner.split.problem import LayerKind, Segment, SplitProblem
-from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, stage_memory, step_of
+from mindspeed_autoparallel.planner.split.problem import LayerKind, Segment, SplitProblem, Tail
+from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, stage_memory, step_of, time_of
 from mindspeed_autoparallel.planner.split.solver import solve
 
 __all__ = [
-    "Baseline", "LayerKind", "Placement", "Segment", "SplitProblem", "SplitSolution", "baselines", "solve",
-    "stage_memory", "step_of",
+    "Baseline", "LayerKind", "Placement", "Segment", "SplitProblem", "SplitSolution", "Tail", "baselines",
+    "solve", "stage_memory", "step_of", "time_of",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
-from mindspeed_autoparallel.planner.split.solution import Placement, stage_memory, step_of
+from mindspeed_autoparallel.planner.split.solution import Placement, stage_memory, time_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ def baselines(problem: SplitProblem) -> tuple[Baseline, ...]:
     for name, by_time in (("even", False), ("greedy", True)):
         placement = _fit(problem, _chain(problem, by_time))
         fits = all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
-        step = int(step_of(problem, placement).step_time)
+        step = int(time_of(problem, placement))
         found.append(Baseline(name=name, step_time=step, fits=fits, placement=placement))
     return tuple(found)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from math import gcd
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.split.paths import Labels, Paths
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import Chain
 from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of
-from mindspeed_autoparallel.planner.split.solution import Placement, longest_step
+from mindspeed_autoparallel.planner.split.solution import Placement, longest_step, tick_of
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 
 BEAM = 100
@@ -43,7 +42,7 @@ def solve_chain(problem: SplitProblem, known: Placement | None, deadline: float)
 class _Search:
     def __init__(self, problem: SplitProblem, known: Placement | None, deadline: float) -> None:
         self.problem, self.deadline = problem, deadline
-        self.chain, self.unit = Chain(problem), _unit(problem)
+        self.chain, self.unit = Chain(problem), tick_of(problem)
         self.best: Placement | None = None
         self.best_time, self.rounds = 2 * LONGEST, 0
         first = first_cuts(problem)
@@ -144,13 +143,6 @@ def first_cuts(problem: SplitProblem) -> dict[Cut, None]:
         step = simulate(program, times, rendezvous=problem.rendezvous, sends=problem.sends)
         path = sum(n * t for n, t in zip(step.num_forwards, forward, strict=True))
         path += sum(n * t for n, t in zip(step.num_backwards, backward, strict=True))
-        found[step.num_forwards, step.num_backwards, int(step.step_time) - path] = None
+        tail = -1 if not problem.tails else num - 1 if slow is None else slow
+        found[step.num_forwards, step.num_backwards, int(step.step_time) - path, tail] = None
     return found
-
-
-def _unit(problem: SplitProblem) -> int:
-    """Every step time is a multiple of it."""
-    unit = gcd(problem.per_operation, *problem.link)
-    for segment in problem.segments:
-        unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
-    return unit or 1

@@ -57,9 +57,11 @@ class Paths:
         """Cost of every arc and of the cheapest ways to the end, for the cuts known now. Whether any path is left."""
         forwards = numpy.array([cut[0] for cut in self.cuts], dtype=numpy.int64)
         backwards = numpy.array([cut[1] for cut in self.cuts], dtype=numpy.int64)
+        tails = numpy.array([cut[3] for cut in self.cuts], dtype=numpy.int64)
         self.constant = numpy.array([cut[2] for cut in self.cuts], dtype=numpy.int64)
         self.cost = [
             ranges.forward[:, None] * forwards[:, stage] + ranges.backward[:, None] * backwards[:, stage]
+            + ranges.tail[:, None] * (tails == stage)
             for stage, ranges in enumerate(self.ranges)
         ]
         self._potentials()

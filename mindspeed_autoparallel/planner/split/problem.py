@@ -40,6 +40,16 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tail:
+    """What a stage does after the pipeline, linear in its layers; of several rows the largest counts."""
+
+    by_segment: tuple[int, ...]
+    """Ticks that one layer of each segment adds; negative where it hides more than it adds. No stage's is below 0."""
+    fixed: int = 0
+    """Added on stages with a layer whose ticks are not 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitProblem:
     """Everything the solver needs; the schedule's order decides time, the kinds' tables decide memory."""
 
@@ -60,6 +70,8 @@ class SplitProblem:
     sends: str = ""
     """How messages are treated (``schedule.SENDS``), if not as ``rendezvous`` says."""
     allow_empty_stages: bool = False
+    tails: tuple[Tail, ...] = ()
+    """The longest tail of all stages is added to the step."""
 
     def __post_init__(self) -> None:
         if self.num_stages < 1 or self.num_chunks < 1 or self.num_microbatches < 1:
@@ -82,6 +94,8 @@ class SplitProblem:
             for kind in segment.kinds:
                 if len(kind.memory) != self.num_virtual or kind.extra_backward < 0 or min(kind.memory) < 0:
                     raise ConfigError(f"{segment.name}, {kind.name}: one memory of at least 0 per virtual stage.")
+        if any(len(tail.by_segment) != len(self.segments) for tail in self.tails):
+            raise ConfigError("a tail needs a time for every segment.")
         layers = sum(segment.num_layers for segment in self.segments if segment.beside is None)
         if not self.allow_empty_stages and layers < self.num_virtual:
             raise ConfigError(

@@ -31,13 +31,14 @@ class Ranges:
     end: Array
     forward: Array
     backward: Array
+    tail: Array
 
     def __len__(self) -> int:
         return len(self.start)
 
     def keep(self, mask: Array) -> None:
         self.start, self.end = self.start[mask], self.end[mask]
-        self.forward, self.backward = self.forward[mask], self.backward[mask]
+        self.forward, self.backward, self.tail = self.forward[mask], self.backward[mask], self.tail[mask]
 
 
 def is_chain(problem: SplitProblem) -> bool:
@@ -97,7 +98,9 @@ class Chain:
             if stage == problem.num_stages - 1:
                 fits &= end == self.num_layers
             low, high = start[fits], end[fits]
-            found.append(Ranges(low, high, forward[high] - forward[low], backward[high] - backward[low]))
+            found.append(Ranges(
+                low, high, forward[high] - forward[low], backward[high] - backward[low], self._tails(low, high)
+            ))  # fmt: skip
         return found
 
     def _room(self, stage: int) -> int:
@@ -119,6 +122,16 @@ class Chain:
             extra[index] = NEVER if kinds is None else kinds[0]
         ranges.backward = ranges.backward + extra
         ranges.keep(extra < NEVER)
+
+    def _tails(self, start: Array, end: Array) -> Array:
+        """What a stage with each range does after the pipeline."""
+        held = self.counts[:, end] - self.counts[:, start]
+        length: Array = numpy.zeros(len(start), dtype=numpy.int64)
+        for tail in self.problem.tails:
+            ticks = numpy.array(tail.by_segment)
+            fixed = numpy.where((ticks != 0) @ held > 0, tail.fixed, 0)
+            length = numpy.maximum(length, ticks @ held + fixed)
+        return length
 
     def best_kinds(self, stage: int, held: tuple[int, ...]) -> tuple[int, tuple[tuple[int, ...], ...]] | None:
         """Least added backward time for these layers on this stage, and the layers by segment and kind."""

@@ -10,20 +10,38 @@ import time
 from typing import Any
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
-from mindspeed_autoparallel.planner.split.solution import stage_times, step_of
+from mindspeed_autoparallel.planner.split.solution import longest_tail, stage_times, step_of
 
-Cut = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Forwards and backwards by virtual stage, and the constant."""
+Cut = tuple[tuple[int, ...], tuple[int, ...], int, int]
+"""Forwards and backwards by virtual stage, the constant, and the stage whose tail follows (-1: none)."""
 
 
 def cut_of(problem: SplitProblem, placement: object) -> tuple[Cut, float]:
-    """The critical path of a placement, and its length."""
+    """The critical path of a placement with the longest tail, and their length."""
     step = step_of(problem, placement)
     forward, backward = stage_times(problem, placement)
     path = sum(n * t for n, t in zip(step.num_forwards, forward, strict=True))
     path += sum(n * t for n, t in zip(step.num_backwards, backward, strict=True))
+    stage, tail = longest_tail(problem, placement)
     # What is left is messages: a whole number of ticks, whatever the rounding of fractional times.
-    return (step.num_forwards, step.num_backwards, round(step.step_time - path)), step.step_time
+    return (step.num_forwards, step.num_backwards, round(step.step_time - path), stage), step.step_time + tail
+
+
+def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tuple[int, Any]], int]]:
+    """The stage's tail is at least every row: (coefficient, variable) pairs, and a constant."""
+    rows = []
+    for tail in problem.tails if stage >= 0 else ():
+        terms = [
+            (ticks, row[v])
+            for ticks, kinds in zip(tail.by_segment, x, strict=True)
+            for row in kinds
+            for v in range(stage, problem.num_virtual, problem.num_stages)
+            if ticks
+        ]
+        # A stage may hold nothing but layers without a tail: then there is no fixed part.
+        surely = all(tail.by_segment) and not problem.allow_empty_stages
+        rows.append((terms, tail.fixed if surely else 0))
+    return rows or [([], 0)]
 
 
 def relaxed_cuts(problem: SplitProblem, deadline: float, max_rounds: int = 300) -> tuple[dict[Cut, None], float] | None:
@@ -77,7 +95,9 @@ def relaxed_cuts(problem: SplitProblem, deadline: float, max_rounds: int = 300) 
     def add(cut: Cut) -> None:
         cuts[cut] = None
         counted = zip(cut[0], cut[1], terms, strict=True)
-        lp.Add(step >= sum(f * a + b * c for f, b, (a, c) in counted if f or b) + cut[2] / unit)
+        path = sum(f * a + b * c for f, b, (a, c) in counted if f or b) + cut[2] / unit
+        for tail, fixed in tail_rows(problem, x, cut[3]):
+            lp.Add(step >= path + sum(ticks / unit * count for ticks, count in tail) + fixed / unit)
 
     bound = 0.0
     for _ in range(max_rounds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
@@ -28,13 +29,30 @@ class SplitSolution:
         return tuple(map(sum, zip(*self.placement[segment], strict=True)))
 
 
+def tick_of(problem: SplitProblem) -> int:
+    """Every step time is a multiple of it."""
+    unit = gcd(problem.per_operation, *problem.link)
+    for segment in problem.segments:
+        unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
+    for tail in problem.tails:
+        unit = gcd(unit, tail.fixed, *tail.by_segment)
+    return unit or 1
+
+
 def longest_step(problem: SplitProblem) -> int:
     """No plan takes longer: every operation and message of every microbatch in turn."""
     work = sum(
         s.num_layers * (s.forward + s.backward + max(kind.extra_backward for kind in s.kinds)) for s in problem.segments
     )
     work += 2 * sum(problem.link) + 2 * problem.num_virtual * problem.per_operation
-    return work * problem.num_microbatches * problem.num_chunks
+    tail_time = max(
+        (
+            tail.fixed + sum(s.num_layers * max(0, t) for s, t in zip(problem.segments, tail.by_segment, strict=True))
+            for tail in problem.tails
+        ),
+        default=0,
+    )
+    return work * problem.num_microbatches * problem.num_chunks + tail_time
 
 
 def stage_times(problem: SplitProblem, placement: object) -> tuple[list[float], list[float]]:
@@ -57,6 +75,31 @@ def step_of(problem: SplitProblem, placement: object, *, with_timeline: bool = F
     program = make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
     times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
     return simulate(program, times, rendezvous=problem.rendezvous, sends=problem.sends, with_timeline=with_timeline)
+
+
+def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:
+    """The stage whose tail is longest, and its length; (-1, 0) without tails. Counts may be fractions."""
+    if not problem.tails:
+        return -1, 0
+    rows = [
+        [sum(row[v] for row in kinds) for v in range(problem.num_virtual)]
+        for kinds in placement  # type: ignore[attr-defined]  # nested rows
+    ]
+    tails: list[float] = []
+    for stage in range(problem.num_stages):
+        chunks = range(stage, problem.num_virtual, problem.num_stages)
+        length: float = 0
+        for tail in problem.tails:
+            held = [(t, row[v]) for t, row in zip(tail.by_segment, rows, strict=True) for v in chunks if t and row[v]]
+            length = max(length, sum(t * count for t, count in held) + (tail.fixed if held else 0))
+        tails.append(length)
+    stage = max(range(problem.num_stages), key=tails.__getitem__)
+    return stage, tails[stage]
+
+
+def time_of(problem: SplitProblem, placement: object) -> float:
+    """The whole step: pipeline and the longest tail."""
+    return step_of(problem, placement).step_time + longest_tail(problem, placement)[1]
 
 
 def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ the best plan seen, that plan is proved optimal. See docs/decisions/0019-paths-o
 from __future__ import annotations
 
 import time
-from math import ceil, gcd
+from math import ceil
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -15,8 +15,8 @@ from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
 from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import is_chain
-from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts
-from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, longest_step, stage_memory
+from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts, tail_rows
+from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, longest_step, stage_memory, tick_of
 from mindspeed_autoparallel.schedule import make_program
 
 
@@ -119,10 +119,7 @@ class _Master:
         segments, num = problem.segments, problem.num_virtual
         new = self.model.new_int_var
         self.x = [[[new(0, s.num_layers, "") for _ in range(num)] for _ in s.kinds] for s in segments]
-        self.unit = 0
-        for segment in segments:
-            self.unit = gcd(self.unit, segment.forward, segment.backward, *(k.extra_backward for k in segment.kinds))
-        self.unit = gcd(self.unit, *problem.link) or 1
+        self.unit = tick_of(problem)
         highest = longest_step(problem) // self.unit + 1
         if highest > 2**56:
             raise ConfigError("the step is too long for the tick chosen: use coarser times.")
@@ -179,7 +176,9 @@ class _Master:
                     weight = f * segment.forward + b * (segment.backward + kind.extra_backward)
                     if weight:
                         terms.append(weight // self.unit * count)
-        self.model.add(self.step >= sum(terms) + cut[2] // self.unit)
+        for tail, fixed in tail_rows(self.problem, self.x, cut[3]):
+            ticks = [size // self.unit * count for size, count in tail]
+            self.model.add(self.step >= sum(terms) + sum(ticks) + (cut[2] + fixed) // self.unit)
 
     def solve(
         self, seconds: float, seed: int, num_workers: int, best: Placement | None, best_time: int
