@@ -38,3 +38,14 @@ def test_captured_modules_run_by_their_plans_as_one_process_does_and_send_what_i
     assert [row for row in rows if row[1] > 1e-12] == []
     assert [row for row in rows if not row[2]] == []
     assert sum(row[3][0] > 0 and row[3][1] > 0 for row in rows) == 40
+
+
+def test_styles_for_parallelize_module_compute_outputs_and_gradients_of_one_process():
+    rows = {(name, kind): rest for name, kind, *rest in _rows("parallelize_worker.py")}
+    for key, sizes in ((("tensor", "plan"), [1, 4]), (("mixed", "plan"), [2, 2]), (("mixed", "uniform"), [2, 2])):
+        found, error, styles, not_expressed = rows[key]
+        assert (found, not_expressed) == (sizes, []) and error < 1e-12
+        assert styles["layers.1.q"] == styles["head"] == "ColwiseParallel"
+        assert styles["layers.0.down"] == styles["table"] == "RowwiseParallel"
+    sizes, error, styles, not_expressed = rows["other", "plan"]
+    assert error is None and styles == {} and not_expressed[0].startswith("layers.0.down (and 1 like it): ")

@@ -1,0 +1,197 @@
+"""A plan as ``parallelize_module`` of torch takes it: a style per module, where styles can say it.
+
+Modules can gather, scatter and reduce where they are entered and left; the code between them runs on what it is given.
+So a plan can be said by styles only if nothing between modules is redistributed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+)
+
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, REPLICATE, Node
+from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output
+from mindspeed_autoparallel.operators.lowering.roles import CONTEXT, DATA, role_of_cut, votes, winners
+from mindspeed_autoparallel.operators.search.recursive import carried_axes
+from mindspeed_autoparallel.operators.strategies import OperatorPlan
+from mindspeed_autoparallel.operators.torch.capture import Captured
+
+_MODULES = (torch.nn.Linear, torch.nn.Embedding)
+
+
+@dataclass(frozen=True)
+class ParallelizePlan:
+    """``styles`` for ``parallelize_module(model, mesh["tp"], styles)``; the batch is divided by ``data_size`` replicas.
+
+    Where ``not_expressed`` is not empty, the styles alone would compute something else: each line names an operator.
+    """
+
+    styles: dict[str, ParallelStyle] = field(default_factory=dict)
+    data_size: int = 1
+    tensor_size: int = 1
+    not_expressed: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """As Python source, and what could not be said."""
+        made = [f"{name!r}: {_source(style)}," for name, style in self.styles.items()]
+        return [*made, *(f"# not expressed: {reason}" for reason in self.not_expressed)]
+
+
+def parallelize_plan(captured: Captured, model: torch.nn.Module, plan: OperatorPlan) -> ParallelizePlan:
+    """The styles of ``plan``; ``model`` is the module that was captured.
+
+    Mesh dims that divide samples become ``data_size`` (each replica gets its samples, gradients are averaged by the
+    caller), the others one tensor-parallel dim. Parameters are cut as the operators read them.
+    """
+    return _Lowering(captured, model, plan).lower()
+
+
+class _Lowering:
+    def __init__(self, captured: Captured, model: torch.nn.Module, plan: OperatorPlan) -> None:
+        self.captured, self.plan, self.graph = captured, plan, captured.graph
+        self.reasons: dict[str, str] = {}
+        self.batch = carried_axes(self.graph)
+        leading = [winners(ballot)[:1] for ballot in votes(plan.decisions)]
+        self.data_dims = {dim for dim, first in enumerate(leading) if first == [DATA]}
+        self.modules = {name: module for name, module in model.named_modules() if isinstance(module, _MODULES)}
+        self.owner = self._owners()
+        self.last = {module: node for node, module in self.owner.items()}
+        self.choice: dict[str, int] = {}
+        self.flowing: dict[str, int] = {}
+
+    def lower(self) -> ParallelizePlan:
+        mesh = self.plan.decisions.mesh
+        data = math.prod(n for dim, n in enumerate(mesh) if dim in self.data_dims)
+        for name, node in self.graph.nodes.items():
+            self.choice[name] = NO_CUT if node.is_parameter else self._choice(node)
+        for name, node in self.graph.nodes.items():
+            self._flow(name, node)
+        styles: dict[str, ParallelStyle] = {}
+        for module in self.modules:
+            style = self._style(module)
+            if style is not None:
+                styles[module] = style
+        return ParallelizePlan({} if self.reasons else styles, data, math.prod(mesh) // data, tuple(self._told()))
+
+    def _told(self) -> Iterator[str]:
+        """One line per reason and role: repeated layers say the same."""
+        alike: dict[tuple[str, str], list[str]] = {}
+        for name, reason in self.reasons.items():
+            node = self.graph.nodes.get(name)
+            alike.setdefault((node.role if node and node.role else name, reason), []).append(name)
+        for (_, reason), names in alike.items():
+            more = f" (and {len(names) - 1} like it)" if len(names) > 1 else ""
+            yield f"{names[0]}{more}: {reason}"
+
+    def _owners(self) -> dict[str, str]:
+        """Operators that are inside a module with a style, by name: its product or look-up and the added bias."""
+        found: dict[str, str] = {}
+        for module in self.modules:
+            for suffix in ("", ".embedding", ".bias_add"):
+                if f"{module}{suffix}" in self.graph.nodes:
+                    found[f"{module}{suffix}"] = module
+            if f"{module}.linear_1" in self.graph.nodes or f"{module}.embedding_1" in self.graph.nodes:
+                self.reasons[module] = "it is called more than once, and a module has one style."
+        return found
+
+    def _choice(self, node: Node) -> int:
+        """The axis all tensor-parallel mesh dims cut; the data-parallel ones must cut the batch."""
+        chosen = self.plan.decisions.choices[node.name]
+        for dim in self.data_dims:
+            if node.inputs and chosen[dim] != self.batch.get(node.name, NO_CUT):
+                self.reasons[node.name] = "it is not cut by its batch on a mesh dim that divides samples elsewhere."
+        others = {axis for dim, axis in enumerate(chosen) if dim not in self.data_dims}
+        if len(others) > 1:
+            names = " and ".join(sorted("nothing" if axis == NO_CUT else node.axes[axis].name for axis in others))
+            self.reasons[node.name] = f"it is cut by {names} on different mesh dims."
+        axis = others.pop() if others else NO_CUT
+        if not node.inputs:
+            return NO_CUT  # inputs arrive whole
+        if role_of_cut(node, axis, self.batch.get(node.name), 1, 1, 0) in (DATA, CONTEXT):
+            self.reasons[node.name] = f"it is cut by {node.axes[axis].name} beside operators cut by weights."
+        return axis
+
+    def _flow(self, name: str, node: Node) -> None:
+        """What leaves operator ``name``: as it is made, or for the last one of a module as the readers want it."""
+        made = node.output_placement(self.choice[name])
+        if name not in self.owner:
+            self.flowing[name] = made
+            self._check_between(name, node)
+        elif self.last[self.owner[name]] != name:
+            self.flowing[name] = made
+        else:
+            wanted = list(dict.fromkeys(self._wanted(name)))
+            self.flowing[name] = wanted[0] if wanted else (REPLICATE if made == PARTIAL else made)
+            if len(wanted) > 1:
+                self.reasons[name] = "its readers want it in different cuts."
+
+    def _wanted(self, name: str) -> Iterator[int]:
+        """Placements that the code after operator ``name`` wants; modules take what they get."""
+        for reader, slot in self.graph.consumers()[name]:
+            if reader not in self.owner:
+                yield self.graph.nodes[reader].operand_placement(slot, self.choice[reader])
+        if name in self.captured.outputs:
+            yield REPLICATE
+
+    def _check_between(self, name: str, node: Node) -> None:
+        """Code between modules gets its operands as they flow, and their gradients back whole."""
+        for slot, source in enumerate(node.inputs):
+            wanted = node.operand_placement(slot, self.choice[name])
+            if wanted != self.flowing[source]:
+                self.reasons[name] = f"it wants {source} in another cut than that leaves it, and no module is between."
+            elif self.graph.nodes[source].needs_gradient:
+                gradient = node.gradient_placement(slot, self.choice[name])
+                if (gradient,) != gradient_of_output((wanted,)):
+                    self.reasons[name] = f"it leaves the gradient of {source} as a pending sum."
+        call = self.captured.calls.get(name)
+        cut = node.output_placement(self.choice[name])
+        if call is not None and cut >= 0 and call.operator in ("view", "reshape", "expand") and len(call.args) > 1:
+            sizes = call.args[1]
+            if isinstance(sizes, (list, tuple)) and sizes[cut] != -1:
+                self.reasons[name] = f"it writes the size {sizes[cut]} of a dim that is cut: write -1 there."
+        if name in self.captured.outputs and cut != REPLICATE:
+            self.reasons[name] = "the model would return a piece of it."
+
+    def _style(self, module: str) -> ParallelStyle | None:
+        main = next((name for name, owner in self.owner.items() if owner == module), None)
+        if main is None:
+            return None
+        node, axis = self.graph.nodes[main], self.choice[main]
+        source = next(s for s in node.inputs if not self.graph.nodes[s].is_parameter)
+        arrives, leaves = _placement(self.flowing[source]), _placement(self.flowing[self.last[module]])
+        name = "" if axis == NO_CUT else node.axes[axis].name
+        if name in ("columns", "hidden"):
+            return ColwiseParallel(input_layouts=arrives, output_layouts=leaves)
+        if name in ("inner", "table"):
+            return RowwiseParallel(input_layouts=arrives, output_layouts=leaves)
+        if arrives != Replicate() and leaves != Replicate():
+            self.reasons[main] = "it is whole between cut tensors."
+        if arrives != Replicate():
+            return PrepareModuleInput(input_layouts=arrives, desired_input_layouts=Replicate(), use_local_output=True)
+        if leaves != Replicate():
+            return PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=leaves)
+        return None
+
+
+def _placement(placement: int) -> Placement:
+    return Replicate() if placement == REPLICATE else Partial() if placement == PARTIAL else Shard(placement)
+
+
+def _source(style: ParallelStyle) -> str:
+    given = [
+        f"{name}={getattr(style, name)!r}"
+        for name in ("input_layouts", "desired_input_layouts", "output_layouts", "desired_output_layouts")
+        if hasattr(style, name)
+    ]
+    return f"{type(style).__name__}({', '.join(given)})"
