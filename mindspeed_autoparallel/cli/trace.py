@@ -1,6 +1,10 @@
-"""Trace one transformer layer in any layout on this machine's CPU: operators, bytes, collectives, parameters.
+"""Trace a block of a language model in any layout on this machine's CPU: operators, bytes, collectives, parameters.
 
 Nothing is launched on a device: the other ranks are pretended and tensors hold no data.
+
+  trace --hidden 8192 --heads 64 --kv-heads 8 --ffn 28672 --gated --sequence 4096 --tensor 8 --sequence-parallel
+  trace ... --block head --vocabulary 128256
+  trace ... --block stage --vocabulary 128256 --num-layers 80 --pipeline 4 --stage 0 --num-microbatches 8
 """
 
 from __future__ import annotations
@@ -10,27 +14,52 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.runtime.tracing.request import BLOCKS, RECOMPUTE
+
 _SIZES = ("hidden", "heads", "sequence")
-_OPTIONAL = ("micro_batch", "kv_heads", "ffn", "tensor", "context", "expert", "world", "num_experts", "topk")
+_OPTIONAL = {
+    "micro_batch": "samples of one microbatch (1)",
+    "kv_heads": "groups of grouped-query attention (as heads)",
+    "head_size": "width of one head (hidden / heads)",
+    "ffn": "width of the MLP (4 hidden)",
+    "vocabulary": "padded; for embedding, head and stage",
+    "num_experts": "0: a dense MLP",
+    "topk": "experts of one token (2)",
+    "expert_ffn": "width of an expert (as ffn)",
+    "shared_ffn": "width of the shared expert (none)",
+    "tensor": "tensor-parallel size",
+    "context": "context-parallel size",
+    "expert": "expert-parallel size",
+    "expert_tensor": "ranks that share an expert (as tensor)",
+    "world": "ranks of the job (the smallest that holds the layout)",
+    "num_layers": "of the whole model, for a stage",
+    "pipeline": "stages",
+    "virtual": "model chunks per stage",
+    "stage": "the pipeline rank to trace (0)",
+    "num_microbatches": "of one step, for a stage",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     for name in _SIZES:
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in _OPTIONAL:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    parser.add_argument("--block", choices=BLOCKS, default="layer", help="what to trace; a stage runs a whole step")
+    for name, meaning in _OPTIONAL.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
     parser.add_argument("--gated", action="store_true", help="SwiGLU and RMSNorm without bias")
     parser.add_argument("--sequence-parallel", action="store_true")
-    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
+    parser.add_argument("--recompute", choices=RECOMPUTE, default="none")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep and reuse traces here")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
 def _print(result: dict[str, Any]) -> None:
-    print(f"parameters {result['parameter_count']}, saved for backward {result['saved_bytes'] / 2**20:.2f} MiB")
-    for phase in ("forward", "backward"):
+    print(f"parameters {result['parameter_count']}")
+    if "saved_bytes" in result:
+        print(f"saved for backward {result['saved_bytes'] / 2**20:.2f} MiB")
+    for phase in (name for name in ("forward", "backward", "step") if name in result):
         entry = result[phase]
         number = sum(operator["count"] for operator in entry["operators"])
         print(f"{phase}: peak {entry['peak_bytes'] / 2**20:.2f} MiB, {number} operators")
@@ -44,12 +73,12 @@ def _print(result: dict[str, Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Traces and prints."""
     from mindspeed_autoparallel.runtime.tracing.process import trace
-    from mindspeed_autoparallel.runtime.tracing.request import read_layer_request
+    from mindspeed_autoparallel.runtime.tracing.request import read_request
 
     values = {name: getattr(arguments, name) for name in (*_SIZES, *_OPTIONAL) if getattr(arguments, name) is not None}
-    for name in ("gated", "sequence_parallel", "recompute", "dtype"):
+    for name in ("block", "gated", "sequence_parallel", "recompute", "dtype"):
         values[name] = getattr(arguments, name)
-    result = trace(read_layer_request(values), arguments.cache)
+    result = trace(read_request(values), arguments.cache)
     if arguments.json:
         print(json.dumps(result))
     else:

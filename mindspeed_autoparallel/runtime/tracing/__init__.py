@@ -1,7 +1,10 @@
-"""One layer in any layout on one process: operators, saved bytes, peaks, collectives and parameters, without a device.
+"""Blocks and stages in any layout on one process: operators, bytes, collectives and parameters, without a device.
 
 ``request``   what is traced: sizes and layout, plain data
+``process``   starts tracing processes (nothing of them leaks into the caller) and keeps results by content
+``world``     process groups of one layout after the other, pretended or gloo's
+``shapes``    operators on tensors without data; balanced routing to experts
+``building``  blocks of a megatron-core model
+``running``   a block forward and backward, a stage through Megatron's schedule
 ``tracker``   follows storages, operators and collectives
-``layer``     builds the layer with megatron-core and runs it forward and backward
-``process``   starts the tracing process (nothing of it leaks into the caller) and keeps results by content
 """

@@ -13,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from mindspeed_autoparallel.runtime.tracing.shapes import run_on_shapes
+
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     return (item for item in tree_iter(value) if isinstance(item, torch.Tensor))
@@ -66,7 +68,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.pause()
-        result = function(*args, **(kwargs or {}))
+        result = run_on_shapes(function, args, kwargs or {})
         name = str(function)
         if name.startswith(("c10d.", "_c10d_functional.")):
             self._paused = self._pause_s == 0.0
