@@ -28,24 +28,46 @@ def local_items(adapter: EncoderAdapter, batches: Sequence[Any], home: int) -> l
     return items
 
 
-def gather_items(
-    items: Sequence[Item], contributes: bool, adapter: EncoderAdapter, group: Any, device: Any
-) -> list[Item]:
-    """Items of all contributing ranks of ``group``, in rank order: two small all-gathers (counts, then sizes)."""
-    mine = list(items) if contributes else []
-    width = _NUM_FIELDS + adapter.meta_size
-    table = torch.tensor([_row(item) for item in mine], dtype=torch.float64, device=device).reshape(len(mine), width)
-    size = torch.distributed.get_world_size(group)
-    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
-    torch.distributed.all_gather(counts, torch.tensor([len(mine)], device=device), group=group)
-    longest = int(max(int(count) for count in counts))
-    if longest == 0:
-        return []
-    padded = torch.zeros((longest, width), dtype=torch.float64, device=device)
-    padded[: len(mine)] = table
-    tables = [torch.empty_like(padded) for _ in range(size)]
-    torch.distributed.all_gather(tables, padded, group=group)
-    return [_item(row) for count, rows in zip(counts, tables, strict=True) for row in rows[: int(count)].tolist()]
+class ItemGather:
+    """Tells every rank of ``group`` the items of all encoders that exchange in it: one all-gather a step.
+
+    Ranks have different numbers of items. The message has room for so many numbers, and grows when a step needs more:
+    such a step, which every rank recognises by the sizes it got, takes a second all-gather.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._size = torch.distributed.get_world_size(group)
+        self._room = 256
+
+    def gather(self, mine: Sequence[Sequence[Item]], meta_sizes: Sequence[int], device: Any) -> list[list[Item]]:
+        """Per encoder the items of all ranks, in rank order. ``mine``: per encoder the items this rank contributes;
+        ``meta_sizes``: length of their ``meta``."""
+        numbers = [float(len(items)) for items in mine]
+        numbers += [number for items in mine for item in items for number in _row(item)]
+        received = self._exchange([len(numbers), *numbers], device)
+        longest = max(int(row[0]) for row in received)
+        if longest >= self._room:
+            self._room = 1 << longest.bit_length()
+            received = self._exchange([len(numbers), *numbers], device)
+        everyones: list[list[Item]] = [[] for _ in mine]
+        for row in received:
+            start = 1 + len(mine)
+            for number, meta_size in enumerate(meta_sizes):
+                for _ in range(int(row[1 + number])):
+                    stop = start + _NUM_FIELDS + meta_size
+                    everyones[number].append(_item(row[start:stop]))
+                    start = stop
+        return everyones
+
+    def _exchange(self, numbers: list[float], device: Any) -> list[list[float]]:
+        """What fits of every rank's ``numbers``; the first is how many there are."""
+        fitting = numbers[: self._room]
+        message = torch.tensor(fitting + [0.0] * (self._room - len(fitting)), dtype=torch.float64, device=device)
+        received = torch.empty(self._size * self._room, dtype=torch.float64, device=device)
+        torch.distributed.all_gather_into_tensor(received, message, group=self._group)
+        rows: list[list[float]] = received.view(self._size, self._room).tolist()
+        return rows
 
 
 def _row(item: Item) -> list[float]:

@@ -17,10 +17,10 @@ import torch
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.layouts import check_scale
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
-from mindspeed_autoparallel.runtime.hetero.metadata import gather_items, local_items
+from mindspeed_autoparallel.runtime.hetero.metadata import local_items
 from mindspeed_autoparallel.runtime.hetero.modules import finalize_gradients
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item
-from mindspeed_autoparallel.runtime.hetero.session import HeteroSession, Route
+from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
 from mindspeed_autoparallel.runtime.hetero.timetable import AllAtOnce, AlongTheSchedule
 
 
@@ -38,12 +38,15 @@ def run(
     """The stock ``forward_backward``'s result; gradients of all modules are final. Arguments are Megatron's."""
     batches, iterators = _pull(data_iterator, num_microbatches)
     session.learn_holders(batches is not None)
-    steps = []
-    for route in session.routes:
-        if not forward_only:
-            check_scale(route.encoder.scale, num_microbatches)
-        items = _everyones_items(session, route, batches)
-        steps.append(EncoderStep(session, route, batches, items, num_microbatches, forward_only))
+    if not forward_only:
+        for encoder in session.encoders:
+            check_scale(encoder.scale, num_microbatches)
+    with session.times.during("metadata"):
+        everyones = _everyones_items(session, batches)
+    steps = [
+        EncoderStep(session, route, batches, items, num_microbatches, forward_only)
+        for route, items in zip(session.routes, everyones, strict=True)
+    ]
     chunks = model if isinstance(model, list) else [model]
     timetable = _timetable(session, steps, num_microbatches, len(chunks))
     factor: list[Any] = []
@@ -94,17 +97,21 @@ def _timetable(
     )
 
 
-def _everyones_items(session: HeteroSession, route: Route, batches: Any) -> list[Item]:
-    """Items of all ranks that exchange with this one (collective where sizes must travel)."""
-    adapter = route.encoder.adapter
-    with session.times.during("metadata"):
-        mine = local_items(adapter, batches, session.home) if batches is not None else []
-        if not session.needs_metadata(route):
-            return mine
-        assert session.holders is not None
-        contributes = session.rank == session.holders[session.home][0]
-        device = next(route.encoder.module.parameters()).device
-        return gather_items(mine, contributes, adapter, route.group, device)
+def _everyones_items(session: HeteroSession, batches: Any) -> list[list[Item]]:
+    """Per encoder the items of all ranks that exchange with this one (collective where sizes must travel)."""
+    adapters = [encoder.adapter for encoder in session.encoders]
+    found = [local_items(adapter, batches, session.home) if batches is not None else [] for adapter in adapters]
+    assert session.holders is not None
+    contributes = session.rank == session.holders[session.home][0]
+    for gather, numbers in session.gathers():
+        everyones = gather.gather(
+            [found[number] if contributes else [] for number in numbers],
+            [adapters[number].meta_size for number in numbers],
+            next(session.encoders[numbers[0]].module.parameters()).device,
+        )
+        for number, items in zip(numbers, everyones, strict=True):
+            found[number] = items
+    return found
 
 
 def _pull(data_iterator: Any, num_microbatches: int) -> tuple[list[Any] | None, Any]:

@@ -12,6 +12,7 @@ class ModuleRandomStates:
 
     def __init__(self, states: ModuleStates) -> None:
         self._states = states
+        self._tracker: Any = None
         self._fields: dict[str, tuple[Any, Any]] = {}
         states.on_switch(self._switch)
 
@@ -50,7 +51,9 @@ class ModuleRandomStates:
         torch.cuda.set_rng_state(accelerator)
 
     def _keep(self, name: str) -> None:
-        tracker = _tracker()
+        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+        self._tracker = tracker = get_cuda_rng_tracker()
         # The tracker is reset in place by the next seeding: keep containers of our own.
         tracker.states_, tracker.seeds_ = dict(tracker.states_), set(getattr(tracker, "seeds_", ()))
         self._fields[name] = (tracker.states_, tracker.seeds_)
@@ -58,13 +61,7 @@ class ModuleRandomStates:
     def _switch(self, old: str | None, new: str) -> None:
         if new not in self._fields:
             return
-        tracker = _tracker()
+        tracker = self._tracker
         if old in self._fields:
             self._fields[old] = (tracker.states_, tracker.seeds_)
         tracker.states_, tracker.seeds_ = self._fields[new]
-
-
-def _tracker() -> Any:
-    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-
-    return get_cuda_rng_tracker()

@@ -10,6 +10,7 @@ import torch
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.exchange import Exchange
+from mindspeed_autoparallel.runtime.hetero.metadata import ItemGather
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 from mindspeed_autoparallel.runtime.hetero.redistribution.balance import MODES
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, closed_sets, replica_ranks
@@ -49,6 +50,7 @@ class HeteroSession:
     times: PhaseTimes = field(default_factory=PhaseTimes)
     holders: dict[int, list[int]] | None = None
     """Ranks that hold the batches of each backbone replica; asked once, at the first step."""
+    _gathers: list[tuple[ItemGather, list[int]]] | None = None
 
     @property
     def encoders(self) -> list[Encoder]:
@@ -84,7 +86,17 @@ class HeteroSession:
                 f"no rank of backbone replica {empty[0]} has a data iterator; the loader must give it one."
             )
 
-    def needs_metadata(self, route: Route) -> bool:
+    def gathers(self) -> list[tuple[ItemGather, list[int]]]:
+        """How sizes travel: each with the encoders (their numbers) it serves, in the same order on every rank."""
+        if self._gathers is None:
+            by_ranks: dict[tuple[int, ...], list[int]] = {}
+            for number, route in enumerate(self.routes):
+                if self._needs_metadata(route):
+                    by_ranks.setdefault(tuple(route.ranks), []).append(number)
+            self._gathers = [(ItemGather(self.routes[numbers[0]].group), numbers) for numbers in by_ranks.values()]
+        return self._gathers
+
+    def _needs_metadata(self, route: Route) -> bool:
         """Whether sizes must travel: global balancing, replicas across backbone replicas, or ranks without data."""
         assert self.holders is not None
         everyone = all(ranks == replica_ranks(self.backbone_placement, home) for home, ranks in self.holders.items())

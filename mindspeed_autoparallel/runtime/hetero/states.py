@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -90,7 +91,9 @@ class ModuleStates:
     def __init__(self, parallel_state: types.ModuleType, groups: GroupMemo | None = None) -> None:
         self._namespaces: list[types.ModuleType] = [parallel_state]
         self._names: list[list[str]] = [global_names(parallel_state)]
-        self._pristine = self._capture(fresh=True)
+        # One call reads all of them: switching is on the way of every macro-batch.
+        self._values = [_reader(self._names[0])]
+        self._pristine = self._fresh_values()
         self._snapshots: dict[str, list[dict[str, Any]]] = {}
         self._overlays: dict[str, dict[str, Any]] = {}
         self._overlaid: Any = None
@@ -112,7 +115,8 @@ class ModuleStates:
             raise ConfigError(f"{namespace.__name__} must join before the first module's groups are built.")
         self._namespaces.append(namespace)
         self._names.append(global_names(namespace))
-        self._pristine = self._capture(fresh=True)
+        self._values.append(_reader(self._names[-1]))
+        self._pristine = self._fresh_values()
 
     def on_switch(self, hook: Callable[[str | None, str], None]) -> None:
         """Call ``hook(old, new)`` at every real switch (the RNG states follow this way)."""
@@ -193,10 +197,7 @@ class ModuleStates:
 
     def _leave(self, name: str | None) -> None:
         if name is not None:
-            for namespace, values in zip(self._namespaces, self._snapshots[name], strict=True):
-                current = namespace.__dict__
-                for key in values:
-                    values[key] = current[key]
+            self._snapshots[name] = self._capture()
 
     def _enter(self, old: str | None, name: str) -> None:
         for namespace, values in zip(self._namespaces, self._snapshots[name], strict=True):
@@ -207,16 +208,25 @@ class ModuleStates:
         for hook in self._hooks:
             hook(old, name)
 
-    def _capture(self, fresh: bool = False) -> list[dict[str, Any]]:
-        keep = _fresh if fresh else (lambda value: value)
+    def _capture(self) -> list[dict[str, Any]]:
         return [
-            {name: keep(vars(space)[name]) for name in names}
-            for space, names in zip(self._namespaces, self._names, strict=True)
+            dict(zip(names, values(namespace.__dict__), strict=True))
+            for namespace, names, values in zip(self._namespaces, self._names, self._values, strict=True)
         ]
+
+    def _fresh_values(self) -> list[dict[str, Any]]:
+        return [{name: _fresh(value) for name, value in values.items()} for values in self._capture()]
 
     def _restore(self, values: list[dict[str, Any]]) -> None:
         for namespace, fields in zip(self._namespaces, values, strict=False):
             namespace.__dict__.update(fields)
+
+
+def _reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """Reads the values of ``names``; one call for all where there are several."""
+    if len(names) > 1:
+        return operator.itemgetter(*names)
+    return lambda fields: tuple(fields[name] for name in names)
 
 
 def _fresh(value: Any) -> Any:

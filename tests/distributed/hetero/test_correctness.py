@@ -105,7 +105,14 @@ CONTROLS = [
     {"name": "control_one_ddp", **DP4_TP2, "one_ddp": True},
     {"name": "control_mean_over_encoder", **DP4_TP2, "mean_over_encoder": True},
 ]
-CORE = ["dp4_over_tp2pp2_scale4", "cp2_over_cp2tp2_sequence", "dp4_over_vpp", "distributed_optimizer"]
+CORE = [
+    "dp4_over_tp2pp2_scale4",
+    "cp2_over_cp2tp2_sequence",
+    "window_over_pp4_scale3",
+    "items_from_several_ranks",
+    "dp4_over_vpp",
+    "distributed_optimizer",
+]
 
 
 def run(folder, num_processes, cases, **more):
