@@ -7,7 +7,7 @@ that training makes (a test compares them).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import gcd
 
 from mindspeed_autoparallel.profiles import DeviceCost, LinkTier
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
@@ -41,6 +41,12 @@ class Exchange:
         """H1: what the encoder replica with most work computes of a macro-batch."""
         return -(-self.homes * samples_per_home // self.replicas)
 
+    @property
+    def shards(self) -> int:
+        """Parts of a sequence that first-stage ranks keep: each then gets its own rows only."""
+        tensor = self.backbone.tensor_size if self.backbone.sequence_parallel else 1
+        return tensor * self.backbone.context_size
+
 
 @dataclass(frozen=True, kw_only=True)
 class MovedSamples:
@@ -68,41 +74,39 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Exchan
 def moved_samples(exchange: Exchange, samples_per_home: int) -> MovedSamples:
     """H3: what one macro-batch of ``samples_per_home`` samples per backbone replica moves on the busiest rank.
 
-    A first-stage rank lacks what its own encoder replica did not compute. A gradient goes to every member of the
-    replica that computed the sample, from one tensor rank of every context rank; a member that is such a rank itself
-    has it. Exact where replicas are nested; where they are tied, turns of senders are not followed one by one.
+    A first-stage rank lacks what its own encoder replica did not compute, of its shard of the sequence. A gradient goes
+    to every member of the replica that computed the sample, each shard from a rank that keeps it; a member that keeps
+    it itself has it. Exact where replicas are nested; where they are tied, turns of senders are not followed.
     """
     return (_nested if exchange.nested else _tied)(exchange, samples_per_home)
 
 
 def _nested(exchange: Exchange, samples: int) -> MovedSamples:
     """Replica j computes samples j, j + r, ...; the ``near`` ones, on the first stage, come first."""
-    width, stage, contexts = exchange.encoder_width, exchange.stage_width, exchange.backbone.context_size
+    width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
     every, left = divmod(samples, exchange.replicas)
     near, covered = max(1, stage // width), min(width, stage)
     has_far = exchange.replicas > near
     of_near, of_far = every + (left > 0), every + (left > near) if has_far else 0
     at_home = near * every + min(left, near)
-    received = samples - every - (left >= near)
-    sent = max(of_near * (stage - covered), of_far * stage) / width
-    owing = (samples - at_home) * width * contexts + at_home * (width * contexts - covered)
-    received_back = max(contexts * of_near - (width <= stage) * of_near, contexts * of_far)
-    return MovedSamples(
-        inputs=0.0, outputs=float(max(received, ceil(sent))), gradients=float(max(ceil(owing / stage), received_back))
-    )
+    received = (samples - every - (left >= near)) / shards
+    sent = max(of_near * (stage - covered), of_far * stage) / width / shards
+    owing = samples * width - at_home * covered / shards
+    received_back = max(of_near * (1 - 1 / shards if width <= stage else 1), of_far)
+    return MovedSamples(inputs=0.0, outputs=max(received, sent), gradients=max(owing / stage, received_back))
 
 
 def _tied(exchange: Exchange, samples: int) -> MovedSamples:
     """An encoder replica spans the first stages of several homes, and reads the others' data."""
-    width, stage, contexts = exchange.encoder_width, exchange.stage_width, exchange.backbone.context_size
+    width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
     owned, at_home = exchange.samples_of_busiest(samples), samples // exchange.replicas
-    received = samples - at_home if exchange.replicas > 1 else 0
-    sent = owned * stage / width if received else 0
-    owing = (samples - at_home) * width * contexts + at_home * (width * contexts - stage)
-    received_back = contexts * owned - (0 if exchange.replicas > 1 else at_home)
+    received = (samples - at_home) / shards if exchange.replicas > 1 else 0.0
+    sent = owned * stage / width / shards if received else 0.0
+    owing = samples * width - at_home * stage / shards
+    received_back = owned - (0 if exchange.replicas > 1 else at_home / shards)
     return MovedSamples(
-        inputs=owned * (1 - 1 / exchange.homes), outputs=float(max(received, ceil(sent))),
-        gradients=float(max(ceil(owing / stage), received_back)),
+        inputs=owned * (1 - 1 / exchange.homes), outputs=max(received, sent),
+        gradients=max(owing / stage, received_back),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.hetero.encoders import EncoderCosts, encoder_phase
+from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, EncoderCosts, encoder_phase
 from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate
@@ -68,6 +68,8 @@ def records(
     """Every choice of (TP, CP, scale) per encoder and of memory mode that no other one beats in time and memory."""
     found = []
     for memory in memory_modes:
+        if memory == "window" and candidate.layout.virtual_size > 1:
+            continue
         rows = [_undominated_phases(own, candidate, cluster, memory, balance) for own in costs]
         found += [HeteroRecord(memory=memory, balance=balance, encoders=phases) for phases in product(*rows)]
     return _undominated(found)
@@ -109,7 +111,7 @@ def _undominated(found: list[HeteroRecord]) -> list[HeteroRecord]:
     def weights(record: HeteroRecord) -> tuple[float, ...]:
         return (record.total_us, record.reserved_bytes, record.transient_bytes, record.first_stage_bytes)
 
-    found.sort(key=lambda r: (*weights(r), r.memory != "upfront", tuple(_sizes(p.layout) for p in r.encoders)))
+    found.sort(key=lambda r: (*weights(r), MEMORY_MODES.index(r.memory), tuple(_sizes(p.layout) for p in r.encoders)))
     kept: list[HeteroRecord] = []
     for record in found:
         if not any(_beats(weights(other), weights(record)) for other in kept):

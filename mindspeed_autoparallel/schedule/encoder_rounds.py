@@ -1,0 +1,52 @@
+"""Encoder batches around the pipeline: each one's rows travel while the next is computed. Formula H5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+REPEATING = 4
+"""After so many equal rounds, each further one adds the longer of computation and transfer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """``count`` equal batches: computation, and transfer, of each."""
+
+    count: int
+    compute_us: float
+    transfer_us: float
+
+
+def forward_us(runs: Sequence[Rounds]) -> float:
+    """Compute batch k, send it, wait for batch k - 1; transfers go one after another."""
+    now = before = arrived = 0.0
+    for run in runs:
+        for _ in range(min(run.count, REPEATING)):
+            now = max(now, before) + run.compute_us
+            before, arrived = arrived, max(now, arrived) + run.transfer_us
+        more = max(0, run.count - REPEATING) * max(run.compute_us, run.transfer_us)
+        now, before, arrived = now + more, before + more, arrived + more
+    return max(now, arrived)
+
+
+def backward_us(runs: Sequence[Rounds]) -> float:
+    """Send the gradients of batch k, then compute batch k - 1 with what has arrived for it."""
+    now = arrived = 0.0
+    waiting: tuple[float, float] | None = None
+    for run in runs:
+        for _ in range(min(run.count, REPEATING)):
+            arrived = max(now, arrived) + run.transfer_us
+            if waiting is not None:
+                now = max(now, waiting[0]) + waiting[1]
+            waiting = (arrived, run.compute_us)
+        more = max(0, run.count - REPEATING) * max(run.compute_us, run.transfer_us)
+        now, arrived = now + more, arrived + more
+        if waiting is not None:
+            waiting = (waiting[0] + more, waiting[1])
+    return now if waiting is None else max(now, waiting[0]) + waiting[1]
+
+
+def in_turn_us(runs: Sequence[Rounds]) -> float:
+    """Computation and transfer one after the other: memory mode window."""
+    return sum(run.count * (run.compute_us + run.transfer_us) for run in runs)
