@@ -65,7 +65,7 @@ SHEET = [
         target="megatron.training.training:train_step",
         wrapper=_train_step,
         parameters=("forward_step_func", "data_iterator", "model"),
-        flags=("--auto-parallel-plan",),
+        flags=("--auto-parallel-plan", "--auto-tuning"),
         why="Predicted step time and memory are compared with the first steps of the training.",
     ),
     Patch(

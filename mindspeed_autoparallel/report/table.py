@@ -54,7 +54,7 @@ def _stage_rows(plan: Plan) -> list[str]:
             rows.append([*name, *cells, *(times if index == 0 else ["", "", ""])])
     if not virtual:
         rows = [[row[0], *row[2:]] for row in rows]
-    return _aligned(rows, left=rows[0].index("module"))
+    return aligned(rows, left=rows[0].index("module"))
 
 
 def _recompute(kinds: dict[str, int]) -> str:
@@ -62,7 +62,7 @@ def _recompute(kinds: dict[str, int]) -> str:
     return " + ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "0"
 
 
-def _aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

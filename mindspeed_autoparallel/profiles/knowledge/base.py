@@ -139,6 +139,18 @@ class KnowledgeBase:
             ).fetchall()
         return [(tuple(json.loads(row[0])), _sample(row[1:])) for row in rows]
 
+    def of_name(self, device: str, software: str, name: str) -> list[tuple[Operator, Sample]]:
+        """All samples called ``name``, whatever their signature and sizes, in a stable order."""
+        with self._connection() as connection:
+            rows = connection.execute(
+                "select signature, sizes, median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
+                "where device=? and software=? and operator=? order by 1, 2",
+                (device, software, name),
+            ).fetchall()
+        return [
+            (Operator(name=name, signature=row[0], sizes=tuple(json.loads(row[1]))), _sample(row[2:])) for row in rows
+        ]
+
     def fingerprints(self) -> list[tuple[str, str, int]]:
         """(device, software, number of samples) of everything stored."""
         with self._connection() as connection:

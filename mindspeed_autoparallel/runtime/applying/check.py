@@ -21,10 +21,16 @@ class _Session:
         self.step_us: list[float] = []
         self.peak_bytes = 0
         self.num_seen = 0
+        self.on_report: Callable[[list[dict[str, float]]], None] | None = None
 
-    def begin(self, plan: Plan, num_steps: int) -> None:
-        """Watch the first ``num_steps`` steps, two at least: one for memory, one for time."""
-        self.plan, self.num_steps = plan, max(3, num_steps)
+    def begin(
+        self, plan: Plan, num_steps: int, on_report: Callable[[list[dict[str, float]]], None] | None = None
+    ) -> None:
+        """Watch the first ``num_steps`` steps, three at least: one to warm up, one for memory, one for time.
+
+        ``on_report``: called on rank 0 with ``step_us`` and ``peak_bytes`` of every global rank.
+        """
+        self.plan, self.num_steps, self.on_report = plan, max(3, num_steps), on_report
 
 
 SESSION = _Session()
@@ -69,6 +75,8 @@ def _report(plan: Plan) -> None:
         from mindspeed_autoparallel.runtime.devices import current_device
 
         print(comparison(plan, ranks), flush=True)
+        if SESSION.on_report is not None:
+            SESSION.on_report(ranks)
         if current_device().name == "cpu":
             num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", len(ranks)))
             print(crowding(num_processes, os.cpu_count() or 1), end="", flush=True)

@@ -13,7 +13,12 @@ from mindspeed_autoparallel.errors import ConfigError
 TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
 """Set only in processes this package starts: the file that says what the process is to measure."""
 
-TASK_HANDLERS = {"measure": "mindspeed_autoparallel.runtime.measuring.worker:prepare"}
+TASK_HANDLERS = {
+    "measure": "mindspeed_autoparallel.runtime.measuring.worker:prepare",
+    "trace": "mindspeed_autoparallel.runtime.tuning.tracing:prepare",
+    "calibrate": "mindspeed_autoparallel.runtime.tuning.calibrating:prepare",
+    "verify": "mindspeed_autoparallel.runtime.tuning.verifying:prepare",
+}
 """Kind of task -> ``module:function(arguments, task)``."""
 
 FEATURES = {

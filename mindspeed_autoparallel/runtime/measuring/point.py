@@ -27,7 +27,7 @@ def measure_point(
     model = unwrap(chunks)
     stacks = find_stacks(model)
     order, handles = execution_order(model, stacks)
-    microbatch = _Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
+    microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
     microbatch.run(tracked=False)
     for handle in handles:
         handle.remove()
@@ -38,13 +38,13 @@ def measure_point(
     # After the step: everything a training keeps is there now, and what is more is the host's own.
     tracked = microbatch.run(tracked=True)
     kept = resident_bytes(model, built.optimizer)
-    ratio = bytes_per_parameter(model, built.optimizer, _num_optimizer_shards(arguments))
+    ratio = bytes_per_parameter(model, built.optimizer, num_optimizer_shards(arguments))
     parameters = parameters_by_block(model, stacks, order)
     costs = block_costs(timed, tracked, device.seconds_between)
     return {
         "modules": [
             {
-                **_module(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
+                **describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
                 "side_bytes": tracked.side_bytes.get(stack.name, (0, 0)),
             }
             for stack in tracked.stacks
@@ -54,7 +54,7 @@ def measure_point(
         "optimizer": {
             "step_us": optimizer_us,
             "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-            // _num_optimizer_shards(arguments),
+            // num_optimizer_shards(arguments),
         },
         "relative_times": _relative_times(timed, device.seconds_between),
         "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
@@ -63,7 +63,7 @@ def measure_point(
     }
 
 
-class _Microbatch:
+class Microbatch:
     """Runs the host's step with one microbatch through Megatron's own schedule, without gradient reduction."""
 
     def __init__(
@@ -134,13 +134,13 @@ def _step(chunks: list[Any], optimizer: Any, device: Any) -> float:
     return times[-1]
 
 
-def _num_optimizer_shards(arguments: Any) -> int:
+def num_optimizer_shards(arguments: Any) -> int:
     if not arguments.use_distributed_optimizer:
         return 1
     return int(arguments.data_parallel_size * arguments.context_parallel_size)
 
 
-def _module(
+def describe_stack(
     stack: Stack,
     costs: dict[str, dict[str, float]],
     parameters: dict[str, list[Any]],

@@ -81,6 +81,7 @@ def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int
         for name, value in (
             ("context_parallel_size", point.context_size),
             ("expert_model_parallel_size", point.expert_size),
+            ("expert_tensor_parallel_size", getattr(arguments, "expert_tensor_parallel_size", None)),
         )
         if name in recorded.kwargs
     }

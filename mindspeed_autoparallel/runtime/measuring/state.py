@@ -68,34 +68,39 @@ def execution_order(model: Any, stacks: Iterable[Stack]) -> tuple[list[str], lis
     return order, handles
 
 
-def bytes_per_parameter(model: Any, optimizer: Any, num_replicas: int) -> BytesPerParameter:
+def bytes_per_parameter(model: Any, optimizer: Any, num_replicas: int, missing_bytes: int = 0) -> BytesPerParameter:
     """Gradient and optimizer bytes of a trained parameter after a step was taken.
 
-    ``num_replicas``: ranks a distributed optimizer splits its state over; 1 for a whole one.
+    ``num_replicas``: ranks a distributed optimizer splits its state over; 1 for a whole one. ``missing_bytes``: state
+    that the first step would create, where none was taken.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         return BytesPerParameter(0.0, 0.0)
     count = sum(parameter.numel() for parameter in trained)
     gradients = sum(_gradient_bytes(parameter) for parameter in trained)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     storages = {
-        tensor.untyped_storage().data_ptr(): tensor.numel() * tensor.element_size()
+        tensor.untyped_storage()._cdata: tensor.numel() * tensor.element_size()
         for tensor in optimizer_tensors(optimizer)
-        if tensor.untyped_storage().data_ptr() not in own
+        if tensor.untyped_storage()._cdata not in own
     }
-    return BytesPerParameter(gradients / count, _nearly_whole(sum(storages.values()) * num_replicas / count))
+    state_bytes = sum(storages.values()) + missing_bytes
+    return BytesPerParameter(gradients / count, _nearly_whole(state_bytes * num_replicas / count))
 
 
 def resident_bytes(model: Any, optimizer: Any) -> int:
     """Parameters, their gradients and optimizer state of this rank, as they are now; each storage once."""
     tensors = list(model.parameters())
     tensors += [parameter.main_grad for parameter in tensors if getattr(parameter, "main_grad", None) is not None]
-    buffers = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    buffers = {tensor.untyped_storage()._cdata for tensor in tensors}
     # An fp32 distributed optimizer's master weights are views of the model's own buffer: not a second copy.
-    tensors += [item for item in optimizer_tensors(optimizer) if item.untyped_storage().data_ptr() not in buffers]
+    tensors += [item for item in optimizer_tensors(optimizer) if item.untyped_storage()._cdata not in buffers]
     # Sizes of the views, not of their buffers, so that padding counts as the host's own.
-    views = {(tensor.data_ptr(), tensor.numel()): tensor.numel() * tensor.element_size() for tensor in tensors}
+    views = {
+        (item.untyped_storage()._cdata, item.storage_offset(), item.numel()): item.numel() * item.element_size()
+        for item in tensors
+    }
     return sum(views.values())
 
 

@@ -19,19 +19,6 @@ from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 _PATHS = ("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")
 
 
-class _Session:
-    """The task of this process and what the host did so far."""
-
-    def __init__(self) -> None:
-        self.task: MeasureTask | None = None
-        self.calls = HostCalls()
-        self.arguments: Any = None
-
-
-SESSION = _Session()
-"""One process measures for one launch and ends; nothing else ever reads this."""
-
-
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     """Turn the user's arguments into those of the reduced model in the first layout; nothing is loaded or saved."""
     task = MeasureTask.from_json(data)
@@ -74,7 +61,7 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
     # The host's own argument names; its updated namespace is what it built the first layout from.
     bound = inspect.signature(getattr(wrapped, "__wrapped__", wrapped)).bind(*args, **kwargs).arguments
     built = Built(bound["model"], bound["optimizer"], bound["train_data_iterator"])
-    _measure_all(SESSION.task, bound["forward_step_func"], bound.get("config"), built)
+    SESSION.take_over(SESSION.task, bound["forward_step_func"], bound.get("config"), built)
     sys.stdout.flush()
     import torch
 
@@ -83,7 +70,7 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
     sys.exit(0)
 
 
-def _measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> None:
+def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> None:
     import torch
     from megatron.training import get_args
 
@@ -112,6 +99,21 @@ def _measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: An
             _finish(task, point, {"status": "out_of_memory", "reason": str(error).splitlines()[0]}, 0)
             sys.exit(OUT_OF_MEMORY_EXIT_CODE)
         _finish(task, point, {"status": "ok", "links": links, **result}, rank)
+
+
+class _Session:
+    """The task of this process and what the host did so far."""
+
+    def __init__(self) -> None:
+        self.task: MeasureTask | None = None
+        self.calls = HostCalls()
+        self.arguments: Any = None
+        self.take_over: Callable[[MeasureTask, Callable[..., Any], Any, Built], None] = measure_all
+        """What happens where training would begin: ``(task, forward_step, config, first layout)``."""
+
+
+SESSION = _Session()
+"""One process measures for one launch and ends; nothing else ever reads this."""
 
 
 def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any], rank: int) -> None:

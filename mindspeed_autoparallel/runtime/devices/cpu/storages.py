@@ -103,8 +103,10 @@ class TrackedStorages(TorchDispatchMode):
         self._add_storage(storage)
 
     def _add_storage(self, storage: Any) -> None:
-        if storage.device.type != "cpu":
-            return  # meta and fake tensors
+        if storage.device.type == "cpu":  # others are meta and fake tensors
+            self._count(storage)
+
+    def _count(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
         known = self._sizes.get(key)
         if known is None:

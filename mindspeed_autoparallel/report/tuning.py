@@ -1,0 +1,118 @@
+"""The result of ``--auto-tuning`` as text and as one HTML file; both show what is in its JSON and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspeed_autoparallel.report.markup import element, table, text
+from mindspeed_autoparallel.report.page import POLICY
+from mindspeed_autoparallel.report.style import CSS
+from mindspeed_autoparallel.report.table import aligned
+from mindspeed_autoparallel.units import format_bytes
+
+HEADER = ("no", "configuration", "step_ms", "interval_ms", "bubble", "peak", "tokens/s/device", "recompute")
+
+
+def row(plan: Mapping[str, Any]) -> list[str]:
+    """The cells of a configuration, as in ``HEADER``."""
+    low, high = plan["step_time_interval_ms"]
+    layers = sum(plan["recompute"]["layers_per_stage"])
+    kind = plan["recompute"]["kind"]
+    return [
+        str(plan["number"]),
+        plan["label"],
+        f"{plan['step_time_ms']:.1f}",
+        f"{low:.0f} to {high:.0f}",
+        f"{plan['bubble_fraction']:.0%}",
+        format_bytes(max(rank["peak_bytes"] for rank in plan["memory"])),
+        f"{plan['tokens_per_s_per_device']:.0f}",
+        kind if kind == "none" else f"{kind}, {layers} layers",
+    ]
+
+
+def render_table(result: Mapping[str, Any]) -> str:
+    """Three rows, the flags to paste under them, and what was left out."""
+    lines = aligned([HEADER, *(row(plan) for plan in result["top"])], left=1)
+    for plan in result["top"]:
+        lines += ["", f"{plan['number']}. paste: {' '.join(plan['argv'])}"]
+    for measured in result.get("verified", ()):
+        lines.append(_verified_line(measured))
+    lines += ["", _about(result)]
+    lines += [f"note: {note}" for note in result["notes"]]
+    lines += [f"not searched: {name}: {reason}" for name, reason in result["left_out_dimensions"].items()]
+    # Names come from files: nothing in them may move the cursor or add lines.
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
+
+
+def _about(result: Mapping[str, Any]) -> str:
+    search = result["search"]
+    return (
+        f"{search['num_candidates']} combinations: {search['num_legal']} legal, {search['num_solved']} solved exactly, "
+        f"{search['num_bounded']} proved slower, {search['num_without_room']} of the solved without room; "
+        f"{search['seconds']:.1f} s. {result['num_device_launches']} launches on {result['device']}, "
+        f"{result['knowledge']['covered_time_share']:.1%} of the operators' time measured"
+    )
+
+
+def _verified_line(measured: Mapping[str, Any]) -> str:
+    if measured["status"] != "ok":
+        return f"{measured['number']}. not verified: {measured['reason']}"
+    return (
+        f"{measured['number']}. measured: step {measured['measured_step_ms']:.1f} ms (predicted "
+        f"{measured['predicted_step_ms']:.1f}, {measured['step_error']:+.1%}), peak "
+        f"{format_bytes(measured['measured_peak_bytes'])} (predicted {format_bytes(measured['predicted_peak_bytes'])}, "
+        f"{measured['memory_error']:+.1%})" + (f"; {measured['note']}" if measured.get("note") else "")
+    )
+
+
+def render_tuning_page(result: Mapping[str, Any]) -> str:
+    """A self-contained page: the configurations, memory of every stage, flags, what was searched and what was not."""
+    sections = [
+        ("Configurations", table(HEADER, [[text(cell) for cell in row(plan)] for plan in result["top"]], (2, 5, 6))),
+        ("Flags to paste", "".join(_flags(plan) for plan in result["top"])),
+        ("Memory of each pipeline rank", "".join(_memory(plan) for plan in result["top"])),
+        ("Searched", _pairs(result["searched"].items())),
+        ("Not searched, and why", _pairs(result["left_out_dimensions"].items())),
+        ("Combinations left out", _pairs((f"{number} times", rule) for rule, number in result["left_out"].items())),
+        ("Where the figures come from", _pairs([("search", _about(result)), *(("note", n) for n in result["notes"])])),
+    ]
+    if result.get("verified"):
+        lines = "".join(element("p", text(_verified_line(item))) for item in result["verified"])
+        sections.insert(1, ("Measured", lines))
+    body = "".join(element("section", element("h2", text(title)) + inner) for title, inner in sections)
+    title = f"{result['ranks']} devices: {result['top'][0]['label']}"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"<header><h1>{text(title)}</h1></header>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _flags(plan: Mapping[str, Any]) -> str:
+    link = element("a", text("stages, memory and timeline"), href=plan["plan"].replace(".json", ".html"))
+    return element("h3", text(f"{plan['number']}. {plan['label']}") + " · " + link) + element(
+        "pre", text(" ".join(plan["argv"]))
+    )
+
+
+def _memory(plan: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            text(rank["pipeline_rank"]), text(format_bytes(rank["peak_bytes"])),
+            text(format_bytes(rank["limit_bytes"])), text(rank["peak_point"]),
+        ]
+        for rank in plan["memory"]
+    ]  # fmt: skip
+    return element("h3", text(f"{plan['number']}. {plan['label']}")) + table(
+        ("pipeline rank", "peak", "limit", "where"), rows, (0, 1, 2)
+    )
+
+
+def _pairs(items: Any) -> str:
+    pairs: Sequence[tuple[str, Any]] = list(items)
+    return table(("what", "value"), [[text(name), text(value)] for name, value in pairs]) if pairs else element(
+        "p", "nothing"
+    )

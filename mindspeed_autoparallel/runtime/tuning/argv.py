@@ -1,0 +1,96 @@
+"""A configuration as Megatron's own flags, and the user's command line with it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspeed_autoparallel.runtime.applying.native import pipeline_layout, sizes
+from mindspeed_autoparallel.spec.plan import Plan
+
+_VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+_LAYOUT = "pipeline_model_parallel_layout"
+_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+_TUNED = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+    "expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel",
+    "use_distributed_optimizer", "overlap_grad_reduce", "moe_token_dispatcher_type", "global_batch_size",
+    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", _LAYOUT, *_VIRTUAL, *_RECOMPUTE,
+)  # fmt: skip
+"""What a configuration decides; on the user's command line it is replaced."""
+
+
+def values_of(plan: Plan, settings: Mapping[str, Any], recompute: str, num_recomputed: int) -> dict[str, Any]:
+    """Argument destinations and values: everything that the configuration decides, switches that are off as well."""
+    values = {**sizes(plan), **settings}
+    module = plan.model.modules[0].name
+    layers = plan.layers_of(module)
+    if len(set(layers)) > 1:
+        values[_LAYOUT] = pipeline_layout(plan)
+    elif plan.layout.virtual_size > 1:
+        values[_VIRTUAL[0]] = layers[0]
+    if recompute == "selective":
+        values["recompute_granularity"] = "selective"
+    elif recompute == "full":
+        values |= {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": num_recomputed}
+    return values
+
+
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """Command line words; what is Megatron's default is left out."""
+    words: list[str] = []
+    kept = ("micro_batch_size", "global_batch_size", "recompute_num_layers", *_VIRTUAL, "expert_tensor_parallel_size",
+            "tensor_model_parallel_size", "pipeline_model_parallel_size")  # fmt: skip
+    for destination, value in values.items():
+        flag = "--" + destination.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value not in (False, None) and (value != 1 or destination in kept):
+            words += [flag, str(value)]
+    return words
+
+
+def with_configuration(argv: Sequence[str], words: Sequence[str], *, keep_tuning: bool) -> list[str]:
+    """``argv`` (script first) without what is tuned, then ``words``.
+
+    ``keep_tuning``: whether the flags of ``--auto-tuning`` stay, which a process of ours needs and a training must not
+    have.
+    """
+    removed = {"--" + name for name in _TUNED} | {"--" + name.replace("_", "-") for name in _TUNED}
+    kept: list[str] = [argv[0]]
+    skipping = False
+    for word in argv[1:]:
+        if word.startswith("--"):
+            name = word.split("=", 1)[0]
+            ours = word.startswith(("--auto-tuning", "--auto_tuning")) or name in _CLUSTER
+            skipping = name in removed or (ours and not keep_tuning)
+        if not skipping:
+            kept.append(word)
+    return [*kept, *words]
+
+
+_CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
+
+
+def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size: int) -> str:
+    """Why the host's own ``validate_args`` refuses the configuration, or nothing. ``arguments`` are left alone."""
+    import contextlib
+    import copy
+    import io
+
+    from megatron.training.arguments import validate_args
+
+    tried = copy.deepcopy(arguments)
+    for name in (*_VIRTUAL, _LAYOUT, *_RECOMPUTE):
+        if hasattr(tried, name):
+            setattr(tried, name, None)
+    for name, value in values.items():
+        setattr(tried, name, value)
+    tried.rank, tried.world_size = 0, world_size
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            validate_args(tried, {})
+    except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError) as error:
+        return str(error).strip() or type(error).__name__
+    return ""

@@ -1,0 +1,57 @@
+"""What runs on the devices, in one launch of the user's script: collectives, missing operators, a few whole layouts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.runtime.measuring import worker
+from mindspeed_autoparallel.runtime.measuring.relayout import Built
+from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
+from mindspeed_autoparallel.runtime.tuning.balance import balance_routing
+from mindspeed_autoparallel.runtime.tuning.replay import replay, sample_collectives
+
+CALIBRATION_SCHEMA_VERSION = 1
+LINKS_FILE, OPERATORS_FILE = "links.json", "operators.json"
+
+
+def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Handler of tasks of kind ``calibrate``."""
+    balance_routing()
+    worker.prepare(arguments, data["measure"])
+
+    def take_over(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> None:
+        fill(Path(task.result_dir), data["operators"], data["collectives"], data["sizes"])
+        if data["measure_points"]:
+            worker.measure_all(task, forward_step, config, built)
+
+    worker.SESSION.take_over = take_over
+
+
+def fill(folder: Path, operators: list[dict[str, Any]], collectives: list[str], sizes: list[int]) -> None:
+    """Sample ``collectives`` on all ranks, then replay ``operators`` on rank 0; each file is whole when it appears."""
+    import torch.distributed as distributed
+
+    from mindspeed_autoparallel.runtime.devices import current_device
+
+    device, rank = current_device(), distributed.get_rank()
+    if collectives and distributed.get_world_size() > 1:
+        rows = sample_collectives(collectives, sizes, device, int(os.environ["LOCAL_WORLD_SIZE"]))
+        if rank == 0:
+            _write(folder / LINKS_FILE, rows)
+    if rank == 0 and operators:
+        wanted = [
+            Operator(name=item["name"], signature=item["signature"], sizes=tuple(item["sizes"])) for item in operators
+        ]
+        _write(folder / OPERATORS_FILE, replay(wanted, device))
+    distributed.barrier()
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_json_atomic(path, {"schema_version": CALIBRATION_SCHEMA_VERSION, "rows": rows})
+    print(f"wrote {len(rows)} rows to {path}", flush=True)

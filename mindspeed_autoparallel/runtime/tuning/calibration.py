@@ -1,0 +1,269 @@
+"""What the knowledge base lacks for a model, the one launch that measures it, and what is read from it afterwards."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, coverage
+from mindspeed_autoparallel.runtime.tuning.calibrating import LINKS_FILE, OPERATORS_FILE
+from mindspeed_autoparallel.runtime.tuning.launches import Launches
+from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, Traces, measure_task, variant_name
+from mindspeed_autoparallel.tuning.traced.host import Anchor, HostModel, fit_host
+from mindspeed_autoparallel.tuning.traced.links import SIZES, TIERS, catalogue_tier, fitted_tiers, link_samples
+from mindspeed_autoparallel.tuning.traced.pricing import DIRECTIONS, Prices, calls_of
+
+MINIMUM_COVERAGE = 0.95
+"""Share of the time of all traced calls that must be measured; the rest is interpolated."""
+_MAX_ANCHORS = 4
+_ROOM = 0.6
+"""Share of the device that a layout measured whole may take."""
+_STATE_BYTES = 20
+"""Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""
+
+Results = Mapping[MeasuredAt, dict[str, Any]]
+
+
+class Calibration:
+    """The knowledge base beside one model's traces."""
+
+    def __init__(
+        self, request: TuningRequest, traces: Traces, found: Results, device: Any, base: KnowledgeBase
+    ) -> None:
+        self.request, self.traces, self.base, self.device = request, traces, base, device
+        self.found = {point: result for point, result in found.items() if result["status"] == "ok"}
+        self.failed = [point for point, result in found.items() if result["status"] != "ok"]
+        fingerprint = device.fingerprint()
+        self.device_name = fingerprint["device"]
+        self.device_key = " ".join([self.device_name, fingerprint.get("num_cores", ""),
+                                    fingerprint.get("num_threads", "")]).strip()  # fmt: skip
+        self.software_key = " ".join(
+            f"{name} {value}" for name, value in sorted(fingerprint.items())
+            if name not in ("device", "num_cores", "num_threads")
+        )  # fmt: skip
+        self.folder = request.work_dir / "measurements" / traces.key
+        self.notes: list[str] = []
+
+    def coverage(self) -> Coverage:
+        """Of all calls of all traced variants, by time."""
+        variants = [
+            variant
+            for result in self.found.values()
+            for variant in result["variants"].values()
+            if variant["status"] == "ok"
+        ]
+        return coverage(self.base, self.device_key, self.software_key, calls_of(variants))
+
+    def take(self, launches: Launches, say: Callable[[str], None]) -> Coverage:
+        """Launch once for whatever is missing; a launch that fails leaves what it finished, and the search goes on."""
+        covered = self.coverage()
+        operators = list(covered.missing) if covered.covered_time_share < MINIMUM_COVERAGE else []
+        collectives = self._missing_collectives()
+        anchors = self._anchors() if operators or not self._host_is_known() else []
+        fallback = [point for point in self.failed if self._is_measurable(point)]
+        points = tuple(dict.fromkeys((*anchors, *fallback)))
+        say(f"the knowledge base covers {covered.covered_time_share:.1%} of the traced time")
+        if not operators and not collectives and not points:
+            say("nothing has to be measured")
+            return covered
+        say(
+            f"one launch on {self.request.num_nodes} x {self.request.num_processes_per_node} devices: {len(operators)} "
+            f"operators, {len(collectives)} collectives, {len(points)} whole layouts"
+        )
+        task = measure_task(self.request, points or tuple(self.found)[:1], self.folder)
+        launches.on_devices("calibrate", {
+            "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
+            "operators": [asdict(operator) for operator in operators], "collectives": collectives,
+            "sizes": list(SIZES),
+        })  # fmt: skip
+        self._store(points)
+        return self.coverage() if operators else covered
+
+    def measured(self) -> dict[MeasuredAt, dict[str, Any]]:
+        """Points that could not be traced and were measured instead."""
+        return {point: result for point in self.failed if (result := self._result(point)) is not None}
+
+    def prices(self) -> Prices:
+        """Prices for the traces, with the host fitted to the blocks that were measured whole."""
+        prices = Prices(
+            base=self.base, device=self.device_key, software=self.software_key, tiers=self.tiers(),
+            devices_per_node=self.request.devices_per_node,
+        )  # fmt: skip
+        asynchronous = self.device.name != "cpu"
+        anchors = list(self._anchors_of(prices))
+        prices.host = fit_host(anchors, asynchronous=asynchronous, fallback=self._known_host(asynchronous))
+        if anchors:
+            self._keep_host(prices.host)
+        else:
+            self.notes.append("no block of this model was measured whole: the host's share is that of other models")
+        return prices
+
+    def tiers(self) -> dict[str, LinkTier]:
+        """Both tiers: sampled, or what is nearest to it, and a note."""
+        found = fitted_tiers(self.base, self.device_key, self.software_key)
+        for tier, where in zip(TIERS, ("inside a node", "between nodes"), strict=True):
+            if tier not in found:
+                found[tier] = catalogue_tier(self._catalogue(), tier, self.request.devices_per_node)
+                if tier == "intra" or self.request.num_ranks > self.request.devices_per_node:
+                    self.notes.append(f"links {where} were never sampled here: datasheet figures are used")
+        return found
+
+    def optimizer_us_per_byte(self) -> float:
+        """Of parameters that a rank updates; from the datasheet where no step was measured."""
+        steps = self.base.of_name(self.device_key, self.software_key, "optimizer.step")
+        if steps:
+            return sum(sample.median_us for _, sample in steps) / sum(operator.sizes[0] for operator, _ in steps)
+        device = self._catalogue()
+        efficiency = next(iter(device.efficiencies.values()))
+        # About 30 bytes are moved for the two bytes of a parameter.
+        return 15.0 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
+
+    def _catalogue(self) -> Device:
+        try:
+            return find_device(self.device_name if self.device.name != "cpu" else "CPU")
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} It is needed for links that were not sampled: measure on two nodes with two devices each."
+            ) from error
+
+    def _missing_collectives(self) -> list[str]:
+        wanted = []
+        if self.request.num_processes_per_node > 1:
+            wanted.append("intra")
+        if self.request.num_nodes > 1:
+            wanted.append("inter")
+        known = fitted_tiers(self.base, self.device_key, self.software_key)
+        kinds = list(COLLECTIVES)
+        return kinds if any(tier not in known or set(known[tier].operations) != set(kinds) for tier in wanted) else []
+
+    def _is_measurable(self, point: MeasuredAt) -> bool:
+        world = self.request.num_measuring
+        shards = point.tensor_size * point.context_size
+        return world % shards == 0 and world // point.tensor_size % point.expert_size == 0 and (
+            point.tensor_size <= self.request.num_processes_per_node
+        )
+
+    def _anchors(self) -> list[MeasuredAt]:
+        """A few layouts that the measuring devices can hold: small and large microbatches, with and without TP."""
+        room = _ROOM * self.device.total_memory_bytes()
+        able = [
+            point
+            for point, result in self.found.items()
+            if self._is_measurable(point) and point.context_size == 1 and _needed_bytes(result) < room
+        ]
+        if not able:
+            self.notes.append("no layout fits the measuring devices whole: operators alone are measured")
+            return []
+        small, large = min(p.micro_batch_size for p in able), max(p.micro_batch_size for p in able)
+        corners = [(min, min), (max, max), (min, max), (max, min)]
+        chosen = []
+        for tensor, batch in corners:
+            size = tensor(p.tensor_size for p in able)
+            wanted = small if batch is min else large
+            chosen += [p for p in able if p.tensor_size == size and p.micro_batch_size == wanted][:1]
+        return list(dict.fromkeys(chosen))[:_MAX_ANCHORS]
+
+    def _store(self, points: tuple[MeasuredAt, ...]) -> None:
+        source = f"auto-tuning {time.strftime('%Y-%m-%d', time.gmtime())}"
+        entries: list[tuple[Operator, Sample]] = link_samples(_rows(self.folder / LINKS_FILE), source)
+        for row in _rows(self.folder / OPERATORS_FILE):
+            if "reason" in row:
+                self.notes.append(f"{row['name']} {row['sizes']} could not be replayed: {row['reason']}")
+                continue
+            operator = Operator(name=row["name"], signature=row["signature"], sizes=tuple(row["sizes"]))
+            entries.append((operator, _sample(row, source)))
+        for point in points:
+            result = self._result(point)
+            if result is None:
+                self.notes.append(f"{point.label()} could not be measured whole")
+                continue
+            entries += [
+                (self._block_operator(point, module["name"], block, direction), _once(costs[f"{direction}_us"], source))
+                for module in result["modules"]
+                for block, costs in module["blocks"].items()
+                for direction in DIRECTIONS
+                if costs[f"{direction}_us"] > 0
+            ]
+            optimizer = result["optimizer"]
+            if optimizer["parameter_bytes"] > 0:
+                step = Operator(name="optimizer.step", signature=self.traces.key, sizes=(optimizer["parameter_bytes"],))
+                entries.append((step, _once(optimizer["step_us"], source)))
+        self.base.record(self.device_key, self.software_key, entries)
+
+    def _result(self, point: MeasuredAt) -> dict[str, Any] | None:
+        file = measure_task(self.request, (point,), self.folder).result_file(point)
+        if not file.exists():
+            return None
+        result: dict[str, Any] = read_json(file, "measurement")
+        return result if result["status"] == "ok" else None
+
+    def _block_operator(self, point: MeasuredAt, module: str, block: str, direction: str) -> Operator:
+        signature = json.dumps([self.traces.key, point.label()], separators=(",", ":"))
+        return Operator(name=f"block.{module}.{block}.{direction}", signature=signature, sizes=())
+
+    def _anchors_of(self, prices: Prices) -> Any:
+        for point, result in self.found.items():
+            trace = result["variants"][variant_name("", PLAIN)]
+            for module in trace["modules"]:
+                for block in module["blocks"]:
+                    for direction in DIRECTIONS:
+                        operator = self._block_operator(point, module["name"], block, direction)
+                        sample = self.base.find(self.device_key, self.software_key, operator)
+                        if sample is not None:
+                            sums = prices.sums(trace, module, block, direction)
+                            yield Anchor(block=block, direction=direction, sums=sums, measured_us=sample.median_us)
+
+    def _host_is_known(self) -> bool:
+        return bool(self.base.of_name(self.device_key, self.software_key, "host.per_call"))
+
+    def _known_host(self, asynchronous: bool) -> HostModel | None:
+        found = {
+            name: self.base.of_name(self.device_key, self.software_key, f"host.{name}")
+            for name in ("per_call", "scale")
+        }
+        if not all(found.values()):
+            return None
+        middle = {name: sorted(sample.median_us for _, sample in rows)[len(rows) // 2] for name, rows in found.items()}
+        return HostModel(scale=middle["scale"], per_call_us=middle["per_call"], asynchronous=asynchronous)
+
+    def _keep_host(self, host: HostModel) -> None:
+        entries = [
+            (Operator(name=f"host.{name}", signature=self.traces.key, sizes=()), _once(max(value, 1e-3), "fit"))
+            for name, value in (("per_call", host.per_call_us), ("scale", host.scale))
+        ]
+        self.base.record(self.device_key, self.software_key, entries)
+
+
+def _needed_bytes(result: dict[str, Any]) -> float:
+    trace = next(iter(result["variants"].values()))
+    parameters = saved = 0
+    for module in trace["modules"]:
+        for block in module["blocks"].values():
+            parameters += sum(kind["num_parameters"] for kind in block["parameters"].values())
+            saved += block["saved_bytes"] + block["backward_peak_bytes"]
+    return float(2 * (parameters * _STATE_BYTES + saved))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return list(read_json(path, "calibration")["rows"]) if path.exists() else []
+
+
+def _sample(row: Mapping[str, Any], source: str) -> Sample:
+    return Sample(
+        median_us=row["median_us"], p10_us=row["p10_us"], p90_us=row["p90_us"], num_runs=row["num_runs"], source=source
+    )
+
+
+def _once(value_us: float, source: str) -> Sample:
+    return Sample(median_us=value_us, p10_us=value_us, p90_us=value_us, num_runs=1, source=source)

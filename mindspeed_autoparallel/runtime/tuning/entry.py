@@ -1,0 +1,159 @@
+"""``--auto-tuning`` from the host's parsed arguments to the files in the work dir; then the process ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
+from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
+from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free
+from mindspeed_autoparallel.runtime.tuning.lock import only_one
+from mindspeed_autoparallel.runtime.tuning.request import SEED_MINIMUM_RANKS, TuningRequest, read_request
+
+_LEVELS = ("debug", "info", "warning")
+_started = time.monotonic()
+
+Say = Callable[[str], None]
+
+
+class Voice:
+    """Progress on the terminal, as much as was asked for."""
+
+    def __init__(self, level: str) -> None:
+        self._lowest = _LEVELS.index(level)
+
+    def debug(self, text: str) -> None:
+        """Every launch and file."""
+        self._say(0, text)
+
+    def info(self, text: str) -> None:
+        """Progress."""
+        self._say(1, text)
+
+    def warning(self, text: str) -> None:
+        """What is wrong."""
+        self._say(2, text)
+
+    def _say(self, level: int, text: str) -> None:
+        if level >= self._lowest:
+            print(f"[auto-tuning {time.monotonic() - _started:6.1f} s] {text}", flush=True)
+
+
+def tune_and_exit(arguments: argparse.Namespace) -> None:
+    """Profile small, model, search, write, and end the process: training does not start."""
+    if not Path(sys.argv[0]).is_file():
+        raise ConfigError(
+            f"--auto-tuning starts the script again to trace it, but {sys.argv[0]!r} is not a file that can be read. "
+            "Start it as python SCRIPT.py."
+        )
+    request = read_request(arguments)
+    voice = Voice(request.log_level)
+    if request.node_rank > 0:
+        num_launches = run_agent(
+            node_rank=request.node_rank, num_nodes=request.num_nodes,
+            num_processes_per_node=request.num_processes_per_node, master_addr=request.master_addr,
+            master_port=request.master_port, log_dir=request.work_dir / "logs" / f"node{request.node_rank}",
+            join_timeout_s=request.launch_timeout_s,
+        )  # fmt: skip
+        voice.info(f"node {request.node_rank}: done after {num_launches} launches; the results are on node 0")
+        sys.exit(0)
+    with only_one(request.work_dir):
+        try:
+            _tune(request, arguments, voice)
+        except KeyboardInterrupt:
+            voice.warning(f"interrupted; finished traces and measurements are kept in {request.work_dir}")
+            sys.exit(130)
+    sys.exit(0)
+
+
+def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice) -> None:
+    from mindspeed_autoparallel.runtime.devices import current_device
+    from mindspeed_autoparallel.runtime.tuning.calibration import Calibration
+    from mindspeed_autoparallel.runtime.tuning.dimensions import plan_search
+    from mindspeed_autoparallel.runtime.tuning.launches import Launches
+    from mindspeed_autoparallel.runtime.tuning.modelling import families
+    from mindspeed_autoparallel.runtime.tuning.recommending import recommend
+    from mindspeed_autoparallel.runtime.tuning.result import PAGE_FILE, RESULT_FILE, rewrite, table, write
+    from mindspeed_autoparallel.runtime.tuning.traces import Traces
+
+    device = current_device()
+    base = KnowledgeBase(request.knowledge_file)
+    plan = plan_search(request, arguments, device.name)
+    if not plan.points:
+        raise ConfigError(
+            f"no layout of {request.num_ranks} ranks is legal for this model: "
+            + "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items())
+        )
+    if request.num_ranks < SEED_MINIMUM_RANKS:
+        voice.debug(f"{request.num_ranks} ranks: links between nodes play no part unless there are several nodes")
+    if request.num_nodes > 1:
+        check_port_is_free(request.master_port)
+        voice.info(f"waiting for {request.num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
+    with Coordinator(
+        num_nodes=request.num_nodes, num_processes_per_node=request.num_processes_per_node,
+        master_addr=request.master_addr, master_port=request.master_port, log_dir=request.work_dir / "logs",
+        join_timeout_s=request.launch_timeout_s,
+    ) as coordinator:  # fmt: skip
+        launches = Launches(request, coordinator, voice.warning)
+        voice.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
+        traces = Traces(request, plan)
+        found = traces.take(launches, voice.info)
+        calibration = Calibration(request, traces, found, device, base)
+        for point in calibration.failed:
+            reason = str(found[point]["reason"]).strip().splitlines()[-1]
+            plan.left_out[point.label()] = f"could not be traced: {reason}"
+        covered = calibration.take(launches, voice.info)
+        voice.info("stage 2 of 3: model")
+        kinds, prices = families(calibration, plan, arguments, _capacity(request, device))
+        voice.info("stage 3 of 3: search")
+        picks, outcome, space = recommend(request, plan, kinds, prices, arguments)
+        about: dict[str, Any] = {
+            "ranks": request.num_ranks,
+            "devices_per_node": request.devices_per_node,
+            "device": calibration.device_name,
+            "launches": launches.records,
+            "num_device_launches": launches.num_on_devices,
+            "knowledge": {
+                "file": str(request.knowledge_file),
+                "covered_time_share": covered.covered_time_share,
+                "num_interpolated": len(covered.missing),
+                "host_us_per_call": prices.host.per_call_us,
+                "kernel_scale": prices.host.scale,
+                "num_blocks_measured": prices.host.num_anchors,
+                "relative_error": prices.host.relative_error,
+            },
+            "searched": plan.searched,
+            "left_out_dimensions": plan.left_out,
+            "left_out": dict(space.left_out.most_common()),
+            "search": {
+                "num_candidates": outcome.num_legal + sum(space.left_out.values()),
+                "num_legal": outcome.num_legal, "num_solved": outcome.num_solved, "num_bounded": outcome.num_bounded,
+                "num_without_room": outcome.num_without_room, "seconds": outcome.seconds,
+            },
+            "notes": sorted(set(calibration.notes)),
+        }  # fmt: skip
+        result = write(request.work_dir, picks, about)
+        if request.verify:
+            from mindspeed_autoparallel.runtime.tuning.verification import verify
+
+            result["verified"] = verify(request, picks, launches, voice.info)
+            result["num_device_launches"] = launches.num_on_devices
+            rewrite(request.work_dir, result)
+    print(table(result), end="", flush=True)
+    voice.info(f"result: {request.work_dir / RESULT_FILE}; page: {request.work_dir / PAGE_FILE}")
+
+
+def _capacity(request: TuningRequest, device: Any) -> int:
+    if request.memory_limit_bytes is not None:
+        # The reserve is the user's own business then.
+        return int(request.memory_limit_bytes / 0.94) + 1
+    capacity = int(device.total_memory_bytes())
+    shared = device.name == "cpu" and "LOCAL_WORLD_SIZE" not in os.environ
+    return capacity // request.num_processes_per_node if shared else capacity

@@ -1,0 +1,83 @@
+"""Every launch of a tuning run: decided here, with an id, recorded with how it ended, never repeated needlessly."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.coordinator import free_port
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
+
+ARGV_FILE = "auto_tuning_modified_argv.json"
+LAUNCHES_FILE = "launches.json"
+_PURPOSES = {
+    "trace": ("OOTB_OPTIMIZER_PARSE_ARGS", "OOTB_OPTIMIZER_PARSE_MODEL"),
+    "calibrate": ("OOTB_OPTIMIZER_PROFILING",),
+    "verify": ("OOTB_OPTIMIZER_PROFILING",),
+}
+"""Variables that tell the user's script what a process is for; set in the children only."""
+
+Say = Callable[[str], None]
+
+
+class Launches:
+    """Starts processes for a request and keeps ``launches.json``."""
+
+    def __init__(self, request: TuningRequest, coordinator: Coordinator, say: Say) -> None:
+        self.request = request
+        self.coordinator = coordinator
+        self.say = say
+        self.records: list[dict[str, Any]] = []
+
+    @property
+    def num_on_devices(self) -> int:
+        """Launches that used the devices; a trace runs on the CPU of the main node."""
+        return sum(record["purpose"] != "trace" for record in self.records)
+
+    def trace(self, task: dict[str, Any]) -> LaunchOutcome:
+        """One process on this node's CPU."""
+        spec = self._spec("trace", task, tuple(sys.argv), {"MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"})
+        return self._kept("trace", spec, lambda: run_local_processes(
+            spec, node_rank=0, num_processes=1, num_nodes=1, master_addr="localhost", master_port=free_port(),
+            log_dir=self.coordinator.log_dir,
+        ))  # fmt: skip
+
+    def on_devices(self, purpose: str, task: dict[str, Any], argv: tuple[str, ...] | None = None) -> LaunchOutcome:
+        """The user's script on all devices of all nodes, with ``argv`` in place of its own."""
+        spec = self._spec(purpose, task, argv or tuple(sys.argv), {})
+        return self._kept(purpose, spec, lambda: self.coordinator.launch(spec))
+
+    def _spec(self, purpose: str, task: dict[str, Any], argv: tuple[str, ...], extra: dict[str, str]) -> LaunchSpec:
+        number = sum(record["purpose"] == purpose for record in self.records) + 1
+        argv_file = self.request.work_dir / ARGV_FILE
+        write_json_atomic(argv_file, {"schema_version": 1, "purpose": purpose, "argv": list(argv)})
+        environment = dict.fromkeys(_PURPOSES[purpose], "TRUE")
+        return LaunchSpec(
+            launch_id=f"{purpose}-{os.getpid()}-{number}",
+            argv=argv,
+            environment={"OOTB_OPTIMIZER_MODIFIED_ARGV_PATH": str(argv_file), **environment, **extra},
+            task=task,
+            timeout_s=self.request.launch_timeout_s,
+        )
+
+    def _kept(self, purpose: str, spec: LaunchSpec, run: Callable[[], LaunchOutcome]) -> LaunchOutcome:
+        record: dict[str, Any] = {"id": spec.launch_id, "purpose": purpose, "status": "running", "started": time.time()}
+        self.records.append(record)
+        self._write()
+        outcome = run()
+        record |= outcome.to_json()
+        self._write()
+        if outcome.status is not LaunchStatus.OK:
+            self.say(f"launch {spec.launch_id}: {outcome.describe()}")
+        return outcome
+
+    def _write(self) -> None:
+        path: Path = self.request.work_dir / LAUNCHES_FILE
+        write_json_atomic(path, {"schema_version": 1, "launches": self.records})

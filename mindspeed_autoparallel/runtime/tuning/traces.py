@@ -1,0 +1,134 @@
+"""Traces of the user's model by point, kept by what they depend on; only missing ones are traced."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.launch import LaunchStatus
+from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
+from mindspeed_autoparallel.runtime.search.measurements import NUM_REDUCED_LAYERS
+from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
+from mindspeed_autoparallel.runtime.tuning.launches import Launches
+from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
+
+SELECTIVE = "selective"
+PLAIN = "none"
+_PLACES = (
+    "--auto-tuning", "--nnodes", "--nproc-per-node", "--master", "--node-rank", "--save", "--load", "--train-iters",
+    "--log-interval", "--tensorboard-dir", "--tensor-model-parallel-size", "--pipeline-model-parallel-size",
+    "--micro-batch-size", "--global-batch-size", "--data-cache-path", "--wandb",
+)  # fmt: skip
+"""Flags that only say where something is, or what is searched anyway."""
+
+
+def variant_name(family: str, kind: str) -> str:
+    """Of a family of configurations under a recompute kind."""
+    return f"{family}|{kind}"
+
+
+def measure_task(request: TuningRequest, points: tuple[MeasuredAt, ...], folder: Path) -> MeasureTask:
+    """The reduced model at ``points``."""
+    return MeasureTask(
+        points=points,
+        result_dir=str(folder),
+        num_layers={module.name: NUM_REDUCED_LAYERS for module in request.description.modules},
+        model_file=None,
+    )
+
+
+class Traces:
+    """The traces of a request."""
+
+    def __init__(self, request: TuningRequest, plan: SearchPlan) -> None:
+        self.request = request
+        self.plan = plan
+        self.variants = {
+            variant_name(family, kind): {**settings, **recompute}
+            for family, settings in plan.families.items()
+            for kind, recompute in ((PLAIN, {}), (SELECTIVE, {"recompute_granularity": "selective"}))
+            if kind in plan.dimensions.recompute
+        }
+        self.key = self._key()
+        self.folder = request.work_dir / "traces" / self.key
+        self._task = measure_task(request, plan.points, self.folder)
+
+    def read(self) -> dict[MeasuredAt, dict[str, Any]]:
+        """The finished points, failed ones too."""
+        files = {point: self._task.result_file(point) for point in self._task.points}
+        return {point: read_json(file, "trace") for point, file in files.items() if file.exists()}
+
+    def take(self, launches: Launches, say: Callable[[str], None]) -> dict[MeasuredAt, dict[str, Any]]:
+        """Trace what is missing in one process; a point that ends the process is recorded and passed over."""
+        found = self.read()
+        if found:
+            say(f"{len(found)} of {len(self._task.points)} points were traced before ({self.folder})")
+        while missing := [point for point in self._task.points if point not in found]:
+            say(f"tracing {len(missing)} points x {len(self.variants)} variants on the CPU of this node")
+            task = measure_task(self.request, tuple(missing), self.folder)
+            outcome = launches.trace({
+                "kind": "trace", "measure": task.to_json(), "variants": self.variants,
+                "world_size": self.request.num_ranks,
+            })  # fmt: skip
+            finished = self.read()
+            if not finished and outcome.status is LaunchStatus.OK:
+                raise ProfileError(
+                    f"{sys.argv[0]} ended without coming to training, so there is nothing to trace. It must call "
+                    f"megatron.training.pretrain; its output is in {launches.coordinator.log_dir}."
+                )
+            if not finished:
+                raise ProfileError(
+                    f"{sys.argv[0]} did not come to training on pretended ranks:\n{outcome.describe()}"
+                )
+            unfinished = [point for point in missing if point not in finished]
+            if unfinished and outcome.status is not LaunchStatus.OK:
+                self._give_up(unfinished[0], outcome.describe())
+                finished = self.read()
+            elif unfinished:
+                raise ProfileError(f"the trace ended well without all points; see {launches.coordinator.log_dir}.")
+            found = finished
+        return found
+
+    def _give_up(self, point: MeasuredAt, reason: str) -> None:
+        result = {"at": asdict(point), "status": "failed", "reason": reason, "variants": {}}
+        write_json_atomic(self._task.result_file(point), result)
+
+    def _key(self) -> str:
+        digest = hashlib.sha256()
+        script = Path(sys.argv[0]).resolve()
+        package = Path(__file__).parents[1]
+        # Custom layers usually lie beside the script; the tracing code decides what is written down.
+        for path in (*sorted(script.parent.glob("*.py")), *sorted(package.glob("tuning/*.py")),
+                     *sorted(package.glob("measuring/*.py"))):  # fmt: skip
+            digest.update(path.read_bytes())
+        digest.update(json.dumps([
+            self.request.description.model_hash, self.request.num_ranks, self.variants, _arguments(sys.argv[1:]),
+            _release("torch"), _release("megatron-core"),
+        ], default=str).encode())  # fmt: skip
+        return digest.hexdigest()[:16]
+
+
+def _release(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "a source checkout"
+
+
+def _arguments(argv: list[str]) -> list[str]:
+    kept, skip = [], False
+    for word in argv:
+        if word.startswith("--"):
+            skip = word.startswith(_PLACES)
+        if not skip:
+            kept.append(word)
+    return kept

@@ -1,0 +1,106 @@
+"""Every combination of the searched dimensions: legal ones as candidates, the others counted by the rule they break."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US
+from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster, Layout
+
+RECOMPUTE_KINDS = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Configurations that run the same layers: one MoE dispatcher, one way to split experts, and so on."""
+
+    name: str
+    """Empty for the script's own."""
+    settings: dict[str, object]
+    """Megatron's argument destinations and their values, beside the layout's."""
+    profile: Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimensions:
+    """What is searched beside the sizes that the traces cover."""
+
+    virtual_sizes: tuple[int, ...] = (1, 2, 3, 4)
+    distributed_optimizer: tuple[bool, ...] = (True, False)
+    overlap_gradient_reduce: tuple[bool, ...] = (False, True)
+    recompute: tuple[str, ...] = RECOMPUTE_KINDS
+    uneven_stages: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """A legal layout of a family, with what no placement of it can beat."""
+
+    family: Family
+    candidate: Candidate
+    bound_us: float
+
+    @property
+    def layout(self) -> Layout:
+        """Its sizes."""
+        return self.candidate.layout
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What makes two recommendations different for a user: sizes and family, not switches."""
+        layout = self.layout
+        return (self.family.name, layout.tensor_size, layout.pipeline_size, layout.context_size, layout.expert_size,
+                layout.virtual_size, layout.micro_batch_size)  # fmt: skip
+
+
+@dataclass
+class Space:
+    """The legal configurations, and how many others broke which rule."""
+
+    configurations: list[Configuration] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def enumerate_space(families: list[Family], cluster: Cluster, batch: int, dimensions: Dimensions) -> Space:
+    """All combinations, bounds included; the same order for the same input."""
+    space = Space()
+    for family in families:
+        layouts = list(_layouts(family.profile, cluster, dimensions))
+        found, verdicts = enumerate_layouts(family.profile, cluster, batch, SpaceOptions(), layouts)
+        for verdict in verdicts:
+            # One line per rule, not per number in it.
+            space.left_out[re.sub(r"\d+", "N", verdict.reason)] += 1
+        bounds: dict[str, float] = {}
+        for candidate in found:
+            # Switches of optimizer and communication change the tail only.
+            plain = replace(candidate.layout, distributed_optimizer=True).label()
+            if plain not in bounds:
+                bounds[plain] = pipeline_bound_ns(family.profile, candidate) / NS_PER_US
+            bound = bounds[plain] + tail_bound_us(family.profile, cluster, candidate)
+            space.configurations.append(Configuration(family=family, candidate=candidate, bound_us=bound))
+    return space
+
+
+def _layouts(profile: Profile, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:
+    devices = cluster.num_devices
+    for point in sorted(measurement.at for measurement in profile.measurements):
+        shards = point.tensor_size * point.context_size
+        if devices % shards:
+            continue
+        for pipeline in (size for size in range(1, devices // shards + 1) if devices // shards % size == 0):
+            for chunks in dimensions.virtual_sizes if pipeline > 1 else (1,):
+                for whole in dimensions.distributed_optimizer:
+                    for overlap in dimensions.overlap_gradient_reduce:
+                        yield Layout(
+                            pipeline_size=pipeline, tensor_size=point.tensor_size, context_size=point.context_size,
+                            expert_size=point.expert_size, micro_batch_size=point.micro_batch_size,
+                            data_size=devices // shards // pipeline, virtual_size=chunks,
+                            sequence_parallel=point.sequence_parallel, distributed_optimizer=whole,
+                            overlap_gradient_reduce=overlap, schedule="interleaved" if chunks > 1 else "1f1b",
+                        )  # fmt: skip
