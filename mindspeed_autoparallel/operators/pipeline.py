@@ -31,9 +31,10 @@ class Pipeline:
 
 def stage_memory_bytes(graph: Graph, stages: int, dp: int, mp: int) -> float:
     """Static and dynamic bytes of one device: states cut by stages and ``mp``, one step's activations by all three."""
-    held = sum(node.output_bytes for node in graph.nodes.values() if node.is_parameter)
+    trained = sum(node.output_bytes for node in graph.nodes.values() if node.is_parameter and node.needs_gradient)
+    frozen = sum(node.output_bytes for node in graph.nodes.values() if node.is_parameter and not node.needs_gradient)
     kept = sum(node.output_bytes for node in graph.nodes.values() if node.inputs and node.needs_gradient)
-    return STATIC_BYTES_PER_BYTE * held / (stages * mp) + kept / (stages * dp * mp)
+    return (STATIC_BYTES_PER_BYTE * trained + frozen) / (stages * mp) + kept / (stages * dp * mp)
 
 
 def choose_stages(graph: Graph, devices: int, given: Pipeline, dp_mp: tuple[int, int]) -> int:
@@ -112,12 +113,12 @@ def search_pipelined(
         note = f"auto_pipeline has no suggestion: {error}"
     if note:
         _LOG.info(note)
-    smallest = 2 * given.micro_batch_num if stages > 1 else 2
+    most = max(1, graph.samples // given.micro_batch_num)  # samples of one microbatch on a stage
     plan = (
         whole
         if stages == 1
         else search_graph(
-            graph, devices // stages, num_microbatches=given.micro_batch_num, smallest_i=smallest, **options
+            graph, devices // stages, num_microbatches=given.micro_batch_num, most_row_parts=most, **options
         )
     )
     notes = (*plan.notes, *([note] if note else []))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.rules.experts import combine, dispatch, expert_product, router
 from mindspeed_autoparallel.operators.rules.products import attention, gather, matrix_product, norm, pointwise, source
 
 
@@ -20,9 +21,14 @@ class ModelShape:
     ffn: int
     vocabulary: int
     gated: bool = True
+    num_experts: int = 0
+    """Above 0 every MLP is this many experts, of which ``experts_per_token`` compute a token."""
+    experts_per_token: int = 2
+    lora_rank: int = 0
+    """Above 0 only adapters of this rank beside q, k, v and o are trained."""
 
 
-PRESETS: dict[str, ModelShape] = {
+_BASE: dict[str, ModelShape] = {
     "llama2-7b": ModelShape(32, 4096, 32, 32, 11008, 32000),
     "llama2-13b": ModelShape(40, 5120, 40, 40, 13824, 32000),
     "llama2-70b": ModelShape(80, 8192, 64, 8, 28672, 32000),
@@ -32,6 +38,17 @@ PRESETS: dict[str, ModelShape] = {
     "qwen-14b": ModelShape(40, 5120, 40, 40, 13696, 152064),
     "pangualpha-2.6b": ModelShape(32, 2560, 32, 32, 10240, 40000, gated=False),
     "pangualpha-13b": ModelShape(40, 5120, 40, 40, 20480, 40000, gated=False),
+    "mixtral-8x7b": ModelShape(32, 4096, 32, 8, 14336, 32000, num_experts=8),
+}
+_LORA_FAMILIES = ("llama2", "baichuan2", "qwen")
+_LORA_RANK = 16
+PRESETS: dict[str, ModelShape] = {
+    **_BASE,
+    **{
+        f"{name}-lora": replace(shape, lora_rank=_LORA_RANK)
+        for name, shape in _BASE.items()
+        if name.startswith(_LORA_FAMILIES)
+    },
 }
 
 
@@ -46,53 +63,110 @@ def preset_graph(name: str, *, batch: int, sequence: int, num_layers: int | None
 
 def decoder_graph(shape: ModelShape, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
     """Embedding, layers and output projection of ``shape``; rows are batch times sequence, batch outermost."""
-    graph = Graph(samples=batch)
-    rows, hidden, head = batch * sequence, shape.hidden, shape.hidden // shape.heads
-    graph.add(source("tokens", (rows,), item_bytes=8))
-    graph.add(source("embedding.table", (shape.vocabulary, hidden), parameter=True))
-    stream = graph.add(gather("embedding", ("embedding.table", "tokens"), rows, hidden))
-    for layer in range(shape.num_layers if num_layers is None else num_layers):
-        stream = _layer(graph, shape, f"layers.{layer}", stream, batch, sequence, head)
-    graph.add(source("final_norm.weight", (hidden,), parameter=True))
-    stream = graph.add(norm("final_norm", (stream, "final_norm.weight"), rows, hidden))
-    graph.add(source("output.weight", (hidden, shape.vocabulary), parameter=True))
-    graph.add(matrix_product("output", (stream, "output.weight"), rows, shape.vocabulary, hidden))
-    return graph
+    return _Decoder(shape, batch, sequence).build(shape.num_layers if num_layers is None else num_layers)
 
 
-def _layer(graph: Graph, shape: ModelShape, prefix: str, stream: str, batch: int, sequence: int, head: int) -> str:
-    rows, hidden = batch * sequence, shape.hidden
+class _Decoder:
+    def __init__(self, shape: ModelShape, batch: int, sequence: int) -> None:
+        self.shape, self.batch, self.sequence = shape, batch, sequence
+        self.rows, self.head = batch * sequence, shape.hidden // shape.heads
+        self.graph = Graph(samples=batch)
 
-    def linear(part: str, given: str, columns: int, inner: int) -> str:
-        weight = graph.add(source(f"{prefix}.{part}.weight", (inner, columns), parameter=True, role=f"{part}.weight"))
-        return graph.add(matrix_product(f"{prefix}.{part}", (given, weight), rows, columns, inner, role=part))
+    def build(self, num_layers: int) -> Graph:
+        rows, hidden, vocabulary = self.rows, self.shape.hidden, self.shape.vocabulary
+        self.graph.add(source("tokens", (rows,), item_bytes=8))
+        table = self.weight("embedding.table", (vocabulary, hidden))
+        stream = self.graph.add(gather("embedding", (table, "tokens"), rows, hidden, vocabulary))
+        for layer in range(num_layers):
+            stream = self.layer(f"layers.{layer}.", stream)
+        stream = self.graph.add(norm("final_norm", (stream, self.weight("final_norm.weight", (hidden,))), rows, hidden))
+        output = self.weight("output.weight", (hidden, vocabulary))
+        self.graph.add(matrix_product("output", (stream, output), rows, vocabulary, hidden))
+        return _with_gradients(self.graph)
 
-    def normed(part: str, given: str) -> str:
-        weight = graph.add(source(f"{prefix}.{part}.weight", (hidden,), parameter=True, role=f"{part}.weight"))
-        return graph.add(norm(f"{prefix}.{part}", (given, weight), rows, hidden, role=part))
+    def weight(self, name: str, dims: tuple[int, ...], role: str = "", adapter: bool = False) -> str:
+        frozen = self.shape.lora_rank > 0 and not adapter
+        return self.graph.add(source(name, dims, parameter=True, frozen=frozen, role=role))
 
-    def added(part: str, first: str, second: str) -> str:
-        return graph.add(pointwise(f"{prefix}.{part}", (first, second), (rows, hidden), role=part))
-
-    given = normed("attention_norm", stream)
-    q = linear("q", given, shape.heads * head, hidden)
-    k = linear("k", given, shape.kv_heads * head, hidden)
-    v = linear("v", given, shape.kv_heads * head, hidden)
-    mixed = graph.add(
-        attention(
-            f"{prefix}.attention",
-            (q, k, v),
-            batch=batch,
-            sequence=sequence,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head=head,
-            role="attention",
+    def layer(self, prefix: str, stream: str) -> str:
+        shape = self.shape
+        wide, narrow = shape.heads * self.head, shape.kv_heads * self.head
+        given = self.normed(prefix, "attention_norm", stream)
+        q = self.adapted(prefix, "q", given, wide, shape.hidden)
+        k = self.adapted(prefix, "k", given, narrow, shape.hidden)
+        v = self.adapted(prefix, "v", given, narrow, shape.hidden)
+        mixed = self.graph.add(
+            attention(
+                f"{prefix}attention",
+                (q, k, v),
+                batch=self.batch,
+                sequence=self.sequence,
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                head=self.head,
+                role="attention",
+            )
         )
-    )
-    stream = added("attention_add", stream, linear("o", mixed, hidden, shape.heads * head))
-    given = normed("mlp_norm", stream)
-    up = linear("up", given, shape.ffn, hidden)
-    inputs = (linear("gate", given, shape.ffn, hidden), up) if shape.gated else (up,)
-    active = graph.add(pointwise(f"{prefix}.activation", inputs, (rows, shape.ffn), role="activation"))
-    return added("mlp_add", stream, linear("down", active, hidden, shape.ffn))
+        stream = self.added(prefix, "attention_add", stream, self.adapted(prefix, "o", mixed, shape.hidden, wide))
+        given = self.normed(prefix, "mlp_norm", stream)
+        return self.added(prefix, "mlp_add", stream, (self.experts if shape.num_experts else self.mlp)(prefix, given))
+
+    def linear(self, prefix: str, part: str, given: str, columns: int, inner: int, adapter: bool = False) -> str:
+        weight = self.weight(f"{prefix}{part}.weight", (inner, columns), f"{part}.weight", adapter)
+        return self.graph.add(matrix_product(prefix + part, (given, weight), self.rows, columns, inner, role=part))
+
+    def adapted(self, prefix: str, part: str, given: str, columns: int, inner: int) -> str:
+        """A projection, and beside it the product of two thin ones where adapters are trained."""
+        made = self.linear(prefix, part, given, columns, inner)
+        rank = self.shape.lora_rank
+        if not rank:
+            return made
+        thin = self.linear(prefix, f"{part}.lora_a", given, rank, inner, adapter=True)
+        other = self.linear(prefix, f"{part}.lora_b", thin, columns, rank, adapter=True)
+        return self.graph.add(
+            pointwise(f"{prefix}{part}.lora_add", (made, other), (self.rows, columns), role=f"{part}.lora_add")
+        )
+
+    def normed(self, prefix: str, part: str, given: str) -> str:
+        weight = self.weight(f"{prefix}{part}.weight", (self.shape.hidden,), f"{part}.weight")
+        return self.graph.add(norm(prefix + part, (given, weight), self.rows, self.shape.hidden, role=part))
+
+    def added(self, prefix: str, part: str, first: str, second: str) -> str:
+        return self.graph.add(pointwise(prefix + part, (first, second), (self.rows, self.shape.hidden), role=part))
+
+    def mlp(self, prefix: str, given: str) -> str:
+        shape = self.shape
+        up = self.linear(prefix, "up", given, shape.ffn, shape.hidden)
+        inputs = (self.linear(prefix, "gate", given, shape.ffn, shape.hidden), up) if shape.gated else (up,)
+        active = self.graph.add(pointwise(f"{prefix}activation", inputs, (self.rows, shape.ffn), role="activation"))
+        return self.linear(prefix, "down", active, shape.hidden, shape.ffn)
+
+    def experts(self, prefix: str, given: str) -> str:
+        shape, rows = self.shape, self.rows
+        number = shape.num_experts
+        slots = max(1, rows * shape.experts_per_token // number)
+        scores = self.weight(f"{prefix}router.weight", (shape.hidden, number), "router.weight")
+        sizes = (rows, shape.hidden, number)
+        routed = self.graph.add(router(f"{prefix}router", (given, scores), *sizes, role="router"))
+        sent = self.graph.add(dispatch(f"{prefix}dispatch", (given, routed), *sizes, slots, role="dispatch"))
+
+        def product(part: str, source_name: str, columns: int, inner: int) -> str:
+            weight = self.weight(f"{prefix}experts.{part}.weight", (number, inner, columns), f"experts.{part}.weight")
+            name, role = f"{prefix}experts.{part}", f"experts.{part}"
+            return self.graph.add(expert_product(name, (source_name, weight), number, slots, columns, inner, role=role))
+
+        up = product("up", sent, shape.ffn, shape.hidden)
+        inputs = (product("gate", sent, shape.ffn, shape.hidden), up) if shape.gated else (up,)
+        dims = (number, slots, shape.ffn)
+        active = self.graph.add(pointwise(f"{prefix}experts.activation", inputs, dims, role="experts.activation"))
+        down = product("down", active, shape.hidden, shape.ffn)
+        return self.graph.add(combine(f"{prefix}combine", (down, routed), *sizes, slots, role="combine"))
+
+
+def _with_gradients(graph: Graph) -> Graph:
+    """Only what lies after a trained parameter gets a gradient."""
+    for name, node in graph.nodes.items():
+        if node.inputs:
+            needs = any(graph.nodes[source_name].needs_gradient for source_name in node.inputs)
+            graph.nodes[name] = replace(node, needs_gradient=needs)
+    return graph

@@ -70,8 +70,9 @@ class OperatorPlan:
         """(data parallel, model parallel) that most matrix products of the layers use: rows, and columns or inner."""
         votes: dict[tuple[int, int], int] = {}
         for parts in self.degrees().values():
-            dp = math.prod(n for axis, n in parts.items() if axis.startswith("rows"))
-            mp = math.prod(n for axis, n in parts.items() if not axis.startswith("rows"))
+            # Experts are divided among data-parallel devices.
+            dp = math.prod(n for axis, n in parts.items() if axis.startswith(("rows", "experts")))
+            mp = math.prod(parts.values()) // dp
             votes[dp, mp] = votes.get((dp, mp), 0) + 1
         return max(votes, key=lambda pair: votes[pair]) if votes else (1, 1)
 
@@ -122,11 +123,12 @@ def search_graph(
     machine: Machine | None = None,
     parameter_limit_bytes: int | None = None,
     num_microbatches: int = 1,
-    smallest_i: int = 2,
+    most_row_parts: int | None = None,
 ) -> OperatorPlan:
     """Cut ``graph`` for ``devices``; see docs/operators.md for the modes and units.
 
-    ``parameter_limit_bytes`` (mode exact): parameters of one device. Device counts that are not a power of two get the
+    ``parameter_limit_bytes`` (mode exact): parameters of one device; ``most_row_parts`` (mode recursive_programming):
+    parts that rows are cut into. Device counts that are not a power of two get the
     exact mode, with a note. Raises ``ConfigError`` for input that cannot be right and ``InfeasiblePlan`` for the limit.
     """
     if search_mode not in SEARCH_MODES:
@@ -147,7 +149,7 @@ def search_graph(
         if search_mode == "recursive_programming":
             by_weight = devices > 32 and num_microbatches < 8
             chosen, costs = solve_recursive(
-                decisions, mem_coeff, fixed[dim], by_weight=by_weight, smallest_i=smallest_i
+                decisions, mem_coeff, fixed[dim], by_weight=by_weight, most_row_parts=most_row_parts
             )
             explained += costs
         else:

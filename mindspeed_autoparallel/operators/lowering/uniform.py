@@ -48,7 +48,7 @@ class _Cut:
         else:
             assert role == DATA, role
             experts = next((a for a, axis in enumerate(node.axes) if axis.name == "experts"), NO_CUT)
-            in_groups = by_expert and experts != NO_CUT and node.kind == "experts"
+            in_groups = by_expert and experts != NO_CUT and node.kind not in ("dispatch", "combine")
             wanted = experts if in_groups else self.batch.get(node.name, NO_CUT)
         return wanted if wanted in allowed else NO_CUT
 

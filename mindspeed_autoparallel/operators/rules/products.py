@@ -7,8 +7,16 @@ import math
 from mindspeed_autoparallel.operators.graph.node import Axis, Node
 
 
-def source(name: str, shape: tuple[int, ...], *, parameter: bool = False, role: str = "", item_bytes: int = 2) -> Node:
-    """A parameter or an input of the model: any dim may be cut."""
+def source(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    parameter: bool = False,
+    frozen: bool = False,
+    role: str = "",
+    item_bytes: int = 2,
+) -> Node:
+    """A parameter or an input of the model: any dim may be cut; a ``frozen`` parameter gets no gradient."""
     dims = tuple(range(len(shape)))
     axes = tuple(Axis(f"dim{d}", size) for d, size in enumerate(shape))
     return Node(
@@ -20,7 +28,7 @@ def source(name: str, shape: tuple[int, ...], *, parameter: bool = False, role: 
         role=role,
         item_bytes=item_bytes,
         is_parameter=parameter,
-        needs_gradient=parameter,
+        needs_gradient=parameter and not frozen,
     )
 
 
@@ -44,10 +52,11 @@ def matrix_product(
     )
 
 
-def pointwise(name: str, inputs: tuple[str, ...], shape: tuple[int, int], *, role: str = "") -> Node:
-    """Both dims may be cut; all inputs have the shape of the output."""
-    axes = (Axis("rows", shape[0]), Axis("columns", shape[1]))
-    return Node(name, "pointwise", axes, shape, (0, 1), inputs, ((0, 1),) * len(inputs), role=role)
+def pointwise(name: str, inputs: tuple[str, ...], shape: tuple[int, ...], *, role: str = "") -> Node:
+    """Every dim may be cut; all inputs have the shape of the output: (rows, columns), or experts before them."""
+    dims = tuple(range(len(shape)))
+    axes = tuple(Axis(n, size) for n, size in zip(("experts", "rows", "columns")[-len(shape) :], shape, strict=True))
+    return Node(name, "pointwise", axes, shape, dims, inputs, (dims,) * len(inputs), role=role)
 
 
 def norm(name: str, inputs: tuple[str, str], rows: int, hidden: int, *, role: str = "") -> Node:
@@ -56,10 +65,10 @@ def norm(name: str, inputs: tuple[str, str], rows: int, hidden: int, *, role: st
     return Node(name, "norm", axes, (rows, hidden), (0, 1), inputs, ((0, 1), (1,)), role=role)
 
 
-def gather(name: str, inputs: tuple[str, str], rows: int, hidden: int, *, role: str = "") -> Node:
-    """Rows of a table (first input) by index (second): the index and the width may be cut."""
-    axes = (Axis("rows", rows), Axis("hidden", hidden))
-    return Node(name, "gather", axes, (rows, hidden), (0, 1), inputs, ((None, 1), (0,)), role=role)
+def gather(name: str, inputs: tuple[str, str], rows: int, hidden: int, table: int, *, role: str = "") -> Node:
+    """Rows of a table (first input) by index (second): the index, the width and, with a pending sum, the table."""
+    axes = (Axis("rows", rows), Axis("hidden", hidden), Axis("table", table))
+    return Node(name, "gather", axes, (rows, hidden), (0, 1), inputs, ((2, 1), (0,)), role=role)
 
 
 def attention(

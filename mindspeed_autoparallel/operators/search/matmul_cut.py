@@ -72,19 +72,19 @@ def cut_costs(
     rest: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
     j_is_cut: bool = False,
     k_is_cut: bool = False,
-    smallest_i: int = 2,
+    i_is_allowed: bool = True,
 ) -> CutCosts:
     """Costs of the next halving of A(i,k) B(k,j) at its local sizes in elements.
 
     I costs ``mem_coeff * j * k / 2``, J ``i * k / 2``, K ``i * j / 2``; not cutting costs m squared over 25, where m is
     the least of the three, forbidden ones included. J and K exclude each other; an odd size cannot be halved;
-    ``smallest_i`` is 2, or with pipeline stages twice the size below which a cut would split one microbatch.
+    ``i_is_allowed`` is False where, with pipeline stages, the cut would split the samples of one microbatch.
     Source: the double recursive search of docs/operators.md.
     """
     by_axis = (mem_coeff * j * k / 2, i * k / 2, i * j / 2)
     least = min(by_axis)
     allowed = (
-        i % 2 == 0 and i >= smallest_i,
+        i % 2 == 0 and i >= 2 and i_is_allowed,
         j % 2 == 0 and j >= 2 and not k_is_cut,
         k % 2 == 0 and k >= 2 and not j_is_cut,
     )

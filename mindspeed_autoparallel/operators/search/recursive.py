@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,9 +93,17 @@ def _cut_of(node: Node, axis: int) -> str:
 
 
 def cut_main_operators(
-    decisions: Decisions, mem_coeff: float, pins: Mapping[str, int], *, by_weight: bool = False, smallest_i: int = 2
+    decisions: Decisions,
+    mem_coeff: float,
+    pins: Mapping[str, int],
+    *,
+    by_weight: bool = False,
+    most_row_parts: int | None = None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
-    """Choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest operator first."""
+    """Choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest operator first.
+
+    Rows are cut into at most ``most_row_parts``.
+    """
     graph = decisions.graph
     neighbours = main_neighbours(graph)
     order = [graph.nodes[name] for name in neighbours]
@@ -115,6 +124,7 @@ def cut_main_operators(
                     if _CUTS[cut][mine] != _CUTS[decided[other]][theirs]:
                         rest[index] += REDISTRIBUTION_WEIGHT * volumes[mine]
         before = {_cut_of(node, axis) for axis, _ in decisions.cuts(node.name)}
+        row_parts = math.prod(n for axis, n in decisions.cuts(node.name) if _cut_of(node, axis) == "I")
         costs = cut_costs(
             i,
             j,
@@ -123,7 +133,7 @@ def cut_main_operators(
             rest=(rest[0], rest[1], rest[2], rest[3]),
             j_is_cut="J" in before,
             k_is_cut="K" in before,
-            smallest_i=smallest_i,
+            i_is_allowed=most_row_parts is None or 2 * row_parts <= most_row_parts,
         )
         cuts = decisions.cuts(node.name)
         if node.name in pins:
@@ -176,8 +186,15 @@ def fill_rest(decisions: Decisions, parts: int, chosen: Mapping[str, int]) -> di
 
 
 def solve_recursive(
-    decisions: Decisions, mem_coeff: float, pins: Mapping[str, int], *, by_weight: bool = False, smallest_i: int = 2
+    decisions: Decisions,
+    mem_coeff: float,
+    pins: Mapping[str, int],
+    *,
+    by_weight: bool = False,
+    most_row_parts: int | None = None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
     """Choices of one halving for every operator, and the costs of each matrix product's decision."""
-    chosen, explained = cut_main_operators(decisions, mem_coeff, pins, by_weight=by_weight, smallest_i=smallest_i)
+    chosen, explained = cut_main_operators(
+        decisions, mem_coeff, pins, by_weight=by_weight, most_row_parts=most_row_parts
+    )
     return fill_rest(decisions, 2, {**chosen, **pins}), explained

@@ -43,7 +43,7 @@ class CapturedCall:
             shape = local_shape(name, decisions)
             return lambda given: given.expand(shape)
         if self.operator == "embedding":
-            return _embedding(name, decisions, mesh)
+            return look_up(name, decisions, mesh)
         return self._call
 
     def _call(self, *given: torch.Tensor) -> Any:
@@ -73,7 +73,7 @@ def local_shape(name: str, decisions: Decisions) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _embedding(name: str, decisions: Decisions, mesh: MeshGroups) -> Callable[..., torch.Tensor]:
+def look_up(name: str, decisions: Decisions, mesh: MeshGroups) -> Callable[..., torch.Tensor]:
     """Rows of this rank's piece of the table, zero where the row is another rank's: a pending sum."""
     node = decisions.graph.nodes[name]
     table = next(index for index, axis in enumerate(node.axes) if axis.name == "table")
@@ -83,7 +83,7 @@ def _embedding(name: str, decisions: Decisions, mesh: MeshGroups) -> Callable[..
         part = part * mesh.shape[dim] + mesh.coordinates[dim]
     rows = node.axes[table].size // math.prod(mesh.shape[dim] for dim in dims)
 
-    def look_up(weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def gathered(weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         if not dims:
             return torch.nn.functional.embedding(index, weight)
         mine = index - part * rows
@@ -91,4 +91,4 @@ def _embedding(name: str, decisions: Decisions, mesh: MeshGroups) -> Callable[..
         found = torch.nn.functional.embedding(mine.where(here, 0), weight)
         return found * here.unsqueeze(-1).to(found.dtype)
 
-    return look_up
+    return gathered

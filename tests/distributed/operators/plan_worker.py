@@ -12,6 +12,7 @@ from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.presets import ModelShape, decoder_graph
 from mindspeed_autoparallel.operators.search.state import Decisions
 from mindspeed_autoparallel.operators.strategies import OperatorPlan, search_graph
+from mindspeed_autoparallel.operators.torch.calls import look_up
 from mindspeed_autoparallel.operators.torch.execute import execute
 from mindspeed_autoparallel.operators.torch.redistribute import make_groups, whole
 
@@ -94,7 +95,8 @@ def check(plan, mesh, values, expected):
     pieces = {n: mesh.piece(v.detach(), plan.decisions.output_placements(n)) for n, v in values.items()}
     for name, piece in pieces.items():
         piece.requires_grad_(graph.nodes[name].is_parameter)
-    made = execute(plan.decisions, pieces, FUNCTIONS, mesh)
+    functions = {**FUNCTIONS, "embedding": look_up("embedding", plan.decisions, mesh)}
+    made = execute(plan.decisions, pieces, functions, mesh)
     forward, counted_forward = mesh.sent_bytes, COUNTER.sent
     logits = whole(made["output"], plan.decisions.output_placements("output"), mesh)
     error = (logits - expected["output"]).abs().max()
