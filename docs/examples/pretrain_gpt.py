@@ -56,7 +56,7 @@ def forward_step(data_iterator, model, *unused):
     return losses, functools.partial(loss_function, batch["loss_mask"])
 
 
-def datasets_provider(num_samples, *unused, **unused_too):
+def datasets_provider(num_samples, vp_stage=None):
     """Mock tokens, on the ranks that read."""
     args = get_args()
     config = GPTDatasetConfig(

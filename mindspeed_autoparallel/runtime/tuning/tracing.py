@@ -27,6 +27,7 @@ from mindspeed_autoparallel.runtime.measuring.state import (
     bytes_per_parameter,
     execution_order,
     parameters_by_block,
+    release,
     resident_bytes,
 )
 from mindspeed_autoparallel.runtime.measuring.structure import find_stacks, unwrap
@@ -151,7 +152,9 @@ def _trace_all(
     for point in task.points:
         result: dict[str, Any] = {"status": "ok", "variants": {}}
         for variant, changes in variants.items():
-            del built
+            if built.model is not None:
+                # The host's frames still hold the first layout's objects.
+                release(built.model, built.optimizer)
             for name, value in {**plain, **changes}.items():
                 setattr(arguments, name, value)
             try:
