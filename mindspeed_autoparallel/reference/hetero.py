@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference.configuration import ModelDescription
 from mindspeed_autoparallel.reference.data.batches import STAND_IN_FRAMES
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder, num_audio_tokens
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
+from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_of
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, LocalItem
 
 
@@ -137,41 +137,3 @@ class AudioAdapter:
         # Attention stays within chunks of a fixed length: the work grows with the frames.
         rows = num_audio_tokens(length, self._window)
         return LocalItem(place.sample, length, rows, float(length), (), place.first_token, num_tokens)
-
-
-class Place(NamedTuple):
-    """Where an item's tokens lie."""
-
-    sample: int
-    first_token: int | None
-    """None where other tokens lie between them."""
-
-
-def places_of(marked: torch.Tensor, sizes: Sequence[int], kind: str) -> list[Place]:
-    """Where each item's tokens lie. ``marked [b, s]``: the places of their tokens; ``sizes``: tokens per item.
-
-    A batch without such tokens carries a stand-in input, which is nobody's item: the list is empty then.
-    ``ConfigError`` names the first sample whose tokens are not those of whole items.
-    """
-    found: list[Place] = []
-    if not bool(marked.any()):
-        return found
-    for sample, row in enumerate(marked):
-        tokens = row.nonzero().flatten().tolist()
-        given = 0
-        while given < len(tokens) and len(found) < len(sizes):
-            size = sizes[len(found)]
-            own = tokens[given : given + size]
-            found.append(Place(sample, own[0] if own[-1] - own[0] == size - 1 else None))
-            given += size
-        if given != len(tokens):
-            raise ConfigError(
-                f"sample {sample} of the microbatch has {len(tokens)} {kind} tokens, but its {kind} inputs make "
-                f"{given}. Check the sample's placeholders against its files."
-            )
-    if len(found) < len(sizes):
-        raise ConfigError(
-            f"the microbatch has {len(sizes)} {kind} inputs, but tokens for {len(found)} of them (the last in sample "
-            f"{found[-1].sample})."
-        )
-    return found

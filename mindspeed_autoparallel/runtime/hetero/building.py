@@ -25,9 +25,14 @@ def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     from mindspeed_autoparallel.runtime.hetero.session import open_session
 
     states, layout = JOB.states, JOB.layout
-    JOB.encoders, JOB.session = [_build_encoder(module) for module in layout.encoders], None
     bound = inspect.signature(wrapped).bind(*args, **kwargs)
-    bound.arguments["model_provider_func"] = _attaching(bound.arguments["model_provider_func"])
+    provider = bound.arguments["model_provider_func"]
+    hosts = [_host(module) for module in layout.encoders]
+    JOB.encoders, JOB.session = [], None
+    for module, host in zip(layout.encoders, hosts, strict=True):
+        JOB.encoders.append(_build_encoder(module, host))
+        provider = getattr(host, "without_encoders", _unchanged)(provider)
+    bound.arguments["model_provider_func"] = _attaching(provider, hosts)
     with frozen(JOB.encoders):
         chunks = wrapped(*bound.args, **bound.kwargs)
     for encoder in JOB.encoders:
@@ -63,10 +68,9 @@ def build_optimizer(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     return optimizer.build_optimizer(JOB.states, JOB.layout.backbone.name, JOB.encoders, make, chunks)
 
 
-def _build_encoder(module: ModuleLayout) -> Any:
+def _build_encoder(module: ModuleLayout, host: Any) -> Any:
     from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 
-    host = _host(module)
     assert JOB.states is not None
     with JOB.states.use(module.name), _same_start():
         built = host.build(JOB.arguments)
@@ -105,7 +109,11 @@ def _same_start() -> Iterator[None]:
         torch.cuda.set_rng_state(accelerator)
 
 
-def _attaching(provider: Callable[..., Any]) -> Callable[..., Any]:
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _attaching(provider: Callable[..., Any], hosts: list[Any]) -> Callable[..., Any]:
     """The host's model provider; the first chunk it returns gets the encoders."""
     attached: list[Any] = []
 
@@ -114,8 +122,9 @@ def _attaching(provider: Callable[..., Any]) -> Callable[..., Any]:
         if not attached:
             attached.append(chunk)
             assert JOB.layout is not None
-            for module, encoder in zip(JOB.layout.encoders, JOB.encoders, strict=True):
+            for module, encoder, host in zip(JOB.layout.encoders, JOB.encoders, hosts, strict=True):
                 _attach(chunk, module, encoder.module)
+                getattr(host, "attached", _unchanged)(chunk)
         return chunk
 
     return provide

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,12 @@ _REFUSED = {
     "lazy_mpu_init": "the groups of all modules are made at once; leave --lazy-mpu-init out",
 }
 """Arguments of Megatron that cannot go with it, and why."""
+
+
+def hide_from_mindspeed_mm(arguments: argparse.Namespace) -> None:
+    """MindSpeed-MM has a hetero parallel of its own, which reads the same flag of the same arguments: it stays off."""
+    if "mindspeed_mm" in sys.modules:
+        arguments.hetero_parallel = False
 
 
 def prepare(arguments: argparse.Namespace) -> None:
@@ -69,6 +76,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     arguments.pipeline_model_parallel_size = backbone.pipeline
     arguments.context_parallel_size = backbone.context
     JOB.begin(layout, scales, arguments)
+    hide_from_mindspeed_mm(arguments)
     if os.environ.get("RANK", "0") == "0":
         lines = [
             f"{module.name} tp {module.tensor} pp {module.pipeline} cp {module.context} "

@@ -185,7 +185,7 @@ def forward_step(losses, per_token=False):
 class ImageAdapter:
     input_shape, output_shape, meta_size = (PATCH,), (HIDDEN,), 0
 
-    def __init__(self, dtype=torch.float32):
+    def __init__(self, dtype, module):
         self.input_dtype = self.output_dtype = dtype
 
     def items(self, batch):

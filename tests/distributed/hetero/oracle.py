@@ -1,12 +1,14 @@
 """Run under torchrun: trains the tiny host in many layouts and writes losses, gradients, norms and weights per step.
 
-    oracle.py OUT CASES.json      every rank runs every case; rank 0 writes OUT/<name>.pt
+    oracle.py OUT CASES.json [HOST]      every rank runs every case; rank 0 writes OUT/<name>.pt
+HOST: the module of this folder that holds the model and its data, ``host`` by default.
 A case without "encoder" is the reference: no hetero parallel at all, one process, Megatron's own calls.
 """
 
 import contextlib
 import copy
 import functools
+import importlib
 import json
 import sys
 import types
@@ -19,7 +21,8 @@ import torch.distributed as dist
 bare_cpu.install()
 torch.set_num_threads(1)
 
-import host  # noqa: E402
+host = importlib.import_module(sys.argv[3] if len(sys.argv) > 3 else "host")
+
 from megatron.core import parallel_state as mpu  # noqa: E402
 from megatron.core import tensor_parallel  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
@@ -28,6 +31,7 @@ from megatron.core.distributed import (  # noqa: E402
     finalize_model_grads,
 )
 from megatron.core.enums import ModelType  # noqa: E402
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 
@@ -78,7 +82,7 @@ def make_chunks(case, cfg, encoder):
             cfg,
             pre=position == 0,
             post=position == last,
-            vp_stage=v if vp and "vp_stage" in host.GPTModel.__init__.__code__.co_varnames else None,
+            vp_stage=v if vp and "vp_stage" in GPTModel.__init__.__code__.co_varnames else None,
         ).to(cfg.params_dtype)
         chunk.model_type = ModelType.encoder_or_decoder
         per = LAYERS // (last + 1)
@@ -181,7 +185,9 @@ def train_counting(case, planned, groups):
     wrap = lambda chunk: DistributedDataParallel(cfg, ddp_config, chunk)
     opt_config = optimizer_config(case)
     if hetero:
-        part = modules.Encoder("image_encoder", encoder, host.ImageAdapter(dtype), case.get("scale", 1), encoder_cfg)
+        part = modules.Encoder(
+            "image_encoder", encoder, host.ImageAdapter(dtype, encoder), case.get("scale", 1), encoder_cfg
+        )
         if case.get("one_ddp"):
             models = [wrap(chunk) for chunk in chunks]
             optimizer = get_megatron_optimizer(opt_config, models)

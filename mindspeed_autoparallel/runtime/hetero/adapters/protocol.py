@@ -63,3 +63,13 @@ class HostModule(Protocol):
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
         """The adapter of what ``build`` returned."""
+
+
+class HostModel(Protocol):
+    """What a ``HostModule`` may say besides, where the host's model must be told that an encoder comes from outside."""
+
+    def without_encoders(self, provider: Any) -> Any:
+        """A ``model_provider`` like ``provider`` that builds the host's model without its encoders."""
+
+    def attached(self, chunk: Any) -> None:
+        """Called when the encoder hangs on the host's first model chunk."""
