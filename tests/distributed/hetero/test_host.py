@@ -69,7 +69,7 @@ def data_file(folder: Path) -> str:
     return str(file)
 
 
-def start(num_processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def start(num_processes: int, *arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
     environment = {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
     for _ in range(3):
@@ -77,7 +77,7 @@ def start(num_processes: int, *arguments: str) -> subprocess.CompletedProcess[st
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
         launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(num_processes), "--master_port", str(port)]
-        command = [sys.executable, *launcher, str(SCRIPT), *TRAINING, *arguments]
+        command = [sys.executable, *launcher, str(script), *TRAINING, *arguments]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
         )
@@ -87,8 +87,8 @@ def start(num_processes: int, *arguments: str) -> subprocess.CompletedProcess[st
     return done
 
 
-def train(num_processes: int, *arguments: str) -> str:
-    done = start(num_processes, *arguments)
+def train(num_processes: int, *arguments: str, script: Path = SCRIPT) -> str:
+    done = start(num_processes, *arguments, script=script)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[:9000] + done.stderr[-3000:]
     return done.stdout
 
@@ -162,6 +162,21 @@ def test_context_parallel_encoders_over_a_context_parallel_decoder_train_as_one_
     output = train(
         4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--sequence-parallel",
         "--hetero-memory=window", "--hetero-balance=off",
+    )  # fmt: skip
+    assert_same(steps_of(output), job["alone"])
+
+
+def test_a_host_like_mindspeed_mm_trains_through_its_adapters(job: dict[str, Any]) -> None:
+    adapters = "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:"
+    blocks = {
+        "image": {"tp": 1, "hetero": {"adapter": adapters + "ImageEncoder"}},
+        "audio": {"tp": 2, "hetero": {"adapter": adapters + "AudioEncoder"}},
+        "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]},
+    }
+    model = model_file(job["folder"], "mindspeed_mm", blocks)
+    output = train(
+        4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--hetero-encoder-mbs-scale=2",
+        script=Path(__file__).with_name("mindspeed_mm_program.py"),
     )  # fmt: skip
     assert_same(steps_of(output), job["alone"])
 

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem
 
 
 class LlavaVision:
-    """Builds ``vision_model`` from the script's arguments as the script does; other hosts override ``vision_config``."""
+    """Builds ``vision_model`` from the script's arguments as it does; other scripts override ``vision_config``."""
 
     vision_model_type = "clip"
 

@@ -80,7 +80,7 @@ class ImageAdapter:
         grids = found.tolist() if found is not None else []
         sizes = [frames * height * width // self._merge**2 for frames, height, width in grids]
         places = places_of(batch["input_ids"] == self._token, sizes, "image")
-        return [self._item(place.sample, grid) for place, grid in zip(places, grids, strict=True)]
+        return [self._item(place.sample, grid) for place, grid in zip(places, grids, strict=False)]
 
     def rows(self, batch: Mapping[str, Any]) -> torch.Tensor:
         pixels = _inputs(batch, "pixel_values", "pixel_values_videos")
@@ -127,7 +127,7 @@ class AudioAdapter:
         places = places_of(batch["input_ids"] == AUDIO_TOKEN, [_num_tokens(length) for length in lengths], "audio")
         return [
             LocalItem(place.sample, length, _num_tokens(length), float(length))
-            for place, length in zip(places, lengths, strict=True)
+            for place, length in zip(places, lengths, strict=False)
         ]
 
     def rows(self, batch: Mapping[str, Any]) -> torch.Tensor:
