@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.split.mixing import best_mean
+from mindspeed_autoparallel.planner.split.moves import improve
 from mindspeed_autoparallel.planner.split.paths import Labels, Paths
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import Chain
@@ -14,11 +16,19 @@ from mindspeed_autoparallel.planner.split.solution import Placement, longest_ste
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 
 BEAM = 100
+"""Beginnings of paths kept per stage while good plans are looked for."""
 SIMULATED = 4
 """Plans simulated per round: each may bring a cut."""
-FIRST_SHARE = 0.1
-"""Of the open interval: where the first plan is asked for."""
+FIRST_SHARE, MOST_SHARE = 0.1, 0.3
+"""Of the open interval: where a plan is asked for. It grows with every proof that there is none, and shrinks when one
+takes too long: both the proof and the plan are cheap near the optimum from below."""
+QUICK_EFFORT = 2_000
+"""Labels made before means of cuts are computed."""
+FIRST_EFFORT = 10_000
+"""Labels made before a lower target is tried; doubled each time."""
+MOST_MEANS = 4
 LONGEST = 2**56
+"""Ticks; far below where 64-bit sums overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +55,12 @@ class _Search:
         self.chain, self.unit = Chain(problem), tick_of(problem)
         self.best: Placement | None = None
         self.best_time, self.rounds = 2 * LONGEST, 0
-        first = first_cuts(problem)
+        cuts = first_cuts(problem)
         if known is not None:
             # The same layers, with the least recomputation that fits.
-            self.best = self.chain.placement(self.chain.ends_of(known))
-            cut, length = cut_of(problem, self.best)
-            self.best_time = int(length)
-            first[cut] = None
+            self._improve(self.chain.ends_of(known), cuts)
         self.paths = Paths(self.chain.ranges(self.best_time), self.chain.num_layers)
-        self.paths.cuts = first
+        self.paths.cuts = cuts
 
     def run(self) -> ChainSolution:
         paths = self.paths
@@ -64,22 +71,22 @@ class _Search:
         if not paths.weigh() or not paths.prune(self.best_time):
             return self._result(self.best_time, complete=True)
         self.lower = paths.bound()
-        share = FIRST_SHARE
+        share, effort = FIRST_SHARE, FIRST_EFFORT
         while self.lower < self.best_time and time.monotonic() < self.deadline:
             # Ask for a plan in the lowest part of what is open: few arcs are left there, whatever the answer.
             target = min(self._limit(), self.lower + int((self.best_time - self.lower) * share))
             before = self.best_time
-            if self._none_within(target):
+            if self._none_within(target, effort):
                 self.lower = max(self.lower, -(-(target + 1) // self.unit) * self.unit)
-                share = min(1.0, 2 * share)
+                share = min(MOST_SHARE, 2 * share)
             elif self.best_time > target:
-                break
+                share, effort = share / 3, 2 * effort
             if self.best_time < before and not (paths.weigh() and paths.prune(self._limit())):
                 self.lower = self.best_time
         return self._result(self.lower, complete=self.lower >= self.best_time)
 
-    def _none_within(self, target: int) -> bool:
-        """Whether no plan takes at most ``target``; if not, one was found, or time is up."""
+    def _none_within(self, target: int, effort: int) -> bool:
+        """Whether no plan takes at most ``target``, proved. Otherwise one was found, or effort or time is up."""
         while True:
             paths = self.paths.copy()
             if not paths.weigh() or not paths.prune(target):
@@ -93,13 +100,36 @@ class _Search:
                 if not paths.weigh() or not paths.prune(target):
                     return True
                 labels = paths.beam(BEAM, target)
-            labels, rest = paths.all_paths(target, self.deadline)
+            labels, none = paths.all_paths(target, QUICK_EFFORT, self.deadline)
+            if not none and not len(labels):
+                if not self._strengthen(paths, target):
+                    return True
+                self.lower = max(self.lower, min(paths.bound(), target))
+                labels, none = paths.all_paths(target, effort, self.deadline)
             if not len(labels):
-                self.lower = max(self.lower, min(rest, self.best_time))
-                return rest > target
+                return none
             self._visit(paths, labels)
             if self.best_time <= target or time.monotonic() > self.deadline:
                 return False
+
+    def _strengthen(self, paths: Paths, target: int) -> bool:
+        """Add means of cuts while they drop many arcs. Whether any path is left."""
+        while True:
+            before = paths.num_arcs()
+            mean = best_mean(self.problem, paths, target, self.deadline)
+            if mean is None:
+                return True
+            self.paths.means.append(mean)
+            del self.paths.means[:-MOST_MEANS]
+            if not paths.weigh() or not paths.prune(target):
+                return False
+            if paths.num_arcs() > 0.7 * before:
+                return True
+
+    def _improve(self, ends: list[int], cuts: dict[Cut, None]) -> None:
+        ends, step = improve(self.problem, self.chain, ends, cuts, self.deadline)
+        if step < self.best_time:
+            self.best, self.best_time = self.chain.placement(ends), step
 
     def _limit(self) -> int:
         """Only what is faster than the best plan is of interest."""
@@ -117,7 +147,7 @@ class _Search:
                 self.paths.cuts[cut] = None
                 learned = True
             if length < self.best_time:
-                self.best, self.best_time = placement, int(length)
+                self._improve(ends, self.paths.cuts)
                 learned = True
         return learned
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy
 
@@ -46,26 +47,57 @@ class Paths:
     def __init__(self, ranges: list[Ranges], num_layers: int) -> None:
         self.ranges, self.num_nodes = ranges, num_layers + 1
         self.cuts: dict[Cut, None] = {}
+        self.means: list[Array] = []
+        """Weights of the first cuts: each mean bounds like a cut."""
 
     def copy(self) -> Paths:
         """Arcs of its own, the same cuts."""
         other = Paths([replace(ranges) for ranges in self.ranges], self.num_nodes - 1)
-        other.cuts = self.cuts
+        other.cuts, other.means = self.cuts, self.means
         return other
+
+    def num_arcs(self) -> int:
+        return sum(map(len, self.ranges))
 
     def weigh(self) -> bool:
         """Cost of every arc and of the cheapest ways to the end, for the cuts known now. Whether any path is left."""
         forwards = numpy.array([cut[0] for cut in self.cuts], dtype=numpy.int64)
         backwards = numpy.array([cut[1] for cut in self.cuts], dtype=numpy.int64)
+        self.num_cuts = len(self.cuts)
         tails = numpy.array([cut[3] for cut in self.cuts], dtype=numpy.int64)
         self.constant = numpy.array([cut[2] for cut in self.cuts], dtype=numpy.int64)
         self.cost = [
-            ranges.forward[:, None] * forwards[:, stage] + ranges.backward[:, None] * backwards[:, stage]
+            ranges.forward[:, None] * forwards[:, stage]
+            + ranges.backward[:, None] * backwards[:, stage]
             + ranges.tail[:, None] * (tails == stage)
             for stage, ranges in enumerate(self.ranges)
         ]
+        if self.means:
+            weights = numpy.zeros((len(self.cuts), len(self.means)))
+            for index, mean in enumerate(self.means):
+                weights[: len(mean), index] = mean
+            self.cost = [numpy.concatenate([cost, _below(cost @ weights)], axis=1) for cost in self.cost]
+            self.constant = numpy.concatenate([self.constant, _below(self.constant @ weights)])
         self._potentials()
         return self.bound() < NEVER
+
+    def cheapest(self, cost: list[Array]) -> tuple[float, list[int]]:
+        """The path that costs least, and its cost. ``cost``: by stage, of every arc."""
+        least = numpy.full(self.num_nodes, numpy.inf)
+        least[-1] = 0
+        ways = []
+        for ranges, arcs in zip(reversed(self.ranges), reversed(cost), strict=True):
+            ways.append(arcs + least[ranges.end])
+            first = ranges.first()
+            least = numpy.full(self.num_nodes, numpy.inf)
+            least[ranges.start[first]] = numpy.minimum.reduceat(ways[-1], first)
+        node, path = 0, []
+        for ranges, way in zip(self.ranges, reversed(ways), strict=True):
+            low: Any = numpy.searchsorted(ranges.start, node, "left")
+            high = numpy.searchsorted(ranges.start, node, "right")
+            path.append(int(low + numpy.argmin(way[low:high])))
+            node = ranges.end[path[-1]]
+        return float(least[0]), path
 
     def _potentials(self) -> None:
         num_cuts = len(self.constant)
@@ -77,7 +109,7 @@ class Paths:
             least = numpy.full((self.num_nodes, num_cuts), NEVER)
             most = numpy.full((self.num_nodes, num_cuts), -NEVER)
             if len(ranges):
-                first = numpy.flatnonzero(numpy.diff(ranges.start, prepend=-1))
+                first = ranges.first()
                 nodes = ranges.start[first]
                 least[nodes] = numpy.minimum.reduceat(cost + self.to_end[-1][ranges.end], first)
                 most[nodes] = numpy.maximum.reduceat(cost + self.most_to_end[-1][ranges.end], first)
@@ -150,8 +182,9 @@ class Paths:
         if len(labels) < 2:
             return labels
         # Below this a cut cannot exceed the limit whatever follows: all such values are alike.
+        num = self.num_cuts
         harmless = limit - self.most_to_end[stage + 1][labels.position]
-        value = numpy.maximum(labels.value, harmless)
+        value = numpy.maximum(labels.value, harmless)[:, :num]
         order = numpy.lexsort((value.sum(axis=1, dtype=numpy.float64), labels.position))
         value, position = value[order], labels.position[order]
         alive: Array = numpy.ones(len(order), dtype=bool)
@@ -178,27 +211,32 @@ class Paths:
                 labels = labels.take(numpy.lexsort((spread, labels.bound))[:width])
         return labels.take(numpy.argsort(labels.bound, kind="stable"))
 
-    def all_paths(self, limit: int, deadline: float) -> tuple[Labels, int]:
-        """Whole paths within ``limit`` (those of the first block that reaches the end), and a bound on all others.
+    def all_paths(self, limit: int, effort: int, deadline: float) -> tuple[Labels, bool]:
+        """Whole paths within ``limit``: those of the first block that reaches the end. And whether there is none.
 
-        No path and a bound above ``limit``: proved. An early ``deadline`` leaves a lower bound.
+        After ``effort`` labels or at the deadline it gives up, and knows neither. Labels left then bound nothing: they
+        stand for others that are alike only as far as ``limit`` goes.
         """
         num_stages = len(self.ranges)
         stack = [(0, self.root())]
         while stack:
             stage, labels = stack.pop()
             if stage == num_stages:
-                rest = min([int(item.bound.min()) for _, item in stack] + [limit + 1])
-                return labels.take(numpy.argsort(labels.bound, kind="stable")), rest
-            if time.monotonic() > deadline:
-                stack.append((stage, labels))
-                break
+                return labels.take(numpy.argsort(labels.bound, kind="stable")), False
+            if effort < 0 or time.monotonic() > deadline:
+                return labels.take([]), False
             if len(labels) > MOST_LABELS:
                 order = numpy.argsort(labels.bound, kind="stable")
                 stack.append((stage, labels.take(order[MOST_LABELS:])))
                 labels = labels.take(order[:MOST_LABELS])
-            following = self.undominated(self.expand(labels, stage, limit), stage, limit)
+            following = self.expand(labels, stage, limit)
+            effort -= len(following)
+            following = self.undominated(following, stage, limit)
             if len(following):
                 stack.append((stage + 1, following))
-        rest = min([int(item.bound.min()) for _, item in stack] + [limit + 1])
-        return self.root().take([]), rest
+        return self.root().take([]), True
+
+
+def _below(value: Array) -> Array:
+    """Integers certainly not above."""
+    return numpy.floor(value * (1 - 1e-12)).astype(numpy.int64) - 1

@@ -36,6 +36,10 @@ class Ranges:
     def __len__(self) -> int:
         return len(self.start)
 
+    def first(self) -> Array:
+        """Index of the first arc of every start that has any."""
+        return numpy.flatnonzero(numpy.diff(self.start, prepend=-1))
+
     def keep(self, mask: Array) -> None:
         self.start, self.end = self.start[mask], self.end[mask]
         self.forward, self.backward, self.tail = self.forward[mask], self.backward[mask], self.tail[mask]
@@ -126,7 +130,7 @@ class Chain:
     def _tails(self, start: Array, end: Array) -> Array:
         """What a stage with each range does after the pipeline."""
         held = self.counts[:, end] - self.counts[:, start]
-        length: Array = numpy.zeros(len(start), dtype=numpy.int64)
+        length: Array = numpy.zeros(numpy.shape(start), dtype=numpy.int64)
         for tail in self.problem.tails:
             ticks = numpy.array(tail.by_segment)
             fixed = numpy.where((ticks != 0) @ held > 0, tail.fixed, 0)
@@ -172,6 +176,25 @@ class Chain:
         if key not in self._fronts:
             self._fronts[key] = _spread(kinds, usable, count, stage) if usable else []
         return self._fronts[key]
+
+    def times(self, stage: int, start: int, end: int) -> tuple[int, int, int] | None:
+        """Forward, backward (with the least recomputation) and tail; ``None``: the range cannot be on that stage."""
+        segments = self.problem.segments
+        if not 0 <= start <= end <= self.num_layers:
+            return None
+        held = tuple((self.counts[:, end] - self.counts[:, start]).tolist())
+        if any(s.beside is not None and held[k] > held[s.beside] for k, s in enumerate(segments)):
+            return None
+        if not self.problem.allow_empty_stages and not any(
+            count for count, segment in zip(held, segments, strict=True) if segment.beside is None
+        ):
+            return None
+        kinds = self.best_kinds(stage, held)
+        if kinds is None:
+            return None
+        forward = sum(count * segment.forward for count, segment in zip(held, segments, strict=True))
+        backward = sum(count * segment.backward for count, segment in zip(held, segments, strict=True))
+        return forward, backward + kinds[0], int(self._tails(start, end))
 
     def placement(self, ends: list[int]) -> Placement:
         """The plan whose stage s holds the layers up to ``ends[s]``."""

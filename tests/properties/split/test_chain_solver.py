@@ -1,12 +1,25 @@
 """The search of chains finds what the integer solver finds, blocks beside layers and several kinds included."""
 
+import itertools
 import random
 import time
 
 import pytest
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, solver, stage_memory, step_of
+from mindspeed_autoparallel.planner.split import (
+    LayerKind,
+    Segment,
+    SplitProblem,
+    chain_solver,
+    mixing,
+    moves,
+    paths,
+    solve,
+    solver,
+    stage_memory,
+    step_of,
+)
 from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
 
 NUM_PROBLEMS = 150
@@ -76,18 +89,24 @@ def test_host_time_per_operation_does_not_make_the_only_plan_impossible(monkeypa
         assert outcome(problem) == 4 * (8 + 28 + 3 + 2 * 5)
 
 
-def test_a_late_deadline_and_an_early_one_agree_on_the_bound():
+@pytest.mark.parametrize("only_means", [False, True])
+def test_wherever_time_runs_out_the_bound_holds_and_the_plan_is_one(monkeypatch, only_means):
     drawn = random.Random(11)
-    compared = 0
-    while compared < 10:
-        problem = random_chain(drawn)
-        whole = outcome(problem)
-        if whole is None:
-            continue
-        compared += 1
-        stopped = solve_chain(problem, None, time.monotonic() - 1)
-        assert stopped.lower_bound <= whole
-        assert stopped.placement is None or stopped.step_time >= whole
+    problems = [random_chain(drawn) for _ in range(25)]
+    optima = [outcome(problem) for problem in problems]
+    if only_means:
+        leave_the_search_to_means(monkeypatch)
+    for problem, optimum in zip(problems, optima, strict=True):
+        for looks in (1, 3, 7, 20, 60):
+            clock = itertools.count()
+            with monkeypatch.context() as stopped_clock:
+                stopped_clock.setattr(time, "monotonic", lambda clock=clock: next(clock))
+                stopped = solve_chain(problem, None, looks)
+            if stopped.placement is None:
+                assert optimum is None or not stopped.complete
+                continue
+            assert stopped.lower_bound <= optimum <= stopped.step_time
+            assert step_of(problem, stopped.placement).step_time == stopped.step_time
 
 
 def test_the_same_problem_gets_the_same_plan():
@@ -95,10 +114,28 @@ def test_the_same_problem_gets_the_same_plan():
     assert solve(problem).placement == solve(problem).placement
 
 
+def leave_the_search_to_means(monkeypatch):
+    """Small problems end before the linear program is asked: here nothing else finds or proves a thing first."""
+    monkeypatch.setattr(chain_solver, "BEAM", 0)
+    monkeypatch.setattr(chain_solver, "QUICK_EFFORT", -1)
+    monkeypatch.setattr(chain_solver, "FIRST_EFFORT", 1)
+    monkeypatch.setattr(moves, "MOST_TRIED", 0)
+
+
+def test_search_by_means_of_cuts_alone_finds_the_same_optimum(monkeypatch):
+    drawn = random.Random(13)
+    problems = [random_chain(drawn) for _ in range(60)]
+    whole = [outcome(problem) for problem in problems]
+    means = []
+    best_mean = mixing.best_mean
+    monkeypatch.setattr(chain_solver, "best_mean", lambda *rest: means.append(best_mean(*rest)) or means[-1])
+    leave_the_search_to_means(monkeypatch)
+    assert whole == [outcome(problem) for problem in problems]
+    assert sum(mean is not None for mean in means) > 20
+
+
 @pytest.mark.parametrize("most_labels", [1, 7])
 def test_small_blocks_of_labels_change_nothing(monkeypatch, most_labels):
-    from mindspeed_autoparallel.planner.split import paths
-
     drawn = random.Random(5)
     problems = [random_chain(drawn) for _ in range(15)]
     whole = [outcome(problem) for problem in problems]
