@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
@@ -35,6 +36,8 @@ class Launches:
         self.coordinator = coordinator
         self.say = say
         self.records: list[dict[str, Any]] = []
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
 
     @property
     def num_on_devices(self) -> int:
@@ -55,7 +58,7 @@ class Launches:
         return self._kept(purpose, spec, lambda: self.coordinator.launch(spec))
 
     def _spec(self, purpose: str, task: dict[str, Any], argv: tuple[str, ...], extra: dict[str, str]) -> LaunchSpec:
-        number = sum(record["purpose"] == purpose for record in self.records) + 1
+        number = next(self._numbers)
         argv_file = self.request.work_dir / ARGV_FILE
         write_json_atomic(argv_file, {"schema_version": 1, "purpose": purpose, "argv": list(argv)})
         environment = dict.fromkeys(_PURPOSES[purpose], "TRUE")
@@ -69,15 +72,18 @@ class Launches:
 
     def _kept(self, purpose: str, spec: LaunchSpec, run: Callable[[], LaunchOutcome]) -> LaunchOutcome:
         record: dict[str, Any] = {"id": spec.launch_id, "purpose": purpose, "status": "running", "started": time.time()}
-        self.records.append(record)
-        self._write()
+        self._write(record, record)
         outcome = run()
-        record |= outcome.to_json()
-        self._write()
+        self._write(record, outcome.to_json())
         if outcome.status is not LaunchStatus.OK:
             self.say(f"launch {spec.launch_id}: {outcome.describe()}")
         return outcome
 
-    def _write(self) -> None:
-        path: Path = self.request.work_dir / LAUNCHES_FILE
-        write_json_atomic(path, {"schema_version": 1, "launches": self.records})
+    def _write(self, record: dict[str, Any], news: dict[str, Any]) -> None:
+        with self._lock:
+            record |= news
+            if record not in self.records:
+                self.records.append(record)
+            write_json_atomic(
+                self.request.work_dir / LAUNCHES_FILE, {"schema_version": 1, "launches": self.records}
+            )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import worst
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.search.measurements import NUM_REDUCED_LAYERS
 from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
@@ -29,6 +32,15 @@ _PLACES = (
     "--micro-batch-size", "--global-batch-size", "--data-cache-path", "--wandb",
 )  # fmt: skip
 """Flags that only say where something is, or what is searched anyway."""
+
+
+_MAX_PROCESSES = 8
+
+
+def shares(points: list[MeasuredAt], number: int) -> list[list[MeasuredAt]]:
+    """``points`` dealt out to at most ``number`` processes; the same sizes stay together as far as possible."""
+    size = -(-len(points) // number)
+    return [points[start : start + size] for start in range(0, len(points), size)]
 
 
 def variant_name(family: str, kind: str) -> str:
@@ -56,7 +68,8 @@ class Traces:
             variant_name(family, kind): {**settings, **recompute}
             for family, settings in plan.families.items()
             for kind, recompute in ((PLAIN, {}), (SELECTIVE, {"recompute_granularity": "selective"}))
-            if kind in plan.dimensions.recompute
+            # Of other families only the plain run is traced: each variant costs a second per point.
+            if kind in plan.dimensions.recompute and (kind == PLAIN or not family)
         }
         self.key = self._key()
         self.folder = request.work_dir / "traces" / self.key
@@ -74,11 +87,10 @@ class Traces:
             say(f"{len(found)} of {len(self._task.points)} points were traced before ({self.folder})")
         while missing := [point for point in self._task.points if point not in found]:
             say(f"tracing {len(missing)} points x {len(self.variants)} variants on the CPU of this node")
-            task = measure_task(self.request, tuple(missing), self.folder)
-            outcome = launches.trace({
-                "kind": "trace", "measure": task.to_json(), "variants": self.variants,
-                "world_size": self.request.num_ranks,
-            })  # fmt: skip
+            parts = shares(missing, max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2)))
+            with ThreadPoolExecutor(len(parts)) as pool:
+                outcomes = list(pool.map(lambda points: launches.trace(self._order(points)), parts))
+            outcome = worst(outcomes)
             finished = self.read()
             if not finished and outcome.status is LaunchStatus.OK:
                 raise ProfileError(
@@ -89,14 +101,20 @@ class Traces:
                 raise ProfileError(
                     f"{sys.argv[0]} did not come to training on pretended ranks:\n{outcome.describe()}"
                 )
-            unfinished = [point for point in missing if point not in finished]
-            if unfinished and outcome.status is not LaunchStatus.OK:
-                self._give_up(unfinished[0], outcome.describe())
-                finished = self.read()
-            elif unfinished:
-                raise ProfileError(f"the trace ended well without all points; see {launches.coordinator.log_dir}.")
-            found = finished
+            for points, ended in zip(parts, outcomes, strict=True):
+                unfinished = [point for point in points if point not in finished]
+                if unfinished and ended.status is LaunchStatus.OK:
+                    raise ProfileError(f"the trace ended well without all points; see {launches.coordinator.log_dir}.")
+                if unfinished:
+                    self._give_up(unfinished[0], ended.describe())
+            found = self.read()
         return found
+
+    def _order(self, points: list[MeasuredAt]) -> dict[str, Any]:
+        task = measure_task(self.request, tuple(points), self.folder)
+        return {
+            "kind": "trace", "measure": task.to_json(), "variants": self.variants, "world_size": self.request.num_ranks,
+        }  # fmt: skip
 
     def _give_up(self, point: MeasuredAt, reason: str) -> None:
         result = {"at": asdict(point), "status": "failed", "reason": reason, "variants": {}}

@@ -1,0 +1,25 @@
+"""Flags that a configuration decides replace the user's; everything else stays as it was typed."""
+
+from mindspeed_autoparallel.runtime.tuning.argv import with_configuration, words_of
+
+USER = ["pretrain_gpt.py", "--num-layers", "4", "--tensor-model-parallel-size", "8", "--sequence-parallel", "--bf16", "--micro-batch-size=4", "--recompute-granularity", "full", "--auto-tuning", "--auto-tuning-ranks", "16", "--nnodes", "2", "--node-rank", "0", "--data-path", "1.0", "a", "b"]
+
+
+def test_what_is_tuned_replaces_the_users_and_the_rest_stays():
+    words = words_of({"tensor_model_parallel_size": 2, "micro_batch_size": 1, "sequence_parallel": False})
+    command = with_configuration(USER, words, keep_tuning=False)
+    assert command == ["pretrain_gpt.py", "--num-layers", "4", "--bf16", "--data-path", "1.0", "a", "b", "--tensor-model-parallel-size", "2", "--micro-batch-size", "1"]
+
+
+def test_a_process_of_ours_keeps_the_flags_that_arm_the_patches():
+    command = with_configuration(USER, [], keep_tuning=True)
+    assert {"--auto-tuning", "--nnodes", "--node-rank"} <= set(command)
+    assert "--sequence-parallel" not in command
+
+
+def test_switches_and_defaults_are_written_as_megatron_reads_them():
+    words = words_of({
+        "tensor_model_parallel_size": 1, "context_parallel_size": 1, "sequence_parallel": True,
+        "overlap_grad_reduce": False, "recompute_num_layers": 1, "recompute_granularity": None,
+    })  # fmt: skip
+    assert words == ["--tensor-model-parallel-size", "1", "--sequence-parallel", "--recompute-num-layers", "1"]

@@ -1,0 +1,101 @@
+"""What is searched follows from model, ranks and host; whatever is not searched says why."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.tuning.dimensions import plan_search
+from mindspeed_autoparallel.runtime.tuning.request import read_request
+
+HOST = argparse.Namespace(recompute_granularity=None, pipeline_model_parallel_layout=None)
+
+
+def arguments(tmp_path, **changes):
+    values = {
+        "num_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "seq_length": 8192, "micro_batch_size": 1,
+        "global_batch_size": 12, "nnodes": 1, "nproc_per_node": 8, "node_rank": 0, "master_addr": "localhost",
+        "master_port": 6000, "auto_tuning_ranks": 16, "auto_tuning_work_dir": str(tmp_path / "work"),
+        "auto_tuning_knowledge_base": None, "auto_tuning_memory_limit_mib": None, "auto_tuning_launch_timeout_s": 60,
+        "auto_tuning_verify": False, "auto_tuning_log_level": "info",
+    }  # fmt: skip
+    return argparse.Namespace(**{**values, **changes})
+
+
+@pytest.fixture
+def request_(tmp_path):
+    return read_request(arguments(tmp_path))
+
+
+def sizes(plan, name):
+    return sorted({getattr(point, name) for point in plan.points})
+
+
+def test_sizes_follow_heads_ranks_sequence_and_batch(request_):
+    plan = plan_search(request_, HOST, "cuda")
+    assert sizes(plan, "tensor_size") == [1, 2, 4, 8]
+    assert sizes(plan, "context_size") == [1, 2, 4, 8]
+    assert sizes(plan, "micro_batch_size") == [1, 2, 4]
+    assert "12 is not divisible by 8" in plan.left_out["micro batch 8"]
+    assert plan.left_out["expert parallel"] == "the model has no experts"
+
+
+def test_a_size_that_heads_do_not_divide_is_left_out_with_the_numbers(request_):
+    plan = plan_search(replace(request_, num_heads=6, num_query_groups=6), HOST, "cuda")
+    assert sizes(plan, "tensor_size") == [1, 2]
+    assert plan.left_out["tensor parallel 4"] == "6 heads cannot be split over 4"
+
+
+def test_a_short_sequence_is_not_split_unless_the_script_splits_it(request_):
+    short = replace(request_, sequence_length=1024)
+    assert sizes(plan_search(short, HOST, "cuda"), "context_size") == [1]
+    assert "leaves 512 tokens per rank" in plan_search(short, HOST, "cuda").left_out["context parallel 2"]
+    assert sizes(plan_search(replace(short, context_size=2), HOST, "cuda"), "context_size") == [1, 2]
+
+
+def test_experts_bring_their_dimensions(request_):
+    host = argparse.Namespace(
+        **vars(HOST), moe_token_dispatcher_type="alltoall", expert_tensor_parallel_size=None
+    )
+    plan = plan_search(replace(request_, num_experts=4), host, "cuda")
+    assert sizes(plan, "expert_size") == [1, 2, 4]
+    assert list(plan.families) == ["", "allgather dispatcher", "whole experts"]
+    assert all(point.sequence_parallel == (point.tensor_size > 1) for point in plan.points)
+
+
+def test_what_host_or_device_lack_is_left_out_with_the_reason(request_):
+    plan = plan_search(request_, argparse.Namespace(), "cpu")
+    assert plan.dimensions.recompute == ("none",)
+    assert not plan.dimensions.uneven_stages
+    assert "--use-megatron-fsdp" in plan.left_out["ZeRO-2/3 (Megatron FSDP)"]
+    assert plan.left_out["MC2"] == "needs an Ascend NPU"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nnodes": 2, "auto_tuning_ranks": 8}, "at least 16 ranks"),
+        ({"auto_tuning_ranks": 12}, "the nearest are 8 and 16"),
+        ({"node_rank": 1}, "--node-rank must be 0 to 0"),
+        ({"seq_length": 10, "context_parallel_size": 4}, "--context-parallel-size 4"),
+        ({"global_batch_size": None}, "--global-batch-size"),
+        ({"num_layers": 0}, "--num-layers"),
+        ({"auto_tuning_work_dir": "/proc/none"}, "cannot write to the work dir"),
+    ],
+)
+def test_bad_input_is_named_before_anything_starts(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        read_request(arguments(tmp_path, **changes))
+
+
+def test_a_launcher_above_us_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="plain python"):
+        read_request(arguments(tmp_path))
+
+
+def test_the_work_dir_is_private(tmp_path):
+    request = read_request(arguments(tmp_path))
+    assert Path(request.work_dir).stat().st_mode & 0o777 == 0o700
