@@ -7,22 +7,24 @@ real ranks alike, and whatever is computed from real tensors alone is really com
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._pytree import tree_iter
 
 from mindspeed_autoparallel.patching import call_after_import
 
 
-def run_on_shapes(function: Any, args: Any, kwargs: Any) -> Any:
-    """Runs an operator; among tensors with data it really runs, also where others have shapes only."""
-    tensors = [item for item in tree_iter((args, kwargs)) if isinstance(item, torch.Tensor)]
+def run_on_shapes(function: Any, name: str, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
+    """Runs an operator; among tensors with data it really runs, also where others have shapes only.
+
+    ``name``: of the operator; ``tensors``: all among its arguments.
+    """
     if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
         with unset_fake_temporarily():
             return function(*args, **kwargs)
-    if str(function) == "aten.masked_select.default" and not isinstance(args[1], FakeTensor):
+    if name == "aten.masked_select.default" and not isinstance(args[1], FakeTensor):
         # The size depends on the mask, which is known.
         with unset_fake_temporarily():
             size = int(args[1].expand(args[0].shape).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections import Counter
@@ -11,13 +12,25 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from mindspeed_autoparallel.runtime.tracing.shapes import run_on_shapes
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (item for item in tree_iter(value) if isinstance(item, torch.Tensor))
+    # torch's own tree iteration knows every container there is, and takes as long as the pretended operators.
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+@functools.cache
+def _name(function: Any) -> str:
+    return str(function)
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
@@ -68,14 +81,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.pause()
-        result = run_on_shapes(function, args, kwargs or {})
-        name = str(function)
+        tensors = list(_tensors((args, kwargs)))
+        name = _name(function)
+        result = run_on_shapes(function, name, tensors, args, kwargs or {})
         if name.startswith(("c10d.", "_c10d_functional.")):
             self._paused = self._pause_s == 0.0
-            size = max((t.numel() * t.element_size() for t in _tensors(args)), default=0)
+            size = max((tensor.numel() * tensor.element_size() for tensor in tensors), default=0)
             self.collectives[name, size] += 1
         elif not name.startswith("prim"):
-            self.operators[name, tuple(tuple(t.shape) for t in _tensors((args, kwargs)))] += 1
+            self.operators[name, tuple(tuple(tensor.shape) for tensor in tensors)] += 1
         for tensor in _tensors(result):
             self._appear(tensor)
         return result
