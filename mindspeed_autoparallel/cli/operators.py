@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration
     from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 
@@ -39,111 +39,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mindspeed_autoparallel.operators.config import config_from_mapping
-    from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
+    from mindspeed_autoparallel.operators.config import OperatorConfig, read_config
+    from mindspeed_autoparallel.operators.configured import SearchResult, search_configured
+    from mindspeed_autoparallel.operators.pipeline import Pipeline
     from mindspeed_autoparallel.operators.presets import preset_graph
+    from mindspeed_autoparallel.operators.search.pins import parse_pins
 
-    config = config_from_mapping(_read_yaml(arguments.config) if arguments.config else {}, str(arguments.config))
-    if not config.use_parallel:
-        raise ConfigError(f"{arguments.config}: use_parallel is false, so there is nothing to search. Set it to true.")
+    config = read_config(arguments.config) if arguments.config else OperatorConfig()
+    given = {"search_mode": arguments.search_mode, "mem_coeff": arguments.mem_coeff}
+    config = dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})
+    config = dataclasses.replace(config, auto_pipeline=arguments.auto_pipeline or config.auto_pipeline)
     if arguments.layers is not None and arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")
     graph = preset_graph(
         arguments.model, batch=arguments.batch, sequence=arguments.sequence, num_layers=arguments.layers
     )
-    mode, pins = arguments.search_mode or config.search_mode, _pins(arguments.pin)
-    if config.parallel_mode == 1:
-        if not pins:
-            raise ConfigError(f"{arguments.config}: parallel_mode 1 spreads pinned operators; give one with --pin.")
-        mode = "sharding_propagation"
-    if config.parallel_mode == 0:
-        plan = data_parallel(graph, arguments.devices)
-    else:
-        plan = search_pipelined(
-            graph,
-            arguments.devices,
-            auto_pipeline=arguments.auto_pipeline or config.auto_pipeline,
-            pipeline=Pipeline(
-                arguments.stages, arguments.servers, arguments.micro_batch_num, int(arguments.memory_gib * 2**30)
-            ),
-            search_mode=mode,
-            mem_coeff=config.mem_coeff if arguments.mem_coeff is None else arguments.mem_coeff,
-            pins=pins,
-            tied=not arguments.untied,
-        )
-    megatron, reason = _megatron(plan)
+    memory_bytes = int(arguments.memory_gib * 2**30) if arguments.memory_gib < float("inf") else 0
+    plan = search_configured(
+        graph,
+        arguments.devices,
+        config,
+        pins=parse_pins(arguments.pin),
+        pipeline=Pipeline(arguments.stages, arguments.servers, arguments.micro_batch_num, memory_bytes),
+        tied=not arguments.untied,
+    )
+    result = SearchResult(plan)
     if arguments.html:
         from mindspeed_autoparallel.files import write_text_atomic
-        from mindspeed_autoparallel.operators.picture import picture_data
         from mindspeed_autoparallel.report.operator_page import render_operator_page
 
-        shown = picture_data(plan, megatron.as_json() if megatron else None, reason)
-        write_text_atomic(arguments.html, render_operator_page(shown))
+        write_text_atomic(arguments.html, render_operator_page(result.picture()))
     if arguments.explain:
         _explain(plan, arguments.explain)
     elif arguments.megatron_flags:
-        if megatron is None:
-            raise InfeasiblePlan(reason)
-        print(" ".join(megatron.flags()))
+        print(" ".join(result.flags()))
     elif arguments.json:
-        derived = {"megatron": megatron.as_json()} if megatron else {"megatron": None, "megatron_reason": reason}
-        print(json.dumps({**plan.as_json(), **derived}, indent=2))
+        print(json.dumps(result.as_json(), indent=2))
     else:
-        _print(plan, arguments.devices, megatron.lines() if megatron else [f"Megatron: none: {reason}"])
+        print("\n".join(result.lines()))
     return 0
-
-
-def _megatron(plan: OperatorPlan) -> tuple[MegatronConfiguration | None, str]:
-    from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
-
-    try:
-        return derive_megatron(plan), ""
-    except InfeasiblePlan as error:
-        return None, str(error)
-
-
-def _print(plan: OperatorPlan, devices: int, megatron: list[str]) -> None:
-    dp, mp = plan.dp_mp()
-    for name, parts in plan.degrees().items():
-        print(f"{name:32} " + (", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut"))
-    moved = plan.edge_bytes().values()
-    print(
-        f"{plan.search_mode} on {devices} devices: {plan.stages} stage(s), data parallel {dp}, model parallel {mp}; "
-        f"{sum(f + b for f, b in moved) / 1e9:.2f} GB sent per device and step; searched in {plan.search_s:.2f} s"
-    )
-    for line in [*megatron, *(f"note: {note}" for note in plan.notes)]:
-        print(line)
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise ConfigError("reading YAML needs pyyaml: pip install 'mindspeed-autoparallel[yaml]'.") from error
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-
-
-def _pins(given: list[str]) -> dict[str, dict[str, int]]:
-    result: dict[str, dict[str, int]] = {}
-    for text in given:
-        name, _, rest = text.partition(":")
-        try:
-            wanted = {axis: int(parts) for axis, parts in (item.split("=") for item in rest.split(","))}
-        except ValueError as error:
-            raise ConfigError(f"--pin {text}: write OPERATOR:AXIS=PARTS, e.g. layers.*.q:rows=4,columns=2.") from error
-        if result.get(name, wanted) != wanted:
-            raise ConfigError(f"pins contradict each other for {name}: {result[name]} and {wanted}. Remove one.")
-        result[name] = wanted
-    return result
 
 
 def _explain(plan: OperatorPlan, operator: str) -> None:
     cuts = [entry for entry in plan.explained if entry.operator == operator]
     if not cuts:
-        known = ", ".join(dict.fromkeys(entry.operator for entry in plan.explained)) or "none: only the mode "
+        known = ", ".join(dict.fromkeys(entry.operator for entry in plan.explained))
+        if not known:
+            raise ConfigError(
+                f"--explain {operator}: only recursive_programming has these costs, not {plan.search_mode}."
+            )
         raise ConfigError(f"--explain {operator}: it is no matrix product of that search; these are: {known[:300]}.")
     for entry in cuts:
         print(f"operator {operator}, cut {entry.cut + 1}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -23,6 +25,19 @@ class OperatorConfig:
     search_mode: str = "recursive_programming"
     auto_pipeline: bool = False
     mem_coeff: float = 0.1
+
+
+def read_config(path: Path) -> OperatorConfig:
+    """The block in a YAML file; ``ConfigError`` where it cannot be read or says what it must not."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigError("reading YAML needs pyyaml: pip install 'mindspeed-autoparallel[yaml]'.") from error
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    return config_from_mapping({} if given is None else given, str(path))
 
 
 def config_from_mapping(given: Any, where: str) -> OperatorConfig:
@@ -50,7 +65,8 @@ def config_from_mapping(given: Any, where: str) -> OperatorConfig:
             f"{where}: search_mode is {config.search_mode!r}; give recursive_programming, "
             "sharding_propagation or exact."
         )
-    if isinstance(config.mem_coeff, bool) or not isinstance(config.mem_coeff, (int, float)) or config.mem_coeff <= 0:
+    coefficient = config.mem_coeff
+    if isinstance(coefficient, bool) or not isinstance(coefficient, (int, float)) or not 0 < coefficient < math.inf:
         raise ConfigError(f"{where}: mem_coeff is {config.mem_coeff!r}; give a positive number.")
     return config
 

@@ -24,6 +24,8 @@ class ModelShape:
     num_experts: int = 0
     """Above 0 every MLP is this many experts, of which ``experts_per_token`` compute a token."""
     experts_per_token: int = 2
+    head: int = 0
+    """Width of a head; 0: hidden over heads."""
     lora_rank: int = 0
     """Above 0 only adapters of this rank beside q, k, v and o are trained."""
 
@@ -69,7 +71,7 @@ def decoder_graph(shape: ModelShape, *, batch: int, sequence: int, num_layers: i
 class _Decoder:
     def __init__(self, shape: ModelShape, batch: int, sequence: int) -> None:
         self.shape, self.batch, self.sequence = shape, batch, sequence
-        self.rows, self.head = batch * sequence, shape.hidden // shape.heads
+        self.rows, self.head = batch * sequence, shape.head or shape.hidden // shape.heads
         self.graph = Graph(samples=batch)
 
     def build(self, num_layers: int) -> Graph:

@@ -33,6 +33,11 @@ class OperatorPlan:
     stages: int = 1
     num_microbatches: int = 1
 
+    @property
+    def devices(self) -> int:
+        """Of all stages."""
+        return self.stages * math.prod(self.decisions.mesh)
+
     def edge_bytes(self) -> dict[tuple[str, str, int], tuple[int, int]]:
         """Bytes one device sends on each edge, (forward, backward), by the steps an executor takes.
 

@@ -106,11 +106,14 @@ class MegatronConfiguration:
         ]
 
 
-def derive_megatron(plan: OperatorPlan, *, machine: Machine | None = None) -> MegatronConfiguration:
+def derive_megatron(
+    plan: OperatorPlan, *, machine: Machine | None = None, micro_batch_size: int | None = None
+) -> MegatronConfiguration:
     """DP, TP, SP, CP, EP and PP from what most of the FLOPs of ``plan`` do on each mesh dim.
 
     A role that the model does not allow (samples, heads or tokens that do not divide) gives way to the next in the
-    vote, with a note. Raises ``InfeasiblePlan`` where no role is left for a mesh dim.
+    vote, with a note. ``micro_batch_size`` is kept where it divides the samples of a replica; otherwise the
+    plan's number of microbatches says it. Raises ``InfeasiblePlan`` where no role is left for a mesh dim.
     """
     made = plan.decisions
     graph, mesh = made.graph, made.mesh
@@ -153,9 +156,11 @@ def derive_megatron(plan: OperatorPlan, *, machine: Machine | None = None) -> Me
     uniform = OperatorPlan(decisions, "uniform", (), 0.0, stages=plan.stages, num_microbatches=plan.num_microbatches)
     size = {role: math.prod(n for n, r in zip(mesh, roles, strict=True) if r == role) for role in _RESULT_NAMES}
     each = max(1, graph.samples // size[DATA])
-    if each % plan.num_microbatches:
-        notes.append(f"{each} samples of a replica are no multiple of {plan.num_microbatches} microbatches.")
     micro = each // plan.num_microbatches if each % plan.num_microbatches == 0 else 1
+    if micro_batch_size and each % micro_batch_size == 0:
+        micro = micro_batch_size
+    elif each % plan.num_microbatches:
+        notes.append(f"{each} samples of a replica are no multiple of {plan.num_microbatches} microbatches.")
     layout = Layout(
         pipeline_size=plan.stages,
         tensor_size=size[TENSOR],

@@ -36,6 +36,21 @@ def _by_axis(pattern: str, node: Node, given: Mapping[str, int] | Sequence[Seque
     return {name: parts for name, parts in wanted.items() if parts != 1}
 
 
+def parse_pins(given: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Pins written as ``OPERATOR:AXIS=PARTS,..``; raises ``ConfigError`` for another form or two that differ."""
+    result: dict[str, dict[str, int]] = {}
+    for text in given:
+        name, _, rest = text.partition(":")
+        try:
+            wanted = {axis: int(parts) for axis, parts in (item.split("=") for item in rest.split(","))}
+        except ValueError as error:
+            raise ConfigError(f"pin {text}: write OPERATOR:AXIS=PARTS, e.g. layers.*.q:rows=4,columns=2.") from error
+        if result.get(name, wanted) != wanted:
+            raise ConfigError(f"pins contradict each other for {name}: {result[name]} and {wanted}. Remove one.")
+        result[name] = wanted
+    return result
+
+
 def pinned_choices(graph: Graph, pins: Pins, mesh: tuple[int, ...]) -> list[dict[str, int]]:
     """For each mesh dim, the axis every pinned operator cuts.
 

@@ -26,11 +26,13 @@ FEATURES = {
     "auto_parallel_plan": "mindspeed_autoparallel.runtime.applying.entry:apply_plan",
     "hetero_parallel": "mindspeed_autoparallel.runtime.hetero.entry:prepare",
     "auto_tuning": "mindspeed_autoparallel.runtime.tuning.entry:tune_and_exit",
+    "operator_search": "mindspeed_autoparallel.runtime.operator_search.entry:search_and_exit",
+    "operator_plan": "mindspeed_autoparallel.runtime.operator_search.entry:apply_plan",
 }
 """Destination of the flag -> ``module:function(arguments)``; called in this order for the flags that are set."""
 
-_ONE_JOB = ("auto_parallel_mm", "auto_tuning", "auto_parallel_plan")
-"""Two of them search and end, the third trains."""
+_ONE_JOB = ("auto_parallel_mm", "auto_tuning", "operator_search", "auto_parallel_plan", "operator_plan")
+"""Some of them search and end, the plans train."""
 
 
 def after_parsing(arguments: argparse.Namespace) -> None:
@@ -47,8 +49,8 @@ def after_parsing(arguments: argparse.Namespace) -> None:
     jobs = [_flag(destination) for destination in _ONE_JOB if getattr(arguments, destination, None)]
     if len(jobs) > 1:
         raise ConfigError(
-            f"{' and '.join(jobs)} were given together. Search first (--auto-parallel-mm or --auto-tuning), then train "
-            "by what was found (--auto-parallel-plan) in a run of its own."
+            f"{' and '.join(jobs)} were given together. Search first, then train by what was found "
+            "(--auto-parallel-plan or --operator-plan) in a run of its own."
         )
     for destination, handler in FEATURES.items():
         if getattr(arguments, destination, None):

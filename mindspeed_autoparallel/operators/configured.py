@@ -1,0 +1,86 @@
+"""A search as the YAML block says it: the three parallel modes over one graph, and what is written about the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.operators.config import OperatorConfig
+from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration, derive_megatron
+from mindspeed_autoparallel.operators.picture import picture_data
+from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
+from mindspeed_autoparallel.operators.search.pins import Pins
+from mindspeed_autoparallel.operators.strategies import OperatorPlan
+
+
+def search_configured(
+    graph: Graph, devices: int, config: OperatorConfig, *, pins: Pins, pipeline: Pipeline, tied: bool = True
+) -> OperatorPlan:
+    """The plan of ``config``: data parallel (mode 0), pins spread (1) or searched (2).
+
+    Raises ``ConfigError`` where parallelism is switched off, or mode 1 has no pin.
+    """
+    if not config.use_parallel:
+        raise ConfigError("use_parallel is false, so there is nothing to search. Set it to true.")
+    if config.parallel_mode == 0:
+        return data_parallel(graph, devices)
+    mode = config.search_mode
+    if config.parallel_mode == 1:
+        if not pins:
+            raise ConfigError("parallel_mode 1 spreads pinned operators; give one with --pin (--operator-pin).")
+        mode = "sharding_propagation"
+    return search_pipelined(
+        graph,
+        devices,
+        auto_pipeline=config.auto_pipeline,
+        pipeline=pipeline,
+        search_mode=mode,
+        mem_coeff=config.mem_coeff,
+        pins=pins,
+        tied=tied,
+    )
+
+
+class SearchResult:
+    """A plan with the Megatron configuration derived from it, or the reason why there is none."""
+
+    def __init__(self, plan: OperatorPlan, *, micro_batch_size: int | None = None) -> None:
+        self.plan = plan
+        self.reason = ""
+        self.megatron: MegatronConfiguration | None = None
+        try:
+            self.megatron = derive_megatron(plan, micro_batch_size=micro_batch_size)
+        except InfeasiblePlan as error:
+            self.reason = str(error)
+
+    def flags(self) -> list[str]:
+        """Megatron's command line words; ``InfeasiblePlan`` where there are none."""
+        if self.megatron is None:
+            raise InfeasiblePlan(self.reason)
+        return self.megatron.flags()
+
+    def as_json(self) -> dict[str, Any]:
+        derived = self.megatron.as_json() if self.megatron else None
+        return {**self.plan.as_json(), "megatron": derived, "megatron_reason": self.reason}
+
+    def lines(self) -> list[str]:
+        """Products with their cuts, the whole, the Megatron configuration, notes."""
+        plan = self.plan
+        dp, mp = plan.dp_mp()
+        sent = sum(forward + backward for forward, backward in plan.edge_bytes().values())
+        products = [
+            f"{name:32} " + (", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut")
+            for name, parts in plan.degrees().items()
+        ]
+        return [
+            *products,
+            f"{plan.search_mode} on {plan.devices} devices: stages {plan.stages}, data parallel {dp}, "
+            f"model parallel {mp}; {sent / 1e9:.2f} GB sent per device and step; searched in {plan.search_s:.2f} s",
+            *(self.megatron.lines() if self.megatron else [f"Megatron: none: {self.reason}"]),
+            *(f"note: {note}" for note in plan.notes),
+        ]
+
+    def picture(self) -> dict[str, Any]:
+        """What ``report.operator_page`` draws."""
+        return picture_data(self.plan, self.megatron.as_json() if self.megatron else None, self.reason)

@@ -1,0 +1,83 @@
+"""Megatron's arguments as the shape of a model and the work of one step."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.operators.pipeline import Pipeline
+from mindspeed_autoparallel.operators.presets import ModelShape
+
+_SWIGLU_UNIT = 64
+
+
+@dataclass(frozen=True)
+class Work:
+    """``global_batch_size`` samples of ``sequence`` tokens on ``devices``, as the script would cut them."""
+
+    shape: ModelShape
+    global_batch_size: int
+    micro_batch_size: int
+    sequence: int
+    devices: int
+    pipeline: Pipeline
+
+
+def read_shape(arguments: argparse.Namespace) -> ModelShape:
+    """The decoder that the parsed (not yet validated) ``arguments`` describe; ``ConfigError`` names a missing flag."""
+    if getattr(arguments, "mm_model", None):
+        raise ConfigError(
+            "--operator-search takes a language model that flags describe. For a multimodal model of --mm-model use "
+            "--auto-parallel-mm."
+        )
+    hidden, heads = _needed(arguments, "hidden_size"), _needed(arguments, "num_attention_heads")
+    gated = bool(getattr(arguments, "swiglu", False))
+    # Megatron's defaults, which its validation fills in later.
+    usual = int(4 * hidden * 2 / 3 / _SWIGLU_UNIT) * _SWIGLU_UNIT if gated else 4 * hidden
+    experts = getattr(arguments, "num_experts", None) or 0
+    ffn = getattr(arguments, "ffn_hidden_size", None) or usual
+    if experts:
+        ffn = getattr(arguments, "moe_ffn_hidden_size", None) or ffn
+    grouped = getattr(arguments, "group_query_attention", False)
+    kv_heads = _needed(arguments, "num_query_groups") if grouped else heads
+    head = getattr(arguments, "kv_channels", None) or 0
+    if not head and hidden % heads:
+        raise ConfigError(f"--num-attention-heads {heads} does not divide --hidden-size {hidden}.")
+    return ModelShape(
+        num_layers=_needed(arguments, "num_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocabulary=getattr(arguments, "padded_vocab_size", None) or _needed(arguments, "vocab_size"),
+        gated=gated,
+        num_experts=experts,
+        experts_per_token=getattr(arguments, "moe_router_topk", None) or 2,
+        head=head,
+    )
+
+
+def read_work(arguments: argparse.Namespace) -> Work:
+    """Shape, batch, devices and the script's own pipeline."""
+    shape = read_shape(arguments)
+    nodes = getattr(arguments, "simulated_nnodes", None) or 1
+    per_node = getattr(arguments, "simulated_nproc_per_node", None)
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    devices = arguments.operator_devices or (nodes * per_node if per_node else started)
+    sizes = [getattr(arguments, f"{kind}_model_parallel_size", None) or 1 for kind in ("tensor", "pipeline")]
+    context = getattr(arguments, "context_parallel_size", None) or 1
+    replicas = max(1, devices // (sizes[0] * sizes[1] * context))
+    micro = getattr(arguments, "micro_batch_size", None) or 1
+    batch = getattr(arguments, "global_batch_size", None) or micro * replicas
+    pipeline = Pipeline(stages=sizes[1], servers=nodes, micro_batch_num=max(1, batch // (micro * replicas)))
+    return Work(shape, batch, micro, _needed(arguments, "seq_length"), devices, pipeline)
+
+
+def _needed(arguments: argparse.Namespace, name: str) -> int:
+    value = getattr(arguments, name, None)
+    if not isinstance(value, int) or value < 1:
+        flag = "--" + name.replace("_", "-")
+        raise ConfigError(f"--operator-search needs {flag}, a positive integer; it is {value}.")
+    return value
