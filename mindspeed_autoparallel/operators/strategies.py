@@ -148,24 +148,23 @@ def search_graph(
     fixed = pinned_choices(graph, pins or {}, mesh)
     machine = machine or Machine()
     started = time.perf_counter()
-    decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     explained: list[ExplainedCut] = []
-    for dim, parts in enumerate(mesh):
-        if search_mode == "recursive_programming":
-            by_weight = devices > 32 and num_microbatches < 8
-            chosen, costs = solve_recursive(
-                decisions, mem_coeff, fixed[dim], by_weight=by_weight, most_row_parts=most_row_parts
-            )
-            explained += costs
-        else:
+    if search_mode == "recursive_programming":
+        by_weight = devices > 32 and num_microbatches < 8
+        decisions, explained = solve_recursive(
+            graph, mesh, mem_coeff, fixed, by_weight=by_weight, most_row_parts=most_row_parts
+        )
+    else:
+        decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+        for dim, parts in enumerate(mesh):
             problem = build_problem(decisions, parts, machine, fixed[dim], tied=tied)
             # The limit holds after all cuts: this one may leave as much as the cuts to come can still divide.
             later = math.prod(mesh[dim + 1 :])
             limit = None if parameter_limit_bytes is None else float(parameter_limit_bytes * later)
-            chosen = problem.spread(_solver(search_mode, fixed[dim], limit)(problem))
-        if all(c == NO_CUT for c in chosen.values()):
+            decisions = decisions.extend(parts, problem.spread(_solver(search_mode, fixed[dim], limit)(problem)))
+    for dim, parts in enumerate(mesh):
+        if all(choices[dim] == NO_CUT for choices in decisions.choices.values()):
             notes.append(f"cut {dim + 1} into {parts}: no operator is cut there, those devices repeat the same work.")
-        decisions = decisions.extend(parts, chosen)
     return OperatorPlan(decisions, search_mode, tuple(explained), time.perf_counter() - started, tuple(notes))
 
 

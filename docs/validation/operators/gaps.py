@@ -43,7 +43,9 @@ for seed in range(240):
     chosen = problem.spread(best_picks)["m0"]
     pinned = build_problem(empty, 2, Machine(flops_per_us=1e6), {"m0": chosen}, tied=False)
     found = {
-        "recursive_programming": problem.total_us(problem.picks(solve_recursive(empty, 0.1, {})[0])),
+        "recursive_programming": problem.total_us(
+            problem.picks({n: c[0] for n, c in solve_recursive(graph, (2,), 0.1, [{}])[0].choices.items()})
+        ),
         "sharding_propagation": pinned.total_us(solve_propagation(pinned, {first})),
         "greedy": problem.total_us(solve_greedy(problem)),
     }

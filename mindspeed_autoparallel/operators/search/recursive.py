@@ -1,12 +1,13 @@
-"""Recursive programming: each cut chooses I, J, K or none for the matrix products, then spreads that to the rest."""
+"""Recursive programming: each cut chooses I, J, K or none for the matrix products; ``fill`` spreads it to the rest."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, Graph, Node
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph, Node
+from mindspeed_autoparallel.operators.search.fill import fill_rest
 from mindspeed_autoparallel.operators.search.matmul_cut import CutCosts, cut_costs
 from mindspeed_autoparallel.operators.search.state import Decisions
 
@@ -147,54 +148,29 @@ def cut_main_operators(
     return chosen, explained
 
 
-def fill_rest(decisions: Decisions, parts: int, chosen: Mapping[str, int]) -> dict[str, int]:
-    """Spread the choices of the matrix products to all operators, forward and backward until nothing changes.
-
-    First only strategies that use the devices are spread; what stays undecided is not cut. An axis that cannot be
-    divided, or must not be cut (norm, softmax), is not cut either.
-    """
-    graph = decisions.graph
-    consumers = graph.consumers()
-    result = dict(chosen)
-
-    def follow(node: Node, dims: tuple[int | None, ...], placement: int) -> bool:
-        axis = dims[placement] if 0 <= placement < len(dims) else None
-        if axis is None or axis not in node.choices(parts, decisions.cuts(node.name)):
-            return False
-        result[node.name] = axis
-        return True
-
-    changed = True
-    while changed:
-        changed = False
-        for node in graph.nodes.values():
-            for slot, source in enumerate(node.inputs):
-                if node.name not in result and source in result and not graph.nodes[source].is_parameter:
-                    placement = graph.nodes[source].output_placement(result[source])
-                    changed |= placement != PARTIAL and follow(node, node.operands[slot], placement)
-        for node in reversed(list(graph.nodes.values())):
-            for name, slot in consumers[node.name]:
-                if node.name not in result and name in result:
-                    changed |= follow(node, node.output, graph.nodes[name].operand_placement(slot, result[name]))
-    for node in graph.nodes.values():
-        if node.kind == "gather" and node.name not in result:
-            # No neighbour says anything: the index is cut first, along its first dim, then the rows of the table.
-            wanted = [a for a, axis in enumerate(node.axes) if a == 0 or axis.name == "table"]
-            allowed = node.choices(parts, decisions.cuts(node.name))
-            result[node.name] = next((axis for axis in wanted if axis in allowed), NO_CUT)
-    return {name: result.get(name, NO_CUT) for name in graph.nodes}
-
-
 def solve_recursive(
-    decisions: Decisions,
+    graph: Graph,
+    mesh: tuple[int, ...],
     mem_coeff: float,
-    pins: Mapping[str, int],
+    pins: Sequence[Mapping[str, int]],
     *,
     by_weight: bool = False,
     most_row_parts: int | None = None,
-) -> tuple[dict[str, int], list[ExplainedCut]]:
-    """Choices of one halving for every operator, and the costs of each matrix product's decision."""
-    chosen, explained = cut_main_operators(
-        decisions, mem_coeff, pins, by_weight=by_weight, most_row_parts=most_row_parts
-    )
-    return fill_rest(decisions, 2, {**chosen, **pins}), explained
+) -> tuple[Decisions, list[ExplainedCut]]:
+    """Choices of every operator on a ``mesh`` of twos, and the costs of each matrix product's decisions.
+
+    ``pins``: per mesh dim, the axis of every pinned operator.
+    """
+    assert set(mesh) <= {2}, "every cut is a halving"
+    decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+    explained: list[ExplainedCut] = []
+    nothing = dict.fromkeys(graph.nodes, NO_CUT)
+    decided: set[str] = set()
+    for fixed in pins:
+        chosen, costs = cut_main_operators(
+            decisions, mem_coeff, fixed, by_weight=by_weight, most_row_parts=most_row_parts
+        )
+        decided |= {*chosen, *fixed}
+        explained += costs
+        decisions = decisions.extend(2, {**nothing, **chosen, **fixed})
+    return fill_rest(decisions, decided), explained
