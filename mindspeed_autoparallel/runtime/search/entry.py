@@ -12,6 +12,7 @@ from mindspeed_autoparallel.profiles import Profile, read_profile
 from mindspeed_autoparallel.runtime.host.sends import interleaved_sends
 from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
 from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free
+from mindspeed_autoparallel.runtime.search.analytic import computed_profile
 from mindspeed_autoparallel.runtime.search.device_cost import device_cost
 from mindspeed_autoparallel.runtime.search.measurements import Measurements
 from mindspeed_autoparallel.runtime.search.profile_building import build_profile
@@ -28,6 +29,9 @@ def say(text: str) -> None:
 def search_and_exit(arguments: argparse.Namespace) -> None:
     """Measure, plan, write, and end the process: training does not start."""
     request = read_request(arguments)
+    if request.node_rank > 0 and request.analytic_device is not None:
+        say(f"node {request.node_rank}: nothing is measured with --profile-source analytic; node 0 plans alone")
+        sys.exit(0)
     if request.node_rank > 0:
         num_launches = run_agent(
             node_rank=request.node_rank,
@@ -54,6 +58,12 @@ def _profile(request: SearchRequest, arguments: Any) -> Profile:
     if request.profile_file is not None:
         say(f"planning from {request.profile_file}; nothing is measured")
         return read_profile(request.profile_file)
+    if request.analytic_device is not None:
+        profile = computed_profile(
+            arguments, request.description, request.analytic_device, request.cluster_devices_per_node, say
+        )
+        profile.write(request.work_dir / "profile.json")
+        return profile
     from mindspeed_autoparallel.runtime.devices import current_device
 
     device = current_device()

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_autoparallel.cost.catalogue import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.host.description import Description, describe
+from mindspeed_autoparallel.runtime.search.analytic import asked_device
 
 _MICRO_BATCH_SIZES = (1, 2, 4)
 
@@ -40,6 +42,8 @@ class SearchRequest:
     time_limit_s: float
     launch_timeout_s: float
     profile_file: Path | None
+    analytic_device: Device | None
+    """The catalogue's device that costs are computed for; ``None`` where they are measured."""
     hetero_balance: str | None = None
     """With ``--hetero-parallel``: its ``--hetero-balance``; encoders' own layouts are searched, too."""
 
@@ -107,20 +111,27 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         time_limit_s=float(arguments.auto_parallel_time_limit_s),
         launch_timeout_s=float(arguments.auto_parallel_launch_timeout_s),
         profile_file=Path(arguments.auto_parallel_profile) if arguments.auto_parallel_profile else None,
+        analytic_device=asked_device(arguments),
         hetero_balance=_hetero_balance(arguments, description),
     )
+    if request.analytic_device is None:
+        _check_points(request)
+    _check_work_dir(request.work_dir)
+    return request
+
+
+def _check_points(request: SearchRequest) -> None:
+    """The measuring devices must be able to hold what is to be measured."""
     if request.num_measuring_devices % request.context_size:
         raise ConfigError(
             f"--context-parallel-size {request.context_size} does not divide the {request.num_measuring_devices} "
-            f"measuring devices (--nnodes {num_nodes} x --nproc-per-node {request.num_processes_per_node})."
+            f"measuring devices (--nnodes {request.num_nodes} x --nproc-per-node {request.num_processes_per_node})."
         )
     if not request.points():
         raise ConfigError(
             f"no tensor-parallel size fits {request.num_processes_per_node} measuring devices per node with "
             f"{', '.join(map(str, request.num_heads))} attention heads."
         )
-    _check_work_dir(request.work_dir)
-    return request
 
 
 def _check_launcher() -> None:
