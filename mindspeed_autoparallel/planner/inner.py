@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -14,7 +14,7 @@ from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, evalu
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, module_placement
 from mindspeed_autoparallel.planner.space import Candidate
-from mindspeed_autoparallel.planner.split import SplitProblem, baselines, solve
+from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, baselines, solve
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 
@@ -41,6 +41,8 @@ class LayoutResult:
     placement: ModulePlacement | None
     evaluation: Evaluation | None
     proved_infeasible: bool = False
+    beaten: bool = False
+    """Proved: no plan that fits is faster than the one known."""
     timed_out: bool = False
 
 
@@ -51,12 +53,13 @@ def limits_of(profile: Profile, cluster: Cluster, layout_size: int) -> tuple[int
 
 def solve_layout(
     profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int,
-    *, time_limit_s: float, seed: int = 0, cutoff_us: float = inf,
+    *, time_limit_s: float, seed: int = 0, cutoff_us: float = inf, only_faster: bool = False,
+    effort: float | None = None,
 ) -> LayoutResult:  # fmt: skip
     """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits.
 
-    ``cutoff_us``: step time of a plan that is known; plans slower than it are of no interest, and the bound never
-    exceeds it.
+    ``cutoff_us``: step time of a plan that is known; the bound never exceeds it. ``only_faster``: no other plan is of
+    interest, and the proof that there is none ends the work. ``effort``: of the integer solver, see ``split.solve``.
     """
     deadline = time.monotonic() + time_limit_s
     layout = candidate.layout
@@ -71,7 +74,9 @@ def solve_layout(
         )  # fmt: skip
 
     best: tuple[ModulePlacement, Evaluation] | None = None
-    for simple in simple_splits(profile, cluster, candidate, global_batch_size):
+    only_faster = only_faster and cutoff_us < inf
+    below = ceil((cutoff_us - tied_us) * NS_PER_US) if only_faster else None
+    for simple in () if only_faster else simple_splits(profile, cluster, candidate, global_batch_size):
         if simple.evaluation.fits and (best is None or simple.evaluation.step.total_us < best[1].step.total_us):
             best = simple.placement, simple.evaluation
     if best is not None:
@@ -79,7 +84,9 @@ def solve_layout(
 
     def attempt(problem: SplitProblem) -> tuple[float, Evaluation]:
         nonlocal best
-        solution = solve(problem, time_limit_s=max(0.1, deadline - time.monotonic()), seed=seed)
+        solution = solve(
+            problem, time_limit_s=max(0.1, deadline - time.monotonic()), seed=seed, below=below, effort=effort
+        )
         placement = module_placement(profile, candidate.measurement, solution.placement)
         found = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
         if found.fits and (best is None or found.step.total_us < best[1].step.total_us):
@@ -89,6 +96,8 @@ def solve_layout(
     relaxed = problem_of(limits, safe=False)
     try:
         bound_us, found = attempt(relaxed)
+    except NoneBelow:
+        return LayoutResult(lower_bound_us=cutoff_us, placement=None, evaluation=None, beaten=True)
     except InfeasiblePlan as error:
         timed_out = "time limit" in str(error)
         return LayoutResult(

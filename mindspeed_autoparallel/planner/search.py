@@ -1,72 +1,53 @@
 """The whole search: every layout is solved, discarded by a proved bound, or ruled out with a named reason.
 
-Best-first by lower bound: cheap bound, then linear relaxation, then exact solve. When the best plan is no slower than
-the smallest bound left, it is optimal under the cost model.
+Best-first by lower bound (see ``frontier``). When the best plan is no slower than the smallest bound left, it is
+optimal under the cost model.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.assembly import assemble_plan
-from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US
-from mindspeed_autoparallel.planner.inner import LayoutResult, limits_of, shortage_of, simple_splits, solve_layout
-from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, evaluate
+from mindspeed_autoparallel.planner.frontier import Found, Frontier
+from mindspeed_autoparallel.planner.inner import LayoutResult, shortage_of
 from mindspeed_autoparallel.planner.relaxations import relaxations_of
-from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.tasks import Request
+from mindspeed_autoparallel.planner.workers import Workers, usable_cores
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.plan import Relaxation, SearchRecord, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
-NUM_SEEDS = 12
-SHORT_SOLVE_S = 3.0
-"""First go at a layout; most are proved in less. What is left open is taken up again once all have had a go."""
+MANY_OPERATIONS = 20_000
+"""Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
+TELL_EVERY_S = 2.0
 ROUNDING = 1e-6
 """A gap of no more than this is rounding to nanoseconds: the plan is called optimal."""
-EXACT = 1e-9
-"""Relative difference below which two step times are the same."""
-
-
-@dataclass
-class _State:
-    """What the search knows so far."""
-
-    solved: list[tuple[Candidate, LayoutResult]] = field(default_factory=list)
-    seeds: list[tuple[Candidate, LayoutResult]] = field(default_factory=list)
-    """Simple splits that fit: something to prune by before the first solve."""
-    verdicts: list[Verdict] = field(default_factory=list)
-    short: list[Candidate] = field(default_factory=list)
-    """Layouts without a plan that fits."""
-    open_bounds_us: dict[str, float] = field(default_factory=dict)
-    """Bounds of layouts that were not settled, by label."""
-
-    @property
-    def best_us(self) -> float:
-        return min((_step(result) for _, result in (*self.solved, *self.seeds)), default=float("inf"))
 
 
 def search(
     profile: Profile, cluster: Cluster, global_batch_size: int, *, time_limit_s: float = 600.0, top_k: int = 3,
-    seed: int = 0, num_workers: int = 1, progress: Callable[[str], None] | None = None,
+    seed: int = 0, num_workers: int = 0, progress: Callable[[str], None] | None = None,
     layouts: list[Layout] | None = None, options: SpaceOptions | None = None, with_relaxations: bool = True,
 ) -> Plan:  # fmt: skip
     """The fastest plan for the cluster, with its proof.
 
-    ``layouts``: only these. Raises ``InfeasiblePlan`` (tightest stage, missing memory, smallest relaxation) or
-    ``ConfigError``.
+    ``layouts``: only these. ``num_workers``: processes, 0 for one per core; the result does not depend on it.
+    Raises ``InfeasiblePlan`` (tightest stage, missing memory, smallest relaxation) or ``ConfigError``.
     """
     if global_batch_size < 1:
         raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
     if not 0 < time_limit_s < float("inf"):
         raise ConfigError(f"the time limit must be above 0 s, got {time_limit_s:g}.")
-    if top_k < 1 or num_workers < 1:
-        raise ConfigError(f"top_k and num_workers must be at least 1, got {top_k} and {num_workers}.")
+    if top_k < 1 or num_workers < 0:
+        raise ConfigError(f"top_k must be at least 1 and num_workers at least 0, got {top_k} and {num_workers}.")
     if not 0 <= seed < 2**31:
         raise ConfigError(f"the seed must be 0 to {2**31 - 1}, got {seed}.")
     started = time.monotonic()
@@ -75,16 +56,21 @@ def search(
     if not candidates:
         raise _nothing_to_search(verdicts, global_batch_size)
     say(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
-    state = _State(verdicts=verdicts)
     deadline = started + time_limit_s
-    _run(profile, cluster, global_batch_size, candidates, state, deadline, top_k, seed, say)
-    _adopt_faster_seed(state)
-    state.solved.sort(key=lambda item: (_step(item[1]), item[0].layout.label()))
-    if not state.solved:
-        raise _infeasible(profile, cluster, global_batch_size, state)
-    best, result = state.solved[0]
-    step_us = _step(result)
-    bound_us = min([step_us, *state.open_bounds_us.values(), *(found.lower_bound_us for _, found in state.solved)])
+    bounds = [
+        pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
+        for candidate in candidates
+    ]
+    frontier = Frontier(profile.model, candidates, bounds, list(verdicts), top_k, say)
+    operations = sum(2 * item.layout.num_virtual_stages * item.num_microbatches for item in candidates)
+    request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=seed)
+    with Workers(request, (num_workers or usable_cores()) if operations > MANY_OPERATIONS else 1) as workers:
+        _explore(frontier, workers, deadline, say)
+    ranked = sorted(frontier.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
+    if not ranked:
+        raise _infeasible(profile, cluster, global_batch_size, frontier)
+    best, step_us = ranked[0].candidate, ranked[0].step_us
+    bound_us = min([step_us, *frontier.open_bounds_us.values(), *(found.outcome.lower_bound_us for found in ranked)])
     gap = max(0.0, 1 - bound_us / step_us) if step_us else 0.0
     relaxations: tuple[Relaxation, ...] = ()
     if with_relaxations and time.monotonic() < deadline:
@@ -94,166 +80,36 @@ def search(
         )  # fmt: skip
     record = SearchRecord(
         status="optimal" if gap <= ROUNDING else "feasible", lower_bound_us=bound_us, gap_fraction=gap,
-        num_configurations=len(candidates) + len(verdicts_before(state.verdicts)), num_solved=len(state.solved),
-        seconds=time.monotonic() - started, verdicts=tuple(state.verdicts), relaxations=relaxations,
+        num_configurations=len(candidates) + len(verdicts), num_solved=len(ranked),
+        seconds=time.monotonic() - started, verdicts=tuple(frontier.verdicts), relaxations=relaxations,
     )  # fmt: skip
     say(f"best: {best.layout.label()}, {step_us / 1000:.2f} ms, gap {gap:.3%}, {record.seconds:.1f} s")
-    plan = assemble_plan(profile, cluster, global_batch_size, best, result, state.solved[1 : 1 + top_k], record)
+    results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + top_k]]
+    others = [(found.candidate, result) for found, result in zip(ranked[1:], results[1:], strict=False)]
+    plan = assemble_plan(profile, cluster, global_batch_size, best, results[0], others, record)
     return replace(plan, search=replace(plan.search, seconds=time.monotonic() - started))
 
 
-def verdicts_before(verdicts: list[Verdict]) -> list[Verdict]:
-    """Those that never became candidates."""
-    return [verdict for verdict in verdicts if verdict.outcome in ("illegal", "unmeasured")]
-
-
-def _step(result: LayoutResult) -> float:
-    assert result.evaluation is not None
-    return result.evaluation.step.total_us
-
-
-def _run(
-    profile: Profile, cluster: Cluster, global_batch_size: int, candidates: list[Candidate], state: _State,
-    deadline: float, top_k: int, seed: int, say: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Work the queue: (bound, order, refined, candidate), smallest bound first."""
-    queue: list[tuple[float, int, bool, Candidate]] = []
-    for order, candidate in enumerate(candidates):
-        bound = pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
-        queue.append((bound, order, False, candidate))
-    heapq.heapify(queue)
-    for bound, _, _, candidate in heapq.nsmallest(NUM_SEEDS, queue):
-        for simple in simple_splits(profile, cluster, candidate, global_batch_size):
-            if simple.evaluation.fits and simple.evaluation.step.total_us < state.best_us:
-                found = LayoutResult(
-                    lower_bound_us=bound, placement=simple.placement, evaluation=simple.evaluation, timed_out=True
-                )
-                state.seeds.append((candidate, found))
-    extra = top_k
-    again: list[tuple[float, Candidate]] = []
-    while queue:
-        bound, order, refined, candidate = heapq.heappop(queue)
-        layout = candidate.layout
-        left = deadline - time.monotonic()
-        if bound >= state.best_us * (1 - EXACT):
-            # The rest can only become alternatives: a few, by count and not by time, so that a rerun finds the same.
-            if len(state.solved) > top_k or extra <= 0 or left <= 0:
-                state.verdicts.append(_bounded(layout, bound, state.best_us))
-                continue
-            if refined:
-                extra -= 1
-        elif left <= 0:
-            state.open_bounds_us[layout.label()] = bound
-            state.verdicts.append(Verdict(
-                layout=layout, outcome="unsolved", reason="the time limit came first.", lower_bound_us=bound,
-            ))  # fmt: skip
-            continue
-        if not refined:
-            better = _refined(profile, cluster, candidate, bound, deadline, state.best_us)
-            if better is None:
-                _no_fit(state, candidate)
-            else:
-                heapq.heappush(queue, (better, order, True, candidate))
-            continue
-        losing = bound >= state.best_us * (1 - EXACT)
-        unsettled = _solve_one(
-            profile, cluster, global_batch_size, candidate, bound, state, min(left, SHORT_SOLVE_S), seed, say
-        )
-        if unsettled and not losing:
-            again.append((bound, candidate))
-    # What a short solve left open, and what may still be faster than the best: with the time that is left.
-    for index, (bound, candidate) in enumerate(again):
-        left = deadline - time.monotonic()
-        known = [result.lower_bound_us for other, result in state.solved if other is candidate]
-        if left > 0 and max([bound, *known]) < state.best_us * (1 - EXACT):
-            _forget(state, candidate)
-            seconds = left / (len(again) - index)
-            _solve_one(profile, cluster, global_batch_size, candidate, max([bound, *known]), state, seconds, seed, say)
-
-
-def _adopt_faster_seed(state: _State) -> None:
-    """Where time ended before a seed's layout was solved, or solved again, the seed is the plan."""
-    if not state.seeds:
-        return
-    candidate, seed = min(state.seeds, key=lambda item: _step(item[1]))
-    if any(_step(result) <= _step(seed) for _, result in state.solved):
-        return
-    known = [result.lower_bound_us for other, result in state.solved if other is candidate]
-    bound = min(_step(seed), max([seed.lower_bound_us, *known]))
-    state.solved = [item for item in state.solved if item[0] is not candidate]
-    state.solved.append((candidate, replace(seed, lower_bound_us=bound)))
-
-
-def _forget(state: _State, candidate: Candidate) -> None:
-    """Take back what a short solve said; its plan stays as a seed."""
-    state.seeds += [item for item in state.solved if item[0] is candidate]
-    state.seeds.sort(key=lambda item: -_step(item[1]))
-    state.solved = [item for item in state.solved if item[0] is not candidate]
-    state.verdicts = [verdict for verdict in state.verdicts if verdict.layout != candidate.layout]
-
-
-def _solve_one(
-    profile: Profile, cluster: Cluster, global_batch_size: int, candidate: Candidate, bound: float, state: _State,
-    seconds: float, seed: int, say: Callable[[str], None],
-) -> bool:  # fmt: skip
-    """Solve a layout and record its verdict; true when time ended before its proof."""
-    layout, before = candidate.layout, state.best_us
-    result = solve_layout(
-        profile, cluster, candidate, global_batch_size, time_limit_s=max(0.1, seconds), seed=seed, cutoff_us=before
-    )
-    if result.evaluation is None:
-        if result.proved_infeasible:
-            _no_fit(state, candidate)
-            return False
-        open_bound = max(bound, result.lower_bound_us)
-        state.open_bounds_us[layout.label()] = open_bound
-        reason = "the time limit came first." if result.timed_out else "no split that fits exactly was found."
-        state.verdicts.append(Verdict(
-            layout=layout, outcome="unsolved" if result.timed_out else "memory", reason=reason,
-            lower_bound_us=open_bound,
-        ))  # fmt: skip
-        state.short.append(candidate)
-        return result.timed_out
-    state.open_bounds_us.pop(layout.label(), None)
-    step = _step(result)
-    result = replace(result, lower_bound_us=min(step, max(bound, result.lower_bound_us)))
-    if step < before:
-        say(f"{layout.label()}: {step / 1000:.2f} ms, bound {result.lower_bound_us / 1000:.2f} ms")
-    state.solved.append((candidate, result))
-    state.verdicts.append(Verdict(
-        layout=layout, outcome="solved", reason=f"solved; bound {result.lower_bound_us / 1000:.3f} ms.",
-        lower_bound_us=result.lower_bound_us, step_us=step,
-    ))  # fmt: skip
-    return result.timed_out and result.lower_bound_us < min(step, before)
-
-
-def _refined(
-    profile: Profile, cluster: Cluster, candidate: Candidate, bound: float, deadline: float, cutoff_us: float
-) -> float | None:
-    limits = limits_of(profile, cluster, candidate.layout.pipeline_size)
-    tail_us = tail_bound_us(profile, cluster, candidate)
-    problem = build_problem(
-        profile, candidate.measurement, cluster, candidate.layout, candidate.num_microbatches, limits, safe=False,
-        pipeline_cutoff_us=cutoff_us - tail_us,
+def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: Found) -> LayoutResult:
+    placement, layout = found.outcome.placement, found.candidate.layout
+    assert placement is not None
+    return LayoutResult(
+        lower_bound_us=found.outcome.lower_bound_us, placement=placement,
+        evaluation=evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False),
     )  # fmt: skip
-    relaxed = relaxed_bound_ns(problem, deadline)
-    if relaxed is None:
-        return None
-    return max(bound, min(cutoff_us, relaxed / NS_PER_US + tail_us))
 
 
-def _no_fit(state: _State, candidate: Candidate) -> None:
-    state.short.append(candidate)
-    state.verdicts.append(Verdict(
-        layout=candidate.layout, outcome="memory", reason="no split fits the memory, with any recomputation.",
-    ))  # fmt: skip
-
-
-def _bounded(layout: Layout, bound: float, best_us: float) -> Verdict:
-    return Verdict(
-        layout=layout, outcome="bounded", lower_bound_us=bound,
-        reason=f"at least {bound / 1000:.2f} ms; the best plan takes {best_us / 1000:.2f} ms.",
-    )  # fmt: skip
+def _explore(frontier: Frontier, workers: Workers, deadline: float, say: Callable[[str], None]) -> None:
+    group = frontier.first_group(deadline - time.monotonic())
+    told = time.monotonic()
+    while group:
+        outcomes = workers.perform([task for _, task in group])
+        for (item, task), outcome in zip(group, outcomes, strict=True):
+            frontier.apply(item, task, outcome)
+        if time.monotonic() - told > TELL_EVERY_S:
+            told = time.monotonic()
+            say(frontier.progress())
+        group = frontier.next_group(deadline - time.monotonic())
 
 
 def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int) -> ConfigError:
@@ -268,13 +124,14 @@ def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int) -> Confi
     )
 
 
-def _infeasible(profile: Profile, cluster: Cluster, global_batch_size: int, state: _State) -> InfeasiblePlan:
+def _infeasible(profile: Profile, cluster: Cluster, global_batch_size: int, frontier: Frontier) -> InfeasiblePlan:
     limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
-    if not state.short:
+    if not frontier.without_plan:
         return InfeasiblePlan("no plan was found in time, and none was proved impossible. Raise the time limit.")
     # Most stages and most sharding come nearest: look at a few of each.
     tried = sorted(
-        state.short, key=lambda item: (-item.layout.pipeline_size * item.layout.tensor_size, item.layout.label())
+        frontier.without_plan,
+        key=lambda item: (-item.layout.pipeline_size * item.layout.tensor_size, item.layout.label()),
     )
     found = [
         (shortage, candidate)
@@ -285,7 +142,7 @@ def _infeasible(profile: Profile, cluster: Cluster, global_batch_size: int, stat
         return InfeasiblePlan(f"no plan fits in {format_bytes(limit)} per device.")
     shortage, candidate = min(found, key=lambda item: (item[0].missing_bytes, item[1].layout.label()))
     missing = max(0, shortage.missing_bytes)
-    unsure = [verdict for verdict in state.verdicts if verdict.outcome == "unsolved"]
+    unsure = [verdict for verdict in frontier.verdicts if verdict.outcome == "unsolved"]
     maybe = f" {len(unsure)} layouts were not settled in time." if unsure else ""
     return InfeasiblePlan(
         f"no plan {'was found in time that ' if unsure else ''}fits in {format_bytes(limit)} per device. "

@@ -2,10 +2,17 @@
 
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
 from mindspeed_autoparallel.planner.split.problem import LayerKind, Segment, SplitProblem, Tail
-from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, stage_memory, step_of, time_of
+from mindspeed_autoparallel.planner.split.solution import (
+    NoneBelow,
+    Placement,
+    SplitSolution,
+    stage_memory,
+    step_of,
+    time_of,
+)
 from mindspeed_autoparallel.planner.split.solver import solve
 
 __all__ = [
-    "Baseline", "LayerKind", "Placement", "Segment", "SplitProblem", "SplitSolution", "Tail", "baselines",
+    "Baseline", "LayerKind", "NoneBelow", "Placement", "Segment", "SplitProblem", "SplitSolution", "Tail", "baselines",
     "solve", "stage_memory", "step_of", "time_of",
 ]  # fmt: skip

@@ -42,15 +42,20 @@ class ChainSolution:
     complete: bool
 
 
-def solve_chain(problem: SplitProblem, known: Placement | None, deadline: float) -> ChainSolution:
-    """The fastest plan of a chain; ``known``: a plan that fits. Raises ``ConfigError`` for a tick too fine."""
+def solve_chain(
+    problem: SplitProblem, known: Placement | None, deadline: float, below: int | None = None
+) -> ChainSolution:
+    """The fastest plan of a chain, if it takes less than ``below``; ``known``: a plan that fits.
+
+    Raises ``ConfigError`` for a tick too fine.
+    """
     if longest_step(problem) > LONGEST:
         raise ConfigError("the step is too long for the tick chosen: use coarser times.")
-    return _Search(problem, known, deadline).run()
+    return _Search(problem, known, deadline, below).run()
 
 
 class _Search:
-    def __init__(self, problem: SplitProblem, known: Placement | None, deadline: float) -> None:
+    def __init__(self, problem: SplitProblem, known: Placement | None, deadline: float, below: int | None) -> None:
         self.problem, self.deadline = problem, deadline
         self.chain, self.unit = Chain(problem), tick_of(problem)
         self.best: Placement | None = None
@@ -59,16 +64,19 @@ class _Search:
         if known is not None:
             # The same layers, with the least recomputation that fits.
             self._improve(self.chain.ends_of(known), cuts)
+        if below is not None and below <= self.best_time:
+            self.best, self.best_time = None, below
         self.paths = Paths(self.chain.ranges(self.best_time), self.chain.num_layers)
         self.paths.cuts = cuts
 
     def run(self) -> ChainSolution:
         paths = self.paths
-        if not paths.weigh() or not paths.prune(self.best_time):
+        most = self.best_time if self.best is not None else self._limit()
+        if not paths.weigh() or not paths.prune(most):
             return self._result(self.best_time, complete=True)
         for stage, ranges in enumerate(paths.ranges):
             self.chain.recompute(stage, ranges)
-        if not paths.weigh() or not paths.prune(self.best_time):
+        if not paths.weigh() or not paths.prune(most):
             return self._result(self.best_time, complete=True)
         self.lower = paths.bound()
         share, effort = FIRST_SHARE, FIRST_EFFORT

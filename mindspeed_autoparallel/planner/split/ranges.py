@@ -71,27 +71,61 @@ class Chain:
             self.counts[k, at + 1 : at + size + 1] = numpy.arange(1, size + 1)
             self.counts[k, at + size + 1 :] = size
             at += size
+        self._start, self._end = self._allowed()
         self._fronts: dict[tuple[int, int, int, tuple[int, ...]], list[Option]] = {}
         self._kept: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[tuple[int, ...], ...]] | None] = {}
 
-    def ranges(self, longest: int) -> list[Ranges]:
-        """By stage: every range that could fit and keeps its stage busy for at most ``longest``, nothing recomputed."""
+    def _allowed(self) -> tuple[Array, Array]:
+        """Every range that a stage may hold: not empty where that is forbidden, blocks with their layers."""
         problem, counts = self.problem, self.counts
-        forward = numpy.array([s.forward for s in problem.segments]) @ counts
-        backward = numpy.array([s.backward for s in problem.segments]) @ counts
         solid = counts[[k for k, s in enumerate(problem.segments) if s.beside is None]].sum(axis=0)
         start, end = numpy.triu_indices(self.num_layers + 1, 0 if problem.allow_empty_stages else 1)
-        mask = (
-            problem.num_microbatches
-            * (forward[end] - forward[start] + backward[end] - backward[start] + 2 * problem.per_operation)
-            <= longest
-        )
+        mask: Array = numpy.ones(len(start), dtype=bool)
         if not problem.allow_empty_stages:
             mask &= solid[end] > solid[start]
         for k, segment in enumerate(problem.segments):
             if segment.beside is not None:
                 host = counts[segment.beside]
                 mask &= counts[k][end] - counts[k][start] <= host[end] - host[start]
+        return start[mask], end[mask]
+
+    def roomiest(self) -> tuple[int, list[int]]:
+        """The plan (layers done after each stage) that overruns its limits least, and by how much; 0 or less: it fits."""
+        counts, num = self.counts, self.problem.num_stages
+        first = numpy.flatnonzero(numpy.diff(self._start, prepend=-1))
+        least = numpy.full(self.num_layers + 1, NEVER)
+        least[-1] = -NEVER
+        ways = []
+        for stage in range(num - 1, -1, -1):
+            held = (counts[:, self._end] - counts[:, self._start]).T
+            used = numpy.full(len(held), NEVER)
+            for peak in sorted({kind.transient for s in self.problem.segments for kind in s.kinds}):
+                each = numpy.array([
+                    min((kind.memory[stage] for kind in s.kinds if kind.transient <= peak), default=NEVER // 2**20)
+                    for s in self.problem.segments
+                ])  # fmt: skip
+                used = numpy.minimum(used, held @ each + numpy.where(held.any(axis=1), peak, 0))
+            ways.append(numpy.maximum(used - self._room(stage), least[self._end]))
+            least = numpy.full(self.num_layers + 1, NEVER)
+            least[self._start[first]] = numpy.minimum.reduceat(ways[-1], first)
+        node, ends = 0, []
+        for way in reversed(ways):
+            here = numpy.flatnonzero(self._start == node)
+            node = int(self._end[here[numpy.argmin(way[here])]])
+            ends.append(node)
+        return int(least[0]), ends
+
+    def ranges(self, longest: int) -> list[Ranges]:
+        """By stage: every range that could fit and keeps its stage busy for at most ``longest``, nothing recomputed."""
+        problem, counts = self.problem, self.counts
+        forward = numpy.array([s.forward for s in problem.segments]) @ counts
+        backward = numpy.array([s.backward for s in problem.segments]) @ counts
+        start, end = self._start, self._end
+        mask = (
+            problem.num_microbatches
+            * (forward[end] - forward[start] + backward[end] - backward[start] + 2 * problem.per_operation)
+            <= longest
+        )
         start, end = start[mask], end[mask]
         found = []
         for stage in range(problem.num_stages):

@@ -44,8 +44,13 @@ def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tupl
     return rows or [([], 0)]
 
 
-def relaxed_cuts(problem: SplitProblem, deadline: float, max_rounds: int = 300) -> tuple[dict[Cut, None], float] | None:
-    """Cuts, and a lower bound on the step time; ``None`` when even fractions of layers do not fit."""
+def relaxed_cuts(
+    problem: SplitProblem, deadline: float, max_rounds: int = 300, stop_at: float | None = None
+) -> tuple[dict[Cut, None], float] | None:
+    """Cuts, and a lower bound on the step time; ``None`` when even fractions of layers do not fit.
+
+    ``stop_at``: a bound that is high enough.
+    """
     from ortools.linear_solver import pywraplp
 
     lp = pywraplp.Solver.CreateSolver("GLOP")
@@ -109,6 +114,8 @@ def relaxed_cuts(problem: SplitProblem, deadline: float, max_rounds: int = 300) 
         if status != pywraplp.Solver.OPTIMAL:
             break
         bound = step.solution_value() * unit
+        if stop_at is not None and bound * (1 - 1e-6) >= stop_at:
+            break
         values = [[[max(0.0, v.solution_value()) for v in row] for row in kinds] for kinds in x]
         cut, length = cut_of(problem, values)
         if cut in cuts or length <= bound * (1 + 1e-7) or time.monotonic() > deadline:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
 
 Placement = tuple[tuple[tuple[int, ...], ...], ...]
 """``placement[segment][kind][virtual stage]``: number of layers."""
+
+
+class NoneBelow(InfeasiblePlan):
+    """Proved: every plan takes at least as long as was asked to beat."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,43 +16,60 @@ from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import is_chain
 from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts, tail_rows
-from mindspeed_autoparallel.planner.split.solution import Placement, SplitSolution, longest_step, stage_memory, tick_of
+from mindspeed_autoparallel.planner.split.solution import (
+    NoneBelow,
+    Placement,
+    SplitSolution,
+    longest_step,
+    stage_memory,
+    tick_of,
+)
 from mindspeed_autoparallel.schedule import make_program
 
 
-def solve(problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, num_workers: int = 1) -> SplitSolution:
-    """The fastest placement that fits, with a bound. Raises ``InfeasiblePlan`` with the smallest memory that fits."""
+def solve(
+    problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, num_workers: int = 1, below: int | None = None,
+    effort: float | None = None,
+) -> SplitSolution:  # fmt: skip
+    """The fastest placement that fits, with a bound. Raises ``InfeasiblePlan`` with the smallest memory that fits.
+
+    ``below``: plans that take as long are of no interest; ``NoneBelow`` is raised when all do, or when none fits.
+    ``effort``: limit of the integer solver's own clock, which runs alike on every machine (about a second each).
+    """
     started = time.monotonic()
     deadline = started + time_limit_s
     make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
     if is_chain(problem):
-        return _solved_as_chain(problem, started, deadline, time_limit_s)
-    relaxed = relaxed_cuts(problem, started + time_limit_s / 2)
+        return _solved_as_chain(problem, started, deadline, time_limit_s, below)
+    relaxed = relaxed_cuts(problem, started + time_limit_s / 2, stop_at=below)
     if relaxed is None:
         raise _infeasible(problem)
     cuts, bound = relaxed
+    if below is not None and bound >= below:
+        raise NoneBelow(f"no plan takes less than {below}.")
     master = _Master(problem, ceil(bound))
     for cut in cuts:
         master.add(cut)
-    simple = _best_baseline(problem)
+    simple = _best_baseline(problem) if below is None else None
     best, best_time = (simple.placement, simple.step_time) if simple else (None, -1)
     lower, rounds = ceil(bound), 0
     while best is None or lower < best_time:
         left = deadline - time.monotonic()
-        if left <= 0:
+        if left <= 0 or (effort is not None and master.effort >= effort):
             break
         rounds += 1
-        status, solved_bound, placements = master.solve(left, seed, num_workers, best, best_time)
+        limit = best_time if best is not None else None if below is None else below - 1
+        status, solved_bound, placements = master.solve(left, seed, num_workers, best, limit, effort)
         if status == "infeasible":
             if best is None:
-                raise _infeasible(problem)
+                raise _infeasible(problem) if below is None else NoneBelow(f"no plan takes less than {below}.")
             lower = best_time
             break
         lower = max(lower, min(solved_bound, best_time) if best else solved_bound)
         fresh = 0
         for placement in placements:
             cut, length = cut_of(problem, placement)
-            if best is None or length < best_time:
+            if (best is None or length < best_time) and (below is None or length < below):
                 best, best_time = placement, int(length)
             if cut not in cuts:
                 cuts[cut] = None
@@ -69,10 +86,14 @@ def solve(problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, n
     )  # fmt: skip
 
 
-def _solved_as_chain(problem: SplitProblem, started: float, deadline: float, time_limit_s: float) -> SplitSolution:
-    simple = _best_baseline(problem)
-    found = solve_chain(problem, simple.placement if simple else None, deadline)
+def _solved_as_chain(
+    problem: SplitProblem, started: float, deadline: float, time_limit_s: float, below: int | None
+) -> SplitSolution:
+    simple = _best_baseline(problem) if below is None else None
+    found = solve_chain(problem, simple.placement if simple else None, deadline, below)
     if found.placement is None:
+        if below is not None and found.complete:
+            raise NoneBelow(f"no plan takes less than {below}.")
         raise _infeasible(problem) if found.complete else _nothing_found(time_limit_s)
     return SplitSolution(
         status="optimal" if found.lower_bound >= found.step_time else "feasible", placement=found.placement,
@@ -119,7 +140,7 @@ class _Master:
         segments, num = problem.segments, problem.num_virtual
         new = self.model.new_int_var
         self.x = [[[new(0, s.num_layers, "") for _ in range(num)] for _ in s.kinds] for s in segments]
-        self.unit = tick_of(problem)
+        self.unit, self.effort = tick_of(problem), 0.0
         highest = longest_step(problem) // self.unit + 1
         if highest > 2**56:
             raise ConfigError("the step is too long for the tick chosen: use coarser times.")
@@ -181,19 +202,23 @@ class _Master:
             self.model.add(self.step >= sum(terms) + sum(ticks) + (cut[2] + fixed) // self.unit)
 
     def solve(
-        self, seconds: float, seed: int, num_workers: int, best: Placement | None, best_time: int
-    ) -> tuple[str, int, list[Placement]]:
+        self, seconds: float, seed: int, num_workers: int, best: Placement | None, limit: int | None,
+        effort: float | None,
+    ) -> tuple[str, int, list[Placement]]:  # fmt: skip
         """(optimal, feasible, unknown or infeasible; bound in ticks; every plan met on the way)."""
         variables = [v for kinds in self.x for row in kinds for v in row]
         if best is not None:
             self.model.clear_hints()
             for variable, value in zip(variables, (v for kinds in best for row in kinds for v in row), strict=True):
                 self.model.add_hint(variable, value)
-            self.model.add(self.step <= best_time // self.unit)
+        if limit is not None:
+            self.model.add(self.step <= limit // self.unit)
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = num_workers
         solver.parameters.random_seed = seed
         solver.parameters.max_time_in_seconds = max(0.01, seconds)
+        if effort is not None:
+            solver.parameters.max_deterministic_time = max(0.01, effort - self.effort)
         found: list[Placement] = []
         x = self.x
 
@@ -202,6 +227,7 @@ class _Master:
                 found.append(tuple(tuple(tuple(self.value(v) for v in row) for row in kinds) for kinds in x))
 
         status = solver.solve(self.model, Collect())
+        self.effort += solver.response_proto.deterministic_time
         names = {self.cp.OPTIMAL: "optimal", self.cp.FEASIBLE: "feasible", self.cp.INFEASIBLE: "infeasible"}
         name = names.get(status, "unknown")
         bound = 0 if name == "infeasible" else ceil(solver.best_objective_bound - 1e-6) * self.unit

@@ -62,7 +62,6 @@ def _refused(capsys: pytest.CaptureFixture[str], code: int, word: str) -> None:
         ((*LAYER, "backward_us"), float("nan"), "finite"),
         ((*LAYER, "forward_us"), float("inf"), "finite"),
         ((*LAYER, "forward_us"), "3", "expected float"),
-        ((*LAYER, "forward_us"), 1e300, "too long"),
         (LAYER, REMOVED, "'layer' is missing"),
         ((*LAYER, "recompute"), {}, "'none'"),
         (("measurements", 0, "modules", "text_decoder"), REMOVED, "'text_decoder'"),
@@ -80,6 +79,11 @@ def test_a_wrong_profile_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], path: tuple[str | int, ...], new: object, word: str
 ) -> None:
     _refused(capsys, _plan(tmp_path, _edited(to_json(small_profile()), path, new)), word)
+
+
+def test_times_too_long_for_nanoseconds_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _edited(to_json(small_profile()), (*LAYER, "forward_us"), 1e300)
+    _refused(capsys, _plan(tmp_path, text, "--nproc-per-node", "1"), "too long")
 
 
 @pytest.mark.parametrize(

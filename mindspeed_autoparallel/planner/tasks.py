@@ -1,0 +1,105 @@
+"""Work on one layout that another process can do: what it needs and what it finds are plain JSON values."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import inf
+
+from mindspeed_autoparallel.cost.step import embedding_us
+from mindspeed_autoparallel.planner.bounds import relaxed_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, measured_at
+from mindspeed_autoparallel.planner.inner import limits_of, simple_splits, solve_layout
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster, Layout
+
+SIMPLE, RELAX, SOLVE = "simple", "relax", "solve"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What all tasks of a search share."""
+
+    profile: Profile
+    cluster: Cluster
+    global_batch_size: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One thing to find out about a layout."""
+
+    kind: str
+    """``simple``: the best even or greedy split that fits; ``relax``: the bound of the linear relaxation; ``solve``."""
+    layout: Layout
+    seconds: float
+    cutoff_us: float | None = None
+    """Step time of a plan that is known; ``None``: none is."""
+    only_faster: bool = False
+    """No other plan is of interest."""
+    effort: float | None = None
+    """Limit of the integer solver that does not depend on the machine; ``None``: none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was found out. A later process or the same one finds the same, unless time ended first."""
+
+    lower_bound_us: float = 0.0
+    placement: ModulePlacement | None = None
+    step_us: float | None = None
+    """Of the placement, which fits."""
+    proved_infeasible: bool = False
+    beaten: bool = False
+    """Proved: no plan that fits is faster than the one known."""
+    timed_out: bool = False
+
+
+def perform(request: Request, task: Task) -> Outcome:
+    """Do one task, here and now."""
+    layout, batch = task.layout, request.global_batch_size
+    measurement = request.profile.at(measured_at(layout))
+    assert measurement is not None
+    candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=layout.num_microbatches(batch))
+    cutoff_us = inf if task.cutoff_us is None else task.cutoff_us
+    if task.kind == SIMPLE:
+        return _simple(request, candidate)
+    if task.kind == RELAX:
+        return _relax(request, candidate, cutoff_us, task.seconds)
+    result = solve_layout(
+        request.profile, request.cluster, candidate, batch, time_limit_s=task.seconds, seed=request.seed,
+        cutoff_us=cutoff_us, only_faster=task.only_faster, effort=task.effort,
+    )  # fmt: skip
+    return Outcome(
+        lower_bound_us=result.lower_bound_us, placement=result.placement,
+        step_us=result.evaluation.step.total_us if result.evaluation is not None else None,
+        proved_infeasible=result.proved_infeasible, beaten=result.beaten, timed_out=result.timed_out,
+    )  # fmt: skip
+
+
+def _simple(request: Request, candidate: Candidate) -> Outcome:
+    found = Outcome()
+    for split in simple_splits(request.profile, request.cluster, candidate, request.global_batch_size):
+        step_us = split.evaluation.step.total_us
+        if split.evaluation.fits and (found.step_us is None or step_us < found.step_us):
+            found = Outcome(placement=split.placement, step_us=step_us)
+    return found
+
+
+def _relax(request: Request, candidate: Candidate, cutoff_us: float, seconds: float) -> Outcome:
+    profile, cluster, layout = request.profile, request.cluster, candidate.layout
+    limits = limits_of(profile, cluster, layout.pipeline_size)
+    tail_us = tail_bound_us(profile, cluster, candidate)
+    problem = build_problem(
+        profile, candidate.measurement, cluster, layout, candidate.num_microbatches, limits, safe=False,
+        pipeline_cutoff_us=cutoff_us - tail_us, with_tails=True,
+    )  # fmt: skip
+    relaxed = relaxed_bound_ns(problem, time.monotonic() + seconds)
+    if relaxed is None:
+        return Outcome(proved_infeasible=True)
+    tied_us = embedding_us(profile.model, candidate.measurement, layout, cluster, profile.device)
+    return Outcome(lower_bound_us=min(cutoff_us, relaxed / NS_PER_US + tied_us))

@@ -1,0 +1,132 @@
+"""Processes that do tasks beside this one. They change how long a search takes, never what it finds.
+
+A worker is a fresh interpreter that reads one JSON line per task from its standard input and answers with one line: it
+neither imports the host's script again (as multiprocessing's spawn would) nor copies a process that may have threads
+and devices open (as fork would). Where none can be started, or one dies, this process does the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from mindspeed_autoparallel.planner.tasks import Outcome, Request, Task, perform
+from mindspeed_autoparallel.spec.codec import from_json, to_json
+
+MAX_WORKERS = 8
+_ENTRY = "from mindspeed_autoparallel.planner.workers import serve; serve()"
+
+_Jobs = SimpleQueue[tuple[int, Task] | None]
+_Answers = SimpleQueue[tuple[int, Outcome | None]]
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    with contextlib.suppress(AttributeError, OSError):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Workers:
+    """``num_workers`` processes in all, this one included; use as a context manager."""
+
+    def __init__(self, request: Request, num_workers: int) -> None:
+        self._request = request
+        self._jobs: _Jobs = SimpleQueue()
+        self._answers: _Answers = SimpleQueue()
+        self._others: list[_Other] = []
+        others = min(num_workers, MAX_WORKERS) - 1
+        if others > 0:
+            head = json.dumps(to_json(request))
+            with contextlib.suppress(OSError, ValueError):
+                for _ in range(others):
+                    self._others.append(_Other(head, self._jobs, self._answers))
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for other in self._others:
+            other.stop()
+        for _ in self._others:
+            self._jobs.put(None)
+
+    def perform(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """The outcomes in the order of the tasks. This process works, too, and alone until another is ready."""
+        for index, task in enumerate(tasks):
+            self._jobs.put((index, task))
+        outcomes: dict[int, Outcome] = {}
+        while len(outcomes) < len(tasks):
+            try:
+                job = self._jobs.get_nowait()
+                assert job is not None
+                outcomes[job[0]] = perform(self._request, job[1])
+            except Empty:
+                index, outcome = self._answers.get()
+                outcomes[index] = outcome if outcome is not None else perform(self._request, tasks[index])
+        return [outcomes[index] for index in range(len(tasks))]
+
+
+class _Other:
+    """Another process, and the thread that talks to it."""
+
+    def __init__(self, head: str, jobs: _Jobs, answers: _Answers) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _ENTRY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )  # fmt: skip
+        self._jobs, self._answers = jobs, answers
+        threading.Thread(target=self._talk, args=(head,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _talk(self, head: str) -> None:
+        if self._ask(head) is None:
+            return
+        while (job := self._jobs.get()) is not None:
+            answer = self._ask(json.dumps(to_json(job[1])))
+            outcome = None if answer is None else from_json(Outcome, json.loads(answer), "answer of a worker")
+            self._answers.put((job[0], outcome))
+            if answer is None:
+                return
+
+    def _ask(self, line: str) -> str | None:
+        """The answer, or ``None`` when the process is gone."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+            return self._process.stdout.readline() or None
+        except (OSError, ValueError):
+            return None
+
+
+def serve() -> None:
+    """The loop of a worker process."""
+    request = from_json(Request, json.loads(sys.stdin.readline()), "request")
+    with contextlib.suppress(ImportError):
+        # Loaded before the first task needs it.
+        import ortools.sat.python.cp_model  # noqa: F401
+    _answer("ready")
+    for line in sys.stdin:
+        _answer(to_json(perform(request, from_json(Task, json.loads(line), "task"))))
+
+
+def _answer(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()

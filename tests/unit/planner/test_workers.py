@@ -1,0 +1,111 @@
+"""Several processes, one result: the same plan, verdicts and order, also when a process dies or none can be started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.planner import search as search_module
+from mindspeed_autoparallel.planner import workers as workers_module
+from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.tasks import SIMPLE, SOLVE, Outcome, Request, Task, perform
+from mindspeed_autoparallel.planner.workers import Workers, usable_cores
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
+
+CLUSTER = Cluster(num_nodes=2, devices_per_node=4)
+LAYOUTS = [Layout(pipeline_size=2, data_size=4), Layout(tensor_size=2, data_size=4), Layout(data_size=8)]
+
+
+def _request() -> Request:
+    return Request(profile=small_profile(), cluster=CLUSTER, global_batch_size=16)
+
+
+def _tasks() -> list[Task]:
+    return [Task(kind=kind, layout=layout, seconds=60.0) for layout in LAYOUTS for kind in (SIMPLE, SOLVE)]
+
+
+def _without_time(plan: Plan) -> dict[str, Any]:
+    value: dict[str, Any] = to_json(plan)
+    del value["search"]["seconds"]
+    return value
+
+
+@pytest.fixture
+def even_small_searches_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "MANY_OPERATIONS", 0)
+
+
+def test_another_process_finds_the_same() -> None:
+    tasks = _tasks()
+    alone = [perform(_request(), task) for task in tasks]
+    with Workers(_request(), 2) as workers:
+        assert workers.perform(tasks) == alone
+        # By now the other process has started: it does its share.
+        assert workers.perform(tasks) == alone
+    assert any(outcome.step_us is not None for outcome in alone)
+
+
+def test_the_plan_does_not_depend_on_the_number_of_processes(even_small_searches_in_parallel: None) -> None:
+    plans = [search(small_profile(), CLUSTER, 16, num_workers=number) for number in (1, 2, 3)]
+    assert _without_time(plans[0]) == _without_time(plans[1]) == _without_time(plans[2])
+
+
+def test_a_process_that_dies_costs_time_only(
+    monkeypatch: pytest.MonkeyPatch, even_small_searches_in_parallel: None
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def and_kill(*arguments: Any, **keywords: Any) -> subprocess.Popen[str]:
+        started.append(popen(*arguments, **keywords))
+        os.kill(started[-1].pid, signal.SIGKILL)
+        return started[-1]
+
+    alone = search(small_profile(), CLUSTER, 16, num_workers=1)
+    monkeypatch.setattr(workers_module.subprocess, "Popen", and_kill)
+    assert _without_time(search(small_profile(), CLUSTER, 16, num_workers=2)) == _without_time(alone)
+    assert started
+
+
+def test_no_process_at_all_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, even_small_searches_in_parallel: None
+) -> None:
+    def refused(*arguments: Any, **keywords: Any) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(workers_module.subprocess, "Popen", refused)
+    assert search(small_profile(), CLUSTER, 16, num_workers=2).search.status == "optimal"
+
+
+def test_a_small_search_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **keywords: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(workers_module.subprocess, "Popen", refused)
+    search(small_profile(), CLUSTER, 16)
+
+
+def test_no_process_is_left_behind() -> None:
+    with Workers(_request(), 3) as workers:
+        processes = [other._process for other in workers._others]
+        workers.perform(_tasks()[:2])
+    assert len(processes) == 2
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_an_error_in_a_task_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(request: Request, task: Task) -> Outcome:
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(workers_module, "perform", broken)
+    with Workers(_request(), 1) as workers, pytest.raises(RuntimeError, match="no answer"):
+        workers.perform(_tasks()[:1])
+
+
+def test_cores_are_those_of_this_process() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
