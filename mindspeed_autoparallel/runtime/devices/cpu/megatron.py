@@ -22,6 +22,7 @@ def install(edits: Edits) -> None:
         ("megatron.core.transformer.moe.moe_utils", _dispatcher_splits),
         ("megatron.core.models.vision.clip_vit_model", _vision_norm),
         ("megatron.core.fp8_utils", _empty_fp8_lists),
+        ("megatron.core.optimizer.distrib_optimizer", _resumed_distributed_optimizer),
     ):
         call_after_import(module, functools.partial(_apply, edit, edits))
 
@@ -138,3 +139,47 @@ def _empty_fp8_lists(edits: Edits, module: ModuleType) -> None:
         edits.set(module, "_quantize_param_shard_impl", quantize)
     if hasattr(module, "_correct_amax_history_if_needed_impl"):
         edits.set(module, "_correct_amax_history_if_needed_impl", lambda model: None)
+
+
+def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
+    """Loading a checkpoint counts on fused kernels, which count steps by group; torch's Adam counts by parameter."""
+    import torch
+
+    optimizer_class = module.DistributedOptimizer
+    read, load, fill = (
+        getattr(optimizer_class, name, None)
+        for name in ("state_dict", "load_state_dict", "_set_main_param_and_optimizer_states")
+    )
+    if read is None or load is None or fill is None:
+        return
+
+    @functools.wraps(read)
+    def state_dict(self: Any) -> Any:
+        # It is asked for before the first step, when there is no state to read a count off. Adam begins with this one.
+        if isinstance(self.optimizer, torch.optim.Adam) and not self.optimizer.state:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.optimizer.state[parameter] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+        return read(self)
+
+    @functools.wraps(load)
+    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = load(self, *args, **kwargs)
+        for state in self.optimizer.state.values():
+            if torch.is_tensor(state.get("step")):
+                # One tensor for all parameters would count every parameter's step.
+                state["step"] = state["step"].clone()
+        return result
+
+    @functools.wraps(fill)
+    def set_states(self: Any, model_param: Any, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        # Checkpoints hold the count once, and what is not a tensor is left as it is.
+        return fill(self, model_param, {"step": None, **tensors}, *args, **kwargs)
+
+    edits.set(optimizer_class, "state_dict", state_dict)
+    edits.set(optimizer_class, "load_state_dict", load_state_dict)
+    edits.set(optimizer_class, "_set_main_param_and_optimizer_states", set_states)
