@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,29 +11,8 @@ import torch
 from mindspeed_autoparallel.runtime.hetero.exchange import Arrived, Exchange, Transfer
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
+from mindspeed_autoparallel.runtime.hetero.rng import Generators
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
-
-
-@dataclass
-class _Randomness:
-    """All generators an encoder may use, so that a second forward draws the same numbers."""
-
-    default: Any
-    accelerator: Any
-    tracker: dict[str, Any]
-
-    @staticmethod
-    def now() -> _Randomness:
-        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-
-        return _Randomness(torch.get_rng_state(), torch.cuda.get_rng_state(), dict(get_cuda_rng_tracker().states_))
-
-    def restore(self) -> None:
-        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-
-        torch.set_rng_state(self.default)
-        torch.cuda.set_rng_state(self.accelerator)
-        get_cuda_rng_tracker().states_.update(self.tracker)
 
 
 class MacroBatch:
@@ -66,7 +45,7 @@ class MacroBatch:
         self._rows: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
         self._transfer: Transfer | None = None
-        self._randomness: _Randomness | None = None
+        self._randomness: Generators | None = None
         self._device = next(encoder.module.parameters()).device
 
     def start(self, inputs: Mapping[int, torch.Tensor]) -> None:
@@ -87,9 +66,10 @@ class MacroBatch:
         self._rows = _joined(by_item, adapter.input_shape, adapter.input_dtype, self._device)
         graph = self._train and self._keep_graph
         if self._train and not graph:
-            with self._states.use(self._encoder.name):
-                self._randomness = _Randomness.now()
-        output = self._forward(graph)
+            with self._running():
+                self._randomness = Generators.now()
+        with self._running():
+            output = self._forward(graph)
         detached = output.detach()
         if graph:
             self._output = output
@@ -121,13 +101,11 @@ class MacroBatch:
         if not self._plan.items:
             return
         arrived = self._arrived()
-        output = self._output
-        if output is None:
-            output = self._forward_again()
-        gradient = torch.zeros_like(output)
-        for piece, rows in arrived:
-            self._slice(gradient, piece).add_(rows)
-        with self._states.use(self._encoder.name):
+        with self._running():
+            output = self._forward_again() if self._output is None else self._output
+            gradient = torch.zeros_like(output)
+            for piece, rows in arrived:
+                self._slice(gradient, piece).add_(rows)
             torch.autograd.backward(output, gradient)
         self._output = self._rows = None
 
@@ -152,20 +130,25 @@ class MacroBatch:
         rows = self._rows
         if not items:
             rows, items = adapter.dummy()
-        with self._states.use(self._encoder.name), torch.set_grad_enabled(graph):
+        with torch.set_grad_enabled(graph):
             output: torch.Tensor = adapter.encode(self._encoder.module, rows, items)
         # A dummy's rows reach nobody: its gradient stays zero, but all collectives are issued.
         return output
 
     def _forward_again(self) -> torch.Tensor:
         assert self._randomness is not None, "backward without a forward"
-        with self._states.use(self._encoder.name):
-            now = _Randomness.now()
-            self._randomness.restore()
-            try:
-                return self._forward(graph=True)
-            finally:
-                now.restore()
+        now = Generators.now()
+        self._randomness.restore()
+        try:
+            return self._forward(graph=True)
+        finally:
+            now.restore()
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """The encoder's parallel state and generators."""
+        with self._states.use(self._encoder.name), self._states.drawing(self._encoder.name):
+            yield
 
     def _slice(self, output: torch.Tensor, piece: Piece) -> torch.Tensor:
         first = self._first_row[piece.item]

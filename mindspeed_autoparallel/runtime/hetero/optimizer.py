@@ -7,7 +7,7 @@ ranks; one coefficient clips all. All parts share one loss scaler that sees one 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.runtime.hetero import optimizer_state
@@ -80,6 +80,7 @@ def build_optimizer(
         """Megatron's chain, with one scaler and one verdict for all parts."""
 
         scaler: _OneScaler | None = None
+        own_sizes: Sequence[int] = ()
 
         def prepare_grads(self) -> bool:
             found = bool(super().prepare_grads())
@@ -87,19 +88,20 @@ def build_optimizer(
 
         def sharded_state_dict(self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any) -> Any:
             """As one optimizer of a homogeneous run writes it, where the parts' kind allows."""
-            if not self.joins:
+            if not _joins(self.parts, kwargs.get("metadata") or {}):
                 return super().sharded_state_dict(model_sharded_state_dict, is_loading, **kwargs)
             self._synchronize_steps()
-            return optimizer_state.join(
-                [part.sharded_state_dict(model_sharded_state_dict, is_loading, **kwargs) for part in self.parts]
-            )
+            own = [part.sharded_state_dict(model_sharded_state_dict, is_loading, **kwargs) for part in self.parts]
+            self.own_sizes = [optimizer_state.num_parameters(part) for part in own]
+            return optimizer_state.join(own)
 
         def load_state_dict(self, state_dict: Any) -> None:
             """What ``sharded_state_dict`` or a homogeneous run wrote."""
-            if not (self.joins and optimizer_state.is_plain(state_dict)):
+            if not optimizer_state.can_be_joined(state_dict):
                 super().load_state_dict(state_dict)
                 return
-            own = optimizer_state.split(state_dict, [part.optimizer.param_groups for part in self.parts])
+            groups = [part.optimizer.param_groups for part in self.parts]
+            own = optimizer_state.split(state_dict, groups, self.own_sizes)
             for part, values in zip(self.parts, own, strict=True):
                 part.load_state_dict(values)
             self._synchronize_steps()
@@ -107,10 +109,6 @@ def build_optimizer(
         @property
         def parts(self) -> list[Any]:
             return [part for part in self.chained_optimizers if not getattr(part, "is_stub_optimizer", False)]
-
-        @property
-        def joins(self) -> bool:
-            return all(type(part).__name__ == "FP32Optimizer" for part in self.parts)
 
     parts: list[tuple[str, Any]] = []
     with frozen(encoders), states.use(backbone):
@@ -130,6 +128,14 @@ def build_optimizer(
     optimizer = HeteroOptimizer([part for _, part in parts])
     optimizer.scaler = shared
     return optimizer
+
+
+def _joins(parts: Sequence[Any], metadata: Mapping[str, Any]) -> bool:
+    """Whether the parts' states can be written as one optimizer's."""
+    kinds = {type(part).__name__ for part in parts}
+    if kinds == {"DistributedOptimizer"}:
+        return metadata.get("distrib_optim_sharding_type") == "fully_reshardable"
+    return len(kinds) == 1 and kinds <= {"FP32Optimizer", "Float16OptimizerWithFloat16Params"}
 
 
 def _leaves(optimizer: Any) -> list[Any]:

@@ -1,15 +1,20 @@
 """Optimizer state of several modules as that of one: what a homogeneous run writes, and back.
 
-Works for optimizers whose state dict is torch's own (``state`` by parameter number, ``param_groups``). Moments carry
-the keys of their weights, so numbers mean nothing outside one rank; groups are told apart as Megatron tells them apart.
+Three kinds of state dict: torch's own (``state`` by parameter number, ``param_groups``), the same beside fp32 copies of
+half-precision weights group by group, and the distributed optimizer's fully reshardable one (``param_state`` by
+parameter number). Tensors carry the keys of their weights, so numbers mean nothing outside one rank; groups are told
+apart as Megatron tells them apart.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 StateDict = dict[Any, Any]
+_COPIES = "fp32_from_fp16_params"
+_RESHARDABLE = "param_state"
 _STEP = "common_step"
 _IDENTIFIERS = (
     "end_wd", "max_lr", "min_lr", "optimizer", "start_wd", "wd_mult", "lr_mult", "is_expert_parallel",
@@ -17,8 +22,12 @@ _IDENTIFIERS = (
 )  # fmt: skip
 
 
-def is_plain(state_dict: Any) -> bool:
-    """Whether a part's state dict is of the kind that can be joined."""
+def can_be_joined(state_dict: Any) -> bool:
+    """Whether a state dict is of a kind that ``join`` makes."""
+    if isinstance(state_dict, dict) and _RESHARDABLE in state_dict:
+        return True
+    if isinstance(state_dict, dict) and _COPIES in state_dict:
+        state_dict = state_dict["optimizer"]
     return isinstance(state_dict, dict) and set(state_dict) == {"state", "param_groups"}
 
 
@@ -29,6 +38,66 @@ def identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def join(parts: Sequence[StateDict]) -> StateDict:
     """One state dict; parameters of later parts are numbered after those of earlier ones, equal groups are one."""
+    if _RESHARDABLE in parts[0]:
+        return _join_reshardable(parts)
+    if _COPIES not in parts[0]:
+        return _join_plain(parts)
+    copies: dict[tuple[Any, ...], list[Any]] = {}
+    for part in parts:
+        for group, own in zip(part["optimizer"]["param_groups"], part[_COPIES], strict=True):
+            copies.setdefault(identity(group), []).extend(own)
+    # One loss scaler serves all parts.
+    return {
+        **parts[0],
+        "optimizer": _join_plain([part["optimizer"] for part in parts]),
+        _COPIES: list(copies.values()),
+    }
+
+
+def num_parameters(part: StateDict) -> int:
+    """Parameters that a part numbers in its ``param_state``; 0 for the other kinds."""
+    return len(part.get(_RESHARDABLE, ()))
+
+
+def split(
+    joined: StateDict, own_groups: Sequence[Sequence[Mapping[str, Any]]], own_sizes: Sequence[int] = ()
+) -> list[StateDict]:
+    """The parts of ``joined`` again; ``own_groups``: the groups of each part's optimizer now, ``own_sizes``:
+    ``num_parameters`` of each part, both in the order of ``join``.
+
+    ``ValueError`` names a group that the joined state has not got.
+    """
+    if _RESHARDABLE in joined:
+        return _split_reshardable(joined, own_sizes)
+    if _COPIES not in joined:
+        return _split_plain(joined, own_groups)
+    plain = _split_plain(joined["optimizer"], own_groups)
+    names = [identity(group) for group in joined["optimizer"]["param_groups"]]
+    copies = {name: iter(own) for name, own in zip(names, joined[_COPIES], strict=True)}
+    return [
+        {
+            **joined,
+            "optimizer": part,
+            _COPIES: [list(itertools.islice(copies[identity(group)], len(group["params"]))) for group in groups],
+        }
+        for part, groups in zip(plain, own_groups, strict=True)
+    ]
+
+
+def _join_reshardable(parts: Sequence[StateDict]) -> StateDict:
+    groups = {identity(group): group for part in reversed(parts) for group in part["optimizer"]["param_groups"]}
+    state = [values for part in parts for _, values in sorted(part[_RESHARDABLE].items())]
+    optimizer = {**parts[0]["optimizer"], "param_groups": list(groups.values())}
+    return {**parts[0], "optimizer": optimizer, _RESHARDABLE: dict(enumerate(state))}
+
+
+def _split_reshardable(joined: StateDict, own_sizes: Sequence[int]) -> list[StateDict]:
+    """Every part finds its groups among all of them."""
+    values = iter([joined[_RESHARDABLE][number] for number in sorted(joined[_RESHARDABLE])])
+    return [{**joined, _RESHARDABLE: dict(enumerate(itertools.islice(values, size)))} for size in own_sizes]
+
+
+def _join_plain(parts: Sequence[StateDict]) -> StateDict:
     state: StateDict = {}
     groups: dict[tuple[Any, ...], StateDict] = {}
     first = 0
@@ -49,11 +118,7 @@ def join(parts: Sequence[StateDict]) -> StateDict:
     return {"state": state, "param_groups": list(groups.values())}
 
 
-def split(joined: StateDict, own_groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[StateDict]:
-    """The parts of ``joined`` again; ``own_groups``: the groups of each part's optimizer now, in the order of ``join``.
-
-    ``ValueError`` names a group that the joined state has not got.
-    """
+def _split_plain(joined: StateDict, own_groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[StateDict]:
     found = {identity(group): group for group in joined["param_groups"]}
     parts = []
     first = 0

@@ -1,59 +1,111 @@
-"""Random states per module: each module's tracker is seeded from its own tensor rank and follows the switch."""
+"""Random states per module: each module draws from generators of its own, seeded from its own tensor rank.
+
+Megatron has two kinds: named states in a tracker, and default generators, which tensor ranks keep in step. Encoders
+draw as often as they have items: without default generators of their own, the backbone's tensor ranks would fall apart.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 
 
+@dataclass
+class DefaultGenerators:
+    """States of the default generators of the host and of this rank's device."""
+
+    host: Any
+    device: Any
+
+    @staticmethod
+    def now() -> DefaultGenerators:
+        return DefaultGenerators(torch.get_rng_state(), torch.cuda.get_rng_state())
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.host)
+        torch.cuda.set_rng_state(self.device)
+
+
+@dataclass
+class Generators:
+    """All that the current module may draw from, so that a second forward draws the same numbers."""
+
+    default: DefaultGenerators
+    tracker: dict[str, Any]
+
+    @staticmethod
+    def now() -> Generators:
+        return Generators(DefaultGenerators.now(), dict(_tracker().states_))
+
+    def restore(self) -> None:
+        self.default.restore()
+        _tracker().states_.update(self.tracker)
+
+
 class ModuleRandomStates:
-    """Swaps the named states inside Megatron's RNG tracker when the module changes."""
+    """Swaps the named states inside Megatron's RNG tracker when the module changes; ``drawing`` swaps the default
+    generators too, where a module other than the host's current one really runs."""
 
     def __init__(self, states: ModuleStates) -> None:
         self._states = states
-        self._tracker: Any = None
         self._fields: dict[str, tuple[Any, Any]] = {}
+        self._defaults: dict[str, DefaultGenerators] = {}
+        self._current_tracker: Any = None
         states.on_switch(self._switch)
+        states.drawing = self.drawing
 
     def seed(self, seed: int) -> None:
-        """Seed every module's tracker by Megatron's rule; the default generator ends as the current one's."""
-        import torch
+        """Seed every module by Megatron's rule; the current one included."""
         from megatron.core import tensor_parallel
 
-        home = self._states.current
-        assert home is not None, "adopt the backbone's state before seeding"
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
-        default = torch.cuda.get_rng_state()
-        self._keep(home)
-        for name in self._states.names:
-            if name != home:
-                with self._states.use(name):
-                    tensor_parallel.model_parallel_cuda_manual_seed(seed)
-                    self._keep(name)
-        torch.cuda.set_rng_state(default)
+        self.seed_others(seed)
 
     def seed_others(self, seed: int) -> None:
-        """Keep the tracker as the host seeded it for the current module and seed the others by Megatron's rule."""
-        import torch
+        """Keep the current module's generators as the host seeded them and seed the others by Megatron's rule."""
         from megatron.core import tensor_parallel
 
         home = self._states.current
         assert home is not None, "adopt the backbone's state before seeding"
-        default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()
+        default = DefaultGenerators.now()
         self._keep(home)
         for name in self._states.names:
             if name != home:
                 with self._states.use(name):
+                    torch.manual_seed(seed)
                     tensor_parallel.model_parallel_cuda_manual_seed(seed)
                     self._keep(name)
-        torch.set_rng_state(default)
-        torch.cuda.set_rng_state(accelerator)
+                    self._defaults[name] = DefaultGenerators.now()
+        default.restore()
+
+    @contextlib.contextmanager
+    def drawing(self, name: str) -> Iterator[None]:
+        """Module ``name`` runs inside the block and draws from its own default generators."""
+        outer = DefaultGenerators.now()
+        self._defaults[name].restore()
+        try:
+            yield
+        finally:
+            self._defaults[name] = DefaultGenerators.now()
+            outer.restore()
+
+    def generators(self, name: str) -> Generators:
+        """Where a module that is not current stands (for a checkpoint)."""
+        return Generators(self._defaults[name], dict(self._fields[name][0]))
+
+    def set_generators(self, name: str, generators: Generators) -> None:
+        """Go on from there; ``name`` is not current."""
+        self._defaults[name] = generators.default
+        self._fields[name][0].update(generators.tracker)
 
     def _keep(self, name: str) -> None:
-        from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-
-        self._tracker = tracker = get_cuda_rng_tracker()
+        self._current_tracker = tracker = _tracker()
         # The tracker is reset in place by the next seeding: keep containers of our own.
         tracker.states_, tracker.seeds_ = dict(tracker.states_), set(getattr(tracker, "seeds_", ()))
         self._fields[name] = (tracker.states_, tracker.seeds_)
@@ -61,7 +113,13 @@ class ModuleRandomStates:
     def _switch(self, old: str | None, new: str) -> None:
         if new not in self._fields:
             return
-        tracker = self._tracker
+        tracker = self._current_tracker
         if old in self._fields:
             self._fields[old] = (tracker.states_, tracker.seeds_)
         tracker.states_, tracker.seeds_ = self._fields[new]
+
+
+def _tracker() -> Any:
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+    return get_cuda_rng_tracker()

@@ -99,6 +99,8 @@ class ModuleStates:
         self._overlaid: Any = None
         self._hooks: list[Callable[[str | None, str], None]] = []
         self.current: str | None = None
+        self.drawing: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
+        """Around everything a module computes; the RNG states put their own here."""
         self.groups = groups or GroupMemo()
 
     @property

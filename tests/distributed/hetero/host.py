@@ -53,6 +53,7 @@ def config(
     virtual=None,
     recompute=None,
     dtype=torch.float32,
+    dropout=0.0,
 ):
     return TransformerConfig(
         num_layers=layers,
@@ -66,7 +67,7 @@ def config(
         pipeline_dtype=dtype,
         params_dtype=dtype,
         attention_dropout=0.0,
-        hidden_dropout=0.0,
+        hidden_dropout=dropout,
         add_bias_linear=False,
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
@@ -111,6 +112,7 @@ class ImageEncoder(MegatronModule):
         held = [packed_positions(boundaries, size, r, causal=False) for r in range(size)]
         x = self.fc2(torch.nn.functional.gelu(self.fc1(pixels[held[rank]])[0]))[0]
         packed = types.SimpleNamespace(cu_seqlens_q=torch.tensor(boundaries), cu_seqlens_q_padded=None)
+        x = torch.nn.functional.dropout(x, self.config.hidden_dropout, self.training)
         q, k, v = (f(x)[0].view(x.shape[0], self.heads, HIDDEN // 4) for f in (self.query, self.key, self.value))
         x = x + self.out(self.attention(q, k, v, None, packed_seq_params=packed))[0]
         if size > 1:

@@ -154,8 +154,17 @@ def train_counting(case, planned, groups):
     e, b = case.get("encoder", {}), case.get("backbone", {})
     dtype = getattr(torch, case.get("dtype", "float32"))
     per_token = case.get("per_token", False)
-    make = functools.partial(host.config, LAYERS, per_token=per_token, recompute=case.get("recompute"), dtype=dtype)
-    encoder_cfg = host.config(LAYERS, tensor=e.get("tp", 1), context=e.get("cp", 1), dtype=dtype)
+    make = functools.partial(
+        host.config,
+        LAYERS,
+        per_token=per_token,
+        recompute=case.get("recompute"),
+        dtype=dtype,
+        dropout=case.get("dropout", 0.0),
+    )
+    encoder_cfg = host.config(
+        LAYERS, tensor=e.get("tp", 1), context=e.get("cp", 1), dtype=dtype, dropout=case.get("dropout", 0.0)
+    )
     cfg = make(
         tensor=b.get("tp", 1),
         pipeline=b.get("pp", 1),

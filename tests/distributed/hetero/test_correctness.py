@@ -101,6 +101,11 @@ CASES = [
         "tolerance": 1e-7,
     },
 ]
+# Drawn numbers differ between layouts: only what holds within one run can be compared.
+DROPOUT = [
+    {"name": "dropout", **DP4_TP2, "dropout": 0.3, "steps": 3},
+    {"name": "dropout_recompute", **DP4_TP2, "dropout": 0.3, "steps": 3, "memory": "recompute"},
+]
 CONTROLS = [
     {"name": "control_one_ddp", **DP4_TP2, "one_ddp": True},
     {"name": "control_mean_over_encoder", **DP4_TP2, "mean_over_encoder": True},
@@ -125,7 +130,7 @@ def folder(tmp_path_factory):
     """One process for the references, one launch of four for all cases."""
     made = tmp_path_factory.mktemp("oracle")
     run(made, 1, REFERENCES)
-    run(made, 4, CASES + CONTROLS)
+    run(made, 4, CASES + DROPOUT + CONTROLS)
     return made
 
 
@@ -174,6 +179,14 @@ def test_bytes_received_are_those_of_the_formula(folder):
 def test_evaluation_gives_the_loss_of_one_process_before_training(folder):
     evaluated = launching.load(folder, "tp2_over_pp2")["evaluated"]
     assert evaluated == pytest.approx(launching.load(folder, "reference")["loss"][0], rel=TOLERANCE)
+
+
+def test_with_dropout_replicas_stay_equal_and_a_second_forward_draws_the_same(folder):
+    """Tensor ranks of the backbone have encoders with different numbers of items, which draw differently often."""
+    kept, again = (launching.load(folder, case["name"]) for case in DROPOUT)
+    assert kept["spread"] == 0.0
+    assert kept["norm"] == again["norm"]
+    assert kept["loss"][0] != launching.load(folder, "dp4_over_tp2_scale2")["loss"][0]
 
 
 def test_without_images_nothing_moves_and_the_encoder_gradient_is_exactly_zero(folder):
