@@ -6,26 +6,32 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
-from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
 from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, coverage
+from mindspeed_autoparallel.runtime.launch import LaunchStatus
 from mindspeed_autoparallel.runtime.tuning.calibrating import LINKS_FILE, OPERATORS_FILE
+from mindspeed_autoparallel.runtime.tuning.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, Traces, measure_task, variant_name
 from mindspeed_autoparallel.tuning.traced.host import Anchor, HostModel, fit_host
 from mindspeed_autoparallel.tuning.traced.links import SIZES, TIERS, catalogue_tier, fitted_tiers, link_samples
 from mindspeed_autoparallel.tuning.traced.pricing import DIRECTIONS, Prices, calls_of
+from mindspeed_autoparallel.tuning.traced.samples import operator_samples, rows_of, single
 
+MISSING_FILE = "missing_operators.json"
+"""What ``mindspeed-autoparallel calibrate`` takes."""
 MINIMUM_COVERAGE = 0.95
 """Share of the time of all traced calls that must be measured; the rest is interpolated."""
+_LEAST_COVERAGE = 0.5
+"""Below this a search would rest on guesses."""
 _MAX_ANCHORS = 4
 _ROOM = 0.6
 """Share of the device that a layout measured whole may take."""
@@ -44,14 +50,8 @@ class Calibration:
         self.request, self.traces, self.base, self.device = request, traces, base, device
         self.found = {point: result for point, result in found.items() if result["status"] == "ok"}
         self.failed = [point for point, result in found.items() if result["status"] != "ok"]
-        fingerprint = device.fingerprint()
-        self.device_name = fingerprint["device"]
-        self.device_key = " ".join([self.device_name, fingerprint.get("num_cores", ""),
-                                    fingerprint.get("num_threads", "")]).strip()  # fmt: skip
-        self.software_key = " ".join(
-            f"{name} {value}" for name, value in sorted(fingerprint.items())
-            if name not in ("device", "num_cores", "num_threads")
-        )  # fmt: skip
+        about = fingerprint_of(device)
+        self.device_name, self.device_key, self.software_key = about.name, about.device, about.software
         self.folder = request.work_dir / "measurements" / traces.key
         self.notes: list[str] = []
 
@@ -77,18 +77,30 @@ class Calibration:
         if not operators and not collectives and not points:
             say("nothing has to be measured")
             return covered
+        write_json_atomic(
+            self.request.work_dir / MISSING_FILE,
+            {"schema_version": 1, "operators": [asdict(operator) for operator in covered.missing]},
+        )
         say(
             f"one launch on {self.request.num_nodes} x {self.request.num_processes_per_node} devices: {len(operators)} "
             f"operators, {len(collectives)} collectives, {len(points)} whole layouts"
         )
         task = measure_task(self.request, points or tuple(self.found)[:1], self.folder)
-        launches.on_devices("calibrate", {
+        outcome = launches.on_devices("calibrate", {
             "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
             "operators": [asdict(operator) for operator in operators], "collectives": collectives,
             "sizes": list(SIZES),
         })  # fmt: skip
         self._store(points)
-        return self.coverage() if operators else covered
+        after = self.coverage() if operators else covered
+        if after.covered_time_share < _LEAST_COVERAGE:
+            raise ProfileError(
+                f"after the launch only {after.covered_time_share:.0%} of the operators' time is known, too little to "
+                f"search by. How it ended: {outcome.describe()}"
+            )
+        if outcome.status is not LaunchStatus.OK:
+            self.notes.append(f"the measuring launch ended with {outcome.status.value}; what it finished is used")
+        return after
 
     def measured(self) -> dict[MeasuredAt, dict[str, Any]]:
         """Points that could not be traced and were measured instead."""
@@ -176,29 +188,25 @@ class Calibration:
 
     def _store(self, points: tuple[MeasuredAt, ...]) -> None:
         source = f"auto-tuning {time.strftime('%Y-%m-%d', time.gmtime())}"
-        entries: list[tuple[Operator, Sample]] = link_samples(_rows(self.folder / LINKS_FILE), source)
-        for row in _rows(self.folder / OPERATORS_FILE):
-            if "reason" in row:
-                self.notes.append(f"{row['name']} {row['sizes']} could not be replayed: {row['reason']}")
-                continue
-            operator = Operator(name=row["name"], signature=row["signature"], sizes=tuple(row["sizes"]))
-            entries.append((operator, _sample(row, source)))
+        entries: list[tuple[Operator, Sample]] = link_samples(rows_of(self.folder / LINKS_FILE), source)
+        measured, failed = operator_samples(rows_of(self.folder / OPERATORS_FILE), source)
+        entries += measured
+        self.notes += [f"could not be replayed: {reason}" for reason in failed]
         for point in points:
             result = self._result(point)
             if result is None:
                 self.notes.append(f"{point.label()} could not be measured whole")
                 continue
-            entries += [
-                (self._block_operator(point, module["name"], block, direction), _once(costs[f"{direction}_us"], source))
-                for module in result["modules"]
-                for block, costs in module["blocks"].items()
-                for direction in DIRECTIONS
-                if costs[f"{direction}_us"] > 0
-            ]
+            for module in result["modules"]:
+                for block, costs in module["blocks"].items():
+                    for direction in DIRECTIONS:
+                        if (time_us := costs[f"{direction}_us"]) > 0:
+                            operator = self._block_operator(point, module["name"], block, direction)
+                            entries.append((operator, single(time_us, source)))
             optimizer = result["optimizer"]
             if optimizer["parameter_bytes"] > 0:
                 step = Operator(name="optimizer.step", signature=self.traces.key, sizes=(optimizer["parameter_bytes"],))
-                entries.append((step, _once(optimizer["step_us"], source)))
+                entries.append((step, single(optimizer["step_us"], source)))
         self.base.record(self.device_key, self.software_key, entries)
 
     def _result(self, point: MeasuredAt) -> dict[str, Any] | None:
@@ -239,7 +247,7 @@ class Calibration:
 
     def _keep_host(self, host: HostModel) -> None:
         entries = [
-            (Operator(name=f"host.{name}", signature=self.traces.key, sizes=()), _once(max(value, 1e-3), "fit"))
+            (Operator(name=f"host.{name}", signature=self.traces.key, sizes=()), single(max(value, 1e-3), "fit"))
             for name, value in (("per_call", host.per_call_us), ("scale", host.scale))
         ]
         self.base.record(self.device_key, self.software_key, entries)
@@ -253,17 +261,3 @@ def _needed_bytes(result: dict[str, Any]) -> float:
             parameters += sum(kind["num_parameters"] for kind in block["parameters"].values())
             saved += block["saved_bytes"] + block["backward_peak_bytes"]
     return float(2 * (parameters * _STATE_BYTES + saved))
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return list(read_json(path, "calibration")["rows"]) if path.exists() else []
-
-
-def _sample(row: Mapping[str, Any], source: str) -> Sample:
-    return Sample(
-        median_us=row["median_us"], p10_us=row["p10_us"], p90_us=row["p90_us"], num_runs=row["num_runs"], source=source
-    )
-
-
-def _once(value_us: float, source: str) -> Sample:
-    return Sample(median_us=value_us, p10_us=value_us, p90_us=value_us, num_runs=1, source=source)

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.tuning.traced.candidates import Dimensions
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _MAX_CONTEXT = 16
+_WHOLE_EXPERTS = "whole experts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class SearchPlan:
     points: tuple[MeasuredAt, ...]
     families: dict[str, dict[str, Any]]
     """Name to Megatron's argument destinations and values; the empty name is the script's own."""
+    split_only: tuple[str, ...] = ()
+    """Families that are the script's own where nothing is tensor parallel."""
     dimensions: Dimensions
     searched: dict[str, str]
     """Dimension to its values, for people."""
@@ -75,8 +78,9 @@ def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_na
     if len(families) > 1:
         searched["experts"] = ", ".join(name or "as in the script" for name in families)
     return SearchPlan(
-        points=tuple(points), families=families, dimensions=dimensions, searched=searched, left_out=left_out
-    )
+        points=tuple(points), families=families, dimensions=dimensions, searched=searched, left_out=left_out,
+        split_only=tuple(name for name in families if name == _WHOLE_EXPERTS),
+    )  # fmt: skip
 
 
 def _words(values: Any) -> str:
@@ -161,7 +165,7 @@ def _families(
         if getattr(arguments, "expert_tensor_parallel_size", None) is None and hasattr(
             arguments, "expert_tensor_parallel_size"
         ):
-            families["whole experts"] = {"expert_tensor_parallel_size": 1}
+            families[_WHOLE_EXPERTS] = {"expert_tensor_parallel_size": 1}
         else:
             left_out["expert tensor parallel"] = "set by the script, or this Megatron has no such flag"
     return families

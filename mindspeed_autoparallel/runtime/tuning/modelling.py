@@ -62,7 +62,8 @@ def _variant(calibration: Calibration, point: MeasuredAt, family: str, kind: str
 
 def _failures(calibration: Calibration, family: str) -> list[dict[str, Any]]:
     name = variant_name(family, PLAIN)
-    return [result["variants"][name] for result in calibration.found.values() if "reason" in result["variants"][name]]
+    variants = [result["variants"].get(name, {}) for result in calibration.found.values()]
+    return [variant for variant in variants if "reason" in variant]
 
 
 def _results(calibration: Calibration, prices: Prices, family: str) -> dict[MeasuredAt, dict[str, Any]]:

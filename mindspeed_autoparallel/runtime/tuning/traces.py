@@ -114,6 +114,7 @@ class Traces:
         task = measure_task(self.request, tuple(points), self.folder)
         return {
             "kind": "trace", "measure": task.to_json(), "variants": self.variants, "world_size": self.request.num_ranks,
+            "split_only": [variant_name(family, PLAIN) for family in self.plan.split_only],
         }  # fmt: skip
 
     def _give_up(self, point: MeasuredAt, reason: str) -> None:

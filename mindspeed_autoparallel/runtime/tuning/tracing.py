@@ -61,7 +61,9 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
         if hasattr(arguments, name):
             setattr(arguments, name, False)
     worker.SESSION.calls = _PretendedCalls()
-    worker.SESSION.take_over = functools.partial(_trace_all, variants=data["variants"])
+    worker.SESSION.take_over = functools.partial(
+        _trace_all, variants=data["variants"], split_only=data["split_only"]
+    )
 
 
 class _PretendedCalls(HostCalls):
@@ -140,8 +142,9 @@ def _nothing_pretended() -> Any:
 
 
 def _trace_all(
-    task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built, variants: dict[str, dict[str, Any]]
-) -> None:
+    task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built,
+    variants: dict[str, dict[str, Any]], split_only: list[str],
+) -> None:  # fmt: skip
     import torch
     from megatron.training import get_args
 
@@ -152,6 +155,8 @@ def _trace_all(
     for point in task.points:
         result: dict[str, Any] = {"status": "ok", "variants": {}}
         for variant, changes in variants.items():
+            if point.tensor_size == 1 and variant in split_only:
+                continue
             if built.model is not None:
                 # The host's frames still hold the first layout's objects.
                 release(built.model, built.optimizer)

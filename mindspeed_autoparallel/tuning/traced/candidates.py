@@ -53,9 +53,9 @@ class Configuration:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two recommendations different for a user: sizes and family, not switches."""
+        """What makes two recommendations different for a user: sizes, not switches or ways to run the same layers."""
         layout = self.layout
-        return (self.family.name, layout.tensor_size, layout.pipeline_size, layout.context_size, layout.expert_size,
+        return (layout.tensor_size, layout.pipeline_size, layout.context_size, layout.expert_size,
                 layout.virtual_size, layout.micro_batch_size)  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from mindspeed_autoparallel.cost.catalogue import Device
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, Collective, LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.tuning.traced.samples import sample_of
 
 TIERS = ("intra", "inter")
 SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
@@ -26,13 +27,10 @@ def link_samples(rows: Iterable[Mapping[str, Any]], source: str) -> list[tuple[O
     return [
         (
             link_operator(row["kind"], row["tier"], row["ranks"], row["size_bytes"]),
-            Sample(
-                median_us=row["median_us"], p10_us=row["p10_us"], p90_us=row["p90_us"], num_runs=row["num_runs"],
-                source=source,
-            ),
+            sample_of(row, source),
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def steps_of(kind: str, num_ranks: int) -> int:

@@ -1,0 +1,51 @@
+"""Measure operators and collectives on this machine's devices and add them to a knowledge base.
+
+OPERATORS.json holds {"operators": [{"name", "signature", "sizes"}]}; --auto-tuning writes it as missing_operators.json.
+Without it only collectives are sampled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.add_argument("base", type=Path, metavar="BASE.sqlite")
+    parser.add_argument("--operators", type=Path, metavar="OPERATORS.json", help="calls to measure")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
+    parser.add_argument("--timeout-s", type=int, default=1800, metavar="S", help="the launch is given up after this")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """One launch on this node; prints what was added."""
+    from mindspeed_autoparallel.errors import ConfigError
+    from mindspeed_autoparallel.files import read_json
+    from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
+    from mindspeed_autoparallel.runtime.tuning.calibrate import calibrate
+
+    if arguments.processes < 1 or arguments.timeout_s < 1:
+        raise ConfigError("--processes and --timeout-s must be at least 1.")
+    operators: list[object] = []
+    if arguments.operators is not None:
+        document = read_json(arguments.operators, "list of operators")
+        given = document.get("operators") if isinstance(document, dict) else None
+        if not isinstance(given, list):
+            raise ConfigError(f'{arguments.operators} must hold {{"operators": [...]}}.')
+        operators = given
+    elif arguments.processes == 1:
+        raise ConfigError("nothing to measure: give --operators, or --processes above 1 for collectives.")
+    result = calibrate(KnowledgeBase(arguments.base), operators, arguments.processes, arguments.timeout_s)
+    if arguments.json:
+        print(json.dumps(result))
+        return 0
+    print(
+        f"{result['num_operators']} operators and {result['num_collectives']} samples of collectives added for "
+        f"{result['device']} ({result['software']}) in {result['seconds']:.0f} s"
+    )
+    for reason in result["failed"]:
+        print(f"  not measured: {reason}")
+    return 0
