@@ -84,17 +84,14 @@ def build_problem(
     """The problem of the next cut into ``parts``; ``pins`` fixes operators; ``tied`` joins operators of equal role."""
     graph = decisions.graph
     problem = CutProblem(parts)
+    shapes = _shapes(decisions)
     variable: dict[str, int] = {}
     groups: dict[object, int] = {}
-    edge_cache: dict[object, Matrix] = {}
-    shapes: dict[str, object] = {}
     for name, node in graph.nodes.items():
-        cuts = decisions.cuts(name)
-        shape = (node.axes, node.operands, node.output, node.output_shape, node.flops, cuts, node.needs_gradient)
-        shapes[name] = shape
-        key = (node.role, node.kind, shape, pins.get(name)) if tied and node.role else name
+        key = (node.role, node.kind, shapes[name], pins.get(name)) if tied and node.role else name
         if key not in groups:
             groups[key] = len(problem.members)
+            cuts = decisions.cuts(name)
             allowed = [pins[name]] if name in pins else node.choices(parts, cuts)
             problem.members.append([])
             problem.choices.append(allowed)
@@ -102,26 +99,48 @@ def build_problem(
             local = node.output_bytes // math.prod(p for _, p in cuts)
             held = [local // (parts if c != NO_CUT else 1) if node.is_parameter else 0 for c in allowed]
             problem.parameter_bytes.append(numpy.array(held, dtype=float))
-        else:
-            index = groups[key]
-            single = [node_us(node, c, parts, cuts, machine) for c in problem.choices[index]]
-            problem.node_us[index] = problem.node_us[index] + numpy.array(single)
-            problem.parameter_bytes[index] = problem.parameter_bytes[index] * (
-                (len(problem.members[index]) + 1) / len(problem.members[index])
-            )
         variable[name] = groups[key]
         problem.members[groups[key]].append(name)
-    for producer, consumer, slot in graph.edges():
-        a, b = variable[producer.name], variable[consumer.name]
-        out_cuts = decisions.cuts(producer.name)
+    for v, members in enumerate(problem.members):  # what is alike costs alike
+        problem.node_us[v] = problem.node_us[v] * len(members)
+        problem.parameter_bytes[v] = problem.parameter_bytes[v] * len(members)
+    _add_edges(problem, decisions, machine, variable, shapes)
+    return problem
+
+
+def _shapes(decisions: Decisions) -> dict[str, int]:
+    """A number per operator, equal for operators that cost the same: comparing the shapes themselves is slow."""
+    numbers: dict[object, int] = {}
+    result = {}
+    for name, node in decisions.graph.nodes.items():
+        cuts = decisions.cuts(name)
+        shape = (node.axes, node.operands, node.output, node.output_shape, node.item_bytes, node.flops, cuts)
+        result[name] = numbers.setdefault((shape, node.is_parameter, node.needs_gradient), len(numbers))
+    return result
+
+
+def _add_edges(
+    problem: CutProblem,
+    decisions: Decisions,
+    machine: Machine,
+    variable: Mapping[str, int],
+    shapes: Mapping[str, int],
+) -> None:
+    """Redistribution of every edge, edges between the same variables added up."""
+    times: dict[tuple[int, int, int, int, int], int] = {}
+    examples: dict[tuple[int, int, int, int, int], tuple[Node, Node]] = {}
+    for producer, consumer, slot in decisions.graph.edges():
+        first, second = producer.name, consumer.name
+        key = (variable[first], variable[second], slot, shapes[first], shapes[second])
+        times[key] = times.get(key, 0) + 1
+        examples.setdefault(key, (producer, consumer))
+    for key, (producer, consumer) in examples.items():
+        a, b, slot = key[:3]
         local = producer.output_bytes
-        for axis, p in out_cuts:
+        for axis, p in decisions.cuts(producer.name):
             local //= p if axis in producer.output else 1
-        key2 = (shapes[producer.name], shapes[consumer.name], slot, a, b)
-        if key2 not in edge_cache:
-            table = edge_us(producer, consumer, slot, parts, local, machine)
-            edge_cache[key2] = numpy.array([[table[x, y] for y in problem.choices[b]] for x in problem.choices[a]])
-        matrix = edge_cache[key2]
+        table = edge_us(producer, consumer, slot, problem.parts, local, machine)
+        matrix = numpy.array([[table[x, y] for y in problem.choices[b]] for x in problem.choices[a]]) * times[key]
         if a == b:
             problem.node_us[a] = problem.node_us[a] + numpy.diagonal(matrix)
         elif (b, a) in problem.edges:
@@ -130,4 +149,3 @@ def build_problem(
             problem.edges[a, b] = problem.edges[a, b] + matrix
         else:
             problem.edges[a, b] = matrix
-    return problem
