@@ -46,7 +46,3 @@ def backward_us(runs: Sequence[Rounds]) -> float:
             waiting = (waiting[0] + more, waiting[1])
     return now if waiting is None else max(now, waiting[0]) + waiting[1]
 
-
-def in_turn_us(runs: Sequence[Rounds]) -> float:
-    """Computation and transfer one after the other: memory mode window."""
-    return sum(run.count * (run.compute_us + run.transfer_us) for run in runs)

@@ -20,13 +20,13 @@ from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, LinkTier, MeasuredAt, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate
-from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us, in_turn_us
+from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us
 from mindspeed_autoparallel.spec import Cluster, Layout, Module, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderPhase
 
-MEMORY_MODES = ("upfront", "recompute", "window")
-"""Of ``--hetero-memory``: keep the encoder's activations, run its forward again before its backward, or encode along
-with the pipeline so that a few batches live at a time (without virtual stages)."""
+MEMORY_MODES = ("upfront", "recompute")
+"""Of ``--hetero-memory``: keep the encoder's activations, or run its forward again before its backward. Mode window
+is not planned: its encoder batches meet the pipeline's stages, and the step is no sum of the two."""
 BYTES_OF_AN_ITEM = 48
 """What the owners' plan needs of every sample, where it is not known already."""
 
@@ -131,10 +131,9 @@ def encoder_phase(
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
     train = trained(costs)
-    again, window = memory == "recompute" and train, memory == "window"
+    again = memory == "recompute" and train
     per_microbatch = backbone.micro_batch_size
     full, rest = divmod(candidate.num_microbatches, sizes.micro_batch_scale)
-    alive = _alive(candidate, sizes) if window else full + bool(rest)
     kept = transient = most = 0
     moved_bytes = 0.0
     forward, backward = [], []
@@ -156,41 +155,27 @@ def encoder_phase(
                 count=count, compute_us=(batch.backward_ns + (batch.forward_ns if again else 0)) / NS_PER_US,
                 transfer_us=all_to_all_us(gradients, link),
             ))  # fmt: skip
-            here = min(alive, count)
-            kept += here * (batch.input_bytes if again else batch.saved_bytes)
-            alive -= here
+            kept += count * (batch.input_bytes if again else batch.saved_bytes)
         transient = max(transient, batch.transient_bytes + (batch.saved_bytes if again or not train else 0))
         most = max(most, samples)
-    timed = (in_turn_us, in_turn_us) if window else (forward_us, backward_us)
     compute = [sum(run.count * run.compute_us for run in runs) for runs in (forward, backward)]
-    whole = sum(time(runs) for time, runs in zip(timed, (forward, backward), strict=True))
-    exchange_us = whole - sum(compute) + _metadata_us(exchange, balance, candidate, link)
+    unhidden_us = forward_us(forward) + backward_us(backward) - sum(compute)
     layout = own_layout(costs, sizes, backbone)
     blocks = costs.blocks()
     tail = rank_tail(blocks, layout, cluster, device)
-    rows_alive = candidate.num_microbatches
-    if window:
-        rows_alive = min(rows_alive, _alive(candidate, sizes) * sizes.micro_batch_scale)
+    rows_bytes = candidate.num_microbatches * costs.output_bytes(per_microbatch)
     return EncoderPhase(
         module=costs.module.name, layout=sizes, num_macro_batches=full + bool(rest), samples=most,
-        forward_us=compute[0], backward_us=compute[1], exchange_us=max(0.0, exchange_us),
+        forward_us=compute[0], backward_us=compute[1],
+        exchange_us=max(0.0, unhidden_us) + _metadata_us(exchange, balance, candidate, link),
         reduction_us=tail.data_parallel_us if train else 0.0, optimizer_us=tail.optimizer_us if train else 0.0,
         moved_bytes=round(moved_bytes), state_bytes=sum(static_terms(blocks, layout).values()),
-        # Along with the pipeline, an encoder runs on top of the pipeline's own activations.
-        kept_bytes=kept + (transient if window else 0), transient_bytes=0 if window else transient,
+        kept_bytes=kept, transient_bytes=transient,
         # The merged rows and their gradient.
-        first_stage_bytes=round((2 if train else 1) * rows_alive * costs.output_bytes(per_microbatch)),
+        first_stage_bytes=round((2 if train else 1) * rows_bytes),
         num_layers=costs.module.num_layers,
         interpolated_from=costs.measurement(most).interpolated_from,
     )  # fmt: skip
-
-
-def _alive(candidate: Candidate, sizes: ModuleLayout) -> int:
-    """Most encoder batches alive at once in mode window: from the first stage's forward of their first microbatch to
-    its backward of their last one."""
-    scale = sizes.micro_batch_scale
-    most = (candidate.layout.pipeline_size + scale - 2) // scale + 1
-    return min(most, -(-candidate.num_microbatches // scale))
 
 
 def _metadata_us(exchange: Exchange, balance: str, candidate: Candidate, link: LinkTier) -> float:

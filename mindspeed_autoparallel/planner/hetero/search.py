@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -76,10 +76,11 @@ def search_hetero(
     profile: Profile, cluster: Cluster, global_batch_size: int, *, time_limit_s: float = 600.0, top_k: int = 3,
     seed: int = 0, progress: Callable[[str], None] | None = None, layouts: list[Layout] | None = None,
     options: SpaceOptions | None = None, memory_modes: Sequence[str] = MEMORY_MODES, balance: str = "local",
+    encoder_tensor_sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> Plan:  # fmt: skip
     """The fastest plan in which every encoder has a layout of its own, with its proof.
 
-    ``layouts``: only these of the backbone. Raises ``InfeasiblePlan`` or ``ConfigError``.
+    ``layouts``: only these of the backbone; ``encoder_tensor_sizes``: only these of an encoder, by name. Raises ``InfeasiblePlan`` or ``ConfigError``.
     """
     if global_batch_size < 1:
         raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
@@ -89,7 +90,8 @@ def search_hetero(
     say = progress or (lambda text: None)
     encoders, _ = split_modules(profile)
     backbone = backbone_profile(profile)
-    costs = [costs_of(profile, module, cluster)[0] for module in encoders]
+    only = encoder_tensor_sizes or {}
+    costs = [costs_of(profile, module, cluster, only.get(module.name))[0] for module in encoders]
     candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options or SpaceOptions(), layouts)
     if not candidates:
         reasons = "; ".join(sorted({verdict.reason for verdict in ruled_out})[:3]) or "no size divides the cluster."

@@ -29,14 +29,19 @@ def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, .
     return modules[:at], modules[at:]
 
 
-def costs_of(profile: Profile, module: Module, cluster: Cluster) -> tuple[list[EncoderCosts], list[str]]:
-    """The encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out."""
+def costs_of(
+    profile: Profile, module: Module, cluster: Cluster, only: Sequence[int] | None = None
+) -> tuple[list[EncoderCosts], list[str]]:
+    """The encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out.
+
+    ``only``: these TP sizes. Raises ``ConfigError`` where no size is left.
+    """
     measured = {(m.at.tensor_size, m.at.context_size) for m in profile.measurements}
     tensors = {tensor for tensor, _ in measured}
     if profile.memory_semantics != "mindspeed":
         tensors |= {2**power for power in range(cluster.devices_per_node.bit_length())}
     found, reasons = [], []
-    for tensor, context in sorted(product(tensors, {context for _, context in measured})):
+    for tensor, context in sorted(product(only or tensors, {context for _, context in measured})):
         label = f"{module.name} TP{tensor} CP{context}"
         if cluster.num_devices % (tensor * context):
             reasons.append(f"{label}: {cluster.num_devices} devices are not a multiple of it.")
@@ -68,8 +73,6 @@ def records(
     """Every choice of (TP, CP, scale) per encoder and of memory mode that no other one beats in time and memory."""
     found = []
     for memory in memory_modes:
-        if memory == "window" and candidate.layout.virtual_size > 1:
-            continue
         rows = [_undominated_phases(own, candidate, cluster, memory, balance) for own in costs]
         found += [HeteroRecord(memory=memory, balance=balance, encoders=phases) for phases in product(*rows)]
     return _undominated(found)

@@ -11,12 +11,14 @@ from typing import Any
 from ranks import run_ranks
 
 from emulated_device.cases import Case, Outcome
+from emulated_device.hetero_cases import HeteroCase
 
 _PROGRAM = """
 import json, sys
 from emulated_device.worker import run_cases
 print("\\nRESULT " + json.dumps(run_cases(sys.argv[1])))
 """
+_HETERO_PROGRAM = _PROGRAM.replace("emulated_device.worker", "emulated_device.hetero_worker")
 
 
 def run_on_emulated_device(
@@ -40,6 +42,16 @@ def run_on_emulated_device(
             parts = [rank.result[position] for rank in ranks if rank.result[position]["replica"] == 0]
             outcomes[index] = _joined(sorted(parts, key=lambda part: part["pipeline_rank"]))
     return [outcomes[index] for index in range(len(cases))]
+
+
+def run_hetero(cases: Sequence[HeteroCase], *, timeout_s: float = 300.0) -> list[float]:
+    """Step times in nanoseconds, in the order of ``cases``, which are for equally many ranks."""
+    (world,) = {case.world for case in cases}
+    with tempfile.TemporaryDirectory(prefix="emulated-") as scratch:
+        file = Path(scratch) / "cases.json"
+        file.write_text(json.dumps([case.to_json() for case in cases]), encoding="utf-8")
+        ranks = run_ranks(world, _HETERO_PROGRAM, file, timeout_s=timeout_s)
+    return [max(rank.result[position]["step_ns"] for rank in ranks) for position in range(len(cases))]
 
 
 def _joined(parts: list[dict[str, Any]]) -> Outcome:

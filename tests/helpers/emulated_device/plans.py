@@ -102,7 +102,7 @@ def planned(wanted: Wanted, interleaved_sends: str = "freed") -> Planned:
         time_limit_s=20.0,
     )  # fmt: skip
     _, evaluation = replay(plan)
-    return Planned(wanted=wanted, plan=plan, evaluation=evaluation, cases=_cases(profile, plan, evaluation))
+    return Planned(wanted=wanted, plan=plan, evaluation=evaluation, cases=cases_of(profile, plan, evaluation))
 
 
 def predicted_activation_peaks(item: Planned) -> list[int]:
@@ -130,7 +130,7 @@ def predicted_activation_peaks(item: Planned) -> list[int]:
     return [rank.peak_bytes for rank in found.memory]
 
 
-def _cases(profile: Profile, plan: Plan, evaluation: Evaluation) -> tuple[Case, ...]:
+def cases_of(profile: Profile, plan: Plan, evaluation: Evaluation) -> tuple[Case, ...]:
     stages = placed_blocks(profile.model, profile.measurements[0], ModulePlacement.of_plan(plan))
     overhead_ns = round(profile.device.operation_overhead_us * 1000)
     forward = [sum(round(block.cost.forward_us * 1000) for block in held) for held in stages]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us, in_turn_us
+from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us
 
 
 def runs(*parts: tuple[int, float, float]) -> list[Rounds]:
@@ -32,8 +32,5 @@ def test_a_last_shorter_batch_does_not_wait_longer_than_it_must() -> None:
 
 
 def test_nothing_to_encode_takes_no_time() -> None:
-    assert forward_us([]) == backward_us([]) == in_turn_us([]) == 0.0
+    assert forward_us([]) == backward_us([]) == 0.0
 
-
-def test_in_turn_everything_adds_up() -> None:
-    assert in_turn_us(runs((3, 10.0, 3.0), (1, 4.0, 1.0))) == 44.0

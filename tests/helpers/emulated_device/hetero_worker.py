@@ -1,0 +1,225 @@
+"""One rank of hetero steps: ``runtime.hetero`` itself around Megatron's own schedule, computing by a virtual clock."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspeed_autoparallel  # before megatron
+
+assert mindspeed_autoparallel.__version__
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from megatron.core import parallel_state as ps  # noqa: E402
+from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+from emulated_device.hetero_cases import HeteroCase  # noqa: E402
+from emulated_device.network import EmulatedNetwork  # noqa: E402
+from emulated_device.stage import EmulatedStage, Rank  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero import phases  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.modules import Encoder  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.session import open_session  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.states import GroupMemo, ModuleStates  # noqa: E402
+
+SHAPE = (2, 1, 4)
+ROWS = 8
+"""Of one sample: its sequence, so that sequence shards are equally long."""
+ENCODER, BACKBONE = "image_encoder", "text_decoder"
+
+
+def run_cases(file: str) -> list[dict[str, Any]]:
+    """This rank's part of every case in the JSON file; each is for all ranks."""
+    dist.init_process_group("gloo")
+    pristine = {k: copy.copy(v) if isinstance(v, (list, dict)) else v for k, v in vars(ps).items() if k[0] == "_"}
+    # One memo for all cases: every gloo group has threads of its own.
+    groups = GroupMemo()
+    results = []
+    for number, values in enumerate(json.loads(Path(file).read_text(encoding="utf-8"))):
+        vars(ps).update({k: copy.copy(v) if isinstance(v, (list, dict)) else v for k, v in pristine.items()})
+        results.append(_run(HeteroCase(**values), number, groups))
+    dist.barrier()
+    dist.destroy_process_group()
+    return results
+
+
+def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
+    states = ModuleStates(ps, groups)
+    with groups.installed(ps):
+        ps.initialize_model_parallel(case.tensor_size, case.pipeline_size)
+    states.adopt(BACKBONE)
+    states.build(ENCODER, functools.partial(ps.initialize_model_parallel, case.encoder_tensor_size, 1))
+    ModuleRandomStates(states).seed(7)
+    rank = Rank(case.sleeping)
+    stage = _stage(case, rank)
+    encoder = Encoder(ENCODER, stage.image_encoder, _Adapter(), case.scale, stage.config)
+    session = open_session(
+        states, BACKBONE, [encoder], memory=case.memory, sequence_parallel=case.sequence_parallel
+    )
+    home = ps.get_data_parallel_rank()
+    size = case.micro_batch_size
+    batches = [[home * 10_000 + m * size + i for i in range(size)] for m in range(case.num_microbatches)]
+    store = dist.PrefixStore(f"hetero/{number}", dist.distributed_c10d._get_default_store())
+    session.learn_holders(True)
+    network = contextlib.nullcontext() if case.sleeping else HeteroNetwork(rank, store, case)
+    dist.barrier()
+    started = time.perf_counter()
+    with network:
+        phases.run(
+            session, get_forward_backward_func(), forward_step_func=_forward_step, data_iterator=iter(batches),
+            model=stage, num_microbatches=case.num_microbatches, seq_length=SHAPE[0], micro_batch_size=SHAPE[1],
+            decoder_seq_length=SHAPE[0],
+        )  # fmt: skip
+        step_ns = round((time.perf_counter() - started) * 1e9) if case.sleeping else rank.clock.now_ns
+    return {"step_ns": step_ns, "busy_ns": rank.clock.busy_ns, "encoded": stage.image_encoder.encoded}
+
+
+def _stage(case: HeteroCase, rank: Rank) -> HeteroStage:
+    size, position = case.pipeline_size, ps.get_pipeline_model_parallel_rank()
+    config = TransformerConfig(
+        num_layers=size, hidden_size=SHAPE[2], num_attention_heads=case.tensor_size,
+        tensor_model_parallel_size=case.tensor_size, pipeline_model_parallel_size=size,
+        pipeline_dtype=torch.float32 if size > 1 else None, deallocate_pipeline_outputs=True,
+    )  # fmt: skip
+    count = case.num_microbatches
+    stage = HeteroStage(
+        config, rank, chunk=0, virtual_stage=position, num_virtual=size, forward_ns=[case.forward_ns[position]] * count,
+        backward_ns=[case.backward_ns[position]] * count, blocks=(), shape=SHAPE,
+    )  # fmt: skip
+    stage.image_encoder = EmulatedEncoder(rank, case)
+    return stage
+
+
+class HeteroStage(EmulatedStage):
+    """The first stage asks its encoder, as a host's model does."""
+
+    image_encoder: EmulatedEncoder
+
+    def forward(self, batch: Sequence[int]) -> torch.Tensor:  # type: ignore[override]  # of a microbatch
+        if self.virtual_stage == 0:
+            rows = self.image_encoder(batch)
+            if rows.shape[0] != ROWS * len(batch):
+                raise AssertionError(f"{rows.shape[0]} rows for {len(batch)} samples")
+            # The first stage's input hangs on the rows, so that their gradients come.
+            self.input = torch.zeros(SHAPE) + 0.0 * rows.sum()
+            microbatch, self.next_microbatch = self.next_microbatch, self.next_microbatch + 1
+            return _compute(self.input, self, microbatch)
+        return super().forward()
+
+
+def _compute(received: torch.Tensor, stage: EmulatedStage, microbatch: int) -> torch.Tensor:
+    from emulated_device.stage import _Compute
+
+    return _Compute.apply(received, stage, microbatch)  # type: ignore[no-any-return]  # torch is untyped here
+
+
+class EmulatedEncoder(torch.nn.Module):
+    """Takes the time of as many samples as it is given; trainable, so that it has a backward."""
+
+    def __init__(self, rank: Rank, case: HeteroCase) -> None:
+        super().__init__()
+        self.rank, self.case, self.encoded = rank, case, 0
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, num_samples: int) -> torch.Tensor:
+        return _Encode.apply(self.weight, self, num_samples)  # type: ignore[no-any-return]  # torch is untyped here
+
+
+class _Encode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, encoder: EmulatedEncoder, num_samples: int) -> torch.Tensor:
+        ctx.encoder, ctx.num_samples = encoder, num_samples
+        encoder.encoded += num_samples
+        encoder.rank.compute("F", -1, num_samples, encoder.case.encoder_forward_ns[num_samples])
+        return torch.ones((max(1, num_samples) * ROWS, SHAPE[2]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        encoder = ctx.encoder
+        encoder.rank.compute("B", -1, ctx.num_samples, encoder.case.encoder_backward_ns[ctx.num_samples])
+        return torch.zeros(()), None, None
+
+
+class _Adapter:
+    """One item a sample; a dummy takes no time."""
+
+    input_shape, output_shape, meta_size = (2,), (SHAPE[2],), 0
+    input_dtype = output_dtype = torch.float32
+
+    def items(self, batch: Sequence[int]) -> list[LocalItem]:
+        return [LocalItem(sample, 1, ROWS, 1.0, (), 0, ROWS) for sample in batch]
+
+    def rows(self, batch: Sequence[int]) -> torch.Tensor:
+        return torch.zeros((len(batch), 2))
+
+    def encode(self, module: EmulatedEncoder, rows: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
+        dummy = any(item.sample < 0 for item in items)
+        return module(0 if dummy else len(items))  # type: ignore[no-any-return]  # torch is untyped here
+
+    def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
+        return torch.zeros((1, 2)), [LocalItem(-1, 1, ROWS, 1.0)]
+
+    def embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+def _forward_step(iterator: Iterator[Any], stage: HeteroStage, *_: Any) -> tuple[torch.Tensor, Any]:
+    def loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        value = output.sum()
+        return value, {"loss": value.detach().clone()}
+
+    return stage(next(iterator)), loss
+
+
+class HeteroNetwork(EmulatedNetwork):
+    """Also all-to-all: begins when every rank of the group has started it and the one before is through, and takes
+    the time of the rank that moves most."""
+
+    def __init__(self, rank: Rank, store: Any, case: HeteroCase) -> None:
+        super().__init__(rank.clock, store, case.link_ns)
+        self._case = case
+        self._free_ns: dict[int, int] = {}
+
+    def __enter__(self) -> HeteroNetwork:
+        super().__enter__()
+        self._original["all_to_all_single"] = dist.all_to_all_single
+        dist.all_to_all_single = self._all_to_all
+        return self
+
+    def _all_to_all(
+        self, output: Any, given: Any, output_splits: list[int], input_splits: list[int], group: Any = None,
+        async_op: bool = False,
+    ) -> _Arrival | None:  # fmt: skip
+        self._original["all_to_all_single"](output, given, output_splits, input_splits, group=group)
+        rows = max(sum(output_splits), sum(input_splits))
+        latest = torch.tensor([self.clock.now_ns, rows])
+        dist.all_reduce(latest, op=dist.ReduceOp.MAX, group=group)
+        begin = max(int(latest[0]), self._free_ns.get(id(group), 0))
+        length = self._case.transfer_ns + round(int(latest[1]) / ROWS * self._case.transfer_ns_per_sample)
+        self._free_ns[id(group)] = begin + length
+        arrival = _Arrival(self, begin + length)
+        if not async_op:
+            arrival.wait()
+            return None
+        return arrival
+
+
+class _Arrival:
+    def __init__(self, network: HeteroNetwork, moment_ns: int) -> None:
+        self._network, self._moment_ns = network, moment_ns
+
+    def wait(self) -> None:
+        self._network.clock.reach(self._moment_ns)
