@@ -6,12 +6,8 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.operators.config import OperatorConfig, read_config
-    from mindspeed_autoparallel.operators.configured import SearchResult, search_configured
+    from mindspeed_autoparallel.operators.configured import SearchResult, explain, search_configured
     from mindspeed_autoparallel.operators.pipeline import Pipeline
     from mindspeed_autoparallel.operators.presets import preset_graph
     from mindspeed_autoparallel.operators.search.pins import parse_pins
@@ -70,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         write_text_atomic(arguments.html, render_operator_page(result.picture()))
     if arguments.explain:
-        _explain(plan, arguments.explain)
+        print("\n".join(explain(plan, arguments.explain)))
     elif arguments.megatron_flags:
         print(" ".join(result.flags()))
     elif arguments.json:
@@ -78,22 +74,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(result.lines()))
     return 0
-
-
-def _explain(plan: OperatorPlan, operator: str) -> None:
-    cuts = [entry for entry in plan.explained if entry.operator == operator]
-    if not cuts:
-        known = ", ".join(dict.fromkeys(entry.operator for entry in plan.explained))
-        if not known:
-            raise ConfigError(
-                f"--explain {operator}: only recursive_programming has these costs, not {plan.search_mode}."
-            )
-        raise ConfigError(f"--explain {operator}: it is no matrix product of that search; these are: {known[:300]}.")
-    for entry in cuts:
-        print(f"operator {operator}, cut {entry.cut + 1}")
-        print("\n".join(entry.costs.log_lines()))
-        if entry.costs.choice == "none" and entry.costs.threshold is not None:
-            print(
-                f"mem_coeff where cutting I costs the same: {entry.costs.threshold:.6g}; "
-                f"to cut I set mem_coeff = {entry.costs.value_to_set:g}"
-            )

@@ -42,6 +42,30 @@ def search_configured(
     )
 
 
+def explain(plan: OperatorPlan, operator: str) -> list[str]:
+    """The costs of every cut of ``operator`` in the log form, and the ``mem_coeff`` from which it is cut by I.
+
+    Raises ``ConfigError`` for an operator that the symbolic cost model did not decide.
+    """
+    cuts = [entry for entry in plan.explained if entry.operator == operator]
+    if not cuts:
+        known = ", ".join(dict.fromkeys(entry.operator for entry in plan.explained))
+        if not known:
+            raise ConfigError(
+                f"--explain {operator}: only recursive_programming has costs to explain, not {plan.search_mode}."
+            )
+        raise ConfigError(f"--explain {operator}: it is no matrix product of that search; these are: {known[:300]}.")
+    lines: list[str] = []
+    for entry in cuts:
+        lines += [f"operator {operator}, cut {entry.cut + 1}", *entry.costs.log_lines()]
+        if entry.costs.choice == "none" and entry.costs.threshold is not None:
+            lines.append(
+                f"mem_coeff where cutting I costs the same: {entry.costs.threshold:.6g}; "
+                f"to cut I set mem_coeff = {entry.costs.value_to_set:g}"
+            )
+    return lines
+
+
 class SearchResult:
     """A plan with the Megatron configuration derived from it, or the reason why there is none."""
 

@@ -162,10 +162,22 @@ def search_graph(
             later = math.prod(mesh[dim + 1 :])
             limit = None if parameter_limit_bytes is None else float(parameter_limit_bytes * later)
             decisions = decisions.extend(parts, problem.spread(_solver(search_mode, fixed[dim], limit)(problem)))
+    notes += _not_cut(explained)
     for dim, parts in enumerate(mesh):
         if all(choices[dim] == NO_CUT for choices in decisions.choices.values()):
             notes.append(f"cut {dim + 1} into {parts}: no operator is cut there, those devices repeat the same work.")
     return OperatorPlan(decisions, search_mode, tuple(explained), time.perf_counter() - started, tuple(notes))
+
+
+def _not_cut(explained: list[ExplainedCut]) -> list[str]:
+    """One note for the products that chose not to be cut."""
+    entries = [entry for entry in explained if entry.costs.choice == "none"]
+    if not entries:
+        return []
+    names = list(dict.fromkeys(entry.operator for entry in entries))
+    first = ", ".join(str(entry.cut + 1) for entry in entries if entry.operator == names[0])
+    more = f" and {len(names) - 1} more products" if len(names) > 1 else ""
+    return [f"{names[0]}{more}: Choose NOT to cut (cut {first}); --explain {names[0]} gives the mem_coeff to set."]
 
 
 def _solver(mode: str, fixed: dict[str, int], limit: float | None) -> Callable[[CutProblem], list[int]]:

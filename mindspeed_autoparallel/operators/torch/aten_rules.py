@@ -187,6 +187,22 @@ def embedding(call: Call) -> Rule:
     return Rule("gather", axes, ((wide + 1, wide), lead), (*lead, wide))
 
 
+def indexed(call: Call) -> Rule:
+    """Entries of a table along its first dim by one tensor of indices. Rows of a table of two dims may be cut as those
+    of an embedding; a table of one dim is never cut: there is no row to gather from a piece."""
+    table, index = call.shapes
+    along = call.plain[1]
+    if not (along == 0 or (isinstance(along, (list, tuple)) and len(along) == 1)):
+        raise ValueError(f"an index along {along}")
+    if len(table) == 2:
+        return embedding(call)
+    lead = tuple(range(len(index)))
+    axes = [Axis(f"rows{d}", n) for d, n in enumerate(index)]
+    axes += [Axis(f"dim{d}", n) for d, n in enumerate(table) if d > 0]
+    rest = tuple(range(len(index), len(axes)))
+    return Rule("gather", tuple(axes), ((None, *rest), lead), (*lead, *rest))
+
+
 def attention(call: Call) -> Rule:
     """Fused attention of (.., heads, sequence, head): batch and heads, key heads only where they divide."""
     q, k = call.shapes[:2]
@@ -251,6 +267,7 @@ _RULES: dict[str, Callable[[Call], Rule]] = {
     **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "argmax"), reduction),
     **dict.fromkeys(("slice", "select", "split", "split_with_sizes", "chunk", "unbind", "cat", "stack"), part_of_dim),
     "embedding": embedding,
+    **dict.fromkeys(("index", "index_select"), indexed),
     "scaled_dot_product_attention": attention,
     **dict.fromkeys(("arange", "full", "ones", "zeros", "empty", "scalar_tensor", "_assert_tensor_metadata"), constant),
 }

@@ -42,7 +42,7 @@ class CapturedCall:
         if self.operator == "expand":
             shape = local_shape(name, decisions)
             return lambda given: given.expand(shape)
-        if self.operator == "embedding":
+        if self.operator in ("embedding", "index", "index_select") and _table_dims(name, decisions):
             return look_up(name, decisions, mesh)
         return self._call
 
@@ -73,20 +73,23 @@ def local_shape(name: str, decisions: Decisions) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def _table_dims(name: str, decisions: Decisions) -> list[int]:
+    """Mesh dims that cut the table of a look-up."""
+    axes = decisions.graph.nodes[name].axes
+    return [dim for dim, axis in enumerate(decisions.choices[name]) if axis != NO_CUT and axes[axis].name == "table"]
+
+
 def look_up(name: str, decisions: Decisions, mesh: MeshGroups) -> Callable[..., torch.Tensor]:
     """Rows of this rank's piece of the table, zero where the row is another rank's: a pending sum."""
-    node = decisions.graph.nodes[name]
-    table = next(index for index, axis in enumerate(node.axes) if axis.name == "table")
-    dims = [dim for dim, choice in enumerate(decisions.choices[name]) if choice == table and choice != NO_CUT]
+    node, dims = decisions.graph.nodes[name], _table_dims(name, decisions)
     part = 0
     for dim in dims:
         part = part * mesh.shape[dim] + mesh.coordinates[dim]
-    rows = node.axes[table].size // math.prod(mesh.shape[dim] for dim in dims)
+    whole = next(axis.size for axis in node.axes if axis.name == "table")
+    rows = whole // math.prod(mesh.shape[dim] for dim in dims)
 
     def gathered(weight: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        if not dims:
-            return torch.nn.functional.embedding(index, weight)
-        mine = index - part * rows
+        mine = index % whole - part * rows  # counted from the end, perhaps
         here = (mine >= 0) & (mine < rows)
         found = torch.nn.functional.embedding(mine.where(here, 0), weight)
         return found * here.unsqueeze(-1).to(found.dtype)

@@ -38,6 +38,12 @@ GROUP = FlagGroup(
             help="Operators to fix, such as 'layers.*.q:rows=4,columns=2;output:columns=8'.",
         ),
         Flag(
+            name="--operator-explain",
+            type=str,
+            metavar="OP",
+            help="Print the costs of each cut of this operator, and the mem_coeff to set.",
+        ),
+        Flag(
             name="--operator-devices",
             type=positive_int,
             metavar="N",

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.files import read_json, write_json_atomic, write_text_atomic
 from mindspeed_autoparallel.operators.candidate import read_candidate
 from mindspeed_autoparallel.operators.config import OperatorConfig, config_from_mapping, read_config
-from mindspeed_autoparallel.operators.configured import SearchResult, search_configured
+from mindspeed_autoparallel.operators.configured import SearchResult, explain, search_configured
 from mindspeed_autoparallel.operators.presets import decoder_graph
 from mindspeed_autoparallel.operators.search.pins import parse_pins
 from mindspeed_autoparallel.runtime.operator_search.shape import read_shape, read_work
@@ -37,7 +37,7 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
 
     write_json_atomic(folder / PLAN_FILE, {**result.as_json(), "model": dataclasses.asdict(work.shape)})
     write_text_atomic(folder / PAGE_FILE, render_operator_page(result.picture()))
-    print("\n".join(result.lines()))
+    print("\n".join(explain(plan, arguments.operator_explain) if arguments.operator_explain else result.lines()))
     print(f"written: {folder / PLAN_FILE} (train by it with --operator-plan) and {folder / PAGE_FILE}", flush=True)
     sys.exit(0)
 

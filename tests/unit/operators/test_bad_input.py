@@ -8,6 +8,8 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators import global_batch_size, preset_graph, search_graph
 from mindspeed_autoparallel.operators.config import config_from_mapping
+from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.rules.products import matrix_product, source
 
 
 def _graph():
@@ -68,6 +70,50 @@ def test_parameter_limit_is_kept():
 def test_yaml_block_with_wrong_keys_or_values_is_refused(block, words):
     with pytest.raises(ConfigError, match=words):
         config_from_mapping(block, "file.yaml")
+
+
+def test_shapes_that_nothing_divides_are_searched_and_told():
+    graph = Graph()
+    graph.add(source("x", (7, 11)))
+    graph.add(source("w", (11, 13), parameter=True))
+    graph.add(matrix_product("product", ("x", "w"), 7, 13, 11))
+    for mode in ("recursive_programming", "exact"):
+        plan = search_graph(graph, 4, search_mode=mode)
+        assert plan.degrees() == {"product": {}}
+        assert sum("no operator is cut there, those devices repeat the same work" in note for note in plan.notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("paralel: {}", "unknown key paralel"),
+        ("parallel: {search_mod: exact}", "parallel: unknown key search_mod"),
+        ("parallel_config: {mem_coeff: -1}", "mem_coeff is -1; give a positive number"),
+        ("use_parallel: false", "use_parallel is false"),
+        ("- a list", "expected a mapping"),
+        ("a: [", "cannot read"),
+    ],
+)
+def test_command_refuses_a_wrong_yaml_file_with_exit_code_two(tmp_path, capsys, block, words):
+    file = tmp_path / "auto.yaml"
+    file.write_text(block)
+    assert main(["operators", "--layers", "1", "--config", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--devices", "0"), ("--devices", "-8"), ("--mem-coeff", "0"), ("--mem-coeff", "nan"), ("--batch", "0"),
+        ("--sequence", "0"), ("--layers", "0"), ("--stages", "3"), ("--micro-batch-num", "0"), ("--memory-gib", "0"),
+        ("--memory-gib", "nan"), ("--memory-gib", "inf"), ("--pin", "q"), ("--pin", "layers.0.q:rows=x"),
+        ("--config", "nowhere.yaml"), ("--html", "/dev/null/plan.html"),
+    ],
+)  # fmt: skip
+def test_command_refuses_impossible_input_in_one_line(capsys, words):
+    assert main(["operators", "--layers", "1", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error and "\n" not in error and "Traceback" not in error
 
 
 def test_devices_that_are_no_power_of_two_get_the_exact_mode():

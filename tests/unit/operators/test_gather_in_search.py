@@ -21,3 +21,22 @@ def test_search_cuts_the_index_first_then_the_table(table, index, cuts):
         label = plan.decisions.graph.nodes[name].axes[axis].name
         found[label] = found.get(label, 1) * parts
     assert found == cuts
+
+
+class Entries(torch.nn.Module):
+    """Numbers of a one-dim table by index."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(size))
+
+    def forward(self, index):
+        return self.table[index]
+
+
+def test_table_of_one_dim_is_never_cut_and_its_index_as_far_as_it_divides():
+    plan = search_strategies(Entries(128), (torch.zeros(4, dtype=torch.int64),), devices=8)
+    assert plan.decisions.graph.unknown == {}
+    (name,) = (n for n, node in plan.decisions.graph.nodes.items() if node.kind == "gather")
+    assert [plan.decisions.graph.nodes[name].axes[axis].name for axis, _ in plan.decisions.cuts(name)] == ["rows0"] * 2
+    assert plan.decisions.cuts("table") == ()

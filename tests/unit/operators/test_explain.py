@@ -1,0 +1,49 @@
+"""``--explain`` prints the log of the symbolic costs, the threshold and the value to set; notes tell when to look."""
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.operators import search_graph
+from mindspeed_autoparallel.operators.configured import explain
+from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.rules.products import matrix_product, source
+
+
+def published():
+    graph = Graph()
+    graph.add(source("x", (8192, 4096)))
+    graph.add(source("w", (4096, 1), parameter=True))
+    graph.add(matrix_product("product", ("x", "w"), 8192, 1, 4096))
+    return graph
+
+
+def test_log_of_the_published_example_with_its_threshold_and_value():
+    plan = search_graph(published(), 2, mem_coeff=0.01)
+    assert explain(plan, "product") == [
+        "operator product, cut 1",
+        "If the I-axis is cut, the op-cost is 20.48, the rest-cost is 0, and the total cost is 20.48",
+        "If the K-axis is cut, the op-cost is 4096, the rest-cost is 0, and the total cost is 4096",
+        "If do NOT cut the axis, the op-cost is 16.7772, the rest-cost is 0, and the total cost is 16.7772",
+        "The costs of cutting the I-axis/J-axis/K-axis/no_cut are : [const vector]{20.48, 1.79769e+308, 4096, 16.7772}",
+        "Choose NOT to cut",
+        "mem_coeff where cutting I costs the same: 0.012207; to cut I set mem_coeff = 0.013",
+    ]
+
+
+def test_value_to_set_cuts_rows():
+    assert search_graph(published(), 2, mem_coeff=0.013).degrees() == {"product": {"rows": 2}}
+
+
+def test_command_explains_every_cut_and_names_what_it_cannot(capsys):
+    assert main(["operators", "--layers", "1", "--explain", "layers.0.q"]) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.startswith("operator")] == [
+        f"operator layers.0.q, cut {number}" for number in (1, 2, 3)
+    ]
+    assert main(["operators", "--layers", "1", "--explain", "layers.0.attention"]) == 2
+    assert "no matrix product of that search; these are: layers.0.q" in capsys.readouterr().err
+    assert main(["operators", "--layers", "1", "--explain", "layers.0.q", "--search-mode", "exact"]) == 2
+    assert "only recursive_programming has costs to explain, not exact" in capsys.readouterr().err
+
+
+def test_plan_says_which_products_were_not_cut_and_where_to_look():
+    (note,) = (n for n in search_graph(published(), 2, mem_coeff=0.01).notes if "NOT to cut" in n)
+    assert note == "product: Choose NOT to cut (cut 1); --explain product gives the mem_coeff to set."
