@@ -1,7 +1,8 @@
-"""Trace a block of a language model in any layout on this machine's CPU: operators, bytes, collectives, parameters.
+"""Trace your script's model, or a block of a model, in any layout on this machine's CPU: operators, bytes, collectives.
 
 Nothing is launched on a device: the other ranks are pretended and tensors hold no data.
 
+  trace --script pretrain_gpt.py --tensor 8 --sequence-parallel --world 64 -- <the script's own arguments>
   trace --hidden 8192 --heads 64 --kv-heads 8 --ffn 28672 --gated --sequence 4096 --tensor 8 --sequence-parallel
   trace ... --block head --vocabulary 128256
   trace ... --block stage --vocabulary 128256 --num-layers 80 --pipeline 4 --stage 0 --num-microbatches 8
@@ -14,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.tracing.request import BLOCKS, RECOMPUTE
 
 _SIZES = ("hidden", "heads", "sequence")
@@ -39,11 +41,16 @@ _OPTIONAL = {
     "num_microbatches": "of one step, for a stage",
 }
 
+_OF_A_LAYOUT = ("micro_batch", "tensor", "context", "expert", "world")
+_OF_A_BLOCK = tuple(name for name in (*_SIZES, *_OPTIONAL) if name not in _OF_A_LAYOUT)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
+    parser.add_argument("--script", type=Path, metavar="FILE", help="trace the model that this training script builds")
+    parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="of the script")
     for name in _SIZES:
-        parser.add_argument(f"--{name}", type=int, required=True)
+        parser.add_argument(f"--{name}", type=int, metavar="N", help="of the model, where there is no script")
     parser.add_argument("--block", choices=BLOCKS, default="layer", help="what to trace; a stage runs a whole step")
     for name, meaning in _OPTIONAL.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
@@ -70,8 +77,63 @@ def _print(result: dict[str, Any]) -> None:
             print(f"  {operator['count']:4d} x {operator['name']:44s} {operator['shapes']}")
 
 
+def _print_script(result: dict[str, Any]) -> None:
+    print(
+        f"{'module':16s} {'block':6s} {'parameters':>12s} {'saved_MiB':>10s} {'forward_peak':>12s} "
+        f"{'backward_peak':>13s} {'operators':>10s} {'collectives':>11s}"
+    )
+    for module in result["modules"]:
+        for name, block in module["blocks"].items():
+            calls = module["calls"][name]
+            operators, collectives = (
+                sum(
+                    sum(item[1] if key == "operators" else item["count"] for item in calls[direction][key])
+                    for direction in ("forward", "backward")
+                )
+                for key in ("operators", "collectives")
+            )
+            number = sum(kind["num_parameters"] for kind in block["parameters"].values())
+            print(
+                f"{module['name']:16s} {name:6s} {number:12d} {block['saved_bytes'] / 2**20:10.2f} "
+                f"{block['forward_peak_bytes'] / 2**20:12.2f} {block['backward_peak_bytes'] / 2**20:13.2f} "
+                f"{operators:10.0f} {collectives:11.0f}"
+            )
+
+
+def _run_script(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.profiles import MeasuredAt
+    from mindspeed_autoparallel.runtime.tracing.script import ScriptRequest, trace_script
+
+    if arguments.block != "layer" or any(getattr(arguments, name) is not None for name in _OF_A_BLOCK):
+        named = [name for name in _OF_A_BLOCK if getattr(arguments, name) is not None] or ["block"]
+        raise ConfigError(f"--{named[0].replace('_', '-')} describes a model; with --script the script builds it.")
+    point = MeasuredAt(
+        tensor_size=_or_one(arguments.tensor), context_size=_or_one(arguments.context),
+        expert_size=_or_one(arguments.expert), micro_batch_size=_or_one(arguments.micro_batch),
+        sequence_parallel=arguments.sequence_parallel,
+    )  # fmt: skip
+    request = ScriptRequest(
+        script=arguments.script, arguments=tuple(arguments.arguments), point=point, world=arguments.world or 0,
+        recompute=arguments.recompute,
+    )  # fmt: skip
+    result = trace_script(request, arguments.cache)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        _print_script(result)
+    return 0
+
+
+def _or_one(size: int | None) -> int:
+    return 1 if size is None else size
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Traces and prints."""
+    if arguments.script is not None:
+        return _run_script(arguments)
+    if arguments.arguments:
+        raise ConfigError(f"{arguments.arguments[0]!r} is an argument of a script; name it with --script.")
     from mindspeed_autoparallel.runtime.tracing.process import trace
     from mindspeed_autoparallel.runtime.tracing.request import read_request
 

@@ -23,7 +23,8 @@ _FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_AD
 _NUM_ERROR_LINES = 5
 
 
-def _release(package: str) -> str:
+def release_of(package: str) -> str:
+    """Of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -37,7 +38,7 @@ def _code_hash() -> Any:
     for folder in ("tracing", "attention", "devices/cpu"):
         for path in sorted((runtime / folder).glob("*.py")):
             digest.update(path.read_bytes())
-    digest.update(f"{_release('torch')} {_release('megatron-core')} {os.environ.get('PYTHONPATH', '')}".encode())
+    digest.update(f"{release_of('torch')} {release_of('megatron-core')} {os.environ.get('PYTHONPATH', '')}".encode())
     return digest
 
 

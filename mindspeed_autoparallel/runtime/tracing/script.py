@@ -1,0 +1,126 @@
+"""The model of a user's own training script in one layout: traced as the script builds it, custom layers included."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError, LaunchError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.coordinator import free_port
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
+from mindspeed_autoparallel.runtime.tracing.process import release_of
+
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective"},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+_NUM_LAYERS = 2
+"""Layers of the traced model: all are equal, and two show what lies between them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRequest:
+    """A script as it is started, and the layout to trace its model in."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    point: MeasuredAt
+    world: int = 0
+    """0: the smallest world that holds the layout."""
+    recompute: str = "none"
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the world."""
+        return self.world or self.point.tensor_size * self.point.context_size * self.point.expert_size
+
+
+def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: float = 600) -> dict[str, Any]:
+    """Blocks of every module of the script's model, with parameters, bytes, operators and collectives.
+
+    From ``cache`` when the same script, files beside it, arguments and layout were traced before. Raises
+    ``ConfigError`` when there is no such script, ``LaunchError`` with the reason when it does not come to training or
+    cannot be traced.
+    """
+    if not request.script.is_file():
+        raise ConfigError(f"--script {request.script} is no file.")
+    stored = None if cache is None else cache / f"{_content_key(request)}.json"
+    if stored is not None and stored.exists():
+        found: dict[str, Any] = read_json(stored, "stored trace")
+        return found
+    result = _run(request, timeout_s)
+    if stored is not None:
+        write_json_atomic(stored, result)
+    return result
+
+
+def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
+        task = MeasureTask(
+            points=(request.point,), result_dir=folder, num_layers={"text_decoder": _NUM_LAYERS}, model_file=None
+        )
+        spec = LaunchSpec(
+            launch_id=f"trace-{os.getpid()}",
+            # The flag arms what takes the script over where its training would begin.
+            argv=(str(request.script), *request.arguments, "--auto-tuning"),
+            environment={"MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"},
+            task={
+                "kind": "trace",
+                "measure": task.to_json(),
+                "variants": {request.recompute: _RECOMPUTE[request.recompute]},
+                "split_only": [],
+                "world_size": request.num_ranks,
+            },
+            timeout_s=timeout_s,
+        )
+        outcome = run_local_processes(
+            spec, node_rank=0, num_processes=1, num_nodes=1, master_addr="localhost", master_port=free_port(),
+            log_dir=Path(folder) / "logs",
+        )  # fmt: skip
+        file = Path(task.result_file(request.point))
+        if not file.exists():
+            raise LaunchError(
+                f"{request.script} did not come to training, so there is nothing to trace; it must call "
+                f"megatron.training.pretrain. {_how_it_ended(outcome)}"
+            )
+        written = read_json(file, "trace")
+    if written["status"] != "ok":
+        raise LaunchError(
+            f"this model cannot be traced in {request.point.label()}; measure it instead (--auto-tuning does so by "
+            f"itself). Reason:\n{written['reason']}"
+        )
+    traced: dict[str, Any] = written["variants"][request.recompute]
+    return {"schema_version": written["schema_version"], "at": asdict(request.point), **traced}
+
+
+def _how_it_ended(outcome: LaunchOutcome) -> str:
+    if outcome.status is LaunchStatus.OK:
+        return "It ended well without it."
+    # Without the place of the log, which goes with the trace's folder.
+    lines = [f"    {line}" for line in outcome.last_lines if "the whole log is" not in line]
+    return "\n".join([f"Exit code {outcome.exit_code} after {outcome.seconds:.0f} s, last lines:", *lines])
+
+
+def _content_key(request: ScriptRequest) -> str:
+    """Hash of the script, the Python files beside it, its arguments, the layout, the tracing code and the releases."""
+    runtime = Path(__file__).parents[1]
+    folders: Sequence[Path] = (request.script.resolve().parent, runtime / "tuning", runtime / "measuring")
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
+    rest = [request.script.name, request.arguments, asdict(request.point), request.num_ranks, request.recompute]
+    software = [release_of("torch"), release_of("megatron-core"), os.environ.get("PYTHONPATH", "")]
+    digest.update(json.dumps([*rest, *software]).encode())
+    return digest.hexdigest()[:32]
