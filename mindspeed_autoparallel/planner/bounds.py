@@ -97,7 +97,5 @@ def relaxed_bound_ns(problem: SplitProblem, deadline: float) -> float | None:
     """Bound of the linear relaxation with memory and recomputation; ``None`` when even fractions do not fit."""
     from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
 
-    # Rounds by the size of the schedule, not by time: a rerun finds the same bound.
-    events = 2 * problem.num_virtual * problem.num_microbatches
-    relaxed = relaxed_cuts(problem, deadline, max_rounds=max(10, min(300, 400_000 // events)))
+    relaxed = relaxed_cuts(problem, deadline)
     return None if relaxed is None else relaxed[1]

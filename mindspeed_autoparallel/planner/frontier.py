@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from mindspeed_autoparallel.planner.space import Candidate
-from mindspeed_autoparallel.planner.tasks import RELAX, SIMPLE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.tasks import SIMPLE, SOLVE, Outcome, Task
 from mindspeed_autoparallel.spec import Model
 from mindspeed_autoparallel.spec.plan import Verdict
 
@@ -41,10 +41,10 @@ class Found:
 class Open:
     """A layout that is not settled."""
 
+    hard: bool
+    """No chain with one chunk per stage: these are proved in a moment, and then bound the others."""
     bound_us: float
     order: int
-    relaxed: bool = field(compare=False)
-    """Its linear relaxation is known, or tells less than solving it at once."""
     candidate: Candidate = field(compare=False)
 
     @property
@@ -68,7 +68,7 @@ class Frontier:
         """Layouts that time or effort left open."""
         self._simple: dict[str, Found] = {}
         self._queue = [
-            Open(bound, order, _is_chain(model, candidate), candidate)
+            Open(not _is_chain(model, candidate), bound, order, candidate)
             for order, (candidate, bound) in enumerate(zip(candidates, bounds_us, strict=True))
         ]
         heapq.heapify(self._queue)
@@ -89,25 +89,27 @@ class Frontier:
         """What to do next; empty when all is settled, or when ``seconds``, the time left, are over."""
         if seconds <= 0:
             self._stop()
-        threshold = self._threshold()
-        if self._proving and (not self._queue or self._queue[0].bound_us >= threshold):
-            # The best plan is proved. Those it beat may be the next best.
-            self._proving, threshold = False, self._threshold_of_alternatives()
-            for item in self._beaten:
-                heapq.heappush(self._queue, item)
-            self._beaten = []
         group: list[tuple[Open, Task]] = []
-        while self._queue and len(group) < GROUP:
-            if self._proving and self._queue[0].bound_us >= threshold:
-                break
-            item = heapq.heappop(self._queue)
-            if item.bound_us >= threshold or not (self._proving or item.relaxed):
-                self._bounded(item)
+        threshold = self._threshold()
+        while len(group) < GROUP:
+            if not self._queue:
+                if group or not self._proving:
+                    break
+                # The best plan is proved. Those it beat may be the next best.
+                self._proving, self._queue, self._beaten = False, self._beaten, []
+                heapq.heapify(self._queue)
+                threshold = self._threshold()
                 continue
-            group.append((item, Task(
-                kind=SOLVE if item.relaxed else RELAX, layout=item.candidate.layout, seconds=seconds, effort=EFFORT,
-                cutoff_us=threshold if threshold < inf else None, only_faster=True,
-            )))  # fmt: skip
+            item = heapq.heappop(self._queue)
+            if self._proving and item.bound_us >= threshold:
+                self._beaten.append(item)
+            elif item.bound_us >= threshold or (item.hard and not self._proving):
+                self._bounded(item)
+            else:
+                group.append((item, Task(
+                    kind=SOLVE, layout=item.candidate.layout, seconds=seconds, effort=EFFORT,
+                    cutoff_us=threshold if threshold < inf else None, only_faster=True,
+                )))  # fmt: skip
         return group
 
     def _threshold(self) -> float:
@@ -132,10 +134,6 @@ class Frontier:
         elif outcome.proved_infeasible:
             self._settle(item, "memory", "no split fits the memory, with any recomputation.")
             self.without_plan.append(item.candidate)
-        elif task.kind == RELAX:
-            heapq.heappush(self._queue, replace(
-                item, bound_us=max(item.bound_us, outcome.lower_bound_us), relaxed=True
-            ))  # fmt: skip
         else:
             self._solved(item, outcome)
 

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, evalu
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, module_placement
 from mindspeed_autoparallel.planner.space import Candidate
-from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, baselines, solve
+from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, StoppedEarly, baselines, solve
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 
@@ -98,11 +98,11 @@ def solve_layout(
         bound_us, found = attempt(relaxed)
     except NoneBelow:
         return LayoutResult(lower_bound_us=cutoff_us, placement=None, evaluation=None, beaten=True)
-    except InfeasiblePlan as error:
-        timed_out = "time limit" in str(error)
-        return LayoutResult(
-            lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=not timed_out, timed_out=timed_out
-        )
+    except StoppedEarly as error:
+        bound_us = error.lower_bound / NS_PER_US + tied_us
+        return LayoutResult(lower_bound_us=min(cutoff_us, bound_us), placement=None, evaluation=None, timed_out=True)
+    except InfeasiblePlan:
+        return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
     if not found.fits:
         with contextlib.suppress(InfeasiblePlan):
             attempt(problem_of(limits, safe=True))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from math import inf
 
-from mindspeed_autoparallel.cost.step import embedding_us
-from mindspeed_autoparallel.planner.bounds import relaxed_bound_ns, tail_bound_us
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, measured_at
-from mindspeed_autoparallel.planner.inner import limits_of, simple_splits, solve_layout
+from mindspeed_autoparallel.planner.evaluate import measured_at
+from mindspeed_autoparallel.planner.inner import simple_splits, solve_layout
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
-SIMPLE, RELAX, SOLVE = "simple", "relax", "solve"
+SIMPLE, SOLVE = "simple", "solve"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +30,7 @@ class Task:
     """One thing to find out about a layout."""
 
     kind: str
-    """``simple``: the best even or greedy split that fits; ``relax``: the bound of the linear relaxation; ``solve``."""
+    """``simple``: the best even or greedy split that fits; ``solve``: the best of all."""
     layout: Layout
     seconds: float
     cutoff_us: float | None = None
@@ -68,8 +64,6 @@ def perform(request: Request, task: Task) -> Outcome:
     cutoff_us = inf if task.cutoff_us is None else task.cutoff_us
     if task.kind == SIMPLE:
         return _simple(request, candidate)
-    if task.kind == RELAX:
-        return _relax(request, candidate, cutoff_us, task.seconds)
     result = solve_layout(
         request.profile, request.cluster, candidate, batch, time_limit_s=task.seconds, seed=request.seed,
         cutoff_us=cutoff_us, only_faster=task.only_faster, effort=task.effort,
@@ -88,18 +82,3 @@ def _simple(request: Request, candidate: Candidate) -> Outcome:
         if split.evaluation.fits and (found.step_us is None or step_us < found.step_us):
             found = Outcome(placement=split.placement, step_us=step_us)
     return found
-
-
-def _relax(request: Request, candidate: Candidate, cutoff_us: float, seconds: float) -> Outcome:
-    profile, cluster, layout = request.profile, request.cluster, candidate.layout
-    limits = limits_of(profile, cluster, layout.pipeline_size)
-    tail_us = tail_bound_us(profile, cluster, candidate)
-    problem = build_problem(
-        profile, candidate.measurement, cluster, layout, candidate.num_microbatches, limits, safe=False,
-        pipeline_cutoff_us=cutoff_us - tail_us, with_tails=True,
-    )  # fmt: skip
-    relaxed = relaxed_bound_ns(problem, time.monotonic() + seconds)
-    if relaxed is None:
-        return Outcome(proved_infeasible=True)
-    tied_us = embedding_us(profile.model, candidate.measurement, layout, cluster, profile.device)
-    return Outcome(lower_bound_us=min(cutoff_us, relaxed / NS_PER_US + tied_us))

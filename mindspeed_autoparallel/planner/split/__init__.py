@@ -6,6 +6,7 @@ from mindspeed_autoparallel.planner.split.solution import (
     NoneBelow,
     Placement,
     SplitSolution,
+    StoppedEarly,
     stage_memory,
     step_of,
     time_of,
@@ -13,6 +14,6 @@ from mindspeed_autoparallel.planner.split.solution import (
 from mindspeed_autoparallel.planner.split.solver import solve
 
 __all__ = [
-    "Baseline", "LayerKind", "NoneBelow", "Placement", "Segment", "SplitProblem", "SplitSolution", "Tail", "baselines",
-    "solve", "stage_memory", "step_of", "time_of",
+    "Baseline", "LayerKind", "NoneBelow", "Placement", "Segment", "SplitProblem", "SplitSolution", "StoppedEarly",
+    "Tail", "baselines", "solve", "stage_memory", "step_of", "time_of",
 ]  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Any
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.solution import longest_tail, stage_times, step_of
 
+MOST_ITERATIONS = 5000
+"""Of the linear solver in one round."""
 Cut = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """Forwards and backwards by virtual stage, the constant, and the stage whose tail follows (-1: none)."""
 
@@ -45,7 +47,7 @@ def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tupl
 
 
 def relaxed_cuts(
-    problem: SplitProblem, deadline: float, max_rounds: int = 300, stop_at: float | None = None
+    problem: SplitProblem, deadline: float, stop_at: float | None = None
 ) -> tuple[dict[Cut, None], float] | None:
     """Cuts, and a lower bound on the step time; ``None`` when even fractions of layers do not fit.
 
@@ -105,9 +107,12 @@ def relaxed_cuts(
             lp.Add(step >= path + sum(ticks / unit * count for ticks, count in tail) + fixed / unit)
 
     bound = 0.0
-    for _ in range(max_rounds):
-        # GLOP can cycle for minutes on an interleaved problem: the rounds before stay a bound.
-        lp.SetTimeLimit(max(1, int(1000 * min(2.0, deadline - time.monotonic()))))
+    # Rounds by the size of the schedule, not by time: a rerun finds the same bound.
+    events = 2 * problem.num_virtual * problem.num_microbatches
+    # GLOP can cycle for minutes on an interleaved problem: the rounds before stay a bound.
+    lp.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {MOST_ITERATIONS}")
+    for _ in range(max(10, min(300, 400_000 // events))):
+        lp.SetTimeLimit(max(1, int(1000 * min(600.0, deadline - time.monotonic()))))
         status = lp.Solve()
         if status == pywraplp.Solver.INFEASIBLE:
             return None

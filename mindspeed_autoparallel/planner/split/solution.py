@@ -17,6 +17,13 @@ class NoneBelow(InfeasiblePlan):
     """Proved: every plan takes at least as long as was asked to beat."""
 
 
+class StoppedEarly(InfeasiblePlan):
+    """Time or effort ended before any plan was found or all were proved impossible."""
+
+    lower_bound: int = 0
+    """Of all plans."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitSolution:
     """``optimal``: proved, ``lower_bound`` equals ``step_time``; ``feasible``: the time limit came first."""

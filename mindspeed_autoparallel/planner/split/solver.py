@@ -7,6 +7,8 @@ the best plan seen, that plan is proved optimal. See docs/decisions/0019-paths-o
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -20,6 +22,7 @@ from mindspeed_autoparallel.planner.split.solution import (
     NoneBelow,
     Placement,
     SplitSolution,
+    StoppedEarly,
     longest_step,
     stage_memory,
     tick_of,
@@ -29,17 +32,18 @@ from mindspeed_autoparallel.schedule import make_program
 
 def solve(
     problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, num_workers: int = 1, below: int | None = None,
-    effort: float | None = None,
+    effort: float | None = None, excluded: Sequence[Placement] = (),
 ) -> SplitSolution:  # fmt: skip
     """The fastest placement that fits, with a bound. Raises ``InfeasiblePlan`` with the smallest memory that fits.
 
     ``below``: plans that take as long are of no interest; ``NoneBelow`` is raised when all do, or when none fits.
+    ``excluded``: plans whose layers are not to be used again (beyond chains).
     ``effort``: limit of the integer solver's own clock, which runs alike on every machine (about a second each).
     """
     started = time.monotonic()
     deadline = started + time_limit_s
     make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
-    if is_chain(problem):
+    if is_chain(problem) and not excluded:
         return _solved_as_chain(problem, started, deadline, time_limit_s, below)
     relaxed = relaxed_cuts(problem, started + time_limit_s / 2, stop_at=below)
     if relaxed is None:
@@ -78,12 +82,22 @@ def solve(
         if not fresh and status != "optimal":
             break
     if best is None:
-        raise _nothing_found(time_limit_s)
+        raise _nothing_found(time_limit_s, lower)
     lower = min(lower, best_time)
     return SplitSolution(
         status="optimal" if lower >= best_time else "feasible", placement=best, step_time=best_time, lower_bound=lower,
         stage_memory=stage_memory(problem, best), rounds=rounds, solve_seconds=time.monotonic() - started,
     )  # fmt: skip
+
+
+def fits_within(problem: SplitProblem, extra: int, time_limit_s: float) -> bool:
+    """Whether any plan fits when every stage may hold ``extra`` more. Raises ``StoppedEarly``."""
+    master = _Master(replace(problem, memory_limit=tuple(limit + extra for limit in problem.memory_limit)), 0)
+    master.model.clear_objective()
+    status, _, placements = master.solve(time_limit_s, 0, 1, None, None, None)
+    if status == "unknown":
+        raise _nothing_found(time_limit_s, 0)
+    return bool(placements)
 
 
 def _solved_as_chain(
@@ -94,7 +108,7 @@ def _solved_as_chain(
     if found.placement is None:
         if below is not None and found.complete:
             raise NoneBelow(f"no plan takes less than {below}.")
-        raise _infeasible(problem) if found.complete else _nothing_found(time_limit_s)
+        raise _infeasible(problem) if found.complete else _nothing_found(time_limit_s, found.lower_bound)
     return SplitSolution(
         status="optimal" if found.lower_bound >= found.step_time else "feasible", placement=found.placement,
         step_time=found.step_time, lower_bound=found.lower_bound, stage_memory=stage_memory(problem, found.placement),
@@ -123,10 +137,12 @@ def _is_plan(problem: SplitProblem, placement: Placement) -> bool:
     return problem.allow_empty_stages or all(any(row[v] for row in counted) for v in range(num))
 
 
-def _nothing_found(time_limit_s: float) -> InfeasiblePlan:
-    return InfeasiblePlan(
+def _nothing_found(time_limit_s: float, lower_bound: int) -> StoppedEarly:
+    error = StoppedEarly(
         f"no plan was found within the time limit of {time_limit_s:g} s, and none was proved impossible. Raise it."
     )
+    error.lower_bound = lower_bound
+    return error
 
 
 class _Master:
@@ -145,13 +161,16 @@ class _Master:
         if highest > 2**56:
             raise ConfigError("the step is too long for the tick chosen: use coarser times.")
         self.step = new(min(highest, -(-bound // self.unit)), highest, "")
+        self.here = [
+            [sum(self.x[k][q][v] for q in range(len(s.kinds))) for v in range(num)] for k, s in enumerate(segments)
+        ]
         self._order()
         self._memory()
         self.model.minimize(self.step)
 
     def _order(self) -> None:
         segments, num = self.problem.segments, self.problem.num_virtual
-        here = [[sum(self.x[k][q][v] for q in range(len(s.kinds))) for v in range(num)] for k, s in enumerate(segments)]
+        here = self.here
         complete: dict[tuple[int, int], Any] = {}
         for k, segment in enumerate(segments):
             self.model.add(sum(here[k]) == segment.num_layers)
@@ -200,6 +219,17 @@ class _Master:
         for tail, fixed in tail_rows(self.problem, self.x, cut[3]):
             ticks = [size // self.unit * count for size, count in tail]
             self.model.add(self.step >= sum(terms) + sum(ticks) + (cut[2] + fixed) // self.unit)
+
+    def forbid(self, placement: Placement) -> None:
+        """At least one stage holds another number of some segment's layers."""
+        differs = []
+        for here, kinds in zip(self.here, placement, strict=True):
+            for count, value in zip(here, map(sum, zip(*kinds, strict=True)), strict=True):
+                less, more = self.model.new_bool_var(""), self.model.new_bool_var("")
+                self.model.add(count < value).only_enforce_if(less)
+                self.model.add(count > value).only_enforce_if(more)
+                differs += [less, more]
+        self.model.add_bool_or(differs)
 
     def solve(
         self, seconds: float, seed: int, num_workers: int, best: Placement | None, limit: int | None,
