@@ -6,6 +6,8 @@ from collections import Counter
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.report.encoders import encoders
+from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.spec.plan import Plan, StagePlan
 
@@ -37,6 +39,7 @@ def report_data(plan: Plan) -> Data:
         "verdicts": verdicts(plan),
         "limits": list(plan.search.limits),
         "relaxations": relaxations(plan),
+        "encoders": encoders(plan),
     }
 
 
@@ -156,7 +159,7 @@ def step_parts(plan: Plan) -> list[Data]:
         ("pipeline", step.pipeline_us), ("gradient reduction", step.data_parallel_us),
         ("tied embeddings", step.embedding_us), ("optimizer", step.optimizer_us),
     )  # fmt: skip
-    return [{"name": name, "us": value} for name, value in parts if value > 0]
+    return [*encoder_parts(plan), *({"name": name, "us": value} for name, value in parts if value > 0)]
 
 
 def timeline(plan: Plan) -> Data:

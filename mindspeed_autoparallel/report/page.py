@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mindspeed_autoparallel.report import data, sections
+from mindspeed_autoparallel.report import data, encoders, sections
 from mindspeed_autoparallel.report.markup import element, text
 from mindspeed_autoparallel.report.script import SCRIPT
 from mindspeed_autoparallel.report.style import CSS
@@ -17,6 +17,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 SECTIONS = (
     ("why", "Why this plan", sections.why),
     ("stages", "Stages", sections.stages),
+    ("encoders", "Encoders", lambda values: encoders.section(values["encoders"])),
     ("memory", "Memory", sections.memory),
     ("timeline", "Timeline", sections.timeline),
     ("alternatives", "Alternatives", sections.alternatives),
@@ -28,11 +29,12 @@ SECTIONS = (
 def render_page(plan: Plan) -> str:
     """A self-contained page: headline, why, stages, memory, timeline, alternatives, what was ruled out, provenance."""
     values = data.report_data(plan)
-    links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in SECTIONS)
+    shown = [part for part in SECTIONS if part[0] != "encoders" or values["encoders"] is not None]
+    links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in shown)
     body = [
         sections.headline(values),
         element("nav", links, aria_label="Sections"),
-        *(element("section", draw(values), id=name) for name, _, draw in SECTIONS),
+        *(element("section", draw(values), id=name) for name, _, draw in shown),
         element("footer", text(f"mindspeed-autoparallel {plan.tool_version}. Times and memory are predictions.")),
     ]
     title = f"{values['headline']['layout']} · {values['headline']['model']}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_autoparallel.report import data
+from mindspeed_autoparallel.report import data, encoders
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, format_bytes, format_us
 
@@ -18,6 +18,7 @@ def render_table(plan: Plan) -> str:
         f"{head['layout']} for {head['model']} on {head['num_nodes']} x {head['devices_per_node']} devices: "
         f"{head['num_microbatches']} microbatches, global batch {head['global_batch_size']}",
         *_stage_rows(plan),
+        *encoders.lines(plan),
         _step_line(plan),
         f"{head['tokens_per_s_per_device']:.0f} tokens/s per device; "
         + ", ".join(f"{part['name']} {format_us(part['us'])}" for part in data.step_parts(plan)),

@@ -1,0 +1,68 @@
+"""A hetero plan on the page, in the table and in the trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.planner.hetero.compare import compare
+from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.report import chrome_trace, render_page, render_table, report_data
+from mindspeed_autoparallel.report.encoders import encoders, section
+from mindspeed_autoparallel.spec import Cluster, Plan
+
+FOUR = Cluster(num_nodes=1, devices_per_node=4)
+
+
+@pytest.fixture(scope="module")
+def hetero() -> Plan:
+    return compare(small_profile(), FOUR, 8).hetero
+
+
+def test_parts_of_the_step_add_up_to_it(hetero: Plan) -> None:
+    assert sum(part["us"] for part in report_data(hetero)["step_parts"]) == pytest.approx(hetero.step.total_us)
+
+
+def test_page_shows_encoders_and_the_homogeneous_plan(hetero: Plan) -> None:
+    page = render_page(hetero)
+    assert hetero.hetero is not None
+    assert hetero.hetero.homogeneous is not None
+    assert 'id="encoders"' in page
+    assert f"the best homogeneous plan, {hetero.hetero.homogeneous.layout.label()}" in page
+
+
+def test_page_of_a_homogeneous_plan_has_no_such_section() -> None:
+    plan = search(small_profile(), FOUR, 8, with_relaxations=False)
+    assert 'id="encoders"' not in render_page(plan)
+    assert report_data(plan)["encoders"] is None
+
+
+def test_table_says_what_the_encoder_takes_and_what_limits_the_plan(hetero: Plan) -> None:
+    table = render_table(hetero)
+    assert "image_encoder TP2 DP2 x4 outside the pipeline: 1 batches of at most 4 samples" in table
+    assert "hetero (memory upfront): 1.001 times as slow as the best homogeneous plan" in table
+    assert "limited by: time of image_encoder outside the pipeline" in table
+
+
+def test_trace_puts_the_pipeline_between_the_encoder_phases(hetero: Plan) -> None:
+    assert hetero.hetero is not None
+    (phase,) = hetero.hetero.encoders
+    events = [event for event in chrome_trace(hetero)["traceEvents"] if event["ph"] == "X"]
+    named = {event["name"]: event for event in events}
+    first = min(event["ts"] for event in events if event["cat"] in ("forward", "backward"))
+    last = max(event["ts"] + event["dur"] for event in events if event["cat"] in ("forward", "backward"))
+    assert named["image_encoder forward"]["ts"] == 0.0
+    assert first == pytest.approx(phase.forward_us)
+    assert named["image_encoder backward"]["ts"] == pytest.approx(last)
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(hetero.step.total_us)
+
+
+def test_names_from_a_profile_are_escaped(hetero: Plan) -> None:
+    assert hetero.hetero is not None
+    evil = replace(hetero.hetero.encoders[0], module="<script>x</script>")
+    plan = replace(hetero, hetero=replace(hetero.hetero, encoders=(evil,)))
+    values = encoders(plan)
+    assert values is not None
+    assert "<script>x</script>" not in section(values)
