@@ -6,6 +6,7 @@ One JSON file per device lies in ``catalogue_data``; a user's own file of the sa
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -17,6 +18,10 @@ from mindspeed_autoparallel.files import read_json
 
 SCHEMA_VERSION = 1
 _FOLDER = Path(__file__).parent / "catalogue_data"
+_CORRECTION_COLUMNS = 5
+_SHARES = ("gemm_fraction", "attention_fraction", "memory_fraction", "small_tile_fraction", "link_fraction",
+           "inter_fraction", "optimizer_fraction")  # fmt: skip
+"""Efficiencies that divide: neither 0 nor above the datasheet's whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +105,33 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
     known = {item.name for item in fields(Efficiency)}
     if set(values) - known:
         raise ConfigError(f"{where} has unknown keys {sorted(set(values) - known)}; known: {sorted(known)}.")
-    data = dict(values)
-    data["corrections"] = tuple(tuple(float(x) for x in row) for row in data.get("corrections", ()))
-    try:
-        return Efficiency(**data)
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}.") from error
+    missing = sorted(item.name for item in fields(Efficiency) if item.name not in values and item.name != "corrections")
+    if missing:
+        raise ConfigError(f"{where} lacks {', '.join(missing)}; copy a file of the catalogue and change it.")
+    data: dict[str, Any] = {
+        name: _text(value, f"{where}.{name}") if name == "provenance" else _number(value, f"{where}.{name}")
+        for name, value in values.items()
+        if name != "corrections"
+    }
+    rows = values.get("corrections", [])
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == _CORRECTION_COLUMNS for row in rows):
+        raise ConfigError(f"{where}.corrections must be a list of rows of {_CORRECTION_COLUMNS} numbers.")
+    data["corrections"] = tuple(
+        tuple(_number(value, f"{where}.corrections", lowest=-math.inf) for value in row) for row in rows
+    )
+    return Efficiency(**data)
+
+
+def _number(value: Any, where: str, lowest: float = 0.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value < math.inf:
+        raise ConfigError(f"{where} is {value!r}, must be a number{'' if lowest else ' of at least 0'}.")
+    return float(value)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{where} is {value!r}, must say where the figures come from.")
+    return value
 
 
 def read_device(path: Path) -> Device:
@@ -113,33 +139,49 @@ def read_device(path: Path) -> Device:
     data = read_json(path, "device file")
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(f"device file {path} must be an object with schema_version {SCHEMA_VERSION}.")
-    try:
-        device = Device(
-            name=str(data["name"]),
-            aliases=tuple(data["aliases"]),
-            peak_tflops=float(data["peak_tflops"]),
-            memory_gib=float(data["memory_gib"]),
-            memory_bandwidth_gb_per_s=float(data["memory_bandwidth_gb_per_s"]),
-            num_cores=int(data["num_cores"]),
-            link_gb_per_s=float(data["link_gb_per_s"]),
-            network_gbit_per_s=float(data["network_gbit_per_s"]),
-            source=str(data["source"]),
-            efficiencies={
-                stack: _read_efficiency(values, f"{path}: efficiencies.{stack}")
-                for stack, values in data["efficiencies"].items()
-            },
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"device file {path}: missing or wrong key {error}.") from error
-    positive = ("peak_tflops", "memory_gib", "memory_bandwidth_gb_per_s", "num_cores", "link_gb_per_s")
-    for name in positive:
-        if getattr(device, name) <= 0:
-            raise ConfigError(f"device file {path}: {name} is {getattr(device, name)}, must be above 0.")
-    if not device.efficiencies:
+    missing = [item.name for item in fields(Device) if item.name not in data]
+    if missing:
+        raise ConfigError(f"device file {path} lacks {', '.join(missing)}; copy a file of the catalogue and change it.")
+    unknown = sorted(set(data) - {item.name for item in fields(Device)} - {"schema_version"})
+    if unknown:
+        raise ConfigError(f"device file {path} has unknown keys {', '.join(unknown)}.")
+    aliases, stacks = data["aliases"], data["efficiencies"]
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias for alias in aliases):
+        raise ConfigError(f"device file {path}: aliases must be a list of names.")
+    if not isinstance(stacks, dict) or not stacks:
         raise ConfigError(f"device file {path}: efficiencies is empty, give at least one software stack.")
+    device = Device(
+        name=_text(data["name"], f"device file {path}: name"),
+        aliases=tuple(aliases),
+        source=_text(data["source"], f"device file {path}: source"),
+        num_cores=int(_positive(data, "num_cores", path)),
+        peak_tflops=_positive(data, "peak_tflops", path),
+        memory_gib=_positive(data, "memory_gib", path),
+        memory_bandwidth_gb_per_s=_positive(data, "memory_bandwidth_gb_per_s", path),
+        link_gb_per_s=_positive(data, "link_gb_per_s", path),
+        network_gbit_per_s=_positive(data, "network_gbit_per_s", path),
+        efficiencies={
+            stack: _read_efficiency(values, f"device file {path}: efficiencies.{stack}")
+            for stack, values in stacks.items()
+        },
+    )
+    for stack, efficiency in device.efficiencies.items():
+        for name in _SHARES:
+            if not 0 < getattr(efficiency, name) <= 1:
+                raise ConfigError(
+                    f"device file {path}: efficiencies.{stack}.{name} is {getattr(efficiency, name)}, must be above 0 "
+                    "and at most 1: a share of the datasheet's figure."
+                )
+        if efficiency.overlap_norm < 1:
+            raise ConfigError(f"device file {path}: efficiencies.{stack}.overlap_norm must be at least 1.")
     return device
+
+
+def _positive(data: Mapping[str, Any], name: str, path: Path) -> float:
+    value = _number(data[name], f"device file {path}: {name}")
+    if value == 0:
+        raise ConfigError(f"device file {path}: {name} is 0, must be above 0.")
+    return value
 
 
 @functools.lru_cache(maxsize=1)

@@ -9,12 +9,12 @@ from mindspeed_autoparallel.cli.main import main
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 _EXAMPLE = Path(__file__).parents[3] / "docs/examples/pretrain_gpt.py"
-_ARGUMENTS = """--use-mcore-models --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
+_FLAGS = """--use-mcore-models --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
     --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 8 --tokenizer-type NullTokenizer
     --vocab-size 511 --make-vocab-size-divisible-by 128 --normalization RMSNorm --swiglu --disable-bias-linear
     --position-embedding-type rope --lr 1e-3 --train-iters 2 --mock-data --use-distributed-optimizer
     --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion --no-persist-layer-norm
-    --eval-interval 1000 --eval-iters 0 --transformer-impl local --untie-embeddings-and-output-weights""".split()
+    --eval-interval 1000 --eval-iters 0 --transformer-impl local --untie-embeddings-and-output-weights"""
 _CUSTOM = '''
 from megatron.core.transformer.mlp import MLP
 
@@ -51,7 +51,7 @@ def _custom(folder: Path, between: str) -> Path:
 
 
 def _trace(capsys: pytest.CaptureFixture[str], script: Path, *flags: str) -> tuple[int, str, str]:
-    code = main(["trace", "--script", str(script), *flags, "--json", "--", *_ARGUMENTS])
+    code = main(["trace", "--script", str(script), *flags, "--json", "--", *_FLAGS.split()])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 

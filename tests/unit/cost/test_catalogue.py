@@ -47,7 +47,13 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
     ("key", "value", "word"),
     [
         ("schema_version", 99, "schema_version 1"),
-        ("memory_gib", -1, "must be above 0"),
+        ("memory_gib", -1, "memory_gib is -1"),
+        ("memory_gib", 0, "must be above 0"),
+        ("peak_tflops", "fast", "peak_tflops is 'fast'"),
+        ("peak_tflops", float("nan"), "must be a number"),
+        ("name", "", "name is ''"),
+        ("aliases", "H100", "aliases must be a list"),
+        ("colour", "green", "unknown keys colour"),
         ("efficiencies", {}, "is empty"),
     ],
 )
@@ -57,4 +63,40 @@ def test_a_broken_file_is_named_with_its_key(tmp_path: Path, key: str, value: ob
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=word):
+        read_device(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("gemm_fraction", 1.2, "gemm_fraction is 1.2, must be above 0 and at most 1"),
+        ("gemm_fraction", 0, "must be above 0"),
+        ("launch_us", -5, "launch_us is -5"),
+        ("launch_us", "short", "launch_us is 'short'"),
+        ("provenance", "", "must say where"),
+        ("overlap_norm", 0.5, "overlap_norm"),
+        ("corrections", [[1, 2]], "rows of 5 numbers"),
+        ("colour", 1, "unknown keys"),
+    ],
+)
+def test_a_broken_efficiency_is_named_with_its_stack_and_key(
+    tmp_path: Path, key: str, value: object, word: str
+) -> None:
+    data = json.loads(_H100.read_text())
+    data["efficiencies"]["megatron-core"][key] = value
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=rf"mine.json: efficiencies.megatron-core.*{word}"):
+        read_device(path)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    data = json.loads(_H100.read_text())
+    del data["num_cores"], data["efficiencies"]["megatron-core"]["launch_us"]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match="lacks num_cores; copy a file"):
+        read_device(path)
+    path.write_text(json.dumps({**data, "num_cores": 132}))
+    with pytest.raises(ConfigError, match=r"megatron-core lacks launch_us"):
         read_device(path)
