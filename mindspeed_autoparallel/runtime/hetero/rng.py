@@ -102,7 +102,12 @@ class ModuleRandomStates:
     def set_generators(self, name: str, generators: Generators) -> None:
         """Go on from there; ``name`` is not current."""
         self._defaults[name] = generators.default
-        self._fields[name][0].update(generators.tracker)
+        states = self._fields[name][0]
+        for key, state in generators.tracker.items():
+            if hasattr(states.get(key), "set_state"):
+                states[key].set_state(state)
+            else:
+                states[key] = state
 
     def _keep(self, name: str) -> None:
         self._current_tracker = tracker = _tracker()

@@ -197,11 +197,12 @@ def test_a_resumed_run_in_the_same_layout_goes_on_bit_by_bit(job: dict[str, Any]
     if not through.exists():
         pytest.skip("needs the checkpoints of the run above")
     model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
-    train(
+    output = train(
         4, "--mm-model", model, *job["common"], "--load", str(through), "--ckpt-step=2", "--hetero-parallel",
         "--hetero-encoder-mbs-scale=3", "--hetero-balance=global", "--hetero-memory=recompute",
         "--save", str(tmp_path / "again"), "--save-interval=4",
     )  # fmt: skip
+    assert "encoders draw from the seed again" not in output
     last = f"iter_{STEPS:07d}"
     expected = tensors_of(through / last, tmp_path / "through.pt")
     found = tensors_of(tmp_path / "again" / last, tmp_path / "again.pt")
@@ -235,6 +236,25 @@ def test_a_hetero_run_goes_on_from_a_homogeneous_checkpoint_with_its_optimizer(j
     load = ["--load", str(job["folder"] / "alone"), "--ckpt-step=2"]
     output = train(4, "--mm-model", model, *job["common"], *load, "--hetero-parallel")
     assert_goes_on(output, job["alone"])
+
+
+def test_half_precision_and_the_distributed_optimizer_cross_layouts_with_their_state(
+    job: dict[str, Any], tmp_path: Path
+) -> None:
+    kind = ["--bf16", "--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
+    plain = ["--mm-model", str(job["folder"] / "plain.json"), *job["common"], *kind]
+    saved = str(tmp_path / "alone")
+    alone = steps_of(train(1, *plain, *job["load"], "--save", saved, "--save-interval=2"))
+    model = model_file(job["folder"], "dp4_over_tp2pp2", DP4_OVER_TP2PP2)
+    hetero = ["--mm-model", model, *job["common"], *kind, "--hetero-parallel"]
+    # Megatron saves step 4 here again.
+    again = ["--load", saved, "--ckpt-step=2", "--save", str(tmp_path / "hetero"), "--save-interval=3"]
+    output = train(4, *hetero, *again)
+    assert "encoders draw from the seed again" in output
+    # Half precision; without the optimizer's state the norm of step 4 is more than twice as large.
+    assert steps_of(output)[4][1] == pytest.approx(alone[4][1], rel=0.03)
+    back = steps_of(train(1, *plain, "--load", str(tmp_path / "hetero"), "--ckpt-step=3"))
+    assert back[4][1] == pytest.approx(alone[4][1], rel=0.03)
 
 
 def test_a_mistake_ends_every_rank_with_its_message_before_anything_is_built(tmp_path: Path) -> None:
