@@ -1,5 +1,6 @@
 """The Megatron configuration derived from a plan trains a GPT with the losses of one process."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -19,6 +20,12 @@ WORKER = Path(__file__).parents[1] / "devices" / "gpt_layouts.py"
 # The model, batch and sequence of the worker.
 SHAPE = ModelShape(num_layers=4, hidden=32, heads=4, kv_heads=4, ffn=128, vocabulary=128, gated=False)
 GRAPH = decoder_graph(SHAPE, batch=8, sequence=16)
+SHAPE_OF_EXPERTS = dataclasses.replace(SHAPE, num_experts=4)
+# As the worker's case "moe".
+ALLTOALL = {
+    "num_moe_experts": 4, "moe_router_topk": 2, "add_bias_linear": False, "moe_aux_loss_coeff": 0.0,
+    "moe_token_dispatcher_type": "alltoall",
+}  # fmt: skip
 
 
 def case_of(configuration):
@@ -26,7 +33,10 @@ def case_of(configuration):
     flags = configuration.flags()
     sizes = {"--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp"}
     case = {key: int(flags[flags.index(flag) + 1]) for flag, key in sizes.items()}
-    assert "--expert-model-parallel-size" not in flags and configuration.layout.context_size == 1
+    assert configuration.layout.context_size == 1
+    if "--expert-model-parallel-size" in flags:
+        ep = int(flags[flags.index("--expert-model-parallel-size") + 1])
+        return {**case, "ep": ep, "experts": SHAPE_OF_EXPERTS.num_experts, "config": ALLTOALL}
     if "--sequence-parallel" in flags:
         case["config"] = {"sequence_parallel": True}
     return case
@@ -42,11 +52,15 @@ def test_derived_configurations_train_with_the_losses_and_norms_of_one_process()
     layouts = [(f.layout.data_size, f.layout.tensor_size, f.layout.pipeline_size) for f in found]
     assert layouts == [(4, 1, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2)]
     assert found[2].layout.sequence_parallel
-    (alone,) = run_ranks(1, WORKER, "dense", timeout_s=300)
-    expected = alone.result["cases"]["dense"]
+    experts = decoder_graph(SHAPE_OF_EXPERTS, batch=8, sequence=16)
+    pins = {f"layers.*.experts.{part}": {"experts": 4} for part in ("up", "down")}
+    found.append(derive_megatron(search_graph(experts, 4, search_mode="exact", pins={**pins, "*.q": {"rows": 4}})))
+    assert (found[4].layout.data_size, found[4].layout.expert_size) == (4, 4)
+    (alone,) = run_ranks(1, WORKER, "dense", "moe", timeout_s=300)
     names = [json.dumps(case_of(configuration)) for configuration in found]
     ranks = run_ranks(4, WORKER, *names, timeout_s=400)
     for name in names:
+        expected = alone.result["cases"]["moe" if "experts" in name else "dense"]
         reported = [rank.result["cases"][name] for rank in ranks]
         (losses,) = {tuple(case["losses"]) for case in reported if case["losses"][0] is not None}
         assert losses == pytest.approx(expected["losses"], rel=2e-6)
