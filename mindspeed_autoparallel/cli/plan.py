@@ -30,8 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the solver")
     parser.add_argument("--overlap-grad-reduce", action="store_true", help="gradient reduction overlaps the backward")
     parser.add_argument(
-        "--virtual-sizes", default="1", help="chunks per rank to try for a language model, such as 1,2,4 (default 1)"
+        "--virtual-sizes", default="auto",
+        help="chunks per rank to try, such as 1,2,4 (default: 1, and 2 and 4 in small jobs of one module)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both"
     )
+    parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
         "--hetero-parallel", action="store_true",
@@ -63,7 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     if arguments.out is not None and not arguments.out.is_dir():
         raise ConfigError(f"--out {arguments.out} is no directory.")
-    options = SpaceOptions(overlap_gradient_reduce=arguments.overlap_grad_reduce, virtual_sizes=virtual_sizes)
+    options = SpaceOptions(
+        overlap_gradient_reduce=arguments.overlap_grad_reduce, virtual_sizes=virtual_sizes,
+        schedules=_schedules(arguments.schedules),
+    )  # fmt: skip
     if arguments.hetero_parallel:
         from mindspeed_autoparallel.cli._plan_hetero import run_hetero
 
@@ -73,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         plan = search(
             profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
-            seed=arguments.seed, progress=lambda text: print(text, file=sys.stderr, flush=True),
-            options=options,
+            seed=arguments.seed, num_workers=arguments.num_workers, options=options,
+            progress=lambda text: print(text, file=sys.stderr, flush=True),
         )  # fmt: skip
     except InfeasiblePlan as error:
         if arguments.json:
@@ -105,8 +113,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _virtual_sizes(text: str) -> tuple[int, ...]:
+def _schedules(text: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if not set(words) <= {"1f1b", "gpipe"}:
+        raise ConfigError(f"--schedules must be 1f1b, gpipe or both separated by a comma, got {text!r}.")
+    return words
+
+
+def _virtual_sizes(text: str) -> tuple[int, ...] | None:
+    if text == "auto":
+        return None
     words = text.split(",")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
-        raise ConfigError(f"--virtual-sizes must be positive numbers separated by commas, got {text!r}.")
+        raise ConfigError(f"--virtual-sizes must be auto or positive numbers separated by commas, got {text!r}.")
     return tuple(sorted({int(word) for word in words}))

@@ -10,6 +10,9 @@ from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import Verdict
 
+AUTOMATIC_VIRTUAL_SIZES = (1, 2, 4)
+FEW_VIRTUAL_STAGES, FEW_LAYERS = 8, 40
+"""Up to here interleaved layouts of one module are proved in a moment."""
 MAX_DEVICES = 2**20
 MAX_OPERATIONS = 400_000
 """Forwards and backwards of one step over all stages: what is simulated in a second or two."""
@@ -19,9 +22,11 @@ MAX_OPERATIONS = 400_000
 class SpaceOptions:
     """What the outer search tries beside the sizes that follow from profile, cluster and batch."""
 
-    virtual_sizes: tuple[int, ...] = (1,)
-    """Chunks per rank to try. Only a model of one module can have more than 1, and it must be asked for: the bounds of
-    interleaved layouts are weak, and proving one can take longer than all others together."""
+    virtual_sizes: tuple[int, ...] | None = None
+    """Chunks per rank to try. ``None``: 1, and 2 and 4 where an interleaved layout is proved in a moment; elsewhere
+    bounds are weak, proving one can take longer than all others together, and so it must be asked for."""
+    schedules: tuple[str, ...] = ("1f1b",)
+    """Of layouts with one chunk per rank: ``1f1b``, and ``gpipe`` for a host that has it (Megatron has not)."""
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
 
@@ -53,6 +58,12 @@ def enumerate_layouts(
             measurement = profile.at(measured_at(layout))
             if measurement is None:
                 outcome, reason = "unmeasured", f"the profile has no costs for {measured_at(layout).label()}."
+            elif layouts is None and options.virtual_sizes is None and _takes_long(profile, layout):
+                outcome, reason = "excluded", (
+                    f"VPP {layout.virtual_size} would be slow to prove here and must be asked for: "
+                    f"--virtual-sizes 1,{layout.virtual_size}."
+                )
+                measurement = None
         if reason or measurement is None:
             verdicts.append(Verdict(layout=layout, outcome=outcome, reason=reason))
         else:
@@ -65,7 +76,7 @@ def enumerate_layouts(
 def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> list[Layout]:
     points = [measurement.at for measurement in profile.measurements]
     devices = cluster.num_devices
-    virtual = options.virtual_sizes if len(profile.model.modules) == 1 else (1,)
+    virtual = AUTOMATIC_VIRTUAL_SIZES if options.virtual_sizes is None else options.virtual_sizes
     tensors = {point.tensor_size for point in points}
     batches = {point.micro_batch_size for point in points}
     if profile.memory_semantics != "mindspeed":
@@ -86,14 +97,23 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
                     for chunks in virtual:
                         if chunks > 1 and pipeline == 1:
                             continue
-                        found.append(Layout(
-                            pipeline_size=pipeline, tensor_size=tensor, data_size=rest // pipeline,
-                            context_size=context, expert_size=expert, virtual_size=chunks, micro_batch_size=batch,
-                            sequence_parallel=sequence, distributed_optimizer=options.distributed_optimizer,
-                            overlap_gradient_reduce=options.overlap_gradient_reduce,
-                            schedule="1f1b" if chunks == 1 else "interleaved",
-                        ))  # fmt: skip
+                        found += [
+                            Layout(
+                                pipeline_size=pipeline, tensor_size=tensor, data_size=rest // pipeline,
+                                context_size=context, expert_size=expert, virtual_size=chunks, micro_batch_size=batch,
+                                sequence_parallel=sequence, distributed_optimizer=options.distributed_optimizer,
+                                overlap_gradient_reduce=options.overlap_gradient_reduce, schedule=schedule,
+                            )
+                            for schedule in (options.schedules if chunks == 1 else ("interleaved",))
+                        ]  # fmt: skip
     return found
+
+
+def _takes_long(profile: Profile, layout: Layout) -> bool:
+    return layout.virtual_size > 1 and (
+        len(profile.model.modules) > 1 or profile.model.num_layers > FEW_LAYERS
+        or layout.num_virtual_stages > FEW_VIRTUAL_STAGES
+    )  # fmt: skip
 
 
 def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:

@@ -19,6 +19,7 @@ OUTCOMES = {
     "memory": "no split fits in memory",
     "illegal": "not legal for this model or cluster",
     "unmeasured": "not covered by the profile",
+    "excluded": "not asked for",
     "unsolved": "not decided before the time limit",
 }
 """Outcomes of a configuration in the order shown, and what they mean."""

@@ -80,7 +80,8 @@ def search_hetero(
 ) -> Plan:  # fmt: skip
     """The fastest plan in which every encoder has a layout of its own, with its proof.
 
-    ``layouts``: only these of the backbone; ``encoder_tensor_sizes``: only these of an encoder, by name. Raises ``InfeasiblePlan`` or ``ConfigError``.
+    ``layouts``: only these of the backbone; ``encoder_tensor_sizes``: only these of an encoder, by name. Raises
+    ``InfeasiblePlan`` or ``ConfigError``.
     """
     if global_batch_size < 1:
         raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
@@ -92,7 +93,10 @@ def search_hetero(
     backbone = backbone_profile(profile)
     only = encoder_tensor_sizes or {}
     costs = [costs_of(profile, module, cluster, only.get(module.name))[0] for module in encoders]
-    candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options or SpaceOptions(), layouts)
+    options = options or SpaceOptions()
+    # Virtual stages of the backbone only where they were asked for.
+    options = replace(options, virtual_sizes=options.virtual_sizes or (1,))
+    candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options, layouts)
     if not candidates:
         reasons = "; ".join(sorted({verdict.reason for verdict in ruled_out})[:3]) or "no size divides the cluster."
         raise ConfigError(f"no backbone layout is possible for a global batch of {global_batch_size}: {reasons}")

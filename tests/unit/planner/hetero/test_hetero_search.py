@@ -37,7 +37,7 @@ def enumerated(profile: Profile, cluster: Cluster, batch: int) -> float:
     """The best step of all choices, memory added up by hand."""
     (encoder,), _ = split_modules(profile)
     backbone = backbone_profile(profile)
-    candidates, _ = enumerate_layouts(backbone, cluster, batch, SpaceOptions())
+    candidates, _ = enumerate_layouts(backbone, cluster, batch, SpaceOptions(virtual_sizes=(1,)))
     best = float("inf")
     for candidate in candidates:
         size = candidate.layout.pipeline_size

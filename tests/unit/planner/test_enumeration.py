@@ -1,0 +1,148 @@
+"""Every legal combination of every size, against enumeration: layouts, chunks, placements, recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from small_profile import block, small_profile
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile
+from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
+from mindspeed_autoparallel.units import MIB
+
+NUM_LAYERS = 4
+OUTCOMES = {"solved", "bounded", "memory", "illegal", "unmeasured", "excluded"}
+
+
+def _language_model(capacity_mib: int = 4000) -> Profile:
+    """Costs by TP, CP, EP, MBS and SP that are all different, so that no two layouts tie."""
+
+    def cost(at: MeasuredAt) -> ModuleCost:
+        share = at.micro_batch_size / (at.tensor_size**0.9 * at.context_size**0.85 * at.expert_size**0.2)
+        share *= 0.97 if at.sequence_parallel else 1.0
+        saved = round(30 * share * (0.8 if at.sequence_parallel else 1.0)) + 1
+        return ModuleCost(
+            pre=block(20 * share), layer=block(900 * share, saved_mib=saved, recomputable=True),
+            post=block(240 * share, saved_mib=saved),
+        )  # fmt: skip
+
+    points = [
+        MeasuredAt(tensor_size=t, context_size=c, expert_size=e, micro_batch_size=m, sequence_parallel=s)
+        for t, c, e, m, s in product((1, 2), (1, 2), (1, 2), (1, 2), (False, True))
+        if not (s and t == 1)
+    ]
+    module = Module(name="text_decoder", result_key="llm", num_layers=NUM_LAYERS, num_experts=4)
+    return small_profile(
+        capacity_mib=capacity_mib, model=Model(name="small", modules=(module,), sequence_length=128),
+        measurements=tuple(Measurement(at=at, modules={"text_decoder": cost(at)}) for at in points),
+    )  # fmt: skip
+
+
+def _rows(num: int) -> list[tuple[int, ...]]:
+    return [row for row in product(range(1, NUM_LAYERS + 1), repeat=num) if sum(row) == NUM_LAYERS]
+
+
+def _best_of(profile: Profile, cluster: Cluster, candidate: Candidate, batch: int) -> float | None:
+    best = None
+    for row in _rows(candidate.layout.num_virtual_stages):
+        for again in product(*(range(count + 1) for count in row)):
+            placement = ModulePlacement(layers={"text_decoder": row}, recompute={"text_decoder": {"full": again}})
+            found = evaluate(profile, cluster, candidate.layout, placement, batch, with_timeline=False)
+            if found.fits and (best is None or found.step.total_us < best):
+                best = found.step.total_us
+    return best
+
+
+def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptions) -> set[str]:
+    """Labels of all layouts with the cluster's number of devices that break no rule, found without the search."""
+    labels = set()
+    sizes = (1, 2, 4, 8)
+    for p, t, d, c, e, v, m, s in product(sizes, (1, 2), sizes, (1, 2), (1, 2), (1, 2, 4), (1, 2), (False, True)):
+        if p * t * d * c != cluster.num_devices or p * v > NUM_LAYERS or (s and t == 1) or (v > 1 and p == 1):
+            continue
+        if (d * c) % e or batch % (d * m) or (v > 1 and (batch // (d * m)) % p):
+            continue
+        labels.add(Layout(
+            pipeline_size=p, tensor_size=t, data_size=d, context_size=c, expert_size=e, virtual_size=v,
+            micro_batch_size=m, sequence_parallel=s, schedule="1f1b" if v == 1 else "interleaved",
+            distributed_optimizer=options.distributed_optimizer,
+        ).label())  # fmt: skip
+    return labels
+
+
+@pytest.mark.parametrize(
+    ("capacity_mib", "distributed", "overlap"), [(4000, True, False), (330, True, True), (330, False, False)]
+)
+def test_every_legal_combination_has_a_true_verdict(capacity_mib: int, distributed: bool, overlap: bool) -> None:
+    profile, cluster, batch = _language_model(capacity_mib), Cluster(num_nodes=2, devices_per_node=2), 8
+    options = SpaceOptions(distributed_optimizer=distributed, overlap_gradient_reduce=overlap)
+    candidates, _ = enumerate_layouts(profile, cluster, batch, options)
+    assert {candidate.layout.label() for candidate in candidates} == _by_hand(profile, cluster, batch, options)
+    assert {size for candidate in candidates for size in [candidate.layout.virtual_size]} == {1, 2}
+    truth = {item.layout.label(): _best_of(profile, cluster, item, batch) for item in candidates}
+    best = min(step for step in truth.values() if step is not None)
+    plan = search(profile, cluster, batch, options=options)
+    assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
+    assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
+    assert plan.search.gap_fraction < 0.005
+    for verdict in plan.search.verdicts:
+        assert verdict.outcome in OUTCOMES and verdict.reason
+        if verdict.outcome in ("illegal", "unmeasured", "excluded"):
+            assert verdict.layout.label() not in truth
+            continue
+        step = truth[verdict.layout.label()]
+        if verdict.outcome == "memory":
+            assert step is None
+        elif verdict.outcome == "bounded" and step is not None:
+            assert verdict.lower_bound_us is not None
+            assert max(verdict.lower_bound_us, best) <= step * (1 + 1e-9)
+        elif verdict.outcome == "solved":
+            assert verdict.step_us is not None and verdict.lower_bound_us is not None and step is not None
+            assert verdict.lower_bound_us <= step * (1 + 1e-9) <= verdict.step_us * (1 + 2e-9)
+
+
+def test_alternatives_are_the_next_best_layouts() -> None:
+    profile, cluster, batch = small_profile(), Cluster(num_nodes=1, devices_per_node=4), 16
+    plan = search(profile, cluster, batch, top_k=3)
+    every = search(profile, cluster, batch, top_k=100)
+    ranking = sorted([every.step.total_us, *(other.step_us for other in every.alternatives)])
+    assert len(ranking) == 5
+    assert [plan.step.total_us, *(other.step_us for other in plan.alternatives)] == pytest.approx(ranking[:4])
+
+
+def test_all_forward_all_backward_is_searched_where_the_host_has_it() -> None:
+    profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=4)
+    plan = search(profile, cluster, 16, options=SpaceOptions(schedules=("1f1b", "gpipe")), top_k=100)
+    schedules = {layout.schedule for layout in (plan.layout, *(other.layout for other in plan.alternatives))}
+    assert schedules == {"1f1b", "gpipe"}
+    assert plan.step.total_us <= search(profile, cluster, 16).step.total_us * (1 + 1e-9)
+
+
+def test_virtual_stages_that_take_long_are_named_and_searched_when_asked_for() -> None:
+    profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=2)
+    plan = search(profile, cluster, 8)
+    excluded = [verdict for verdict in plan.search.verdicts if verdict.outcome == "excluded"]
+    assert excluded and all("--virtual-sizes" in verdict.reason for verdict in excluded)
+    asked = search(profile, cluster, 8, options=SpaceOptions(virtual_sizes=(1, 2)))
+    assert "excluded" not in {verdict.outcome for verdict in asked.search.verdicts}
+    assert any(verdict.layout.virtual_size == 2 and verdict.outcome != "illegal" for verdict in asked.search.verdicts)
+
+
+def test_memory_decides_between_more_stages_and_more_recomputation() -> None:
+    """The same search with more and more memory is never slower."""
+    cluster, steps = Cluster(num_nodes=1, devices_per_node=4), []
+    for capacity in (200, 260, 330, 600, 2000):
+        limited = replace(cluster, memory_limit_bytes=capacity * MIB)
+        try:
+            steps.append(search(_language_model(), limited, 8, with_relaxations=False).step.total_us)
+        except InfeasiblePlan:
+            steps.append(float("inf"))
+    assert steps == sorted(steps, reverse=True)
+    assert len(set(steps)) > 2
