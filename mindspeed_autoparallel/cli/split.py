@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.units import MIB
+from mindspeed_autoparallel.units import GIB, MIB
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.split import Baseline, Placement, SplitProblem, SplitSolution
 
 NS_PER_MS = 1_000_000
+MAX_PLANS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedule", choices=("1f1b", "interleaved", "gpipe"), default="1f1b")
     parser.add_argument("--virtual-pipeline-size", type=int, default=1, help="chunks per stage (interleaved)")
     parser.add_argument("--time-limit-s", type=float, default=60.0, help="then the best plan so far, with its bound")
+    parser.add_argument("--top-k", type=int, default=1, help=f"also the next best plans, up to {MAX_PLANS} in all")
+    parser.add_argument("--what-if", action="store_true", help="also what more memory or microbatches gain")
+    parser.add_argument("--seed", type=int, default=0, help="of the integer solver, where it is asked")
     parser.add_argument("--json", action="store_true", help="print only JSON")
 
 
@@ -38,19 +43,33 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 0 < arguments.time_limit_s < float("inf"):
         raise ConfigError(f"--time-limit-s must be above 0, got {arguments.time_limit_s:g}.")
-    problem = problem_from_profile(
-        read_profile(arguments.profile, p2p_gbps=arguments.p2p_gbps), num_stages=arguments.pipeline_size,
-        num_microbatches=arguments.num_microbatches, memory_limit_mib=arguments.memory_limit_mib,
-        schedule=arguments.schedule, num_chunks=arguments.virtual_pipeline_size,
-    )  # fmt: skip
+    if not 1 <= arguments.top_k <= MAX_PLANS:
+        raise ConfigError(f"--top-k must be 1 to {MAX_PLANS}, got {arguments.top_k}.")
+    if not 0 <= arguments.seed < 2**31:
+        raise ConfigError(f"--seed must be 0 to {2**31 - 1}, got {arguments.seed}.")
+    profile = read_profile(arguments.profile, p2p_gbps=arguments.p2p_gbps)
+
+    def problem_of(num_microbatches: int, memory_limit_mib: float) -> SplitProblem:
+        return problem_from_profile(
+            profile, num_stages=arguments.pipeline_size, num_microbatches=num_microbatches,
+            memory_limit_mib=memory_limit_mib, schedule=arguments.schedule,
+            num_chunks=arguments.virtual_pipeline_size,
+        )  # fmt: skip
+
+    problem = problem_of(arguments.num_microbatches, arguments.memory_limit_mib)
     try:
-        solution = solve(problem, time_limit_s=arguments.time_limit_s)
+        solution = solve(problem, time_limit_s=arguments.time_limit_s, seed=arguments.seed)
     except InfeasiblePlan as error:
-        if arguments.json:
-            print(json.dumps({"status": "infeasible", "reason": str(error)}))
-            return error.exit_code
-        raise
+        failure = _infeasible(problem, error, arguments)
+        if not arguments.json:
+            raise InfeasiblePlan(failure["reason"]) from error
+        print(json.dumps(failure))
+        return error.exit_code
     result = _result(problem, solution, baselines(problem))
+    if arguments.top_k > 1:
+        result |= _alternatives(problem, solution, arguments)
+    if arguments.what_if:
+        result["what_if"] = _what_if(solution, problem_of, arguments)
     if arguments.json:
         print(json.dumps(result))
     else:
@@ -58,7 +77,31 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The reason, and the least limit that has a plan. ``unknown``: time ran out before either was known."""
+    from mindspeed_autoparallel.planner.split import StoppedEarly
+    from mindspeed_autoparallel.planner.split.insight import least_excess
+
+    if isinstance(error, StoppedEarly):
+        return {"status": "unknown", "reason": str(error)}
+    limit = arguments.memory_limit_mib
+    try:
+        excess = least_excess(problem, resolution=MIB, time_limit_s=arguments.time_limit_s)
+    except StoppedEarly:
+        return {"status": "infeasible", "reason": f"no plan fits in {limit:g} MiB per device."}
+    needed = -(-(int(limit * MIB) + excess) // MIB)
+    reason = (
+        f"no plan fits in {limit:g} MiB per device: however layers are split and recomputed, some stage needs "
+        f"{limit + excess / MIB:.1f} MiB. The smallest --memory-limit-mib that has a plan is {needed}; or raise "
+        f"--pipeline-size above {problem.num_stages}."
+    )
+    return {"status": "infeasible", "reason": reason, "smallest_memory_limit_mib": needed}
+
+
 def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseline, ...]) -> dict[str, Any]:
+    from mindspeed_autoparallel.planner.split.insight import limits_of
+
+    limits = limits_of(problem, solution)
     return {
         "status": solution.status,
         "step_time_ms": solution.step_time / NS_PER_MS,
@@ -73,7 +116,57 @@ def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseli
             }
             for plan in simple
         },
+        "limits": {
+            "slowest_stage": limits.slowest_stage,
+            "share_of_stage": [round(share, 4) for share in limits.share_of_stage],
+            "share_of_messages": round(limits.share_of_messages, 4),
+            "recomputing_stages": list(limits.recomputing_stages),
+        },
     }  # fmt: skip
+
+
+def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The plans after the best one, fastest first."""
+    from mindspeed_autoparallel.planner.split import stage_memory
+    from mindspeed_autoparallel.planner.split.alternatives import best_plans
+
+    plans, complete = best_plans(problem, solution, arguments.top_k, arguments.time_limit_s)
+    shown = _by_module(problem, solution.placement)["placement"]
+    others = [item for item in plans if _by_module(problem, item[0])["placement"] != shown][: arguments.top_k - 1]
+    return {
+        "alternatives": [
+            {
+                "step_time_ms": step / NS_PER_MS, **_by_module(problem, plan),
+                "stage_memory_mib": [size / MIB for size in stage_memory(problem, plan)],
+            }
+            for plan, step in others
+        ],
+        "alternatives_proved": complete,
+    }  # fmt: skip
+
+
+def _what_if(
+    solution: SplitSolution, problem_of: Callable[[int, float], SplitProblem], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Solved again with one more GiB per device, and with twice the microbatches (gain per microbatch)."""
+    from mindspeed_autoparallel.planner.split import solve
+
+    microbatches, limit_mib = arguments.num_microbatches, arguments.memory_limit_mib
+    found: list[dict[str, Any]] = []
+    for change, times, more_mib in (("one more GiB per device", 1, GIB // MIB), ("twice the microbatches", 2, 0)):
+        problem = problem_of(times * microbatches, limit_mib + more_mib)
+        try:
+            other = solve(problem, time_limit_s=arguments.time_limit_s, seed=arguments.seed)
+        except InfeasiblePlan:
+            # Up to as many as stages, more microbatches hold more activations.
+            found.append({"change": change, "status": "infeasible", "step_time_ms": None, "gain_fraction": None})
+            continue
+        gain = 1 - other.step_time / times / solution.step_time if solution.step_time else 0.0
+        found.append({
+            "change": change, "status": other.status, "step_time_ms": other.step_time / NS_PER_MS,
+            "gain_fraction": round(gain, 6),
+        })  # fmt: skip
+    return found
 
 
 def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[str, list[int]]]:
@@ -99,3 +192,17 @@ def _print(result: dict[str, Any]) -> None:
         f"step {result['step_time_ms']:.3f} ms, {result['status']} (bound {result['lower_bound_ms']:.3f} ms), "
         f"{result['solve_seconds']:.2f} s; {others}"
     )
+    limits = result["limits"]
+    slowest = limits["slowest_stage"]
+    stages = ", ".join(map(str, limits["recomputing_stages"])) or "none"
+    print(
+        f"limits: stage {slowest} takes {limits['share_of_stage'][slowest]:.0%} of the critical path, messages "
+        f"{limits['share_of_messages']:.1%}; stages that recompute to fit: {stages}"
+    )
+    for item in result.get("what_if", ()):
+        if item["step_time_ms"] is None:
+            print(f"with {item['change']}: no plan fits")
+        else:
+            print(f"with {item['change']}: {item['step_time_ms']:.3f} ms, saves {item['gain_fraction']:.2%} per sample")
+    for item in result.get("alternatives", ()):
+        print(f"or {item['step_time_ms']:.3f} ms: {item['placement']}")

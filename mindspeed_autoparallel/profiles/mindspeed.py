@@ -75,7 +75,7 @@ def _look_up(value: dict[str, Any], key: str, where: str) -> Any:
 
 def _integer(value: dict[str, Any], key: str, where: str) -> int:
     number = _look_up(value, key, where)
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or number != int(number) or number < 1:
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 1 <= number < math.inf or number % 1:
         raise ProfileError(f"{where}: {key} must be a whole number of at least 1, got {number!r}.")
     return int(number)
 

@@ -64,6 +64,10 @@ class _Search:
         if known is not None:
             # The same layers, with the least recomputation that fits.
             self._improve(self.chain.ends_of(known), cuts)
+        elif below is None:
+            overrun, ends = self.chain.roomiest()
+            if overrun <= 0:
+                self._improve(ends, cuts)
         if below is not None and below <= self.best_time:
             self.best, self.best_time = None, below
         self.paths = Paths(self.chain.ranges(self.best_time), self.chain.num_layers)

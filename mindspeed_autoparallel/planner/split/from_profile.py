@@ -9,6 +9,9 @@ from mindspeed_autoparallel.schedule import in_flight, make_program
 from mindspeed_autoparallel.units import MIB
 
 NS_PER_US = 1000
+MAX_LIMIT_MIB = 2**30
+MAX_OPERATIONS = 400_000
+"""Forwards and backwards of all stages: beyond, one simulated step takes seconds."""
 
 
 def problem_from_profile(
@@ -20,8 +23,14 @@ def problem_from_profile(
     Memory: MindSpeed's rule for MindSpeed's file; otherwise saved bytes times in-flight microbatches, plus state, plus
     the largest transient. Raises ``ConfigError``.
     """
-    if not 0 < memory_limit_mib < float("inf"):
-        raise ConfigError(f"--memory-limit-mib must be above 0, got {memory_limit_mib:g}.")
+    if not 0 < memory_limit_mib <= MAX_LIMIT_MIB:
+        raise ConfigError(f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {memory_limit_mib:g}.")
+    operations = 2 * num_stages * num_chunks * num_microbatches
+    if operations > MAX_OPERATIONS:
+        raise ConfigError(
+            f"{num_microbatches} microbatches on {num_stages} stages are {operations} operations a step, more than "
+            f"{MAX_OPERATIONS}. Lower --num-microbatches."
+        )
     layers = sum(module.num_layers for module in profile.model.modules)
     if num_stages * num_chunks > layers:
         raise ConfigError(

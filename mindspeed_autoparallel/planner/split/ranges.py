@@ -90,18 +90,18 @@ class Chain:
         return start[mask], end[mask]
 
     def roomiest(self) -> tuple[int, list[int]]:
-        """The plan (layers done after each stage) that overruns its limits least, and by how much; 0 or less: it fits."""
-        counts, num = self.counts, self.problem.num_stages
+        """The least overrun of any plan's worst stage (0 or less: it fits), and that plan's layers done by stage."""
+        num = self.problem.num_stages
+        held = (self.counts[:, self._end] - self.counts[:, self._start]).T
         first = numpy.flatnonzero(numpy.diff(self._start, prepend=-1))
         least = numpy.full(self.num_layers + 1, NEVER)
         least[-1] = -NEVER
         ways = []
         for stage in range(num - 1, -1, -1):
-            held = (counts[:, self._end] - counts[:, self._start]).T
             used = numpy.full(len(held), NEVER)
             for peak in sorted({kind.transient for s in self.problem.segments for kind in s.kinds}):
                 each = numpy.array([
-                    min((kind.memory[stage] for kind in s.kinds if kind.transient <= peak), default=NEVER // 2**20)
+                    min((kind.memory[stage] for kind in s.kinds if kind.transient <= peak), default=NEVER // 2**10)
                     for s in self.problem.segments
                 ])  # fmt: skip
                 used = numpy.minimum(used, held @ each + numpy.where(held.any(axis=1), peak, 0))

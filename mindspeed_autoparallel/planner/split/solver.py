@@ -54,7 +54,9 @@ def solve(
     master = _Master(problem, ceil(bound))
     for cut in cuts:
         master.add(cut)
-    simple = _best_baseline(problem) if below is None else None
+    for placement in excluded:
+        master.forbid(placement)
+    simple = _best_baseline(problem) if below is None and not excluded else None
     best, best_time = (simple.placement, simple.step_time) if simple else (None, -1)
     lower, rounds = ceil(bound), 0
     while best is None or lower < best_time:

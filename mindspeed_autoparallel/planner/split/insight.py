@@ -1,0 +1,65 @@
+"""What limits a plan, what more memory or more microbatches would gain, and the least memory that has a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.ranges import Chain, is_chain
+from mindspeed_autoparallel.planner.split.solution import SplitSolution, stage_times, step_of
+from mindspeed_autoparallel.planner.split.solver import fits_within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Where the step goes on its critical path, and where memory costs time."""
+
+    slowest_stage: int
+    """The stage that holds the largest share of the critical path."""
+    share_of_stage: tuple[float, ...]
+    """Of the step, by stage: its computation on the critical path."""
+    share_of_messages: float
+    recomputing_stages: tuple[int, ...]
+    """Stages that run layers in a slower way to fit."""
+
+
+def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
+    """The shares add up to 1, host time per operation counted with the stage that spends it."""
+    step = step_of(problem, solution.placement)
+    forward, backward = stage_times(problem, solution.placement)
+    spent = [0.0] * problem.num_stages
+    for v in range(problem.num_virtual):
+        operations = step.num_forwards[v] + step.num_backwards[v]
+        spent[v % problem.num_stages] += (
+            step.num_forwards[v] * forward[v] + step.num_backwards[v] * backward[v] + operations * problem.per_operation
+        )
+    whole = step.step_time or 1
+    slower = {
+        v % problem.num_stages
+        for kinds in solution.placement for row in kinds[1:] for v, count in enumerate(row) if count
+    }  # fmt: skip
+    return Limits(
+        slowest_stage=max(range(problem.num_stages), key=spent.__getitem__),
+        share_of_stage=tuple(time / whole for time in spent), share_of_messages=1 - sum(spent) / whole,
+        recomputing_stages=tuple(sorted(slower)),
+    )  # fmt: skip
+
+
+def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: float = 60.0) -> int:
+    """By how much every stage's limit must rise at least for a plan to fit; 0 or less: one fits as it is.
+
+    Exact for chains; else up to ``resolution`` too high, by bisection with the integer solver, which raises
+    ``StoppedEarly`` when ``time_limit_s`` is not enough for one of its questions.
+    """
+    if is_chain(problem):
+        return Chain(problem).roomiest()[0]
+    low, high = -1, sum(
+        s.num_layers * max(max(k.memory) for k in s.kinds) + max(k.transient for k in s.kinds) for s in problem.segments
+    ) + max(problem.fixed_memory, default=0)  # fmt: skip
+    while low + resolution < high:
+        middle = (low + high) // 2
+        if fits_within(problem, middle, time_limit_s):
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,286 @@
+"""The split command: MindSpeed's file means what it means there, the JSON, no plan, bad input."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.planner.split import SplitProblem, solve
+from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
+from mindspeed_autoparallel.profiles import read_profile
+
+P2P_GIB_PER_S = 25.0
+SEQUENCE, MICRO_BATCH, HIDDEN = 1024, 2, 4096
+BLOCKS = {
+    "vit_pre": (2.0, 3.0, 10, [5, 20, 10]), "vit": (4.0, 9.0, 100, [10, 40, 20]), "vit_post": (1.0, 2.0, 20, [8, 32, 16]),
+    "llm_pre": (0.5, 1.0, 30, [50, 200, 100]), "llm": (7.0, 15.0, 300, [30, 90, 60]), "llm_post": (5.0, 10.0, 200, [50, 200, 100]),
+}  # fmt: skip
+CONTENT: dict[str, Any] = {
+    **{
+        name: {"fwd_time": forward, "bwd_time": backward, "act_mem": memory, "module_param": state}
+        for name, (forward, backward, memory, state) in BLOCKS.items()
+    },
+    "image_encoder": {"vision_encoder": {"num_layers": 4}},
+    "text_decoder": {"num_layers": 6, "hidden_size": HIDDEN, "seq_length": SEQUENCE},
+    "micro_batch_size": MICRO_BATCH,
+    "grad_acc_step": 8,
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model_profile.json"
+    path.write_text(json.dumps(CONTENT))
+    return path
+
+
+def command(file: Path, **changes: Any) -> list[str]:
+    options = {"pipeline-size": 3, "num-microbatches": 5, "memory-limit-mib": 6000} | {
+        key.replace("_", "-"): value for key, value in changes.items()
+    }
+    return ["split", "--profile", str(file), *(f"--{key}={value}" for key, value in options.items())]
+
+
+def split(file: Path, capsys: pytest.CaptureFixture[str], *flags: str, code: int = 0, **changes: Any) -> dict[str, Any]:
+    assert main([*command(file, **changes), "--json", *flags]) == code
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def by_hand(result: dict[str, Any], stage: int, microbatches: int) -> tuple[float, float, float]:
+    """Forward ms, backward ms and MiB of a stage, from the file's numbers and MindSpeed's rules alone."""
+    stages = len(result["stage_memory_mib"])
+    in_flight = min(stages - stage, microbatches)
+    forward = backward = activations = recomputed = static = 0.0
+    for module in ("vit", "llm"):
+        layers, again = result["placement"][module][stage], result["recompute"][module][stage]
+        held = [module] * layers
+        if layers and not any(result["placement"][module][:stage]):
+            held.append(f"{module}_pre")
+        if layers and not any(result["placement"][module][stage + 1 :]):
+            held.append(f"{module}_post")
+        for name in held:
+            time, back, memory, state = BLOCKS[name]
+            forward, backward, activations, static = (
+                forward + time, backward + back, activations + memory, static + sum(state),
+            )  # fmt: skip
+        recomputed += again * BLOCKS[module][2]
+        backward += again * BLOCKS[module][0]
+    return forward, backward, (activations - recomputed) * (in_flight - 1) + activations + static
+
+
+@pytest.mark.parametrize("limit", [2000, 2600, 6000])
+def test_mindspeeds_file_means_what_it_means_there(
+    file: Path, capsys: pytest.CaptureFixture[str], limit: int
+) -> None:
+    result = split(file, capsys, memory_limit_mib=limit)
+    assert result["status"] == "optimal"
+    assert result["step_time_ms"] == result["lower_bound_ms"]
+    assert sum(result["placement"]["vit"]) == 4
+    assert sum(result["placement"]["llm"]) == 6
+    stages = [by_hand(result, stage, 5) for stage in range(3)]
+    assert result["stage_memory_mib"] == pytest.approx([memory for _, _, memory in stages])
+    assert max(result["stage_memory_mib"]) <= limit
+    assert any(result["recompute"]["llm"]) == (limit < 6000)
+    # 1F1B, written out: every operation waits for its stage's last one and for its neighbour's message.
+    link = SEQUENCE * MICRO_BATCH * HIDDEN * 2 / (P2P_GIB_PER_S * 2**30) * 1000
+    ends: dict[tuple[str, int, int], float] = {}
+    free = [0.0] * 3
+    orders = []
+    for stage in range(3):
+        warmup = min(5, 2 - stage)
+        order = [("F", m) for m in range(warmup)]
+        for m in range(5 - warmup):
+            order += [("F", warmup + m), ("B", m)]
+        orders.append(order + [("B", m) for m in range(5 - warmup, 5)])
+    while any(orders):
+        for stage, order in enumerate(orders):
+            while order:
+                kind, m = order[0]
+                other = stage - 1 if kind == "F" else stage + 1
+                if 0 <= other < 3 and (kind, other, m) not in ends:
+                    break
+                arrived = ends[kind, other, m] + link if 0 <= other < 3 else 0.0
+                free[stage] = ends[kind, stage, m] = max(free[stage], arrived) + stages[stage][kind == "B"]
+                order.pop(0)
+    assert result["step_time_ms"] == pytest.approx(max(free), abs=1e-3)
+
+
+def test_json_has_every_key_and_lists_of_pipeline_length(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = split(file, capsys)
+    assert list(result) == [
+        "status", "step_time_ms", "lower_bound_ms", "placement", "recompute", "stage_memory_mib", "rounds",
+        "solve_seconds", "baselines", "limits",
+    ]  # fmt: skip
+    assert set(result["baselines"]) == {"even", "greedy"}
+    for plan in (result, *result["baselines"].values()):
+        for row in (*plan["placement"].values(), *plan["recompute"].values()):
+            assert len(row) == 3
+    assert all(plan["step_time_ms"] >= result["step_time_ms"] for plan in result["baselines"].values() if plan["fits"])
+    limits = result["limits"]
+    assert sum(limits["share_of_stage"]) + limits["share_of_messages"] == pytest.approx(1, abs=1e-3)
+    assert limits["share_of_stage"][limits["slowest_stage"]] == max(limits["share_of_stage"])
+
+
+def test_pipeline_of_one_stage_is_planned(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = split(file, capsys, pipeline_size=1, num_microbatches=3)
+    assert result["placement"] == {"vit": [4], "llm": [6]}
+    forward, backward, memory = by_hand(result, 0, 3)
+    assert result["step_time_ms"] == pytest.approx(3 * (forward + backward))
+    assert result["stage_memory_mib"] == pytest.approx([memory])
+
+
+def test_slower_links_cost_time(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert split(file, capsys, p2p_gbps=1)["step_time_ms"] > split(file, capsys)["step_time_ms"]
+
+
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}])
+def test_where_nothing_fits_the_smallest_limit_that_has_a_plan_is_told(
+    file: Path, capsys: pytest.CaptureFixture[str], schedule: dict[str, Any]
+) -> None:
+    result = split(file, capsys, code=3, memory_limit_mib=500, **schedule)
+    assert result["status"] == "infeasible"
+    needed = result["smallest_memory_limit_mib"]
+    assert str(needed) in result["reason"]
+    assert split(file, capsys, memory_limit_mib=needed, **schedule)["status"] == "optimal"
+    slack = 0 if not schedule else 1
+    assert split(file, capsys, code=3, memory_limit_mib=needed - 1 - slack, **schedule)["status"] == "infeasible"
+    assert main(command(file, memory_limit_mib=500, **schedule)) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("InfeasiblePlan: no plan fits in 500 MiB")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}])
+def test_next_best_plans_differ_and_follow_in_order(
+    file: Path, capsys: pytest.CaptureFixture[str], schedule: dict[str, Any]
+) -> None:
+    result = split(file, capsys, "--top-k=6", memory_limit_mib=2600, **schedule)
+    assert result["alternatives_proved"]
+    plans = [result, *result["alternatives"]]
+    assert len(plans) == 6
+    assert len({json.dumps(plan["placement"]) for plan in plans}) == 6
+    steps = [plan["step_time_ms"] for plan in plans]
+    assert steps == sorted(steps)
+    assert max(max(plan["stage_memory_mib"]) for plan in plans) <= 2600
+
+
+def test_what_if_is_what_the_changed_command_says(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = split(file, capsys, "--what-if", memory_limit_mib=2000)
+    more, twice = result["what_if"]
+    assert more["step_time_ms"] == split(file, capsys, memory_limit_mib=3024)["step_time_ms"]
+    assert more["gain_fraction"] == pytest.approx(1 - more["step_time_ms"] / result["step_time_ms"], abs=1e-5)
+    assert twice["step_time_ms"] == split(file, capsys, memory_limit_mib=2000, num_microbatches=10)["step_time_ms"]
+    assert 0 < twice["gain_fraction"] < 1
+    assert main([*command(file, memory_limit_mib=2000), "--what-if", "--top-k=3"]) == 0
+    text = capsys.readouterr().out
+    assert "one more GiB" in text
+    assert text.count("\nor ") == 2
+
+
+def test_same_input_and_seed_give_the_same_plan(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for schedule in ({}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}):
+        results = [split(file, capsys, "--seed=3", memory_limit_mib=3000, **schedule) for _ in range(3)]
+        for result in results:
+            del result["solve_seconds"]
+        assert results[0] == results[1] == results[2]
+
+
+def test_our_own_profile_is_split_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_profile().write(tmp_path / "profile.json")
+    result = split(tmp_path / "profile.json", capsys, pipeline_size=2, num_microbatches=4)
+    assert result["status"] == "optimal"
+    assert all(len(row) == 2 for row in result["placement"].values())
+
+
+def edited(*path: str, to: Any) -> dict[str, Any]:
+    content = copy.deepcopy(CONTENT)
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    if to is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = to
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (edited("llm", "fwd_time", to=-1.0), "llm.fwd_time"),
+        (edited("llm", "bwd_time", to=math.nan), "llm.bwd_time"),
+        (edited("vit", "fwd_time", to=math.inf), "vit.fwd_time"),
+        (edited("vit", "act_mem", to="100"), "vit.act_mem"),
+        (edited("vit", "act_mem", to=None), "vit.act_mem"),
+        (edited("llm", "module_param", to=[1, 2]), "module_param"),
+        (edited("llm_post", to=None), "llm_post"),
+        (edited("text_decoder", to=None), "text_decoder"),
+        (edited("text_decoder", "num_layers", to=0), "num_layers"),
+        (edited("text_decoder", "num_layers", to=math.nan), "num_layers"),
+        (edited("text_decoder", "num_layers", to=math.inf), "num_layers"),
+        (edited("text_decoder", "num_layers", to=2.5), "num_layers"),
+        (edited("text_decoder", "num_layers", to=10**6), "num_layers"),
+        (edited("micro_batch_size", to=0), "micro_batch_size"),
+        (edited("llm", "fwd_time", to=1e300), "too long"),
+        ([1, 2], ""),
+    ],
+)  # fmt: skip
+def test_impossible_profile_is_one_line_and_exit_code_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: Any, says: str
+) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(content))
+    assert main(command(tmp_path / "p.json")) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pipeline_size": 11}, "more than the 10 layers"),
+        ({"pipeline_size": 0}, "at least 1"),
+        ({"num_microbatches": 0}, "at least 1"),
+        ({"num_microbatches": -4}, "at least 1"),
+        ({"num_microbatches": 10**9}, "operations"),
+        ({"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 2}, "microbatches"),
+        ({"virtual_pipeline_size": 2}, "interleaved"),
+        ({"memory_limit_mib": 0}, "memory-limit-mib"),
+        ({"memory_limit_mib": "nan"}, "memory-limit-mib"),
+        ({"memory_limit_mib": "inf"}, "memory-limit-mib"),
+        ({"memory_limit_mib": -1}, "memory-limit-mib"),
+        ({"p2p_gbps": 0}, "bandwidth"),
+        ({"p2p_gbps": "nan"}, "bandwidth"),
+        ({"time_limit_s": 0}, "time-limit-s"),
+        ({"top_k": 0}, "top-k"),
+        ({"seed": -1}, "seed"),
+    ],
+)  # fmt: skip
+def test_impossible_number_is_one_line_and_exit_code_two(
+    file: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
+) -> None:
+    assert main(command(file, **changes)) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_problem_keeps_the_files_numbers_to_the_nanosecond_and_byte(file: Path) -> None:
+    problem: SplitProblem = problem_from_profile(
+        read_profile(file, p2p_gbps=P2P_GIB_PER_S), num_stages=2, num_microbatches=4, memory_limit_mib=9000
+    )
+    layer = next(segment for segment in problem.segments if segment.name == "llm")
+    assert (layer.forward, layer.backward) == (7_000_000, 15_000_000)
+    plain, again = layer.kinds
+    assert again.extra_backward == 7_000_000
+    assert plain.memory == ((300 * 2 + 180) * 2**20, (300 + 180) * 2**20)
+    assert again.memory == ((300 + 180) * 2**20, (300 + 180) * 2**20)
+    assert solve(problem).status == "optimal"
