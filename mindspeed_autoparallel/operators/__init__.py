@@ -2,9 +2,10 @@
 
 from typing import Any
 
-__all__ = ["global_batch_size", "preset_graph", "search_graph", "search_strategies"]
+__all__ = ["derive_megatron", "global_batch_size", "preset_graph", "search_graph", "search_strategies"]
 
 _HOMES = {
+    "derive_megatron": "lowering.megatron",
     "global_batch_size": "config",
     "preset_graph": "presets",
     "search_graph": "strategies",

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
 from mindspeed_autoparallel.operators.search.pins import Pins
 from mindspeed_autoparallel.operators.strategies import OperatorPlan
+from mindspeed_autoparallel.units import format_bytes
 
 
 def search_configured(
@@ -66,6 +67,16 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
     return lines
 
 
+def _products(plan: OperatorPlan) -> list[str]:
+    """A line per matrix product; those of repeated layers that are cut alike are one line with their number."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, parts in plan.degrees().items():
+        cuts = ", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut"
+        alike.setdefault((plan.decisions.graph.nodes[name].role or name, cuts), []).append(name)
+    counted = [(names[0] + (f" x{len(names)}" if len(names) > 1 else ""), cuts) for (_, cuts), names in alike.items()]
+    return [f"{label:32} {cuts}" for label, cuts in counted]
+
+
 class SearchResult:
     """A plan with the Megatron configuration derived from it, or the reason why there is none."""
 
@@ -93,14 +104,10 @@ class SearchResult:
         plan = self.plan
         dp, mp = plan.dp_mp()
         sent = sum(forward + backward for forward, backward in plan.edge_bytes().values())
-        products = [
-            f"{name:32} " + (", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut")
-            for name, parts in plan.degrees().items()
-        ]
         return [
-            *products,
+            *_products(plan),
             f"{plan.search_mode} on {plan.devices} devices: stages {plan.stages}, data parallel {dp}, "
-            f"model parallel {mp}; {sent / 1e9:.2f} GB sent per device and step; searched in {plan.search_s:.2f} s",
+            f"model parallel {mp}; {format_bytes(sent)} sent per device and step; searched in {plan.search_s:.2f} s",
             *(self.megatron.lines() if self.megatron else [f"Megatron: none: {self.reason}"]),
             *(f"note: {note}" for note in plan.notes),
         ]

@@ -6,12 +6,13 @@ from typing import Any
 
 from mindspeed_autoparallel.report.markup import element, text
 from mindspeed_autoparallel.report.style import NUM_COLOURS
+from mindspeed_autoparallel.units import format_bytes
 
 Group = dict[str, Any]
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 210, 46, 40, 36, 8
 _CHIP_HEIGHT = 16
-_LABEL = 70
+_LABEL = 120
 """Room at the right for labels of edges that pass beside the boxes."""
 _LETTER = 6.6
 """Width of a letter, for chips and for shortening names."""
@@ -84,7 +85,7 @@ def _edge(start: tuple[float, float], end: tuple[float, float], given: Group, be
     path = element("path", d=drawn, stroke_width=2.5 if sent else 1.2, class_="sent" if sent else "plain")
     if not sent:
         return path
-    label = f"{given['forward_bytes'] / 1e6:,.0f} + {given['backward_bytes'] / 1e6:,.0f} MB"
+    label = f"{format_bytes(given['forward_bytes'])} + {format_bytes(given['backward_bytes'])}"
     return path + element("text", text(label), x=f"{label_x:g}", y=f"{label_y:g}", class_="soft")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from mindspeed_autoparallel.report.markup import colour, element, legend, percent, table, text
 from mindspeed_autoparallel.report.operator_graph import draw_graph
 from mindspeed_autoparallel.report.style import CSS
+from mindspeed_autoparallel.units import format_bytes, format_us
 
 Data = dict[str, Any]
 
@@ -77,8 +78,8 @@ def _tiles(values: Data) -> str:
     sent = values["forward_bytes"] + values["backward_bytes"]
     tiles = [
         ("Most products", f"{values['data_parallel']} x {values['model_parallel']}", "data parallel x model parallel"),
-        ("Sent per step", f"{sent / 1e9:.2f} GB", "by one device, forward and backward"),
-        ("Backward", f"{values['backward_bytes'] / 1e9:.2f} GB", "of it, gradients of weights included"),
+        ("Sent per step", format_bytes(sent), "by one device, forward and backward"),
+        ("Backward", format_bytes(values["backward_bytes"]), "of it, gradients of weights included"),
         ("Search", f"{values['search_s']:.2f} s", values["search_mode"].replace("_", " ")),
     ]
     if values["megatron"]:
@@ -100,7 +101,8 @@ def _tiles(values: Data) -> str:
 def _graph(values: Data, colours: dict[str, int]) -> str:
     note = (
         "From inputs to output; equal operators of repeated layers are drawn once, with their number. A chip per axis "
-        "that is cut and into how many parts. Coloured edges carry a redistribution: forward + backward MB."
+        "that is cut and into how many parts. Coloured edges carry a redistribution: what one device "
+        "sends in forward + backward."
     )
     return (
         element("p", text(note), class_="sub")
@@ -112,14 +114,13 @@ def _graph(values: Data, colours: dict[str, int]) -> str:
 def _operators(values: Data, colours: dict[str, int]) -> str:
     header = ["operator", "equal ones", "kind", "output"]
     header += [f"cut {d + 1} / {n}" for d, n in enumerate(values["mesh"])]
-    header += ["share of a device", "forward MB", "backward MB"]
+    header += ["share of a device", "sent forward", "backward"]
     rows = [
         [
             text(group["name"]), text(group["count"]), text(group["kind"]), text(" x ".join(map(str, group["shape"]))),
             *(element("span", text(cut), class_=f"chip {colour(colours[cut])}") if cut else "–"
               for cut in group["cuts"]),
-            percent(group["local_share"]), f"{group['forward_bytes'] / 1e6:,.2f}",
-            f"{group['backward_bytes'] / 1e6:,.2f}",
+            percent(group["local_share"]), format_bytes(group["forward_bytes"]), format_bytes(group["backward_bytes"]),
         ]
         for group in values["groups"]
     ]  # fmt: skip
@@ -133,9 +134,8 @@ def _megatron(values: Data) -> str:
         return element("p", text(values["megatron_reason"] or "No configuration was derived."))
     plan, uniform = given["plan_cost"], given["uniform_cost"]
     rows = [
-        [text(name), f"{cost['compute_us'] / 1000:,.2f}", f"{cost['communication_us'] / 1000:,.2f}",
-         f"{cost['total_us'] / 1000:,.2f}", f"{cost['sent_bytes'] / 1e9:,.2f}",
-         f"{cost['parameter_bytes'] / 2**30:,.2f}"]
+        [text(name), *(format_us(cost[key]) for key in ("compute_us", "communication_us", "total_us")),
+         *(format_bytes(cost[key]) for key in ("sent_bytes", "parameter_bytes"))]
         for name, cost in (("plan per operator", plan), ("uniform", uniform))
     ]  # fmt: skip
     roles = ", ".join(f"{dim['devices']} {dim['role']} ({percent(dim['share'], 0)})" for dim in given["mesh_dims"])
@@ -143,7 +143,7 @@ def _megatron(values: Data) -> str:
         f"Mesh dims by the vote of the operators' FLOPs: {roles or 'none'}. {given['operators_changed']} operators are "
         "cut otherwise than in the plan."
     )
-    header = ["", "compute ms", "communication ms", "step ms", "GB sent", "GiB of weights"]
+    header = ["", "compute", "communication", "step", "sent", "weights of a device"]
     return (
         element("p", text(sentence), class_="sub")
         + table(header, rows, range(1, 6))

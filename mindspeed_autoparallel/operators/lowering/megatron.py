@@ -26,6 +26,7 @@ from mindspeed_autoparallel.operators.search.recursive import carried_axes
 from mindspeed_autoparallel.operators.search.state import Decisions
 from mindspeed_autoparallel.operators.strategies import OperatorPlan
 from mindspeed_autoparallel.spec import Layout
+from mindspeed_autoparallel.units import format_bytes, format_us
 
 _RESULT_NAMES = {DATA: "DP", TENSOR: "TP", CONTEXT: "CP"}
 
@@ -90,16 +91,19 @@ class MegatronConfiguration:
     def lines(self) -> list[str]:
         """For the terminal: the configuration, its price, its flags."""
         plan, uniform = self.plan_cost, self.uniform_cost
+        sign = "" if self.extra_us < 0 else "+"
         cheaper = (
-            " (cheaper: a plan cuts one mesh dim after another and is no joint optimum)" if self.extra_us < 0 else ""
+            " (cheaper: a search takes one mesh dim at a time and prices the readers of a tensor apart)"
+            if self.extra_us < 0
+            else ""
         )
         relative = self.extra_us / plan.total_us * 100 if plan.total_us else 0.0
         return [
             f"Megatron: {self.layout.label()}, global batch {self.global_batch_size}",
-            f"  uniform costs {self.extra_us / 1000:+.2f} ms ({relative:+.1f} %) per step by the cost model{cheaper}: "
-            f"{plan.total_us / 1000:.2f} -> {uniform.total_us / 1000:.2f} ms, "
-            f"{plan.sent_bytes / 1e9:.2f} -> {uniform.sent_bytes / 1e9:.2f} GB sent and "
-            f"{plan.parameter_bytes / 2**30:.2f} -> {uniform.parameter_bytes / 2**30:.2f} GiB of weights per device; "
+            f"  uniform costs {sign}{format_us(self.extra_us)} ({relative:+.1f} %) by the cost model{cheaper}: "
+            f"{format_us(plan.total_us)} -> {format_us(uniform.total_us)}, "
+            f"{format_bytes(plan.sent_bytes)} -> {format_bytes(uniform.sent_bytes)} sent and "
+            f"{format_bytes(plan.parameter_bytes)} -> {format_bytes(uniform.parameter_bytes)} of weights per device; "
             f"{self.num_changed} operators change",
             "  " + " ".join(self.flags()),
             *(f"  note: {note}" for note in self.notes),
