@@ -31,6 +31,13 @@ def asked_device(arguments: argparse.Namespace) -> Device | None:
     return find_device(name, own)
 
 
+def kind_of(device: Device) -> str:
+    """``npu``, ``cuda`` or ``cpu``: what Megatron's features are asked about."""
+    if device.name == "CPU":
+        return "cpu"
+    return "npu" if "ascend" in device.name.lower() else "cuda"
+
+
 def computed_profile(
     arguments: argparse.Namespace,
     description: Description,

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.cost.catalogue import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
 from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free
+from mindspeed_autoparallel.runtime.search.analytic import asked_device, kind_of
 from mindspeed_autoparallel.runtime.tuning.lock import only_one
 from mindspeed_autoparallel.runtime.tuning.request import SEED_MINIMUM_RANKS, TuningRequest, read_request
 
@@ -55,6 +57,10 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
         )
     request = read_request(arguments)
     voice = Voice(request.log_level)
+    target = asked_device(arguments)
+    if request.node_rank > 0 and target is not None:
+        voice.info(f"node {request.node_rank}: nothing is measured with --profile-source analytic; node 0 works alone")
+        sys.exit(0)
     if request.node_rank > 0:
         num_launches = run_agent(
             node_rank=request.node_rank, num_nodes=request.num_nodes,
@@ -66,16 +72,18 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
         sys.exit(0)
     with only_one(request.work_dir):
         try:
-            _tune(request, arguments, voice)
+            _tune(request, arguments, voice, target)
         except KeyboardInterrupt:
             voice.warning(f"interrupted; finished traces and measurements are kept in {request.work_dir}")
             sys.exit(130)
     sys.exit(0)
 
 
-def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice) -> None:
+def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, target: Device | None) -> None:
+    """``target``: a device of the catalogue that times are computed for, where nothing is to be measured."""
     from mindspeed_autoparallel.runtime.devices import current_device
     from mindspeed_autoparallel.runtime.tuning.calibration import Calibration
+    from mindspeed_autoparallel.runtime.tuning.computed import Computed, marked
     from mindspeed_autoparallel.runtime.tuning.dimensions import plan_search
     from mindspeed_autoparallel.runtime.tuning.launches import Launches
     from mindspeed_autoparallel.runtime.tuning.modelling import families
@@ -85,7 +93,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice) -
 
     device = current_device()
     base = KnowledgeBase(request.knowledge_file)
-    plan = plan_search(request, arguments, device.name)
+    plan = plan_search(request, arguments, device.name if target is None else kind_of(target))
     if not plan.points:
         raise ConfigError(
             f"no layout of {request.num_ranks} ranks is legal for this model: "
@@ -93,11 +101,12 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice) -
         )
     if request.num_ranks < SEED_MINIMUM_RANKS:
         voice.debug(f"{request.num_ranks} ranks: links between nodes play no part unless there are several nodes")
-    if request.num_nodes > 1:
+    num_nodes = request.num_nodes if target is None else 1
+    if num_nodes > 1:
         check_port_is_free(request.master_port)
         voice.info(f"waiting for {request.num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
     with Coordinator(
-        num_nodes=request.num_nodes, num_processes_per_node=request.num_processes_per_node,
+        num_nodes=num_nodes, num_processes_per_node=request.num_processes_per_node,
         master_addr=request.master_addr, master_port=request.master_port, log_dir=request.work_dir / "logs",
         join_timeout_s=request.launch_timeout_s,
     ) as coordinator:  # fmt: skip
@@ -105,19 +114,25 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice) -
         voice.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
         traces = Traces(request, plan)
         found = traces.take(launches, voice.info)
-        calibration = Calibration(request, traces, found, device, base)
+        calibration = (
+            Calibration(request, traces, found, device, base) if target is None
+            else Computed(request, traces, found, target, base)
+        )  # fmt: skip
         for point in calibration.failed:
             reason = str(found[point]["reason"]).strip().splitlines()[-1]
             plan.left_out[point.label()] = f"could not be traced: {reason}"
         covered = calibration.take(launches, voice.info)
         voice.info("stage 2 of 3: model")
-        kinds, prices = families(calibration, plan, arguments, _capacity(request, device))
+        kinds, prices = families(calibration, plan, arguments, _capacity(request, device, target))
+        if target is not None:
+            kinds = marked(kinds)
         voice.info("stage 3 of 3: search")
         picks, outcome, space = recommend(request, plan, kinds, prices, arguments)
         about: dict[str, Any] = {
             "ranks": request.num_ranks,
             "devices_per_node": request.devices_per_node,
             "device": calibration.device_name,
+            "profile_source": "measured" if target is None else "analytic",
             "launches": launches.records,
             "num_device_launches": launches.num_on_devices,
             "knowledge": {
@@ -140,7 +155,9 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice) -
             "notes": sorted(set(calibration.notes)),
         }  # fmt: skip
         result = write(request.work_dir, picks, about)
-        if request.verify:
+        if request.verify and target is not None:
+            voice.warning("--auto-tuning-verify needs devices and is left out with --profile-source analytic")
+        elif request.verify:
             from mindspeed_autoparallel.runtime.tuning.verification import verify
 
             result["verified"] = verify(request, picks, launches, voice.info)
@@ -150,10 +167,12 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice) -
     voice.info(f"result: {request.work_dir / RESULT_FILE}; page: {request.work_dir / PAGE_FILE}")
 
 
-def _capacity(request: TuningRequest, device: Any) -> int:
+def _capacity(request: TuningRequest, device: Any, target: Device | None) -> int:
     if request.memory_limit_bytes is not None:
         # The reserve is the user's own business then.
         return int(request.memory_limit_bytes / 0.94) + 1
+    if target is not None:
+        return int(target.memory_gib * 2**30)
     capacity = int(device.total_memory_bytes())
     shared = device.name == "cpu" and "LOCAL_WORLD_SIZE" not in os.environ
     return capacity // request.num_processes_per_node if shared else capacity

@@ -1,0 +1,97 @@
+"""Sends measured rows through the ``predict`` command and compares its answers, as a user of the command would.
+
+    python docs/validation/auto_tuning/predict_rows.py DATA.json
+
+Prints the time of 1,500 requests, errors and ranking by data group, and the memory of two published expert models that
+``DATA.json`` lists without their number of devices or sizes (taken from the models' own configuration files).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.tuning.measured_rows import request_of_row
+from mindspeed_autoparallel.tuning.scoreboard import measured_peak_gib, measured_step_ms, ranking_by_group
+
+NUM_TIMED = 1500
+MIXTRAL_8X22B = {
+    "id": "Mixtral-8x22B, last stage, H100 and A100: 26.57 and 26.23 GiB",
+    "model": {"type": "moe", "num_layers": 56, "hidden": 6144, "heads": 48, "kv_heads": 8, "ffn": 16384, "seq": 4096,
+              "vocab": 32000, "swiglu": True, "num_experts": 8, "topk": 2},
+    "hw": {"gpu": "H100", "num_gpus": 128, "gpus_per_node": 8},
+    "parallel": {"tp": 2, "pp": 8, "ep": 8, "sp": True, "dist_opt": True},
+    "train": {"gbs": 256, "mbs": 1, "recompute": "none"},
+}  # fmt: skip
+QWEN3_30B = {
+    "id": "Qwen3-30B-A3B, 16 H100: 24713.8 ms, 62.17 GiB",
+    "model": {"type": "moe", "num_layers": 48, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_size": 128,
+              "ffn": 6144, "moe_ffn": 768, "seq": 4096, "vocab": 151936, "swiglu": True, "num_experts": 128, "topk": 8},
+    "hw": {"gpu": "H100", "num_gpus": 16, "gpus_per_node": 8},
+    "parallel": {"tp": 1, "ep": 16},
+    "train": {"gbs": 1024, "mbs": 1},
+}  # fmt: skip
+
+
+def ask(requests: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
+    """The command's answers and its seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "requests.json"
+        file.write_text(json.dumps({"requests": requests}))
+        command = [sys.executable, "-m", "mindspeed_autoparallel", "predict", "--requests", str(file), "--json"]
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)["predictions"], time.perf_counter() - begin
+
+
+def main() -> None:
+    """Asks and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    rows = json.loads(parser.parse_args().data.read_text())["rows"]
+    asked = [(row, request) for row in rows if (request := request_of_row(row)) is not None]
+    requests = [request for _, request in asked]
+    answers, _ = ask(requests)
+    _, seconds = ask((requests * (NUM_TIMED // len(requests) + 1))[:NUM_TIMED])
+    print(f"{NUM_TIMED} requests in {seconds:.1f} s")
+    times: dict[str, list[Any]] = defaultdict(list)
+    peaks: dict[str, list[float]] = defaultdict(list)
+    for (row, _), answer in zip(asked, answers, strict=True):
+        if answer["status"] == "error":
+            continue
+        step, peak = measured_step_ms(row), measured_peak_gib(row)
+        if step:
+            times[row["group"]].append((row, answer["step_time_ms"], step))
+        if peak and peak > 10:
+            # Some sources log the last rank only.
+            last = "mem_max_allocated_bytes" in row["measured"]
+            predicted = answer["stages"][-1]["peak_memory_gib"] if last else answer["peak_memory_gib"]
+            peaks[row["group"]].append(predicted / peak - 1)
+    for group, compared in sorted(times.items()):
+        errors = [abs(predicted / measured - 1) for _, predicted, measured in compared]
+        ranking = ranking_by_group(compared)
+        print(
+            f"{group:24s} step time {len(errors):4d} rows, mean error {sum(errors) / len(errors):7.2%}, best plan in "
+            f"top three {ranking['top3_hits']}/{ranking['groups']}, mean regret {ranking['mean_regret']:.2%}"
+        )
+    for group, found in sorted(peaks.items()):
+        print(
+            f"{group:24s} peak above 10 GiB {len(found):3d} rows, mean error "
+            f"{sum(map(abs, found)) / len(found):.2%}, lowest {min(found):+.2%}, highest {max(found):+.2%}"
+        )
+    for answer in ask([MIXTRAL_8X22B, QWEN3_30B])[0]:
+        print(
+            f"{answer['id']}: predicted {answer['step_time_ms']:.1f} ms, last stage "
+            f"{answer['stages'][-1]['peak_memory_gib']:.2f} GiB"
+        )
+
+
+if __name__ == "__main__":
+    main()

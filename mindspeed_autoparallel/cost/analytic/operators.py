@@ -1,0 +1,82 @@
+"""Time of one traced operator on a device of the catalogue: the longer of its arithmetic and its memory traffic."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us, product_us
+from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+from mindspeed_autoparallel.profiles.knowledge import Operator
+
+_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
+    "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+_FULL_RATE = ("bfloat16", "float16")
+_SLOWER_IN_FULL_PRECISION = 2.0
+"""fp32 products run on the same units at half of the rate or less."""
+_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+
+Tensor = tuple[tuple[int, ...], str]
+
+
+def operator_us(device: Device, efficiency: Efficiency, operator: Operator) -> float:
+    """Microseconds of one call of ``operator`` (as a trace writes it) without what the host takes to start it."""
+    tensors = list(_tensors(operator))
+    if not tensors:
+        return memory_pass_us(device, efficiency, _new_bytes(operator))
+    traffic = memory_pass_us(device, efficiency, _moved_bytes(tensors))
+    return max(traffic, _arithmetic_us(device, efficiency, operator.name, tensors))
+
+
+def _arithmetic_us(device: Device, efficiency: Efficiency, name: str, tensors: list[Tensor]) -> float:
+    if name.startswith(_PRODUCTS):
+        # A bias or an accumulated result comes before the two factors.
+        (left, dtype), (right, _) = tensors[-2:]
+        batch = math.prod(left[:-2])
+        rate = 1.0 if dtype in _FULL_RATE else _SLOWER_IN_FULL_PRECISION
+        # A batch of products fills the device together.
+        return rate * product_us(device, efficiency, batch * left[-2], right[-1], left[-1])
+    if "attention" in name:
+        shapes = [(shape, dtype) for shape, dtype in tensors if len(shape) == 4]
+        if len(shapes) < 3:
+            return 0.0
+        (query, dtype), (key, _) = shapes[0], shapes[1]
+        if "backward" in name:
+            (query, dtype), (key, _) = shapes[1], shapes[2]
+        operations = 4.0 * math.prod(query) * key[-2] * (2.5 if "backward" in name else 1.0)
+        rate = 1.0 if dtype in _FULL_RATE else _SLOWER_IN_FULL_PRECISION
+        return rate * operations / (device.peak_tflops * 1e6 * efficiency.attention_fraction)
+    return 0.0
+
+
+def _moved_bytes(tensors: list[Tensor]) -> float:
+    """Every argument is read, and a result as large as the largest of them is written."""
+    sizes = [math.prod(shape) * _BYTES.get(dtype, 4) for shape, dtype in tensors]
+    return sum(sizes) + max(sizes)
+
+
+def _new_bytes(operator: Operator) -> float:
+    return 4.0 * math.prod(operator.sizes) if operator.sizes else 0.0
+
+
+def _tensors(operator: Operator) -> Iterator[Tensor]:
+    sizes = iter(operator.sizes)
+    yield from _walk(json.loads(operator.signature), sizes)
+
+
+def _walk(value: Any, sizes: Iterator[int]) -> Iterator[Tensor]:
+    """Tensors of a signature, which holds their dtypes; ``sizes`` are consumed in the order they were written."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _walk(item, sizes)
+    elif isinstance(value, dict):
+        if "map" in value:
+            yield from _walk(list(value["map"].values()), sizes)
+        elif "size" in value:
+            next(sizes)
+        elif "dtype" in value:
+            yield tuple(next(sizes) for _ in value["order"]), str(value["dtype"])
