@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--servers", type=int, default=1, metavar="N")
     parser.add_argument("--micro-batch-num", type=int, default=1, metavar="N", help="Microbatches; bounds the stages.")
     parser.add_argument("--memory-gib", type=float, default=64.0, metavar="GIB", help="Memory of one device.")
+    parser.add_argument("--parameter-limit-gib", type=float, metavar="GIB", help="Weights of one device (exact).")
     parser.add_argument("--untied", action="store_true", help="Let repeated layers differ (exact, propagation).")
     parser.add_argument("--explain", metavar="OP", help="Costs of each cut of this operator, and mem_coeff to set.")
     parser.add_argument("--html", type=Path, metavar="FILE", help="Write a picture of the plan.")
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         pins=parse_pins(arguments.pin),
         pipeline=Pipeline(arguments.stages, arguments.servers, arguments.micro_batch_num, memory_bytes),
         tied=not arguments.untied,
+        parameter_limit_bytes=_limit(arguments.parameter_limit_gib),
     )
     result = SearchResult(plan)
     if arguments.html:
@@ -74,3 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(result.lines()))
     return 0
+
+
+def _limit(gib: float | None) -> int | None:
+    if gib is not None and not 0 < gib < float("inf"):
+        raise ConfigError(f"--parameter-limit-gib {gib}: give a positive number.")
+    return None if gib is None else int(gib * 2**30)

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.operators.strategies import SCHEMA_VERSION
 from mindspeed_autoparallel.planner.search import search
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
@@ -28,6 +29,11 @@ def read_candidate(path: Path) -> Layout:
     given = content.get("megatron") if isinstance(content, dict) else None
     if not isinstance(given, dict):
         raise ConfigError(f"{path} holds no Megatron configuration; write it with `operators --json`.")
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} has schema_version {content.get('schema_version')!r}; this release reads "
+            f"{SCHEMA_VERSION}. Search again."
+        )
     sizes: dict[str, Any] = {}
     for name, key in _SIZES.items():
         value = given.get(key)

@@ -16,11 +16,11 @@ from mindspeed_autoparallel.units import format_bytes
 
 
 def search_configured(
-    graph: Graph, devices: int, config: OperatorConfig, *, pins: Pins, pipeline: Pipeline, tied: bool = True
+    graph: Graph, devices: int, config: OperatorConfig, *, pins: Pins, pipeline: Pipeline, **options: Any
 ) -> OperatorPlan:
     """The plan of ``config``: data parallel (mode 0), pins spread (1) or searched (2).
 
-    Raises ``ConfigError`` where parallelism is switched off, or mode 1 has no pin.
+    ``options`` are further ones of ``search_graph``. Raises ``ConfigError`` where parallelism is switched off, or mode 1 has no pin.
     """
     if not config.use_parallel:
         raise ConfigError("use_parallel is false, so there is nothing to search. Set it to true.")
@@ -39,7 +39,7 @@ def search_configured(
         search_mode=mode,
         mem_coeff=config.mem_coeff,
         pins=pins,
-        tied=tied,
+        **options,
     )
 
 

@@ -141,6 +141,8 @@ def search_graph(
     if not (isinstance(mem_coeff, (int, float)) and 0 < mem_coeff < math.inf):
         raise ConfigError(f"mem_coeff={mem_coeff}: give a positive number, for example 0.1.")
     mesh = device_factors(devices)
+    if parameter_limit_bytes is not None and search_mode != "exact":
+        raise ConfigError(f"a limit of parameter bytes is kept by search_mode exact only, not by {search_mode}.")
     notes = []
     if search_mode == "recursive_programming" and set(mesh) - {2}:
         notes.append(f"{devices} devices are not a power of two: recursive_programming halves, so exact was used.")

@@ -72,6 +72,17 @@ def test_yaml_block_with_wrong_keys_or_values_is_refused(block, words):
         config_from_mapping(block, "file.yaml")
 
 
+def test_command_keeps_a_limit_of_weights_in_the_exact_mode_only(capfd):
+    command = ["operators", "--layers", "2", "--parameter-limit-gib"]
+    assert main([*command, "0.2", "--search-mode", "exact", "--json"]) == 0
+    weights = json.loads(capfd.readouterr().out)["megatron"]["plan_cost"]["parameter_bytes"]
+    assert 0 < weights <= 0.2 * 2**30
+    assert main([*command, "0.001", "--search-mode", "exact"]) == 3
+    assert main([*command, "0.2"]) == 2
+    assert "by search_mode exact only" in capfd.readouterr().err
+    assert main([*command, "-1"]) == 2
+
+
 def test_shapes_that_nothing_divides_are_searched_and_told():
     graph = Graph()
     graph.add(source("x", (7, 11)))

@@ -97,7 +97,11 @@ def test_command_prints_flags_for_a_script_and_json_that_the_planner_reads(tmp_p
     ("content", "words"),
     [
         ({}, "no Megatron configuration"),
-        ({"megatron": {"pipeline_model_parallel_size": 0}}, "pipeline_model_parallel_size must be a positive"),
+        ({"megatron": {}, "schema_version": 7}, "this release reads 1"),
+        (
+            {"megatron": {"pipeline_model_parallel_size": 0}, "schema_version": 1},
+            "pipeline_model_parallel_size must be a positive",
+        ),
     ],
 )
 def test_foreign_candidate_is_refused(tmp_path, content, words):
