@@ -1,74 +1,74 @@
-"""Time and proof of the inner problem on a synthetic profile shaped like Qwen2-VL-72B (32 + 80 layers).
+"""Time and proof of the inner problem, 32 + 80 layers, PP 2 to 16, 8 to 128 microbatches, tight to loose memory.
 
-python docs/validation/split/grid.py [seconds per case]   (one or two minutes)
+python docs/validation/split/grid.py [deep]   (a quarter of a minute; deep: PP 32 with 64 + 192 layers, a minute or two)
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from model import mindspeed_file, our_file
+
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import solve
 from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
-from mindspeed_autoparallel.profiles import read_profile
+from mindspeed_autoparallel.planner.split.insight import least_excess
+from mindspeed_autoparallel.profiles import Profile, read_profile
+from mindspeed_autoparallel.units import MIB
 
-# ms, MiB and [parameters, optimizer, gradients] in MiB: invented, in the proportions of that model at TP 4.
-BLOCKS = {
-    "vit_pre": (10, 20, 50, [20, 120, 40]),
-    "vit": (18, 36, 180, [40, 240, 80]),
-    "vit_post": (6, 12, 30, [100, 600, 200]),
-    "llm_pre": (3, 5, 40, [600, 1200, 600]),
-    "llm": (42, 85, 620, [420, 630, 420]),
-    "llm_post": (30, 60, 900, [600, 1200, 600]),
-}
-CASES = [(2, 8, 200_000), (4, 32, 120_000), (8, 8, 62_000), (8, 32, 62_000), (8, 128, 80_000), (16, 16, 40_000),
-         (16, 64, 40_000), (16, 128, 60_000)]  # fmt: skip
+LIMITS = ("tight", "half-tight", "medium", "half-loose", "loose")
+"""From 2 % above the least memory that has a plan to what keeps every layer whole, in even steps."""
 
 
-def profile_file(folder: Path) -> Path:
-    """A model_profile.json of the synthetic model."""
-    content: dict[str, object] = {
-        name: {"fwd_time": forward, "bwd_time": backward, "act_mem": memory, "module_param": state}
-        for name, (forward, backward, memory, state) in BLOCKS.items()
-    }
-    content["image_encoder"] = {"vision_encoder": {"num_layers": 32}}
-    content["text_decoder"] = {"num_layers": 80, "seq_length": 8192, "hidden_size": 8192}
-    content |= {"micro_batch_size": 1, "grad_acc_step": 32}
-    path = folder / "model_profile.json"
-    path.write_text(json.dumps(content))
-    return path
+def problem_of(profile: Profile, stages: int, microbatches: int, share: float) -> tuple[object, int]:
+    """The problem at ``share`` of the way from tight to loose, and its limit in MiB."""
+
+    def at(limit_mib: float) -> object:
+        return problem_from_profile(
+            profile, num_stages=stages, num_microbatches=microbatches, memory_limit_mib=limit_mib
+        )
+
+    start = at(2**20)
+    least = 2**20 + least_excess(start) / MIB
+    whole = sum(s.num_layers * max(s.kinds[0].memory) for s in start.segments) / MIB / stages
+    limit = round(1.02 * least + share * max(0.0, 1.5 * whole - 1.02 * least))
+    return at(limit), limit
 
 
 def main() -> None:
     """Print a row per case."""
-    limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    deep = sys.argv[1:] == ["deep"]
+    size = (64, 192) if deep else (32, 80)
+    pipelines = (32,) if deep else (2, 4, 8, 16)
+    batches = (8, 16, 32, 48, 64, 128, 256, 512) if deep else (8, 16, 32, 64, 128)
     seconds = []
+    print("profile    PP  microbatches  memory      limit_MiB  status    step_ms     gap_%  seconds  rounds")
     with tempfile.TemporaryDirectory() as folder:
-        profile = read_profile(profile_file(Path(folder)), tensor_size=4, p2p_gbps=25.0)
-    print("PP  microbatches  limit_MiB  status    step_ms   bound_ms    gap_%  seconds  rounds")
-    for stages, microbatches, memory in CASES:
-        problem = problem_from_profile(
-            profile, num_stages=stages, num_microbatches=microbatches, memory_limit_mib=memory
-        )
-        begin = time.perf_counter()
-        try:
-            found = solve(problem, time_limit_s=limit_s, num_workers=2)
-        except InfeasiblePlan:
-            print(f"{stages:2d} {microbatches:13d} {memory:10d}  infeasible {time.perf_counter() - begin:.2f} s")
-            continue
-        seconds.append(time.perf_counter() - begin)
-        gap = (1 - found.lower_bound / found.step_time) * 100
-        print(
-            f"{stages:2d} {microbatches:13d} {memory:10d}  {found.status:8s} {found.step_time / 1e6:9.1f} "
-            f"{found.lower_bound / 1e6:9.1f} {gap:8.3f} {seconds[-1]:8.2f} {found.rounds:7d}",
-            flush=True,
-        )
-    print(f"median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s")
+        files = {"MindSpeed": mindspeed_file(Path(folder), *size), "ours": our_file(Path(folder), *size)}
+        profiles = {name: read_profile(path, p2p_gbps=25.0) for name, path in files.items()}
+    for name, profile in profiles.items():
+        for stages in pipelines:
+            for microbatches in batches:
+                for index, memory in enumerate(LIMITS):
+                    problem, limit = problem_of(profile, stages, microbatches, index / (len(LIMITS) - 1))
+                    begin = time.perf_counter()
+                    try:
+                        found = solve(problem, time_limit_s=60.0)
+                    except InfeasiblePlan as error:
+                        print(f"{name:9s} {stages:3d} {microbatches:13d}  {memory:10s} {limit:10d}  {error}")
+                        continue
+                    seconds.append(time.perf_counter() - begin)
+                    gap = (1 - found.lower_bound / found.step_time) * 100
+                    print(
+                        f"{name:9s} {stages:3d} {microbatches:13d}  {memory:10s} {limit:10d}  {found.status:8s} "
+                        f"{found.step_time / 1e6:9.1f} {gap:8.4f} {seconds[-1]:8.3f} {found.rounds:7d}",
+                        flush=True,
+                    )
+    print(f"{len(seconds)} cases: median {statistics.median(seconds):.3f} s, worst {max(seconds):.3f} s")
 
 
 if __name__ == "__main__":

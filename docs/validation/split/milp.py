@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from grid import profile_file
+from model import mindspeed_file
 from ortools.math_opt.python import mathopt
 
 from mindspeed_autoparallel.planner.split import SplitProblem, solve
@@ -91,7 +91,7 @@ def main() -> None:
     """Print a row per case."""
     limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else 600.0
     with tempfile.TemporaryDirectory() as folder:
-        profile = read_profile(profile_file(Path(folder)), tensor_size=4, p2p_gbps=25.0)
+        profile = read_profile(mindspeed_file(Path(folder)), tensor_size=4, p2p_gbps=25.0)
     print("PP  microbatches  limit_MiB    MILP_s  status    MILP_ms  bound_ms   split_s  status   split_ms     ratio")
     for case in sys.argv[2:] or CASES:
         stages, microbatches, limit = map(int, case.split(","))

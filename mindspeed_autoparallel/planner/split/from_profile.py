@@ -21,7 +21,7 @@ def problem_from_profile(
     """Pre and post blocks sit with their module's first and last layer.
 
     Memory: MindSpeed's rule for MindSpeed's file; otherwise saved bytes times in-flight microbatches, plus state, plus
-    the largest transient. Raises ``ConfigError``.
+    the largest transient. Messages and host time as `plan` has them. Raises ``ConfigError``.
     """
     if not 0 < memory_limit_mib <= MAX_LIMIT_MIB:
         raise ConfigError(f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {memory_limit_mib:g}.")
@@ -66,6 +66,9 @@ def problem_from_profile(
     return SplitProblem(
         segments=tuple(segments), num_stages=num_stages, num_microbatches=num_microbatches, schedule=schedule,
         num_chunks=num_chunks, memory_limit=(limit,) * num_stages, link=(link,) * (num_stages * num_chunks - 1),
+        # MindSpeed's formulas let messages travel; a profile of ours is of a host that waits for them.
+        sends="eager" if mindspeed else profile.interleaved_sends if schedule == "interleaved" else "blocking",
+        per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
     )  # fmt: skip
 
 
