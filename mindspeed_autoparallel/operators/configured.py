@@ -20,7 +20,8 @@ def search_configured(
 ) -> OperatorPlan:
     """The plan of ``config``: data parallel (mode 0), pins spread (1) or searched (2).
 
-    ``options`` are further ones of ``search_graph``. Raises ``ConfigError`` where parallelism is switched off, or mode 1 has no pin.
+    ``options`` are further ones of ``search_graph``. Raises ``ConfigError`` where parallelism is switched
+    off, or mode 1 has no pin.
     """
     if not config.use_parallel:
         raise ConfigError("use_parallel is false, so there is nothing to search. Set it to true.")

@@ -164,7 +164,7 @@ def search_graph(
             later = math.prod(mesh[dim + 1 :])
             limit = None if parameter_limit_bytes is None else float(parameter_limit_bytes * later)
             decisions = decisions.extend(parts, problem.spread(_solver(search_mode, fixed[dim], limit)(problem)))
-    notes += _not_cut(explained)
+    notes += _not_cut([entry for entry in explained if entry.operator not in fixed[entry.cut]])
     for dim, parts in enumerate(mesh):
         if all(choices[dim] == NO_CUT for choices in decisions.choices.values()):
             notes.append(f"cut {dim + 1} into {parts}: no operator is cut there, those devices repeat the same work.")

@@ -44,6 +44,11 @@ def test_command_explains_every_cut_and_names_what_it_cannot(capsys):
     assert "only recursive_programming has costs to explain, not exact" in capsys.readouterr().err
 
 
+def test_pinned_product_chose_nothing_and_is_not_named():
+    plan = search_graph(published(), 2, mem_coeff=0.01, pins={"product": {"rows": 2}})
+    assert not any("NOT to cut" in note for note in plan.notes)
+
+
 def test_plan_says_which_products_were_not_cut_and_where_to_look():
     (note,) = (n for n in search_graph(published(), 2, mem_coeff=0.01).notes if "NOT to cut" in n)
     assert note == "product: Choose NOT to cut (cut 1); --explain product gives the mem_coeff to set."
