@@ -7,16 +7,18 @@ backbone's first block. So the solver, its bounds and the exact peak are those o
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation
 from mindspeed_autoparallel.planner.hetero.space import split_modules
 from mindspeed_autoparallel.planner.inner import LayoutResult, limits_of, solve_layout
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.space import Candidate
-from mindspeed_autoparallel.profiles import Measurement, Profile, VariableData
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile, VariableData
+from mindspeed_autoparallel.spec import Cluster, Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,14 @@ class Reserved:
         return (
             self.everywhere_bytes >= other.everywhere_bytes and self.first_stage_bytes >= other.first_stage_bytes
         )
+
+
+def least_of(reserved: Sequence[Reserved]) -> Reserved:
+    """What every one of them covers."""
+    return Reserved(
+        everywhere_bytes=min(one.everywhere_bytes for one in reserved),
+        first_stage_bytes=min(one.first_stage_bytes for one in reserved),
+    )
 
 
 def backbone_profile(profile: Profile) -> Profile:
@@ -109,8 +119,13 @@ class BackboneSolver:
         )
 
     def bound_us(self, reserved: Reserved, deadline: float) -> float:
-        """Linear relaxation beside ``reserved``; infinite where even fractions do not fit."""
+        """Linear relaxation beside ``reserved``, unless a plan is known; infinite where even fractions do not fit."""
         known = [bound for other, bound in self.relaxed if reserved.covers(other)]
+        for other, result in self.solved:
+            if reserved.covers(other):
+                known.append(float("inf") if result.proved_infeasible else result.lower_bound_us)
+                if self._still_fits(result, other, reserved):
+                    return max(known)
         if any(other == reserved for other, _ in self.relaxed):
             return max(known)
         bound = max([*known, self._relaxed_us(reserved, deadline)])
@@ -150,6 +165,31 @@ class BackboneSolver:
         self.solved.append((reserved, result))
         return result
 
+    def no_split_leaves(self, reserved: Reserved, transient_bytes: int) -> bool:
+        """Whether state alone rules out every split when encoders run beside it, outside the pipeline.
+
+        Of one module, a rank can hold so many layers at most; if all ranks together hold too few, there is no split.
+        """
+        layout = self.candidate.layout
+        if len(self.backbone.model.modules) > 1:
+            return False
+        (module,) = self.backbone.model.modules
+        cost = self.candidate.measurement.modules[module.name]
+        left = limit_of(self.backbone, self.cluster) - self.backbone.device.runtime_overhead_bytes
+        left -= reserved.everywhere_bytes + transient_bytes
+        size = _state_bytes(cost.layer, layout)
+        held = 0
+        for rank in range(layout.pipeline_size):
+            room = left
+            if rank == 0:
+                room -= reserved.first_stage_bytes + _state_bytes(cost.pre, layout)
+            if rank == layout.pipeline_size - 1:
+                room -= _state_bytes(cost.post, layout)
+            if room < size * layout.virtual_size:
+                return True
+            held += room // size if size else module.num_layers
+        return held < module.num_layers
+
     def _still_fits(self, result: LayoutResult, before: Reserved, now: Reserved) -> bool:
         """Whether a plan found beside less still fits: then it is the best beside more, too."""
         if result.evaluation is None:
@@ -160,6 +200,10 @@ class BackboneSolver:
             rank.peak_bytes + more + (at_first if index == 0 else 0) <= rank.limit_bytes
             for index, rank in enumerate(result.evaluation.memory)
         )
+
+
+def _state_bytes(block: BlockCost | None, layout: Layout) -> int:
+    return 0 if block is None else sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
 
 
 def outside_pipeline_fits(

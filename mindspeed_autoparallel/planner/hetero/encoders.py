@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.communication import all_gather_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
@@ -14,7 +15,7 @@ from mindspeed_autoparallel.cost.redistribution import (
     exchange_of,
     moved_samples,
 )
-from mindspeed_autoparallel.cost.step import rank_tail
+from mindspeed_autoparallel.cost.step import RankTail, rank_tail
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.planner.variable_data import mean_factors
@@ -50,14 +51,24 @@ class EncoderCosts:
     def __init__(self, profile: Profile, module: Module, point: MeasuredAt) -> None:
         self.profile, self.module, self.point = profile, module, point
         self.factor = mean_factors(profile.variable_data).get(module.name, 1.0)
+        self._own = [
+            replace(measurement, modules={module.name: measurement.modules[module.name]})
+            for measurement in profile.measurements
+        ]
+        self._measurements: dict[int, Measurement] = {}
         self._batches: dict[int, Batch] = {}
+        self._states: dict[tuple[int, bool], tuple[int, RankTail]] = {}
+        self._output_bytes_per_sample: float | None = None
 
     def measurement(self, samples: int) -> Measurement:
         """Costs of a batch of ``samples``."""
-        at = MeasuredAt(**{**vars(self.point), "micro_batch_size": samples})
-        found = self.profile.at(at) or interpolate(self.profile.measurements, at)
-        assert found is not None, "the point was measured with some batch"
-        return found
+        if samples not in self._measurements:
+            at = MeasuredAt(**{**vars(self.point), "micro_batch_size": samples})
+            measured = next((measurement for measurement in self._own if measurement.at == at), None)
+            found = measured or interpolate(self._own, at)
+            assert found is not None, "the point was measured with some batch"
+            self._measurements[samples] = found
+        return self._measurements[samples]
 
     def blocks(self) -> list[PlacedBlock]:
         """All blocks, for model state: it does not depend on the batch."""
@@ -66,8 +77,24 @@ class EncoderCosts:
 
     def output_bytes(self, samples: float) -> float:
         """What the backbone gets for ``samples``."""
-        cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
-        return (cost.post or cost.layer).output_bytes * samples / self.point.micro_batch_size
+        if self._output_bytes_per_sample is None:
+            cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
+            self._output_bytes_per_sample = (cost.post or cost.layer).output_bytes / self.point.micro_batch_size
+        return self._output_bytes_per_sample * samples
+
+    @functools.cached_property
+    def trained(self) -> bool:
+        """Whether any of its parameters is: otherwise there is no graph and no backward phase."""
+        return any(block.cost.dense.gradient_bytes or block.cost.expert.gradient_bytes for block in self.blocks())
+
+    def state(self, layout: Layout, cluster: Cluster) -> tuple[int, RankTail]:
+        """Bytes of parameters, gradients and optimizer on a rank, and what its step takes, for one cluster."""
+        key = layout.data_size, layout.distributed_optimizer
+        if key not in self._states:
+            blocks = self.blocks()
+            tail = rank_tail(blocks, layout, cluster, self.profile.device)
+            self._states[key] = sum(static_terms(blocks, layout).values()), tail
+        return self._states[key]
 
     def batch(self, samples: int) -> Batch:
         """Costs of a batch of ``samples``, without recomputation."""
@@ -110,11 +137,6 @@ def _blocks(cost: ModuleCost, module: Module) -> Iterator[tuple[BlockCost, int]]
             yield block, count
 
 
-def trained(costs: EncoderCosts) -> bool:
-    """Whether any of its parameters is: otherwise there is no graph and no phase 3."""
-    return any(block.cost.dense.gradient_bytes or block.cost.expert.gradient_bytes for block in costs.blocks())
-
-
 def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> Layout:
     """The encoder's sizes as a layout without pipeline, for model state and its reduction."""
     return Layout(
@@ -130,7 +152,7 @@ def encoder_phase(
     device, backbone = costs.profile.device, candidate.layout
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
-    train = trained(costs)
+    train = costs.trained
     again = memory == "recompute" and train
     per_microbatch = backbone.micro_batch_size
     full, rest = divmod(candidate.num_microbatches, sizes.micro_batch_scale)
@@ -160,16 +182,14 @@ def encoder_phase(
         most = max(most, samples)
     compute = [sum(run.count * run.compute_us for run in runs) for runs in (forward, backward)]
     unhidden_us = forward_us(forward) + backward_us(backward) - sum(compute)
-    layout = own_layout(costs, sizes, backbone)
-    blocks = costs.blocks()
-    tail = rank_tail(blocks, layout, cluster, device)
+    state_bytes, tail = costs.state(own_layout(costs, sizes, backbone), cluster)
     rows_bytes = candidate.num_microbatches * costs.output_bytes(per_microbatch)
     return EncoderPhase(
         module=costs.module.name, layout=sizes, num_macro_batches=full + bool(rest), samples=most,
         forward_us=compute[0], backward_us=compute[1],
         exchange_us=max(0.0, unhidden_us) + _metadata_us(exchange, balance, candidate, link),
         reduction_us=tail.data_parallel_us if train else 0.0, optimizer_us=tail.optimizer_us if train else 0.0,
-        moved_bytes=round(moved_bytes), state_bytes=sum(static_terms(blocks, layout).values()),
+        moved_bytes=round(moved_bytes), state_bytes=state_bytes,
         kept_bytes=kept, transient_bytes=transient,
         # The merged rows and their gradient.
         first_stage_bytes=round((2 if train else 1) * rows_bytes),

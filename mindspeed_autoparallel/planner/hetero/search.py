@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.assembly import assemble
 from mindspeed_autoparallel.planner.hetero.backbone import (
     BackboneSolver,
     Reserved,
     backbone_profile,
+    least_of,
     limit_of,
     outside_pipeline_fits,
 )
@@ -34,6 +36,7 @@ from mindspeed_autoparallel.units import format_bytes
 
 EXACT = 1e-9
 ROUNDING = 1e-6
+NOT_FOUND = "no split was found that fits beside the encoders, and none was proved impossible."
 SOLVE_S = 10.0
 """Most seconds for one pipeline; what stays open is in the gap."""
 
@@ -70,6 +73,11 @@ class _State:
     @property
     def best_us(self) -> float:
         return min((found.step_us for found in self.solved), default=float("inf"))
+
+    @property
+    def num_layouts(self) -> int:
+        """Backbone layouts with a plan."""
+        return sum(verdict.outcome == "solved" for verdict in self.verdicts.values())
 
 
 def search_hetero(
@@ -142,11 +150,13 @@ def _run(
         heapq.heappush(queue, (bound, order, solver, None, False))
         order += 1
     alternatives = top_k
+    """Layouts that may still be solved to be named beside the best."""
     while queue:
         bound, _, solver, record, relaxed = heapq.heappop(queue)
         if bound >= state.best_us * (1 - EXACT):
             # The rest can only be alternatives: one more layout or a few, without choices beside a layout that has one.
-            if alternatives <= 0 or time.monotonic() > deadline or _has_plan(state, solver):
+            enough = alternatives <= 0 or state.num_layouts > top_k or _has_plan(state, solver)
+            if enough or time.monotonic() > deadline:
                 _bounded(state, solver, bound)
                 continue
             alternatives -= relaxed
@@ -155,8 +165,8 @@ def _run(
             _note(state, solver, "unsolved", "the time limit came first.", bound)
             continue
         if record is None:
-            for made in records(costs, solver.candidate, solver.cluster, memory_modes, balance):
-                heapq.heappush(queue, (solver.cheap_bound_us() + made.total_us, order, solver, made, False))
+            for reach, made in _choices(state, solver, costs, bound, deadline, memory_modes, balance):
+                heapq.heappush(queue, (reach, order, solver, made, False))
                 order += 1
         elif not relaxed:
             better = solver.bound_us(reserved_by(record), deadline) + record.total_us
@@ -169,13 +179,33 @@ def _run(
             _solve(state, solver, record, bound, deadline, say)
 
 
+def _choices(
+    state: _State, solver: BackboneSolver, costs: list[list[EncoderCosts]], bound: float, deadline: float,
+    memory_modes: Sequence[str], balance: str,
+) -> list[tuple[float, HeteroRecord]]:  # fmt: skip
+    """What encoders can do beside one layout of the backbone, each with its bound; none where the layout is settled."""
+    choices = records(costs, solver.candidate, solver.cluster, memory_modes, balance)
+    reserved = least_of([reserved_by(made) for made in choices])
+    if state.solved:
+        bound = max(bound, solver.bound_us(reserved, deadline) + min(made.total_us for made in choices))
+        if state.best_us * (1 - EXACT) <= bound < float("inf"):
+            _bounded(state, solver, bound)
+            return []
+    # Beside the least memory that any choice takes: often the plan for all of them, else a bound for all.
+    least = solver.solve(reserved, _seconds_until(deadline)) if bound < float("inf") else None
+    if least is None or least.proved_infeasible:
+        _note_short(state, solver, min(choices, key=lambda made: made.reserved_bytes))
+        return []
+    return [(max(bound, least.lower_bound_us + made.total_us), made) for made in choices]
+
+
 def _solve(
     state: _State, solver: BackboneSolver, record: HeteroRecord, bound: float, deadline: float,
     say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Solve one choice; where an encoder does not fit beside the plan's state, again with room kept for it."""
     reserved = reserved_by(record)
-    result = solver.solve(reserved, max(0.1, min(SOLVE_S, deadline - time.monotonic())))
+    result = solver.solve(reserved, _seconds_until(deadline))
     if result.proved_infeasible:
         _note_short(state, solver, record)
         return
@@ -183,12 +213,13 @@ def _solve(
     found = result.evaluation
     limit = limit_of(solver.backbone, solver.cluster)
     if found is not None and not outside_pipeline_fits(found, limit, reserved, record.transient_bytes):
-        roomy = replace(reserved, everywhere_bytes=reserved.everywhere_bytes + record.transient_bytes)
-        result = solver.solve(roomy, max(0.1, min(SOLVE_S, deadline - time.monotonic())))
-        found = result.evaluation
+        if solver.no_split_leaves(reserved, record.transient_bytes):
+            _note_short(state, solver, record)
+            return
+        result, found = _roomier(solver, record, deadline)
     if found is None:
         state.open_us.append(lower)
-        _note(state, solver, "unsolved", "no split that fits exactly was found.", lower)
+        _note(state, solver, "unsolved", NOT_FOUND, lower)
         return
     step = found.step.total_us + record.total_us
     lower = min(step, lower)
@@ -201,6 +232,28 @@ def _solve(
             layout=with_modules(solver.candidate.layout, record), outcome="solved",
             reason=f"solved; bound {lower / 1000:.3f} ms.", lower_bound_us=lower, step_us=step,
         )  # fmt: skip
+
+
+def _roomier(
+    solver: BackboneSolver, record: HeteroRecord, deadline: float
+) -> tuple[LayoutResult, Evaluation | None]:
+    """A split whose state leaves room for the encoders to run: with more and more of that room kept in the pipeline."""
+    reserved, limit = reserved_by(record), limit_of(solver.backbone, solver.cluster)
+    for quarter in range(1, 5):
+        room = record.transient_bytes * quarter // 4
+        more = replace(reserved, everywhere_bytes=reserved.everywhere_bytes + room)
+        result = solver.solve(more, _seconds_until(deadline))
+        found = result.evaluation
+        if found is None:
+            break
+        if outside_pipeline_fits(found, limit, reserved, record.transient_bytes):
+            return result, found
+    return result, None
+
+
+def _seconds_until(deadline: float) -> float:
+    """For one solve."""
+    return max(0.1, min(SOLVE_S, deadline - time.monotonic()))
 
 
 def _least_encoder_us(costs: list[list[EncoderCosts]], solver: BackboneSolver) -> float:
@@ -257,13 +310,15 @@ def _others(ranking: list[Found], top_k: int) -> list[Found]:
 
 def _infeasible(profile: Profile, cluster: Cluster, state: _State) -> InfeasiblePlan:
     limit = limit_of(profile, cluster)
-    if state.open_us:
+    late = any(verdict.reason != NOT_FOUND for verdict in state.verdicts.values() if verdict.outcome == "unsolved")
+    if late:
         return InfeasiblePlan("no hetero plan was found in time, and none was proved impossible. Raise the time limit.")
+    unsure = " (not proved)" if state.open_us else ""
     held = "" if state.least_reserved_bytes is None else (
         f" The encoders alone hold {format_bytes(state.least_reserved_bytes)} on every device at the least."
     )  # fmt: skip
     return InfeasiblePlan(
         f"no hetero plan fits in {format_bytes(limit)} per device: in no layout does the backbone fit beside the "
-        f"encoders, with any recomputation.{held} Use more devices, a smaller global batch, or plan without "
+        f"encoders, with any recomputation{unsure}.{held} Use more devices, a smaller global batch, or plan without "
         "--hetero-parallel."
     )
