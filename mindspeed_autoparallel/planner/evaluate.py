@@ -129,6 +129,22 @@ def evaluate(
     )  # fmt: skip
 
 
+def fits_rank(
+    profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, num_microbatches: int,
+    rank: int,
+) -> bool:  # fmt: skip
+    """Whether one rank's exact peak is within its limit. The layout must be measured."""
+    measurement = profile.at(measured_at(layout))
+    assert measurement is not None
+    program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
+    (memory,) = _memory(
+        profile, layout, placed_blocks(profile.model, measurement, placement), program,
+        cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,
+        boundary_bytes(profile.model, measurement, placement), measurement.batch, only_rank=rank,
+    )  # fmt: skip
+    return memory.peak_bytes <= memory.limit_bytes
+
+
 def block_times_ns(block: PlacedBlock, factor: float = 1.0) -> tuple[int, int]:
     """Forward and backward of one block in nanoseconds, recomputation included."""
     backward = round(block.cost.backward_us * NS_PER_US * factor)
@@ -184,10 +200,10 @@ def _stage_plans(
 
 def _memory(
     profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]], program: Program, limit: int,
-    messages: list[int], batch: SharedBytes,
+    messages: list[int], batch: SharedBytes, only_rank: int | None = None,
 ) -> tuple[RankMemory, ...]:
     ranks = []
-    for rank in range(layout.pipeline_size):
+    for rank in range(layout.pipeline_size) if only_rank is None else (only_rank,):
         chunks = [blocks[v] for v in range(rank, len(blocks), layout.pipeline_size)]
         if profile.memory_semantics == "mindspeed":
             held = in_flight(program)[rank]

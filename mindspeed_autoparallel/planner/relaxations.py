@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mindspeed_autoparallel.planner.frontier import EFFORT
 from mindspeed_autoparallel.planner.inner import solve_layout
 from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.profiles import Profile
@@ -24,7 +25,9 @@ def relaxations_of(
         ("one more GiB per device", replace(cluster, memory_limit_bytes=limit + GIB), best, global_batch_size, 1.0),
         ("twice the microbatches", cluster, doubled, 2 * global_batch_size, 0.5),
     ):
-        result = solve_layout(profile, where, candidate, batch, time_limit_s=time_limit_s / 2, seed=seed)
+        result = solve_layout(
+            profile, where, candidate, batch, time_limit_s=time_limit_s / 2, seed=seed, effort=EFFORT / 2
+        )
         if result.evaluation is None:
             found.append(Relaxation(change=change, step_us=None, gain_fraction=None))
             continue

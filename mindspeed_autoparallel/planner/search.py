@@ -13,12 +13,13 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.assembly import assemble_plan
 from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, tail_bound_us
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, evaluate
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US
 from mindspeed_autoparallel.planner.frontier import Found, Frontier
 from mindspeed_autoparallel.planner.inner import LayoutResult, shortage_of
 from mindspeed_autoparallel.planner.relaxations import relaxations_of
 from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.tasks import Request
+from mindspeed_autoparallel.planner.ties import with_least_recompute
 from mindspeed_autoparallel.planner.workers import Workers, usable_cores
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
@@ -69,7 +70,9 @@ def search(
     ranked = sorted(frontier.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
     if not ranked:
         raise _infeasible(profile, cluster, global_batch_size, frontier)
-    best, step_us = ranked[0].candidate, ranked[0].step_us
+    results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + top_k]]
+    assert results[0].evaluation is not None
+    best, step_us = ranked[0].candidate, results[0].evaluation.step.total_us
     bound_us = min([step_us, *frontier.open_bounds_us.values(), *(found.outcome.lower_bound_us for found in ranked)])
     gap = max(0.0, 1 - bound_us / step_us) if step_us else 0.0
     relaxations: tuple[Relaxation, ...] = ()
@@ -84,7 +87,6 @@ def search(
         seconds=time.monotonic() - started, verdicts=tuple(frontier.verdicts), relaxations=relaxations,
     )  # fmt: skip
     say(f"best: {best.layout.label()}, {step_us / 1000:.2f} ms, gap {gap:.3%}, {record.seconds:.1f} s")
-    results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + top_k]]
     others = [(found.candidate, result) for found, result in zip(ranked[1:], results[1:], strict=False)]
     plan = assemble_plan(profile, cluster, global_batch_size, best, results[0], others, record)
     return replace(plan, search=replace(plan.search, seconds=time.monotonic() - started))
@@ -93,9 +95,10 @@ def search(
 def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: Found) -> LayoutResult:
     placement, layout = found.outcome.placement, found.candidate.layout
     assert placement is not None
+    placement, evaluation = with_least_recompute(profile, cluster, layout, placement, global_batch_size)
     return LayoutResult(
-        lower_bound_us=found.outcome.lower_bound_us, placement=placement,
-        evaluation=evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False),
+        lower_bound_us=min(found.outcome.lower_bound_us, evaluation.step.total_us), placement=placement,
+        evaluation=evaluation,
     )  # fmt: skip
 
 

@@ -1,0 +1,51 @@
+"""Of plans that are equally fast, one that recomputes least: the same on every run, whatever the solver met first."""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate, fits_rank
+from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster, Layout
+
+
+def with_least_recompute(
+    profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, global_batch_size: int
+) -> tuple[ModulePlacement, Evaluation]:
+    """The same layers on every stage, with no layer recomputed that its rank has memory to keep.
+
+    Stage by stage, the dearest kind first. A schedule is monotone in its stage times, so the step is no longer than
+    before, unless a reduction hides behind the backward: then the placement stays as it is.
+    """
+    before = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
+    num_microbatches = layout.num_microbatches(global_batch_size)
+    best = placement
+    for v in range(layout.num_virtual_stages):
+        for module in profile.model.modules:
+            for kind in RECOMPUTED_KINDS:
+                kept, most = 0, best.recompute.get(module.name, {}).get(kind, (0,) * layout.num_virtual_stages)[v]
+                # Bisection: the more layers are kept, the more memory is needed.
+                while kept < most:
+                    trial = -(-(kept + most) // 2)
+                    candidate = _keeping(best, module.name, kind, v, trial)
+                    if fits_rank(profile, cluster, layout, candidate, num_microbatches, v % layout.pipeline_size):
+                        kept = trial
+                    else:
+                        most = trial - 1
+                best = _keeping(best, module.name, kind, v, kept)
+    if best == placement:
+        return placement, before
+    after = evaluate(profile, cluster, layout, best, global_batch_size, with_timeline=False)
+    if after.fits and after.step.total_us <= before.step.total_us:
+        return best, after
+    return placement, before
+
+
+def _keeping(placement: ModulePlacement, module: str, kind: str, stage: int, count: int) -> ModulePlacement:
+    """``count`` layers fewer recomputed as ``kind`` on a virtual stage."""
+    if not count:
+        return placement
+    kinds = placement.recompute[module]
+    row = tuple(number - count * (v == stage) for v, number in enumerate(kinds[kind]))
+    return ModulePlacement(
+        layers=placement.layers, recompute={**placement.recompute, module: {**kinds, kind: row}}
+    )
