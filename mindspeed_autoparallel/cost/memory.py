@@ -116,21 +116,30 @@ def rank_peak(
     ]  # fmt: skip
     step_transient = round(device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout))
     best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
-    held = [0] * len(chunks)
-    seen: set[tuple[str, int, int, tuple[int, ...]]] = set()
+    in_flight = 0
+    points = {
+        (kind, chunk): _high_point(kind, blocks, traffic[chunk])
+        for chunk, blocks in enumerate(chunks)
+        if blocks
+        for kind in "FB"
+    }
     before: Action | None = None
     passed_back = 0
     for action in actions:
         left = _left_over(action, before, traffic, passed_back)
-        state = (action.kind, action.chunk, left, tuple(held))
-        if state not in seen:
-            seen.add(state)
-            others = sum(count * size for count, size in zip(held, saved, strict=True))
-            if action.kind == "B":
-                others -= saved[action.chunk]
-            peak = _peak_of_action(action, chunks[action.chunk], base, others, left, traffic[action.chunk])
-            best = max(best, peak, key=lambda candidate: candidate[0])
-        held[action.chunk] += 1 if action.kind == "F" else -1
+        if action.kind == "B":
+            in_flight -= saved[action.chunk]
+        others = in_flight
+        high = points[action.kind, action.chunk]
+        peak = base + others + left + high.height
+        if peak > best[0]:
+            terms = {
+                "other_microbatches": others, "this_microbatch": high.alive, "transient": high.transient,
+                "messages": left + high.message,
+            }  # fmt: skip
+            best = (peak, f"{'forward' if action.kind == 'F' else 'backward'} of {high.name}", terms)
+        if action.kind == "F":
+            in_flight += saved[action.chunk]
         before = action
         if action.kind == "B":
             passed_back = traffic[action.chunk].received_bytes
@@ -159,32 +168,40 @@ def _left_over(action: Action, before: Action | None, traffic: Sequence[Traffic]
     return 2 * traffic[before.chunk].received_bytes + traffic[before.chunk].sent_bytes
 
 
-def _peak_of_action(
-    action: Action, blocks: Sequence[PlacedBlock], base: int, others: int, left: int, passing: Traffic
-) -> tuple[int, str, dict[str, int]]:
-    best: tuple[int, str, dict[str, int]] = (0, "", {})
+@dataclass(frozen=True)
+class _HighPoint:
+    """Where a chunk's forward or backward is highest: the same block whatever else is alive then."""
+
+    name: str
+    alive: int
+    transient: int
+    message: int
+
+    height: int
+
+
+def _high_point(kind: str, blocks: Sequence[PlacedBlock], passing: Traffic) -> _HighPoint:
     alive = passing.received_bytes + kept_side_bytes(blocks)
-    what = "forward" if action.kind == "F" else "backward"
+    keeps_side = {module: _keeps_side(blocks, module) for module in {block.module for block in blocks}}
+    best: _HighPoint | None = None
     for index, block in enumerate(blocks):
-        alive += block.recompute.saved_bytes
         recompute = block.recompute
-        transient = recompute.forward_peak_bytes if action.kind == "F" else recompute.backward_peak_bytes
-        message = left
-        if action.kind == "F":
+        alive += recompute.saved_bytes
+        transient = recompute.forward_peak_bytes if kind == "F" else recompute.backward_peak_bytes
+        message = 0
+        if kind == "F":
             transient += passing.batch_bytes
-            if not _keeps_side(blocks, block.module):
+            if not keeps_side[block.module]:
                 transient += block.side.total_bytes - block.side.kept_bytes
         elif index < len(blocks) - 1:
-            message += passing.sent_bytes
+            message = passing.sent_bytes
         elif block.kind != "full":
             # Freed when it had been sent, unless recomputed; its gradient is part of the block's own transient.
-            message -= passing.sent_bytes
-        peak = base + others + alive + transient + message
-        if peak > best[0]:
-            terms = {
-                "other_microbatches": others, "this_microbatch": alive, "transient": transient, "messages": message
-            }  # fmt: skip
-            best = (peak, f"{what} of {block.name}", terms)
+            message = -passing.sent_bytes
+        height = alive + transient + message
+        if best is None or height > best.height:
+            best = _HighPoint(block.name, alive, transient, message, height)
+    assert best is not None  # every chunk holds a block
     return best
 
 

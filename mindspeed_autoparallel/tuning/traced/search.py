@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.tuning.traced.candidates import Configuration, Dimensions, Space
 from mindspeed_autoparallel.units import format_bytes
 
+_REACH = 1.25
+"""A split this much slower than the last recommendation is left as it is."""
 _MAX_MOVES = 12
 """Layers moved between stages, one after the other, in search of a better split."""
 
@@ -71,11 +74,15 @@ def search(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
         bound, index = heapq.heappop(order)
         leaders = sorted(found.step_us for found in best.values())
         if len(leaders) >= count and bound >= leaders[count - 1]:
-            num_bounded = len(order) + 1
+            num_bounded += len(order) + 1
             break
         configuration = space.configurations[index]
         num_solved += 1
-        found, missing = solve(configuration, cluster, batch, dimensions)
+        cutoff = leaders[count - 1] if len(leaders) >= count else math.inf
+        found, missing = solve(configuration, cluster, batch, dimensions, cutoff)
+        if found is None and missing is None:
+            num_solved, num_bounded = num_solved - 1, num_bounded + 1
+            continue
         if found is None:
             num_without_room += 1
             if missing is not None and (tightest is None or missing[0] < tightest[0]):
@@ -103,22 +110,67 @@ def _order(found: Found) -> tuple[float, int, str]:
 
 
 def solve(
-    configuration: Configuration, cluster: Cluster, batch: int, dimensions: Dimensions
+    configuration: Configuration, cluster: Cluster, batch: int, dimensions: Dimensions, cutoff_us: float = math.inf
 ) -> tuple[Found | None, tuple[int, str] | None]:
-    """The best placement that fits, or the peak of the smallest one and its description."""
+    """The best placement that fits, or the peak of the smallest one and its description.
+
+    Placements that cannot be faster than ``cutoff_us`` are passed over.
+    """
     best: Found | None = None
     missing: tuple[int, str] | None = None
     for layers in _splits(configuration, dimensions):
-        for found in _recomputed(configuration, cluster, batch, layers, dimensions):
+        for kind, fewest in _kinds(configuration, dimensions):
+            if _placement_bound_us(configuration, layers, kind, fewest) >= cutoff_us:
+                break  # kinds come from the fastest to the most frugal
+            if kind == "full":
+                found = _fewest(configuration, cluster, batch, layers)
+            else:
+                found = _evaluated(configuration, cluster, batch, layers, kind, 0)
             if found.evaluation.fits:
                 if best is None or _order(found) < _order(best):
                     best = found
-                break  # kinds come from the fastest to the most frugal
+                break
             if missing is None or found.peak_bytes < missing[0]:
                 missing = (found.peak_bytes, _shortage(found))
-    if best is not None and dimensions.uneven_stages and configuration.layout.pipeline_size > 1:
+    near = best is not None and best.step_us < _REACH * cutoff_us
+    if best is not None and near and dimensions.uneven_stages and configuration.layout.pipeline_size > 1:
         best = _improved(best, cluster, batch)
     return best, missing
+
+
+def _kinds(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[str, int]]:
+    """Recompute kinds that the layers have, with the fewest recomputed layers of a stage."""
+    module = configuration.family.profile.model.modules[0].name
+    known = configuration.candidate.measurement.modules[module].layer.recompute
+    for kind in dimensions.recompute:
+        if kind in known:
+            yield kind, 1 if kind == "full" else 0
+
+
+def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], kind: str, number: int) -> float:
+    """No schedule is faster: a rank waits for its first microbatch, works, and its last one travels back.
+
+    Rank r cannot start before stages 0 to r - 1 have passed a microbatch on, nor can it be the end before they have
+    passed a gradient back; between lies its own work of all microbatches.
+    """
+    profile, layout = configuration.family.profile, configuration.layout
+    module = profile.model.modules[0].name
+    cost = configuration.candidate.measurement.modules[module]
+    extra = cost.layer.recompute[kind].extra_backward_us
+    times = []
+    for stage, count in enumerate(layers):
+        again = min(number, count) if kind == "full" else count
+        time_us = count * (cost.layer.forward_us + cost.layer.backward_us) + again * extra
+        for block, here in ((cost.pre, stage == 0), (cost.post, stage == len(layers) - 1)):
+            if block is not None and here:
+                time_us += block.forward_us + block.backward_us
+        times.append(time_us)
+    size, count = layout.pipeline_size, configuration.candidate.num_microbatches
+    ahead, bound = 0.0, 0.0
+    for rank in range(size):
+        bound = max(bound, ahead + count * sum(times[rank::size]))
+        ahead += times[rank]
+    return bound
 
 
 def _shortage(found: Found) -> str:
@@ -144,19 +196,6 @@ def _splits(configuration: Configuration, dimensions: Dimensions) -> Iterator[tu
     order = sorted(range(stages), key=lambda stage: (min(stage, stages - 1 - stage) == 0, stage))
     longer = set(order[:more])
     yield tuple(small + (stage in longer) for stage in range(stages))
-
-
-def _recomputed(
-    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions
-) -> Iterator[Found]:
-    """From no recomputation to all of it; of full recomputation the fewest layers that fit."""
-    module = configuration.family.profile.model.modules[0].name
-    kinds = configuration.candidate.measurement.modules[module].layer.recompute
-    for kind in dimensions.recompute:
-        if kind == "none" or (kind == "selective" and kind in kinds):
-            yield _evaluated(configuration, cluster, batch, layers, kind, 0)
-        elif kind == "full" and kind in kinds:
-            yield _fewest(configuration, cluster, batch, layers)
 
 
 def _fewest(configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...]) -> Found:
