@@ -12,7 +12,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference import foreign_flags
-from mindspeed_autoparallel.reference.configuration import ModelDescription, read_model, read_tools
+from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data, read_model, read_tools
 from mindspeed_autoparallel.runtime.hetero.job import JOB
 
 _FILES = {
@@ -64,8 +64,8 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
         "persist_layer_norm": False,
         "apply_rope_fusion": False,
         "dataloader_type": "external",
-        # data.json names no validation data; Megatron would still ask for eval_iters batches at the end.
-        "eval_iters": 0,
+        # Without validation data Megatron would still ask for eval_iters batches at the end.
+        "eval_iters": arguments.eval_iters if read_data(Path(arguments.mm_data)).val_rate else 0,
         "vocab_size": model.text.vocab_size,
         # Megatron insists on a whole number of layers per stage; the real split is the description's.
         "num_layers": -(-stack.num_layers // (pipeline_size * model.virtual_size)) * pipeline_size * model.virtual_size,

@@ -7,7 +7,7 @@ flags>``; docs/examples has a script file and launch scripts that call ``main``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from mindspeed_autoparallel.reference import arguments as own_arguments
 from mindspeed_autoparallel.reference import hetero
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data
 from mindspeed_autoparallel.reference.data.batches import Batch, MicrobatchStream
-from mindspeed_autoparallel.reference.data.records import read_records
+from mindspeed_autoparallel.reference.data.records import Record, read_records, split_records
 from mindspeed_autoparallel.reference.data.tokens import make_tokenizer
 from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters
 from mindspeed_autoparallel.reference.model.context import check_length, over_context, own_tokens
@@ -59,8 +59,11 @@ class Trainer:
             self._built = []
         return chunk
 
-    def data(self, num_samples: Any, vp_stage: int | None = None) -> tuple[Iterator[Batch], None, None]:
-        """Megatron's dataset provider (``--dataloader-type external``): this rank's endless microbatches."""
+    def data(
+        self, num_samples: Any, vp_stage: int | None = None
+    ) -> tuple[Iterator[Batch], Iterator[Batch] | None, None]:
+        """Megatron's dataset provider (``--dataloader-type external``): this rank's endless microbatches, to train and,
+        where data.json keeps records for it, to evaluate."""
         from pathlib import Path
 
         args = get_args()
@@ -70,21 +73,27 @@ class Trainer:
         tokenizer = make_tokenizer(data.tokenizer, ids, model.text.vocab_size)
         tensor, context = args.tensor_model_parallel_size, args.context_parallel_size
         multiple = (tensor if args.sequence_parallel else 1) * (2 * context if context > 1 else 1)
-        stream = MicrobatchStream(
-            read_records(data),
-            model,
-            data,
-            tokenizer,
-            size=args.micro_batch_size,
-            rank=mpu.get_data_parallel_rank(),
-            num_ranks=mpu.get_data_parallel_world_size(),
-            start=args.consumed_train_samples,
-            seed=args.seed,
-            max_tokens=args.seq_length,
-            pad_to_longest=own_arguments.pads_to_longest(args),
-            multiple=multiple,
-        )
-        return iter(stream), None, None
+
+        def stream(records: Sequence[Record], start: int) -> Iterator[Batch]:
+            batches = MicrobatchStream(
+                records,
+                model,
+                data,
+                tokenizer,
+                size=args.micro_batch_size,
+                rank=mpu.get_data_parallel_rank(),
+                num_ranks=mpu.get_data_parallel_world_size(),
+                start=start,
+                seed=args.seed,
+                max_tokens=args.seq_length,
+                pad_to_longest=own_arguments.pads_to_longest(args),
+                multiple=multiple,
+            )
+            return iter(batches)
+
+        to_train, to_evaluate = split_records(read_records(data), data.val_rate)
+        evaluation = stream(to_evaluate, args.consumed_valid_samples) if to_evaluate else None
+        return stream(to_train, args.consumed_train_samples), evaluation, None
 
     # Every rank reads the data itself: all stages need the texts, and nothing is broadcast.
     data.is_distributed = True  # type: ignore[attr-defined]  # Megatron looks for this attribute of the function

@@ -18,6 +18,8 @@ class DataDescription:
     files: tuple[Path, ...]
     folder: Path
     max_samples: int | None
+    val_rate: float
+    """Share of the records, the last ones, that is kept for evaluation."""
     tokenizer: str | None
     min_pixels: int
     max_pixels: int
@@ -56,6 +58,7 @@ def read_data(file: Path) -> DataDescription:
         files=tuple(Path(name.strip()) for name in listed),
         folder=Path(basic.text("dataset_dir", ".")),
         max_samples=basic.integer("max_samples") if "max_samples" in basic else None,
+        val_rate=basic.number("val_rate", 0.0, at_least=0.0, at_most=0.9),
         tokenizer=str(tokenizer) if tokenizer else None,
         min_pixels=min_pixels,
         max_pixels=prepare.integer("image_max_pixels", 1280 * 28 * 28, at_least=max(1, min_pixels)),

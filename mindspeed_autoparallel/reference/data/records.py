@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,14 @@ def read_records(data: DataDescription) -> list[Record]:
     if not records:
         raise ConfigError(f"{data.file}: the data sets {', '.join(map(str, data.files))} have no records.")
     return records
+
+
+def split_records(records: Sequence[Record], val_rate: float) -> tuple[Sequence[Record], Sequence[Record]]:
+    """Records to train on and, from the end, records to evaluate on; neither is empty unless the rate is 0."""
+    count = max(1, round(len(records) * val_rate)) if val_rate else 0
+    if count and count == len(records):
+        raise ConfigError(f"val_rate {val_rate} leaves none of {len(records)} records to train on; add records.")
+    return records[: len(records) - count], records[len(records) - count :]
 
 
 def _record(value: Any, name: str, data: DataDescription) -> Record:

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.runtime.hetero.job import JOB
 from mindspeed_autoparallel.runtime.hetero.layouts import (
+    HeteroLayout,
     check_batch,
     check_scale,
     check_script_sizes,
@@ -35,6 +36,23 @@ def hide_from_mindspeed_mm(arguments: argparse.Namespace) -> None:
     """MindSpeed-MM has a hetero parallel of its own, which reads the same flag of the same arguments: it stays off."""
     if "mindspeed_mm" in sys.modules:
         arguments.hetero_parallel = False
+
+
+def check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout) -> None:
+    """``--ckpt-format torch`` keeps what the first replica of the backbone's ranks holds: all of it must be there."""
+    if getattr(arguments, "ckpt_format", None) != "torch" or not getattr(arguments, "save", None):
+        return
+    split = [module for module in layout.encoders if layout.backbone.tensor % module.tensor]
+    if split or getattr(arguments, "use_distributed_optimizer", False):
+        why = (
+            f"{split[0].name} has tp {split[0].tensor}, which does not divide the backbone's tp {layout.backbone.tensor}"
+            if split
+            else "the distributed optimizer's state lies on all ranks of every module"
+        )
+        raise ConfigError(
+            f"--ckpt-format torch writes one file per tensor and pipeline rank of the backbone, but {why}: parts would "
+            "be lost. Use --ckpt-format torch_dist."
+        )
 
 
 def prepare(arguments: argparse.Namespace) -> None:
@@ -75,6 +93,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     arguments.tensor_model_parallel_size = backbone.tensor
     arguments.pipeline_model_parallel_size = backbone.pipeline
     arguments.context_parallel_size = backbone.context
+    check_checkpoint_format(arguments, layout)
     JOB.begin(layout, scales, arguments)
     hide_from_mindspeed_mm(arguments)
     if os.environ.get("RANK", "0") == "0":

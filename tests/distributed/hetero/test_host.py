@@ -36,7 +36,7 @@ TRAINING = [
     "--vocab-size=512", "--tokenizer-type=NullTokenizer", "--seq-length=128", "--max-position-embeddings=1024",
     "--make-vocab-size-divisible-by=8", "--lr=5e-3", "--lr-decay-style=constant", "--lr-decay-iters=100",
     "--clip-grad=1.0", "--weight-decay=0.01", "--seed=42", "--variable-seq-lengths",
-    "--no-gradient-accumulation-fusion", "--log-interval=1", "--eval-interval=1000", "--eval-iters=0",
+    "--no-gradient-accumulation-fusion", "--log-interval=1", "--eval-interval=2", "--eval-iters=2",
     "--distributed-backend=nccl",
 ]  # fmt: skip
 DP4_OVER_TP2PP2 = {"image": {"tp": 1}, "audio": {"tp": 2}, "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]}}
@@ -60,10 +60,10 @@ def model_file(folder: Path, name: str, blocks: dict[str, dict[str, Any]]) -> st
 
 
 def data_file(folder: Path) -> str:
-    """Samples with one image, with two, with none, with a clip, and with both."""
+    """Samples with one image, with two, with none, with a clip, and with both; the last three are for evaluation."""
     data = json.loads((EXAMPLE / "data_audio.json").read_text())
     files = [str(EXAMPLE / "data" / name) for name in ("pictures.json", "tones.json")]
-    data["dataset_param"]["basic_parameters"].update(dataset=",".join(files), dataset_dir=str(EXAMPLE / "data"))
+    data["dataset_param"]["basic_parameters"].update(dataset=",".join(files), dataset_dir=str(EXAMPLE / "data"), val_rate=0.2)
     file = folder / "data.json"
     file.write_text(json.dumps(data))
     return str(file)
@@ -98,6 +98,13 @@ def steps_of(output: str) -> dict[int, tuple[float, float]]:
     return {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, output)}
 
 
+def evaluations_of(output: str) -> dict[int, float]:
+    return {
+        int(step): float(loss)
+        for step, loss in re.findall(r"validation loss at iteration (\d+) \| lm loss value: ([0-9.E+-]+)", output)
+    }
+
+
 def assert_same(found: dict[int, tuple[float, float]], expected: dict[int, tuple[float, float]]) -> None:
     assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
     for step, (loss, norm) in expected.items():
@@ -114,9 +121,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     load = ["--load", weights, "--finetune", "--no-load-optim", "--no-load-rng"]
     common = ["--mm-data", data, f"--train-iters={STEPS}"]
     save = ["--save", str(folder / "alone"), "--save-interval=2"]
-    alone = steps_of(train(1, "--mm-model", plain, *common, *load, *save))
+    output = train(1, "--mm-model", plain, *common, *load, *save)
+    alone, evaluated = steps_of(output), evaluations_of(output)
     assert len({loss for loss, _ in alone.values()}) == STEPS
-    return {"folder": folder, "common": common, "load": load, "alone": alone}
+    return {"folder": folder, "common": common, "load": load, "alone": alone, "evaluated": evaluated}
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +141,11 @@ def test_encoders_under_their_own_layouts_train_as_one_process_does(
     job: dict[str, Any], over_tensor_and_pipeline: str
 ) -> None:
     assert_same(steps_of(over_tensor_and_pipeline), job["alone"])
+
+
+def test_evaluation_gives_the_loss_of_one_process(job: dict[str, Any], over_tensor_and_pipeline: str) -> None:
+    assert sorted(job["evaluated"]) == [2, 4]
+    assert evaluations_of(over_tensor_and_pipeline) == pytest.approx(job["evaluated"], rel=LOSS_TOLERANCE)
 
 
 def test_each_step_says_what_its_phases_took_and_what_moved(over_tensor_and_pipeline: str) -> None:
@@ -255,6 +268,19 @@ def test_half_precision_and_the_distributed_optimizer_cross_layouts_with_their_s
     assert steps_of(output)[4][1] == pytest.approx(alone[4][1], rel=0.03)
     back = steps_of(train(1, *plain, "--load", str(tmp_path / "hetero"), "--ckpt-step=3"))
     assert back[4][1] == pytest.approx(alone[4][1], rel=0.03)
+
+
+def test_when_a_rank_dies_the_others_stop_and_its_name_is_told(tmp_path: Path) -> None:
+    """Long before the time-out of the process groups, which is ten minutes."""
+    model = model_file(tmp_path, "dp4_over_tp2pp2", DP4_OVER_TP2PP2)
+    done = start(
+        4, "--mm-model", model, "--mm-data", data_file(tmp_path), "--train-iters=1000", "--hetero-parallel",
+        script=Path(__file__).with_name("dying_program.py"),
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "iteration        1/" in done.stdout
+    root_cause = done.stderr.split("Root Cause (first observed failure):")[-1]
+    assert re.search(r"rank +: 2 \(local_rank: 2\)\s+exitcode +: -9", root_cause), done.stderr[-3000:]
 
 
 def test_a_mistake_ends_every_rank_with_its_message_before_anything_is_built(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import sys
+import types
 
 import pytest
 
@@ -62,6 +64,14 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
         ({"micro_batch_size": None}, "--micro-batch-size is missing"),
         ({"micro_batch_size": 3, "global_batch_size": 24}, "audio_encoder.mbs is 4, which is not a multiple"),
         ({"model": [1]}, "must hold a JSON object"),
+        (
+            {"model": {**MODEL, "audio_encoder": {"tp": 4}}, "ckpt_format": "torch", "save": "out"},
+            r"audio_encoder has tp 4, which does not divide the backbone's tp 2: .* Use --ckpt-format torch_dist",
+        ),
+        (
+            {"ckpt_format": "torch", "save": "out", "use_distributed_optimizer": True},
+            "the distributed optimizer's state lies on all ranks",
+        ),
         ({"model": {"text_decoder": {"tp": 1}}}, "no block besides 'text_decoder'"),
         ({"model": {**MODEL, "text_decoder": {"num_layers": 1}}}, "exactly one backbone, found none"),
         ({"model": {**MODEL, "text_decoder": {"tp": 3}}}, "8 ranks are not a multiple of tp 3"),
@@ -77,3 +87,14 @@ def test_what_cannot_be_is_refused_with_its_numbers(job, tmp_path, changes, mess
 def test_an_incomplete_last_window_of_the_scale_is_allowed(job, tmp_path):
     entry.prepare(arguments(tmp_path, hetero_encoder_mbs_scale=3, global_batch_size=16))
     assert job.scales["image_encoder"] == 3
+
+
+def test_mindspeed_mms_own_hetero_parallel_does_not_see_the_flag(job, tmp_path, monkeypatch):
+    given = arguments(tmp_path, hetero_parallel=True)
+    entry.prepare(given)
+    assert given.hetero_parallel is True
+    monkeypatch.setitem(sys.modules, "mindspeed_mm", types.ModuleType("mindspeed_mm"))
+    given = arguments(tmp_path, hetero_parallel=True)
+    entry.prepare(given)
+    assert given.hetero_parallel is False
+    assert job.layout is not None

@@ -1,5 +1,7 @@
 """Memory mode window: when macro-batches are encoded and taken back along the 1F1B schedule."""
 
+import types
+
 import pytest
 
 pytest.importorskip("torch")
@@ -81,3 +83,12 @@ def test_few_macro_batches_live_at_a_time():
         alive += {"encode": 1, "back": -1}.get(kind, 0)
         most = max(most, alive)
     assert most == 3, "the pipeline's four microbatches and the next two"
+
+
+def test_virtual_stages_are_refused_with_the_other_modes_named():
+    from mindspeed_autoparallel.errors import ConfigError
+    from mindspeed_autoparallel.runtime.hetero import phases
+
+    session = types.SimpleNamespace(memory="window")
+    with pytest.raises(ConfigError, match=r"2 virtual stages on each rank\. Use --hetero-memory recompute"):
+        phases._timetable(session, [], 4, 2)

@@ -1,0 +1,24 @@
+"""The reference training in which rank 2 is killed in its second step."""
+
+# ruff: noqa: I001
+import mindspeed_autoparallel  # noqa: F401  before Megatron
+
+import itertools
+import os
+import signal
+
+from mindspeed_autoparallel.reference import pretrain_vlm
+
+MICROBATCHES = itertools.count()
+STEP = pretrain_vlm.Trainer.step
+
+
+def step(self, batches, model):
+    if os.environ["RANK"] == "2" and next(MICROBATCHES) == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return STEP(self, batches, model)
+
+
+pretrain_vlm.Trainer.step = step
+if __name__ == "__main__":
+    pretrain_vlm.main()

@@ -1,0 +1,53 @@
+"""An encoder's place on the host's model, and who builds it: what cannot be is refused with a way out."""
+
+import types
+
+import pytest
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero import building
+from mindspeed_autoparallel.runtime.hetero.job import HeteroJob
+from mindspeed_autoparallel.runtime.hetero.layouts import ModuleLayout
+
+
+def chunk():
+    inner = types.SimpleNamespace(vision=None)
+    return types.SimpleNamespace(model=inner, named_children=lambda: [("model", inner), ("head", None)])
+
+
+def module(attribute="image_encoder", adapter=None):
+    return ModuleLayout("image_encoder", attribute, 1, 1, 1, adapter=adapter)
+
+
+def test_an_encoder_hangs_where_its_attribute_path_says():
+    host = chunk()
+    building._attach(host, module("model.vision"), "built")
+    assert host.model.vision == "built"
+
+
+@pytest.mark.parametrize("path", ["image_encoder", "model.image", "nothing.image"])
+def test_an_unknown_attribute_path_names_what_there_is(path):
+    with pytest.raises(ConfigError, match=rf"has no attribute '{path}' \(it has model, head\).*\"attr\""):
+        building._attach(chunk(), module(path), "built")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (None, r"nobody says how to build image_encoder .* \(offered: audio_encoder\)"),
+        ("no_such_package:Host", "adapter 'no_such_package:Host' cannot be loaded: No module named"),
+        ("collections:Host", "adapter 'collections:Host' cannot be loaded"),
+        ("collections", "adapter 'collections' cannot be loaded"),
+    ],
+)
+def test_an_encoder_that_nobody_can_build_is_refused(monkeypatch, adapter, message):
+    monkeypatch.setattr(building, "JOB", HeteroJob())
+    building.JOB.offer({"audio_encoder": object()})
+    with pytest.raises(ConfigError, match=message):
+        building._host(module(adapter=adapter))
+
+
+def test_an_adapter_named_in_the_file_comes_before_the_hosts_own(monkeypatch):
+    monkeypatch.setattr(building, "JOB", HeteroJob())
+    building.JOB.offer({"image_encoder": object()})
+    assert building._host(module(adapter="collections:OrderedDict")) == {}
