@@ -28,7 +28,9 @@ def read_candidate(path: Path) -> Layout:
     content = read_json(path, "operator plan (--candidate)")
     given = content.get("megatron") if isinstance(content, dict) else None
     if not isinstance(given, dict):
-        raise ConfigError(f"{path} holds no Megatron configuration; write it with `operators --json`.")
+        reason = content.get("megatron_reason") if isinstance(content, dict) else None
+        way_out = reason or "write it with `operators --json`."
+        raise ConfigError(f"{path} holds no Megatron configuration: {way_out}")
     if content.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(
             f"{path} has schema_version {content.get('schema_version')!r}; this release reads "

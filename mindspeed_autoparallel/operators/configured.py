@@ -52,6 +52,8 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
     cuts = [entry for entry in plan.explained if entry.operator == operator]
     if not cuts:
         known = ", ".join(dict.fromkeys(entry.operator for entry in plan.explained))
+        if plan.devices == 1:
+            raise ConfigError(f"--explain {operator}: on one device nothing is cut; give more devices.")
         if not known:
             raise ConfigError(
                 f"--explain {operator}: only recursive_programming has costs to explain, not {plan.search_mode}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +38,21 @@ def stage_memory_bytes(graph: Graph, stages: int, dp: int, mp: int) -> float:
     return (STATIC_BYTES_PER_BYTE * trained + frozen) / (stages * mp) + kept / (stages * dp * mp)
 
 
+def num_layers(graph: Graph) -> int:
+    """How often the most repeated matrix product comes; 0 where none repeats, so that nothing is known of layers."""
+    repeated = Counter(node.role for node in graph.nodes.values() if node.matmul and node.role)
+    most = max(repeated.values(), default=0)
+    return most if most > 1 else 0
+
+
 def choose_stages(graph: Graph, devices: int, given: Pipeline, dp_mp: tuple[int, int]) -> int:
     """Stages from the largest allowed number downwards, the first whose memory fits; never above ``micro_batch_num``.
 
-    ``dp_mp`` is the split without stages. The bound is min(max(user stages, servers), micro_batch_num). With each
-    halving of the stages, dp or mp doubles: the one that keeps dp/mp nearest to the ratio of ``dp_mp``, dp on a tie.
+    ``dp_mp`` is the split without stages. The bound is min(max(user stages, servers), micro_batch_num, layers). With
+    each halving of the stages, dp or mp doubles: the one that keeps dp/mp nearest to the ratio of ``dp_mp``, dp on a tie.
     Raises ``InfeasiblePlan`` where no number fits, with the memory of the nearest.
     """
-    bound = min(max(given.stages, given.servers), given.micro_batch_num)
+    bound = min(max(given.stages, given.servers), given.micro_batch_num, num_layers(graph) or devices)
     stages = 1
     while stages * 2 <= bound and devices % (stages * 2) == 0:
         stages *= 2
@@ -97,6 +105,9 @@ def search_pipelined(
         raise ConfigError(
             f"{given.stages} pipeline stages need at least as many microbatches, not {given.micro_batch_num}."
         )
+    layers = num_layers(graph)
+    if layers and given.stages > layers:
+        raise ConfigError(f"{given.stages} pipeline stages are more than the {layers} layers.")
     if devices % given.stages:
         raise ConfigError(f"{given.stages} pipeline stages do not divide {devices} devices.")
     whole = search_graph(graph, devices, **options)

@@ -38,7 +38,8 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
     write_json_atomic(folder / PLAN_FILE, {**result.as_json(), "model": dataclasses.asdict(work.shape)})
     write_text_atomic(folder / PAGE_FILE, render_operator_page(result.picture()))
     print("\n".join(explain(plan, arguments.operator_explain) if arguments.operator_explain else result.lines()))
-    print(f"written: {folder / PLAN_FILE} (train by it with --operator-plan) and {folder / PAGE_FILE}", flush=True)
+    hint = " (train by it with --operator-plan)" if result.megatron else ""
+    print(f"written: {folder / PLAN_FILE}{hint} and {folder / PAGE_FILE}", flush=True)
     sys.exit(0)
 
 

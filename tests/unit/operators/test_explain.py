@@ -40,6 +40,8 @@ def test_command_explains_every_cut_and_names_what_it_cannot(capsys):
     ]
     assert main(["operators", "--layers", "1", "--explain", "layers.0.attention"]) == 2
     assert "no matrix product of that search; these are: layers.0.q" in capsys.readouterr().err
+    assert main(["operators", "--layers", "1", "--explain", "layers.0.q", "--devices", "1"]) == 2
+    assert "on one device nothing is cut" in capsys.readouterr().err
     assert main(["operators", "--layers", "1", "--explain", "layers.0.q", "--search-mode", "exact"]) == 2
     assert "only recursive_programming has costs to explain, not exact" in capsys.readouterr().err
 

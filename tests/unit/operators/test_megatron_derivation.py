@@ -97,6 +97,7 @@ def test_command_prints_flags_for_a_script_and_json_that_the_planner_reads(tmp_p
     ("content", "words"),
     [
         ({}, "no Megatron configuration"),
+        ({"megatron": None, "megatron_reason": "no heads divide"}, "no Megatron configuration: no heads divide"),
         ({"megatron": {}, "schema_version": 7}, "this release reads 1"),
         (
             {"megatron": {"pipeline_model_parallel_size": 0}, "schema_version": 1},

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.operators.pipeline import (
 from mindspeed_autoparallel.operators.presets import preset_graph
 from mindspeed_autoparallel.operators.search.pins import pinned_choices
 
-GRAPH = preset_graph("llama2-7b", batch=64, sequence=512, num_layers=2)
+GRAPH = preset_graph("llama2-7b", batch=64, sequence=512, num_layers=4)
 
 
 @pytest.mark.parametrize(("microbatches", "servers", "stages"), [(8, 4, 4), (2, 4, 2), (1, 4, 1), (8, 1, 1), (8, 3, 2)])
@@ -27,6 +27,11 @@ def test_stages_never_exceed_microbatches_or_servers(microbatches, servers, stag
     plan = search_pipelined(GRAPH, 16, auto_pipeline=True, pipeline=given)
     assert plan.stages == stages
     assert 2 ** len(plan.decisions.mesh) * stages == 16
+
+
+def test_stages_never_exceed_layers():
+    given = Pipeline(servers=8, micro_batch_num=8, device_memory_bytes=2**50)
+    assert search_pipelined(GRAPH, 16, auto_pipeline=True, pipeline=given).stages == 4
 
 
 def test_largest_number_of_stages_that_fits_is_kept():
@@ -48,7 +53,12 @@ def test_without_the_flag_the_users_stages_hold_and_the_choice_is_logged(caplog)
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [(Pipeline(4, 1, 2), "at least as many"), (Pipeline(3, 1, 8), "do not divide"), (Pipeline(0), "stages=0")],
+    [
+        (Pipeline(4, 1, 2), "at least as many"),
+        (Pipeline(3, 1, 8), "do not divide"),
+        (Pipeline(0), "stages=0"),
+        (Pipeline(8, 1, 8), "8 pipeline stages are more than the 4 layers"),
+    ],
 )
 def test_impossible_stages_are_refused(given, words):
     with pytest.raises(ConfigError, match=words):
