@@ -20,7 +20,6 @@ from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.tuning.traced.candidates import Dimensions, Family, Space, enumerate_space
 from mindspeed_autoparallel.tuning.traced.search import search, solve
 
-
 CASES = (
     (2, 32, 60_000, 1, (1, 2, 3, 4)),
     (16, 80, 40_000, 1, (1, 2, 3, 4)),
