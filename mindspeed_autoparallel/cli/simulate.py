@@ -83,6 +83,11 @@ def print_plan(plan: Plan) -> None:
         f"{step.data_parallel_us / 1000:.3f}, optimizer {step.optimizer_us / 1000:.3f}), bubble "
         f"{step.bubble_fraction:.1%}, {plan.throughput_tokens_per_s_per_device:.1f} tokens/s/device"
     )
+    if step.p50_us is not None and step.p95_us is not None:
+        print(
+            f"varying data: mean of steps {step.total_us / 1000:.3f} ms, P50 {step.p50_us / 1000:.3f}, "
+            f"P95 {step.p95_us / 1000:.3f}"
+        )
     for baseline in plan.baselines:
         if baseline.step_us is not None:
             print(f"{baseline.name} split: {baseline.step_us / 1000:.2f} ms {baseline.note}".rstrip())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.assembly import COSTS, STAGE_TIMES, limits_of_plan
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
-from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 
@@ -30,6 +30,7 @@ def replay(plan: Plan) -> tuple[Plan, Evaluation]:
     except (ValueError, TypeError) as error:
         raise PlanError(f"extra.{COSTS} or extra.{STAGE_TIMES} of the plan is broken: {error}.") from error
     profile = Profile.parse(costs, f"extra.{COSTS}")
+    _check_edit(plan)
     expected = plan.layout.num_microbatches(plan.global_batch_size)
     if plan.num_microbatches != expected:
         raise PlanError(
@@ -52,3 +53,20 @@ def replay(plan: Plan) -> tuple[Plan, Evaluation]:
         search=replace(plan.search, limits=limits_of_plan(found)),
     )  # fmt: skip
     return again, found
+
+
+def _check_edit(plan: Plan) -> None:
+    """What the plan file's own checks cannot know."""
+    if plan.layout.num_devices != plan.cluster.num_devices:
+        raise PlanError(
+            f"{plan.layout.label()} needs {plan.layout.num_devices} devices, but the cluster has "
+            f"{plan.cluster.num_devices}. Edit layout and cluster together."
+        )
+    for stage in plan.stages:
+        for name, kinds in stage.recompute.items():
+            for kind in kinds:
+                if kind not in RECOMPUTED_KINDS:
+                    raise PlanError(
+                        f"stage {stage.stage}: unknown recompute kind {kind!r} of {name}; "
+                        f"known: {', '.join(RECOMPUTED_KINDS)}."
+                    )
