@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.errors import ConfigError
+
 
 def _first(section: Mapping[str, Any], *names: str) -> Any:
     for name in names:
@@ -57,14 +59,38 @@ def _model(row: Mapping[str, Any]) -> dict[str, Any] | None:
     return {key: value for key, value in fields.items() if value is not None}
 
 
+def broken_part(row: Mapping[str, Any]) -> str | None:
+    """What in ``row`` is no object although it must be one, or ``None``."""
+    sections = {name: row[name] for name in ("model", "hw", "train", "measured", "megatron_args") if name in row}
+    model = row.get("model")
+    if isinstance(model, Mapping) and "config" in model:
+        sections["model.config"] = model["config"]
+    for name, section in sections.items():
+        if not isinstance(section, Mapping):
+            return f"{name} is {section!r}, must be an object"
+    return None
+
+
+def _check_counts(hardware: Mapping[str, Any], parallel: Mapping[str, Any]) -> None:
+    counts = [("hw", key, hardware.get(key)) for key in ("num_gpus", "gpus_per_node")]
+    counts += [("parallel", key, parallel.get(key)) for key in ("tp", "pp", "dp", "cp", "layers_per_vpp")]
+    for where, key, value in counts:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{where}.{key} is {value!r}, must be a whole number of at least 1.")
+
+
 def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A request as ``predict`` takes it, or ``None`` where the row describes no gpt or moe run in full."""
+    """A request as ``predict`` takes it, or ``None`` where the row describes no gpt or moe run in full.
+
+    Raises ``ConfigError`` where a count of its layout is none. Its sections must be objects (see ``broken_part``).
+    """
     hardware, parallel, train = (row.get(name, {}) for name in ("hw", "parallel", "train"))
     if not isinstance(parallel, Mapping) or _is_unmodelled(row) or "fsdp" in parallel:
         return None
     model = _model(row)
     if model is None or not hardware.get("gpu") or not hardware.get("num_gpus"):
         return None
+    _check_counts(hardware, parallel)
     arguments = row.get("megatron_args", {})
     layout = {name: parallel[name] for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "sp", "dist_opt")
               if parallel.get(name) is not None}  # fmt: skip

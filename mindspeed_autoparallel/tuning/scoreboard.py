@@ -12,7 +12,7 @@ from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload, read_workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.tuning.measured_rows import request_of_row
+from mindspeed_autoparallel.tuning.measured_rows import broken_part, request_of_row
 
 _GIB = 2**30
 
@@ -186,6 +186,10 @@ def scoreboard(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     left_out: dict[str, int] = defaultdict(int)
     for row in rows:
         group = str(row.get("group", "all"))
+        broken = broken_part(row)
+        if broken:
+            left_out[f"{group}: {broken}"] += 1
+            continue
         try:
             request = request_of_row(row)
             if request is None:

@@ -35,7 +35,7 @@ def _code_hash() -> Any:
     """Hash of the code a trace runs through, torch and Megatron."""
     runtime = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for folder in ("tracing", "attention", "devices/cpu"):
+    for folder in ("tracing", "attention", "devices/cpu", "tuning"):
         for path in sorted((runtime / folder).glob("*.py")):
             digest.update(path.read_bytes())
     digest.update(f"{release_of('torch')} {release_of('megatron-core')} {os.environ.get('PYTHONPATH', '')}".encode())

@@ -18,7 +18,8 @@ import torch.distributed
 
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter
 from mindspeed_autoparallel.runtime.tracing.request import TraceRequest
-from mindspeed_autoparallel.runtime.tracing.shapes import balance_experts
+from mindspeed_autoparallel.runtime.tuning.balance import balance_routing
+from mindspeed_autoparallel.runtime.tuning.pretending import keep_dispatch_real
 
 
 class World:
@@ -29,7 +30,8 @@ class World:
         self.backend = backend
         self._layout: tuple[int, ...] | None = None
         CpuAdapter().prepare()
-        balance_experts()
+        balance_routing()
+        keep_dispatch_real()
 
     def enter(self, request: TraceRequest) -> None:
         """Megatron's groups for ``request``; those of the request before are destroyed."""

@@ -54,3 +54,26 @@ def test_command_prints_json_only(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["groups"]["g"]["step_time"]["rows"] == 1
     assert main(["scoreboard", str(path)]) == 0
     assert "step time" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": 5}, "model is 5, must be an object"),
+        ({"measured": None}, "measured is None, must be an object"),
+        ({"hw": []}, "hw is [], must be an object"),
+        ({"megatron_args": None}, "megatron_args is None, must be an object"),
+        ({"model": {**_ROW["model"], "config": 3}}, "model.config is 3, must be an object"),
+        ({"hw": {"gpu": "A100", "num_gpus": "8"}}, "hw.num_gpus is '8', must be a whole number of at least 1."),
+        ({"parallel": {"tp": 0}}, "parallel.tp is 0, must be a whole number of at least 1."),
+        ({"train": {"gbs": "x"}}, "train.gbs is 'x', must be a whole number."),
+        ({"hw": {"gpu": "Abacus", "num_gpus": 8}}, "unknown device 'Abacus'"),
+    ],
+)
+def test_a_broken_row_is_left_out_with_its_reason_and_the_others_are_scored(change: dict, reason: str) -> None:
+    measured = {"iter_time_ms": 550.0}
+    result = scoreboard([{**_ROW, "measured": measured}, {**_ROW, "measured": measured, **change}])
+    assert result["groups"]["g"]["step_time"]["rows"] == 1
+    ((said, count),) = result["left_out"].items()
+    assert said.startswith(f"g: {reason}")
+    assert count == 1
