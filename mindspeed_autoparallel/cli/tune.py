@@ -17,6 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-file", type=Path, action="append", default=[], help="a device of your own (repeatable)"
     )
+    parser.add_argument(
+        "--profile-source", choices=("analytic",), default="analytic",
+        help="nothing is measured by this command; a script with --auto-tuning measures",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -39,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{result['num_candidates']} layouts, {result['num_fitting']} fit")
     for place, plan in enumerate(result["top"], start=1):
         print(f"{place}. {plan['step_time_ms']:.1f} ms, {plan['peak_memory_gib']:.1f} GiB: {shlex.join(plan['argv'])}")
-    print(f"device figures: {result['top'][0]['provenance']}")
+    print(f"analytic: nothing was measured; device figures: {result['top'][0]['provenance']}")
     for reason, number in result["left_out"].items():
         print(f"  left out {number:6d}: {reason}")
     return 0

@@ -69,6 +69,7 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
             for index, stage in enumerate(stages)
         ],
         "tokens_per_s_per_device": work.global_batch * work.model.sequence / time.total_ms * 1e3 / work.num_devices,
+        "profile_source": "analytic",
         "device": device.name,
         "stack": work.stack,
         "provenance": efficiency.provenance,

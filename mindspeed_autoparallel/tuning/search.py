@@ -71,6 +71,7 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
     fitting.sort(key=lambda item: item[:3])
     return {
         "schema_version": SCHEMA_VERSION,
+        "profile_source": "analytic",
         "num_candidates": number,
         "num_fitting": len(fitting),
         "left_out": dict(left_out.most_common()),

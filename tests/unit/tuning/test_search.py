@@ -67,3 +67,25 @@ def test_command_prints_three_plans_and_fails_with_three_when_nothing_fits(
     base["model"].update({"hidden": 16384, "heads": 128, "num_layers": 96})
     path.write_text(json.dumps(base))
     assert main(["tune", "--request", str(path)]) == 3
+
+
+def test_a_search_by_prediction_says_that_nothing_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(_BASE))
+    assert main(["tune", "--request", str(path), "--profile-source", "analytic"]) == 0
+    assert "nothing was measured" in capsys.readouterr().out
+    assert main(["tune", "--request", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["profile_source"] == "analytic"
+
+
+def test_experts_under_tensor_parallelism_are_written_with_their_own_tensor_size() -> None:
+    request = {
+        "model": {**_BASE["model"], "type": "moe", "num_experts": 8, "topk": 2},
+        "hw": {"gpu": "H100", "num_gpus": 8},
+        "parallel": {"tp": 2, "ep": 4, "etp": 1},
+        "train": {"gbs": 32, "mbs": 2},
+    }
+    text = " ".join(megatron_argv(request))
+    assert "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1" in text
