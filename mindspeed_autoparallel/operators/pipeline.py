@@ -49,8 +49,8 @@ def choose_stages(graph: Graph, devices: int, given: Pipeline, dp_mp: tuple[int,
     """Stages from the largest allowed number downwards, the first whose memory fits; never above ``micro_batch_num``.
 
     ``dp_mp`` is the split without stages. The bound is min(max(user stages, servers), micro_batch_num, layers). With
-    each halving of the stages, dp or mp doubles: the one that keeps dp/mp nearest to the ratio of ``dp_mp``, dp on a tie.
-    Raises ``InfeasiblePlan`` where no number fits, with the memory of the nearest.
+    each halving of the stages, dp or mp doubles: the one that keeps dp/mp nearest to the ratio of ``dp_mp``, dp on a
+    tie. Raises ``InfeasiblePlan`` where no number fits, with the memory of the nearest.
     """
     bound = min(max(given.stages, given.servers), given.micro_batch_num, num_layers(graph) or devices)
     stages = 1
