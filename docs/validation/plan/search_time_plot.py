@@ -7,6 +7,8 @@ from math import ceil, floor, log2, log10
 
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 70, 30, 50, 60
+INSET = 34
+"""Between the axes and the first and last point, so that labels have room."""
 GOALS = ((128, 5.0), (1024, 15.0), (16384, 60.0))
 """(devices, seconds) that the search should stay below."""
 
@@ -19,7 +21,7 @@ def draw(points: Sequence[tuple[int, float]]) -> str:
     low_y, high_y = floor(log10(min(seconds))), ceil(log10(max(seconds)))
 
     def x(size: float) -> float:
-        return LEFT + (log2(size) - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
+        return LEFT + INSET + (log2(size) - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT - 2 * INSET)
 
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (log10(value) - low_y) / (high_y - low_y) * (HEIGHT - TOP - BOTTOM)
