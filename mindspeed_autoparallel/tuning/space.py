@@ -18,7 +18,7 @@ def _divisors(number: int, limit: int) -> list[int]:
 
 
 def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every combination of tensor, pipeline, context, expert, virtual, micro batch and recompute.
+    """Every combination of tensor, pipeline, context, expert, expert tensor, virtual, micro batch and recompute.
 
     ``base``: a request whose ``parallel`` may be empty; what it does name is held. Tensor and expert sizes stay
     inside a node, for their collectives are on the critical path of every layer. Raises ``ConfigError`` without
@@ -48,4 +48,8 @@ def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if devices % (tensor * pipeline * context) or (virtual > 1 and pipeline == 1):
             continue
         parallel = {**held, "tp": tensor, "pp": pipeline, "cp": context, "ep": expert, "vpp": virtual}
-        yield {**base, "parallel": parallel, "train": {**train, "mbs": micro, "recompute": recompute}}
+        # Tensor ranks share every expert, or each has whole ones.
+        split = choices("etp", [1, tensor]) if model.get("num_experts") and tensor > 1 else [None]
+        for expert_tensor in split:
+            layout = parallel if expert_tensor is None else {**parallel, "etp": expert_tensor}
+            yield {**base, "parallel": layout, "train": {**train, "mbs": micro, "recompute": recompute}}

@@ -89,3 +89,16 @@ def test_experts_under_tensor_parallelism_are_written_with_their_own_tensor_size
     }
     text = " ".join(megatron_argv(request))
     assert "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1" in text
+
+
+def test_experts_are_tried_whole_and_split_over_tensor_ranks() -> None:
+    base = {
+        "model": {**_BASE["model"], "type": "moe", "num_experts": 8, "topk": 2},
+        "hw": {"gpu": "H100", "num_gpus": 8},
+        "parallel": {"tp": 2, "pp": 1},
+        "train": {"gbs": 32, "mbs": 1, "recompute": "none"},
+    }
+    tried = {(request["parallel"]["ep"], request["parallel"]["etp"]) for request in candidates(base)}
+    assert {(2, 1), (2, 2), (8, 1)} <= tried
+    base["parallel"]["etp"] = 1
+    assert {request["parallel"]["etp"] for request in candidates(base)} == {1}
