@@ -8,15 +8,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.profiles import BlockCost
+from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.tuning.traced.candidates import Configuration, Dimensions, Space
 from mindspeed_autoparallel.units import format_bytes
 
 _REACH = 1.25
-"""A split this much slower than the last recommendation is left as it is."""
+"""A configuration this much slower than the last recommendation is not improved: moving layers gains less."""
+_NUM_IMPROVED = 4
+"""Configurations whose split is improved, per recommendation."""
 _MAX_MOVES = 12
 """Layers moved between stages, one after the other, in search of a better split."""
 
@@ -97,7 +101,12 @@ def search(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
             f"{tightest[1] if tightest else 'none could be evaluated'} Use more ranks, a smaller --micro-batch-size, "
             "or devices with more memory."
         )
-    top = sorted(best.values(), key=_order)[:count]
+    leading = sorted(best.values(), key=_order)
+    reach = _REACH * leading[min(count, len(leading)) - 1].step_us
+    near = [found for found in leading if found.step_us < reach][: count * _NUM_IMPROVED]
+    if dimensions.uneven_stages:
+        near = [improved(found, cluster, batch) for found in near]
+    top = sorted(near, key=_order)[:count]
     return Outcome(
         top=tuple(top), num_legal=len(space.configurations), num_solved=num_solved, num_bounded=num_bounded,
         num_without_room=num_without_room, seconds=time.monotonic() - started,
@@ -122,6 +131,8 @@ def solve(
         for kind, fewest in _kinds(configuration, dimensions):
             if _placement_bound_us(configuration, layers, kind, fewest) >= cutoff_us:
                 break  # kinds come from the fastest to the most frugal
+            if kind != "full" and not _may_fit(configuration, cluster, layers, kind, 0):
+                continue
             if kind == "full":
                 found = _fewest(configuration, cluster, batch, layers)
             else:
@@ -132,9 +143,6 @@ def solve(
                 break
             if missing is None or found.peak_bytes < missing[0]:
                 missing = (found.peak_bytes, _shortage(found))
-    near = best is not None and best.step_us < _REACH * cutoff_us
-    if best is not None and near and dimensions.uneven_stages and configuration.layout.pipeline_size > 1:
-        best = _improved(best, cluster, batch)
     return best, missing
 
 
@@ -198,11 +206,44 @@ def _splits(configuration: Configuration, dimensions: Dimensions) -> Iterator[tu
     yield tuple(small + (stage in longer) for stage in range(stages))
 
 
+def _may_fit(
+    configuration: Configuration, cluster: Cluster, layers: tuple[int, ...], kind: str, number: int
+) -> bool:
+    """False where the first rank is proved too full: model state, and what its warm-up holds of the smallest chunk.
+
+    Megatron's first rank has ``min(P, M)`` microbatches in flight, interleaved ``min(M v, 2 (P - 1) + (v - 1) P + 1)``
+    chunks of them.
+    """
+    profile, layout = configuration.family.profile, configuration.layout
+    module = profile.model.modules[0].name
+    cost = configuration.candidate.measurement.modules[module]
+    size, count = layout.pipeline_size, configuration.candidate.num_microbatches
+    held = range(0, len(layers), size)
+    static = sum(layers[stage] for stage in held) * _static_bytes(cost.layer, layout)
+    static += _static_bytes(cost.pre, layout) if cost.pre is not None else 0
+    plain, chosen = (cost.layer.recompute[name].saved_bytes for name in ("none", kind))
+    saved = []
+    for stage in held:
+        again = min(number, layers[stage]) if kind == "full" else layers[stage]
+        saved.append(again * chosen + (layers[stage] - again) * plain - cost.layer.output_bytes)
+    chunks = min(count, size)
+    if layout.virtual_size > 1:
+        chunks = min(count * layout.virtual_size, 2 * (size - 1) + (layout.virtual_size - 1) * size + 1)
+    limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+    return static + chunks * max(0, min(saved)) + profile.device.runtime_overhead_bytes <= limit
+
+
+def _static_bytes(block: BlockCost, layout: Layout) -> int:
+    return sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
+
+
 def _fewest(configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...]) -> Found:
     low, high = 1, max(layers)
     best = _evaluated(configuration, cluster, batch, layers, "full", high)
     if not best.evaluation.fits:
         return best
+    while low < high and not _may_fit(configuration, cluster, layers, "full", low):
+        low += 1
     while low < high:
         middle = (low + high) // 2
         found = _evaluated(configuration, cluster, batch, layers, "full", middle)
@@ -231,10 +272,12 @@ def _evaluated(
     )
 
 
-def _improved(found: Found, cluster: Cluster, batch: int) -> Found:
+def improved(found: Found, cluster: Cluster, batch: int) -> Found:
     """Move layers, one at a time, from the slowest stage to one that makes the step shorter, as long as one does."""
     configuration = found.configuration
     module = configuration.family.profile.model.modules[0].name
+    if configuration.layout.pipeline_size == 1:
+        return found
     for _ in range(_MAX_MOVES):
         layers = found.placement.layers[module]
         stages = found.evaluation.stages

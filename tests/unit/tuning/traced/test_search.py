@@ -8,7 +8,7 @@ from language_profile import language_profile
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.tuning.traced.candidates import Dimensions, Family, enumerate_space
-from mindspeed_autoparallel.tuning.traced.search import search, solve
+from mindspeed_autoparallel.tuning.traced.search import improved, search, solve
 
 
 def families(**changes):
@@ -19,8 +19,9 @@ def everything(space, cluster, batch, dimensions):
     best = {}
     for configuration in space.configurations:
         found, _ = solve(configuration, cluster, batch, dimensions)
-        if found is not None and (configuration.key not in best or found.step_us < best[configuration.key]):
-            best[configuration.key] = found.step_us
+        if found is not None:
+            step_us = improved(found, cluster, batch).step_us
+            best[configuration.key] = min(step_us, best.get(configuration.key, step_us))
     return sorted(best.values())
 
 
