@@ -6,6 +6,7 @@ backbone's first block. So the solver, its bounds and the exact peak are those o
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -112,6 +113,7 @@ class BackboneSolver:
     solved: list[tuple[Reserved, LayoutResult]] = field(default_factory=list)
     relaxed: list[tuple[Reserved, float]] = field(default_factory=list)
 
+    @functools.cached_property
     def cheap_bound_us(self) -> float:
         """Without a solve, whatever is reserved."""
         return pipeline_bound_ns(self.backbone, self.candidate) / NS_PER_US + tail_bound_us(
@@ -161,7 +163,10 @@ class BackboneSolver:
             time_limit_s=time_limit_s, seed=self.seed,
         )  # fmt: skip
         timed_out = result.timed_out or time.monotonic() - started > time_limit_s
-        result = replace(result, timed_out=timed_out)
+        lower = max(result.lower_bound_us, self.cheap_bound_us)
+        if result.evaluation is not None:
+            lower = min(lower, result.evaluation.step.total_us)
+        result = replace(result, timed_out=timed_out, lower_bound_us=lower)
         self.solved.append((reserved, result))
         return result
 

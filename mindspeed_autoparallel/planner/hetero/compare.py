@@ -141,4 +141,4 @@ def summary(comparison: Comparison) -> str:
     theirs = f"{other.layout.label()}, {other.step.total_us / US_PER_MS:.2f} ms"
     if comparison.best is comparison.hetero:
         return f"hetero is {comparison.speed_up:.3f} times as fast: {ours}; best homogeneous plan: {theirs}"
-    return f"hetero does not pay: {ours}; the best homogeneous plan is faster: {theirs}"
+    return f"hetero does not pay: {ours}; the best homogeneous plan is no slower: {theirs}"

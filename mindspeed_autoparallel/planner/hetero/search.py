@@ -146,7 +146,7 @@ def _run(
     queue: list[tuple[float, int, BackboneSolver, HeteroRecord | None, bool]] = []
     order = 0
     for solver in solvers:
-        bound = solver.cheap_bound_us() + _least_encoder_us(costs, solver)
+        bound = solver.cheap_bound_us + _least_encoder_us(costs, solver)
         heapq.heappush(queue, (bound, order, solver, None, False))
         order += 1
     alternatives = top_k
