@@ -119,8 +119,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
             else Computed(request, traces, found, target, base)
         )  # fmt: skip
         for point in calibration.failed:
-            reason = str(found[point]["reason"]).strip().splitlines()[-1]
-            plan.left_out[point.label()] = f"could not be traced: {reason}"
+            plan.left_out[point.label()] = f"could not be traced: {found[point]['summary']}"
         covered = calibration.take(launches, voice.info)
         voice.info("stage 2 of 3: model")
         kinds, prices = families(calibration, plan, arguments, _capacity(request, device, target))

@@ -118,7 +118,8 @@ class Traces:
         }  # fmt: skip
 
     def _give_up(self, point: MeasuredAt, reason: str) -> None:
-        result = {"at": asdict(point), "status": "failed", "reason": reason, "variants": {}}
+        summary = reason.splitlines()[0]
+        result = {"at": asdict(point), "status": "failed", "reason": reason, "summary": summary, "variants": {}}
         write_json_atomic(self._task.result_file(point), result)
 
     def _key(self) -> str:

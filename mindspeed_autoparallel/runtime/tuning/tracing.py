@@ -174,7 +174,7 @@ def _trace_all(
 def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> None:
     first = next(iter(result["variants"].values()))
     if first.get("status") == "failed":
-        result.update(status="failed", reason=first["reason"])
+        result.update(status="failed", reason=first["reason"], summary=first["reason"].splitlines()[-1])
     write_json_atomic(
         Path(task.result_file(point)), {"schema_version": TRACE_SCHEMA_VERSION, "at": asdict(point), **result}
     )
