@@ -20,6 +20,8 @@ MOST_LABELS = 20_000
 """Labels expanded together; the others wait, so memory stays bounded."""
 MOST_COMPARED = 300
 """Labels of one node that others are compared with: beyond, comparing costs more than it saves."""
+WORTHWHILE = 16
+"""After so many, comparing goes on only while each beats one other on average."""
 
 
 @dataclass
@@ -191,13 +193,13 @@ class Paths:
         first = numpy.flatnonzero(numpy.diff(position, prepend=-1))
         for low, high in zip(first, [*first[1:], len(order)], strict=True):
             left = numpy.arange(low, high)
-            for _ in range(MOST_COMPARED):
-                if len(left) < 2:
-                    break
+            for turn in range(1, MOST_COMPARED):
                 index, left = left[0], left[1:]
                 beaten = (value[left] >= value[index]).all(axis=1)
                 alive[left[beaten]] = False
                 left = left[~beaten]
+                if len(left) < 2 or (turn % WORTHWHILE == 0 and len(left) > high - low - 2 * turn):
+                    break
         return labels.take(numpy.sort(order[alive]))
 
     def beam(self, width: int, limit: int) -> Labels:
@@ -211,6 +213,18 @@ class Paths:
                 labels = labels.take(numpy.lexsort((spread, labels.bound))[:width])
         return labels.take(numpy.argsort(labels.bound, kind="stable"))
 
+    def _relevant(self, limit: int) -> Paths:
+        """The same under those cuts alone by which some path exceeds ``limit``."""
+        which = self.constant + self.most_to_end[0][0] > limit
+        which[0] = True
+        other = self.copy()
+        other.num_cuts = int(which[: self.num_cuts].sum())
+        other.constant = self.constant[which]
+        other.cost = [cost[:, which] for cost in self.cost]
+        other.to_end = [least[:, which] for least in self.to_end]
+        other.most_to_end = [most[:, which] for most in self.most_to_end]
+        return other
+
     def all_paths(self, limit: int, effort: int, deadline: float) -> tuple[Labels, bool]:
         """Whole paths within ``limit``: those of the first block that reaches the end. And whether there is none.
 
@@ -218,7 +232,8 @@ class Paths:
         stand for others that are alike only as far as ``limit`` goes.
         """
         num_stages = len(self.ranges)
-        stack = [(0, self.root())]
+        paths = self._relevant(limit)
+        stack = [(0, paths.root())]
         while stack:
             stage, labels = stack.pop()
             if stage == num_stages:
@@ -229,12 +244,12 @@ class Paths:
                 order = numpy.argsort(labels.bound, kind="stable")
                 stack.append((stage, labels.take(order[MOST_LABELS:])))
                 labels = labels.take(order[:MOST_LABELS])
-            following = self.expand(labels, stage, limit)
+            following = paths.expand(labels, stage, limit)
             effort -= len(following)
-            following = self.undominated(following, stage, limit)
+            following = paths.undominated(following, stage, limit)
             if len(following):
                 stack.append((stage + 1, following))
-        return self.root().take([]), True
+        return paths.root().take([]), True
 
 
 def _below(value: Array) -> Array:
