@@ -56,16 +56,24 @@ class SimulatedStep:
 class _Graph:
     """Nodes in topological order; node 0 is the start. Every node waits for up to three others."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_stages: int) -> None:
+        self.num_stages = num_stages
         self.waits: list[tuple[int, int, int, int, int, int]] = []
         """Three (node, link) pairs flattened; link ``-1`` costs nothing, missing waits are node 0."""
         self.work: list[tuple[int, Action] | None] = []
+        self.rows: list[int] = []
+        """Where a node's duration is found: 0 for messages, else 1 + 2 x virtual stage (+ 1 for a backward)."""
 
     def add(self, *waits: tuple[int, int], work: tuple[int, Action] | None = None) -> int:
         """The new node's index; ``waits``: one to three (node, link)."""
         (a, link_a), (b, link_b), (c, link_c) = (*waits, (0, -1), (0, -1))[:3]
         self.waits.append((a, link_a, b, link_b, c, link_c))
         self.work.append(work)
+        row = 0
+        if work is not None:
+            stage, action = work
+            row = 1 + 2 * (action.chunk * self.num_stages + stage) + (action.kind == "B")
+        self.rows.append(row)
         return len(self.work) - 1
 
 
@@ -78,7 +86,6 @@ def simulate(
     compute. ``sends``: one of ``messages.SENDS`` instead, to be exact about settings and release. ``timeline`` and
     ``critical_path`` are empty unless ``with_timeline``.
     """
-    num_stages = len(program)
     if not sends:
         interleaved = rendezvous and any(action.chunk for action in program[0])
         sends = "freed" if interleaved else "blocking" if rendezvous else "eager"
@@ -87,15 +94,17 @@ def simulate(
     num_virtual = len(times.forward)
     links = [message + (times.link[i] if times.link else 0) for i in range(num_virtual - 1)] + [0]
     count = max(action.microbatch for action in program[0]) + 1
-    rows = {
-        "F": [_row(row, count, extra) for row in times.forward],
-        "B": [_row(row, count, extra) for row in times.backward],
-    }
-    durations: list[Time] = [0]
-    durations += [
-        0 if work is None else rows[work[1].kind][work[1].chunk * num_stages + work[0]][work[1].microbatch]
-        for work in graph.work[1:]
-    ]
+    rows = [
+        _row(row, count, extra) for pair in zip(times.forward, times.backward, strict=True) for row in pair
+    ]  # fmt: skip
+    durations: list[Time]
+    if any(isinstance(row, list) for row in rows):
+        durations = [
+            _at(rows[index - 1], work[1].microbatch) if work is not None else 0
+            for index, work in zip(graph.rows, graph.work, strict=True)
+        ]
+    else:
+        durations = list(map([0, *rows].__getitem__, graph.rows))  # type: ignore[arg-type]  # plain numbers only
     ends: list[Time] = [0]
     append = ends.append
     for (a, link_a, b, link_b, c, link_c), duration in zip(graph.waits[1:], durations[1:], strict=True):
@@ -111,12 +120,16 @@ def simulate(
     return _trace(graph, program, ends, durations, links, num_virtual, with_timeline)
 
 
-def _row(row: Row, count: int, extra: Time) -> list[Time]:
+def _row(row: Row, count: int, extra: Time) -> Time | list[Time]:
     if isinstance(row, Sequence):
         if len(row) != count:
             raise ConfigError(f"{len(row)} times for {count} microbatches.")
         return [value + extra for value in row]
-    return [row + extra] * count
+    return row + extra
+
+
+def _at(row: Time | list[Time], microbatch: int) -> Time:
+    return row[microbatch] if isinstance(row, list) else row
 
 
 def _trace(
@@ -160,7 +173,7 @@ def _compile(program: Program, sends: str) -> _Graph:
     steps = message_steps(program, sends)
     num_stages = len(program)
     last_virtual = num_stages * (1 + max(action.chunk for action in program[0])) - 1
-    graph = _Graph()
+    graph = _Graph(num_stages)
     graph.add((0, -1))
     last, position = [0] * num_stages, [0] * num_stages
     done: dict[tuple[str, int, int], int] = {}
