@@ -45,7 +45,8 @@ def check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout)
     split = [module for module in layout.encoders if layout.backbone.tensor % module.tensor]
     if split or getattr(arguments, "use_distributed_optimizer", False):
         why = (
-            f"{split[0].name} has tp {split[0].tensor}, which does not divide the backbone's tp {layout.backbone.tensor}"
+            f"{split[0].name} has tp {split[0].tensor}, which does not divide the backbone's tp "
+            f"{layout.backbone.tensor}"
             if split
             else "the distributed optimizer's state lies on all ranks of every module"
         )
