@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import pytest
+from hetero_enumeration import enumerated
 from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, encoder_phase
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
-from mindspeed_autoparallel.planner.hetero.space import costs_of, layouts_of, split_modules
-from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.replay import replay
-from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
-from mindspeed_autoparallel.profiles import MeasuredAt, Profile
+from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.spec import Cluster, Module
 from mindspeed_autoparallel.units import MIB
 
 FOUR = Cluster(num_nodes=1, devices_per_node=4)
-
-
-def _placements(num: int) -> Iterator[ModulePlacement]:
-    """Every split of four layers over ``num`` stages, with every number of recomputed layers."""
-    for row in product(range(1, 5), repeat=num):
-        if sum(row) == 4:
-            for again in product(*(range(count + 1) for count in row)):
-                yield ModulePlacement(layers={"text_decoder": row}, recompute={"text_decoder": {"full": again}})
-
-
-def enumerated(profile: Profile, cluster: Cluster, batch: int) -> float:
-    """The best step of all choices, memory added up by hand."""
-    (encoder,), _ = split_modules(profile)
-    backbone = backbone_profile(profile)
-    candidates, _ = enumerate_layouts(backbone, cluster, batch, SpaceOptions(virtual_sizes=(1,)))
-    best = float("inf")
-    for candidate in candidates:
-        size = candidate.layout.pipeline_size
-        pipelines = [
-            evaluate(backbone, cluster, candidate.layout, placement, batch, with_timeline=False)
-            for placement in _placements(size)
-        ]
-        for memory, costs in product(MEMORY_MODES, costs_of(profile, encoder, cluster)[0]):
-            for sizes in layouts_of(costs, candidate, cluster):
-                phase = encoder_phase(costs, sizes, candidate, cluster, memory=memory, balance="local")
-                held = phase.state_bytes + phase.kept_bytes
-                for found in pipelines:
-                    step = found.step.total_us + phase.total_us
-                    if step < best and all(
-                        max(
-                            rank.peak_bytes,
-                            sum(rank.terms[name] for name in ("parameters", "gradients", "optimizer"))
-                            + rank.terms["runtime_overhead"]
-                            + phase.transient_bytes,
-                        )
-                        + held
-                        + (0 if rank.pipeline_rank else phase.first_stage_bytes)
-                        <= rank.limit_bytes
-                        for rank in found.memory
-                    ):
-                        best = step
-    return best
 
 
 @pytest.mark.parametrize("capacity_mib", [1000, 420, 330, 270, 240, 220, 200])
