@@ -8,7 +8,9 @@ import pytest
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
 
-SHAPES = [("1f1b", 1, 1), ("1f1b", 2, 1), ("1f1b", 3, 1), ("gpipe", 2, 1), ("interleaved", 2, 2)]
+SHAPES = [
+    ("1f1b", 1, 1), ("1f1b", 2, 1), ("1f1b", 3, 1), ("gpipe", 2, 1), ("gpipe", 3, 1), ("interleaved", 2, 2),
+]  # fmt: skip
 NUM_PER_SHAPE = 100
 
 
@@ -30,11 +32,21 @@ def random_problem(drawn, schedule, stages, chunks):
             backward=0 if frozen else drawn.randint(0, 40), kinds=tuple(kinds), predecessors=before,
         ))  # fmt: skip
     layers = sum(segment.num_layers for segment in segments)
+    if drawn.random() < 0.3:
+        # The output layer sits with the last module's last layer.
+        segments.append(Segment(
+            name="post", num_layers=1, forward=drawn.randint(0, 20), backward=drawn.randint(0, 40),
+            kinds=(LayerKind(name="none", memory=tuple(drawn.randint(1, 5) for _ in range(virtual))),),
+            predecessors=tuple(range(len(segments))), beside=len(segments) - 1,
+        ))  # fmt: skip
+    sends = drawn.choice(["", "", "blocking", "freed", "overlapped", "flushed"]) if schedule == "interleaved" else ""
     return SplitProblem(
         segments=tuple(segments), num_stages=stages, num_microbatches=microbatches, schedule=schedule,
         num_chunks=chunks, memory_limit=tuple(drawn.randint(8, 40) for _ in range(stages)),
         link=tuple(drawn.randint(0, 5) for _ in range(virtual - 1)), allow_empty_stages=layers < virtual,
-        rendezvous=drawn.random() < 0.3,
+        rendezvous=drawn.random() < 0.3, sends=sends, per_operation=drawn.choice([0, 0, 1, 5]),
+        # Tied embeddings: a copy on the first stage and one on the last.
+        fixed_memory=(3,) + (0,) * (stages - 2) + (3,) if stages > 1 and drawn.random() < 0.3 else (),
     )  # fmt: skip
 
 
@@ -51,7 +63,13 @@ def brute_force(problem):
     best, seen = None, {}
     for placement in itertools.product(*choices):
         here = [[sum(column) for column in zip(*rows, strict=True)] for rows in placement]
-        if not problem.allow_empty_stages and not all(map(sum, zip(*here, strict=True))):
+        solid = [row for row, segment in zip(here, problem.segments, strict=True) if segment.beside is None]
+        if not problem.allow_empty_stages and not all(map(sum, zip(*solid, strict=True))):
+            continue
+        if any(
+            here[k][v] > here[segment.beside][v]
+            for k, segment in enumerate(problem.segments) if segment.beside is not None for v in range(virtual)
+        ):
             continue
         if any(
             max(v for v in range(virtual) if here[before][v]) > min(v for v in range(virtual) if here[k][v])
