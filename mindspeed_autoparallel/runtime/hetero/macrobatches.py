@@ -155,5 +155,7 @@ class EncoderStep:
 
     @contextlib.contextmanager
     def _encoding(self, phase: str = "encode") -> Iterator[None]:
-        with self.answers.suspended(), self._session.times.during(phase, self._route.exchange):
+        times, before = self._session.times, getattr(self._session.times, phase)
+        with self.answers.suspended(), times.during(phase, self._route.exchange):
             yield
+        self._route.seconds[phase] += getattr(times, phase) - before

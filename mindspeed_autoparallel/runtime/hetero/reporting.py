@@ -24,6 +24,7 @@ def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         session.times.reset()
         for route in session.routes:
             route.exchange.moved.reset()
+            route.seconds = dict.fromkeys(route.seconds, 0.0)
         # Where the host prints its own line.
         if session.rank == len(session.backbone_placement) - 1:
             print(text, flush=True)
@@ -31,11 +32,16 @@ def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def summary(session: HeteroSession, num_steps: int) -> str:
-    """One line: mean milliseconds per step of this rank's phases, and the MiB it received per step and encoder."""
-    times = ", ".join(f"{name} {value / num_steps * 1e3:.1f}" for name, value in vars(session.times).items())
+    """One line: mean milliseconds per step of this rank's phases and of each encoder, and the MiB it received."""
+
+    def milliseconds(seconds: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {value / num_steps * 1e3:.1f}" for name, value in seconds.items())
+
+    encoders = "; ".join(f"{route.encoder.name} {milliseconds(route.seconds)}" for route in session.routes)
     moved = "; ".join(
         f"{route.encoder.name} "
         + ", ".join(f"{kind} {size / num_steps / MIB:.3f}" for kind, size in vars(route.exchange.moved).items())
         for route in session.routes
     )
-    return f" hetero ms per step on rank {session.rank}: {times} | received MiB per step: {moved}"
+    times = milliseconds(vars(session.times))
+    return f" hetero ms per step on rank {session.rank}: {times} | {encoders} | received MiB per step: {moved}"

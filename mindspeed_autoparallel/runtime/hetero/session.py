@@ -32,6 +32,8 @@ class Route:
     group: Any
     exchange: Exchange
     nested: bool
+    seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "encoder_backward": 0.0})
+    """This encoder's part of the phases."""
 
 
 @dataclass

@@ -63,7 +63,9 @@ def data_file(folder: Path) -> str:
     """Samples with one image, with two, with none, with a clip, and with both; the last three are for evaluation."""
     data = json.loads((EXAMPLE / "data_audio.json").read_text())
     files = [str(EXAMPLE / "data" / name) for name in ("pictures.json", "tones.json")]
-    data["dataset_param"]["basic_parameters"].update(dataset=",".join(files), dataset_dir=str(EXAMPLE / "data"), val_rate=0.2)
+    data["dataset_param"]["basic_parameters"].update(
+        dataset=",".join(files), dataset_dir=str(EXAMPLE / "data"), val_rate=0.2
+    )
     file = folder / "data.json"
     file.write_text(json.dumps(data))
     return str(file)
@@ -149,9 +151,12 @@ def test_evaluation_gives_the_loss_of_one_process(job: dict[str, Any], over_tens
 
 
 def test_each_step_says_what_its_phases_took_and_what_moved(over_tensor_and_pipeline: str) -> None:
-    lines = re.findall(r"hetero ms per step on rank 3: (.*?) \| received MiB per step: (.*)", over_tensor_and_pipeline)
+    lines = re.findall(
+        r"hetero ms per step on rank 3: (.*?) \| (.*?) \| received MiB per step: (.*)", over_tensor_and_pipeline
+    )
     assert len(lines) == STEPS
-    for times, moved in lines:
+    for times, encoders, moved in lines:
+        assert re.fullmatch(r"(\w+_encoder encode [0-9.]+, encoder_backward [0-9.]+(; )?){2}", encoders)
         values = dict(pair.rsplit(" ", 1) for pair in times.split(", "))
         assert float(values["encode"]) > 0
         assert float(values["backbone"]) > 0
