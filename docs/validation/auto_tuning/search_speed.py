@@ -33,7 +33,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    print(f"{'devices':>7s} {'batch':>6s} {'legal':>6s} {'solved':>6s} {'enumerate_s':>11s} {'search_s':>8s} {'cpu_s':>6s}  best")
+    columns = f"{'devices':>7s} {'batch':>6s} {'legal':>6s} {'solved':>6s} {'enumerate_s':>11s} {'search_s':>8s}"
+    print(f"{columns} {'cpu_s':>6s}  best")
     for nodes, layers, memory, number, chunks in CASES:
         profile = language_profile(num_layers=layers, context=(1, 2, 4), capacity_mib=memory)
         families = [Family(name=str(index), settings={}, profile=profile) for index in range(number)]
@@ -46,7 +47,8 @@ def main() -> int:
         best = outcome.top[0]
         print(
             f"{cluster.num_devices:7d} {batch:6d} {outcome.num_legal:6d} {outcome.num_solved:6d} {counted:11.2f} "
-            f"{outcome.seconds:8.2f} {time.process_time() - busy:6.1f}  {best.configuration.layout.label()} recompute {best.recompute}, "
+            f"{outcome.seconds:8.2f} {time.process_time() - busy:6.1f}  "
+            f"{best.configuration.layout.label()} recompute {best.recompute}, "
             f"{best.step_us / 1e3:.0f} ms",
             flush=True,
         )
