@@ -12,7 +12,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests/helpers"))
 
-from emulated_device.hetero_plans import LOADS, PP4, TP2_PP2, forced, hetero_plan, measured_us, ways
+from emulated_device.hetero_plans import (
+    LOADS,
+    PP4,
+    TP2_PP2,
+    Forced,
+    forced,
+    forced_data_parallel,
+    hetero_plan,
+    measured_us,
+    ways,
+)
 from emulated_device.launching import run_hetero
 
 SLOWER = 8
@@ -42,9 +52,14 @@ def main(sleeping: bool) -> None:
         choice for load in LOADS
         for choice in forced(load, [hetero_plan(load, 1, layouts=[layout]) for layout in (TP2_PP2, PP4)])
     ]  # fmt: skip
+    _compare("forced choices (odd scales, both modes, slow links)", choices)
+    _compare("with data-parallel backbones", [choice for load in LOADS for choice in forced_data_parallel(load)])
+
+
+def _compare(what: str, choices: list[Forced]) -> None:
     found = run_hetero([choice.case() for choice in choices], timeout_s=580)
     errors = [abs(c.predicted_us() * 1000 / step_ns - 1) * 100 for c, step_ns in zip(choices, found, strict=True)]
-    print(f"{len(choices)} forced choices (odd scales, both modes, slow links): worst error {max(errors):.4f} %")
+    print(f"{len(choices)} {what}: worst error {max(errors):.4f} %")
 
 
 if __name__ == "__main__":

@@ -210,6 +210,16 @@ def forced(load: Load, plans: Sequence[Plan]) -> list[Forced]:
     ]  # fmt: skip
 
 
+def forced_data_parallel(load: Load) -> list[Forced]:
+    """Backbones with replicas: inside one an encoder's replica has its inputs, over two of them inputs travel."""
+    found = []
+    for layout in (Layout(data_size=4), Layout(tensor_size=2, data_size=2), Layout(pipeline_size=2, data_size=2)):
+        plan = hetero_plan(load, 2, layouts=[layout])
+        for tensor, scale, memory in ((2, 1, "upfront"), (2, 3, "recompute"), (1, 2, "upfront")):
+            found.append(Forced(load=load, plan=plan, tensor_size=tensor, scale=scale, memory=memory))
+    return found
+
+
 def measured_us(chosen: Sequence[tuple[Load, Way]], *, sleeping: bool = False, scale: int = 1) -> list[float]:
     """Step times on the device, in the order of ``chosen``."""
     hetero = [_hetero_case(load, way.plan, sleeping, scale) for load, way in chosen if way.plan.hetero]
