@@ -1,4 +1,4 @@
-"""Time of one simulated step: the replay alone, its graph being compiled once per schedule.
+"""CPU time of one simulated step: the replay alone, its graph being compiled once per schedule.
 
 python docs/validation/split/simulator.py   (a few seconds)
 """
@@ -27,9 +27,9 @@ def main() -> None:
                 backward=[drawn.randint(2 * 10**6, 4 * 10**6) for _ in range(stages * chunks)],
                 link=[10**5] * (stages * chunks - 1),
             )  # fmt: skip
-            begin = time.perf_counter()
+            begin = time.process_time()
             simulate(make_program(schedule, stages, microbatches, chunks), times, rendezvous=rendezvous)
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.process_time() - begin)
         messages = "waited for" if rendezvous else "travel"
         print(
             f"{schedule:12s} {stages:6d} {microbatches:13d} {chunks:7d}  {messages:10s} "
