@@ -19,6 +19,8 @@ from mindspeed_autoparallel.spec.plan import Verdict
 GROUP = 4
 EFFORT = 2.0
 """Of the integer solver on one layout, in its own machine-independent seconds."""
+FEW_OPERATIONS = 20_000
+"""Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
 EXACT = 1e-9
 """Relative difference below which two step times are the same."""
 
@@ -46,6 +48,12 @@ class Open:
     bound_us: float
     order: int
     candidate: Candidate = field(compare=False)
+
+    @property
+    def is_quick(self) -> bool:
+        """Worth solving although it cannot be the best."""
+        layout = self.candidate.layout
+        return not self.hard and 2 * layout.pipeline_size * self.candidate.num_microbatches <= FEW_OPERATIONS
 
     @property
     def label(self) -> str:
@@ -103,7 +111,7 @@ class Frontier:
             item = heapq.heappop(self._queue)
             if self._proving and item.bound_us >= threshold:
                 self._beaten.append(item)
-            elif item.bound_us >= threshold or (item.hard and not self._proving):
+            elif item.bound_us >= threshold or not (self._proving or item.is_quick):
                 self._bounded(item)
             else:
                 group.append((item, Task(

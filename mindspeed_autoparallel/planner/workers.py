@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
+from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.planner.tasks import Outcome, Request, Task, perform
 from mindspeed_autoparallel.spec.codec import from_json, to_json
 
@@ -99,10 +100,18 @@ class _Other:
         if self._ask(head) is None:
             return
         while (job := self._jobs.get()) is not None:
-            answer = self._ask(json.dumps(to_json(job[1])))
-            outcome = None if answer is None else from_json(Outcome, json.loads(answer), "answer of a worker")
-            self._answers.put((job[0], outcome))
-            if answer is None:
+            outcome: Outcome | None = None
+            try:
+                answer = self._ask(json.dumps(to_json(job[1])))
+                if answer is not None:
+                    outcome = from_json(Outcome, json.loads(answer), "answer of a worker")
+            except (AutoParallelError, ValueError):
+                # An answer that cannot be read: this process does the work again.
+                pass
+            finally:
+                # Whatever happens, nobody waits for an answer that never comes.
+                self._answers.put((job[0], outcome))
+            if outcome is None:
                 return
 
     def _ask(self, line: str) -> str | None:

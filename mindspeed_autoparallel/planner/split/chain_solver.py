@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.split.mixing import best_mean
@@ -43,20 +44,24 @@ class ChainSolution:
 
 
 def solve_chain(
-    problem: SplitProblem, known: Placement | None, deadline: float, below: int | None = None
-) -> ChainSolution:
+    problem: SplitProblem, known: Placement | None, deadline: float, below: int | None = None,
+    most_effort: float = inf,
+) -> ChainSolution:  # fmt: skip
     """The fastest plan of a chain, if it takes less than ``below``; ``known``: a plan that fits.
 
-    Raises ``ConfigError`` for a tick too fine.
+    ``most_effort``: labels for one question; where more are needed, the gap stays. Raises ``ConfigError`` for a tick
+    too fine.
     """
     if longest_step(problem) > LONGEST:
         raise ConfigError("the step is too long for the tick chosen: use coarser times.")
-    return _Search(problem, known, deadline, below).run()
+    return _Search(problem, known, deadline, below, most_effort).run()
 
 
 class _Search:
-    def __init__(self, problem: SplitProblem, known: Placement | None, deadline: float, below: int | None) -> None:
-        self.problem, self.deadline = problem, deadline
+    def __init__(
+        self, problem: SplitProblem, known: Placement | None, deadline: float, below: int | None, most_effort: float
+    ) -> None:
+        self.problem, self.deadline, self.most_effort = problem, deadline, most_effort
         self.chain, self.unit = Chain(problem), tick_of(problem)
         self.best: Placement | None = None
         self.best_time, self.rounds = 2 * LONGEST, 0
@@ -84,7 +89,7 @@ class _Search:
             return self._result(self.best_time, complete=True)
         self.lower = paths.bound()
         share, effort = FIRST_SHARE, FIRST_EFFORT
-        while self.lower < self.best_time and time.monotonic() < self.deadline:
+        while self.lower < self.best_time and effort <= self.most_effort and time.monotonic() < self.deadline:
             # Ask for a plan in the lowest part of what is open: few arcs are left there, whatever the answer.
             target = min(self._limit(), self.lower + int((self.best_time - self.lower) * share))
             before = self.best_time

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -29,6 +29,8 @@ from mindspeed_autoparallel.planner.split.solution import (
 )
 from mindspeed_autoparallel.schedule import make_program
 
+LABELS_PER_EFFORT = 100_000
+
 
 def solve(
     problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, num_workers: int = 1, below: int | None = None,
@@ -38,13 +40,15 @@ def solve(
 
     ``below``: plans that take as long are of no interest; ``NoneBelow`` is raised when all do, or when none fits.
     ``excluded``: plans whose layers are not to be used again (beyond chains).
-    ``effort``: limit of the integer solver's own clock, which runs alike on every machine (about a second each).
+    ``effort``: limit that does not depend on the machine: of the integer solver's own clock (about a second each), or
+    of the labels of a search.
     """
     started = time.monotonic()
     deadline = started + time_limit_s
     make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
     if is_chain(problem) and not excluded:
-        return _solved_as_chain(problem, started, deadline, time_limit_s, below)
+        most_effort = inf if effort is None else effort * LABELS_PER_EFFORT
+        return _solved_as_chain(problem, started, deadline, time_limit_s, below, most_effort)
     relaxed = relaxed_cuts(problem, started + time_limit_s / 2, stop_at=below)
     if relaxed is None:
         raise _infeasible(problem)
@@ -103,10 +107,10 @@ def fits_within(problem: SplitProblem, extra: int, time_limit_s: float) -> bool:
 
 
 def _solved_as_chain(
-    problem: SplitProblem, started: float, deadline: float, time_limit_s: float, below: int | None
+    problem: SplitProblem, started: float, deadline: float, time_limit_s: float, below: int | None, most_effort: float
 ) -> SplitSolution:
     simple = _best_baseline(problem) if below is None else None
-    found = solve_chain(problem, simple.placement if simple else None, deadline, below)
+    found = solve_chain(problem, simple.placement if simple else None, deadline, below, most_effort)
     if found.placement is None:
         if below is not None and found.complete:
             raise NoneBelow(f"no plan takes less than {below}.")
