@@ -10,6 +10,12 @@ GROUP = FlagGroup(
             help="Train every module of model.json that carries tp, pp or cp under these sizes of its own, all on the "
             "same devices. The script's TP, PP and CP must be 1.",
         ),
+        Flag(
+            name="--mm-model",
+            type=str,
+            metavar="FILE",
+            help="model.json with the modules' sizes; for training scripts that have no such flag of their own.",
+        ),
         # Plain int: what is out of range is refused with the numbers of the step, not by argparse.
         Flag(
             name="--hetero-encoder-mbs-scale",
