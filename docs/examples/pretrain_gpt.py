@@ -1,4 +1,4 @@
-"""A GPT or mixture-of-experts training of Megatron 0.19 as users write it; this package adds one import."""
+"""A GPT or mixture-of-experts training of Megatron 0.19 as users write it; this package adds two imports."""
 
 import functools
 
@@ -17,6 +17,8 @@ from megatron.training import get_args, get_tokenizer, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from megatron.training.arguments import core_transformer_config_from_args, parse_and_validate_args
 
+from mindspeed_autoparallel.runtime.attention.context_parallel import use_in_spec
+
 KEYS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
@@ -24,6 +26,8 @@ def model_provider(pre_process=True, post_process=True, vp_stage=None, **unused)
     """The model's part on one pipeline stage."""
     args = get_args()
     spec = get_gpt_layer_local_spec(num_experts=args.num_experts, normalization=args.normalization)
+    if args.context_parallel_size > 1:
+        spec = use_in_spec(spec)  # Megatron's local attention takes none; Transformer Engine's does
     return GPTModel(
         config=core_transformer_config_from_args(args),
         transformer_layer_spec=spec,

@@ -95,7 +95,7 @@ def run_case(case: Case) -> dict[str, Any] | None:
         if case.get("checkpoint"):
             return _change_layout(chunks[0])
         for step in range(NUM_STEPS):
-            loss, norm = _train_step(config, chunks, optimizer, step)
+            loss, norm = _train_step(case, config, chunks, optimizer, step)
             losses.append(loss)
             norms.append(norm)
     return {"losses": losses, "norms": norms}
@@ -108,7 +108,7 @@ class _groups:  # noqa: N801  # a context
     def __enter__(self) -> None:
         ps.initialize_model_parallel(
             self.case.get("tp", 1), self.case.get("pp", 1), self.case.get("vpp"),
-            expert_model_parallel_size=self.case.get("ep", 1),
+            context_parallel_size=self.case.get("cp", 1), expert_model_parallel_size=self.case.get("ep", 1),
         )  # fmt: skip
         torch.manual_seed(1)
         model_parallel_cuda_manual_seed(1234)
@@ -129,7 +129,8 @@ def _build(case: Case) -> tuple[Any, list[Any], Any]:
     config = TransformerConfig(
         num_layers=NUM_LAYERS, hidden_size=HIDDEN, num_attention_heads=4, attention_dropout=0.0, hidden_dropout=0.0,
         tensor_model_parallel_size=case.get("tp", 1), pipeline_model_parallel_size=case.get("pp", 1),
-        virtual_pipeline_model_parallel_size=virtual, expert_model_parallel_size=case.get("ep", 1),
+        context_parallel_size=case.get("cp", 1), virtual_pipeline_model_parallel_size=virtual,
+        expert_model_parallel_size=case.get("ep", 1),
         pipeline_dtype=dtype, params_dtype=dtype, bf16=bool(case.get("bf16")), gradient_accumulation_fusion=False,
         masked_softmax_fusion=False, bias_dropout_fusion=False, **case.get("config", {}),
     )  # fmt: skip
@@ -176,6 +177,10 @@ def _chunk(case: Case, config: Any, index: int) -> Any:
     spec = get_gpt_layer_local_spec(
         num_experts=case.get("experts"), moe_grouped_gemm=False, normalization=config.normalization
     )
+    if case.get("cp", 1) > 1:
+        from mindspeed_autoparallel.runtime.attention.context_parallel import use_in_spec
+
+        spec = use_in_spec(spec)  # the attention of the local spec refuses context parallelism
     model = GPTModel(
         config=config, transformer_layer_spec=spec, vocab_size=VOCABULARY, max_sequence_length=SEQUENCE,
         pre_process=ends(ps.is_pipeline_first_stage), post_process=ends(ps.is_pipeline_last_stage),
@@ -211,42 +216,49 @@ def _fill(case: Case, model: Any, name: str, parameter: Any) -> None:
         parameter.copy_(full.chunk(size, axis)[rank] if axis >= 0 else full)
 
 
-def _microbatches(step: int) -> Any:
-    for index in range(ps.get_data_parallel_rank(), BATCH, ps.get_data_parallel_world_size()):
+def _own_positions(device: Any = None) -> torch.Tensor:
+    """Positions of the tokens this rank computes, ``[1, tokens]``: Megatron's zigzag of 2 x CP chunks."""
+    size, rank = ps.get_context_parallel_world_size(), ps.get_context_parallel_rank()
+    chunks = torch.arange(SEQUENCE, device=device).chunk(2 * size)
+    return torch.cat((chunks[rank], chunks[-1 - rank]))[None]
+
+
+def _microbatches(step: int, batch: int) -> Any:
+    own = _own_positions()[0]
+    for index in range(ps.get_data_parallel_rank(), batch, ps.get_data_parallel_world_size()):
         generator = torch.Generator().manual_seed(1000 * step + index)
         tokens = torch.randint(0, VOCABULARY, (1, SEQUENCE + 1), generator=generator)
-        yield tokens[:, :-1].cuda(), tokens[:, 1:].cuda()
+        yield tokens[:, own].cuda(), tokens[:, own + 1].cuda()
 
 
 def _forward_step(iterator: Any, model: Any) -> Any:
     tokens, labels = next(iterator)
     mask = torch.triu(torch.ones(1, 1, SEQUENCE, SEQUENCE, device=torch.cuda.current_device()), 1).bool()
-    positions = torch.arange(SEQUENCE, device="cuda")[None]
-    losses = model(tokens, positions, mask, labels=labels)
+    losses = model(tokens, _own_positions("cuda"), mask, labels=labels)
 
     def reduce(output: Any) -> Any:
-        loss = output.float().mean()
+        loss = output.float().sum() / SEQUENCE  # of the own tokens; the schedule expects the share of the sequence
         return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
 
     return losses, reduce
 
 
-def _train_step(config: Any, chunks: list[Any], optimizer: Any, step: int) -> tuple[float | None, float]:
+def _train_step(case: Case, config: Any, chunks: list[Any], optimizer: Any, step: int) -> tuple[float | None, float]:
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
-    size = ps.get_data_parallel_world_size()
-    iterators = [_microbatches(step) for _ in chunks]
+    size, batch = ps.get_data_parallel_world_size(), case.get("batch", BATCH)
+    iterators = [_microbatches(step, batch) for _ in chunks]
     several = len(chunks) > 1
     reports = get_forward_backward_func()(
         forward_step_func=_forward_step, data_iterator=iterators if several else iterators[0],
-        model=chunks if several else chunks[0], num_microbatches=BATCH // size, seq_length=SEQUENCE,
+        model=chunks if several else chunks[0], num_microbatches=batch // size, seq_length=SEQUENCE,
         micro_batch_size=1, decoder_seq_length=SEQUENCE, forward_only=False,
     )  # fmt: skip
     loss = None
     if reports:
         total = torch.stack([report["loss"] for report in reports]).mean()
-        dist.all_reduce(total, group=ps.get_data_parallel_group())
+        dist.all_reduce(total, group=ps.get_data_parallel_group(with_context_parallel=True))
         loss = float(total) / size
     _, norm, _ = optimizer.step()
     return loss, float(norm)

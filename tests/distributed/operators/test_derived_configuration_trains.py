@@ -31,15 +31,35 @@ ALLTOALL = {
 def case_of(configuration):
     """The worker's case for the derived flags."""
     flags = configuration.flags()
-    sizes = {"--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp"}
+    sizes = {
+        "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp", "--context-parallel-size": "cp",
+    }  # fmt: skip
     case = {key: int(flags[flags.index(flag) + 1]) for flag, key in sizes.items()}
-    assert configuration.layout.context_size == 1
+    case["batch"] = configuration.global_batch_size
     if "--expert-model-parallel-size" in flags:
         ep = int(flags[flags.index("--expert-model-parallel-size") + 1])
         return {**case, "ep": ep, "experts": SHAPE_OF_EXPERTS.num_experts, "config": ALLTOALL}
     if "--sequence-parallel" in flags:
         case["config"] = {"sequence_parallel": True}
     return case
+
+
+def assert_trains_as_one_process(found):
+    cases = [case_of(configuration) for configuration in found]
+    alone_cases = [
+        {"batch": c["batch"], **({"experts": 4, "config": ALLTOALL} if "experts" in c else {})} for c in cases
+    ]
+    alone_names = [json.dumps(case) for case in alone_cases]
+    (alone,) = run_ranks(1, WORKER, *dict.fromkeys(alone_names), timeout_s=300)
+    names = [json.dumps(case) for case in cases]
+    ranks = run_ranks(4, WORKER, *names, timeout_s=400)
+    for name, alone_name in zip(names, alone_names, strict=True):
+        expected = alone.result["cases"][alone_name]
+        assert len(set(expected["losses"])) > 1, "it trains"
+        reported = [rank.result["cases"][name] for rank in ranks]
+        (losses,) = {tuple(case["losses"]) for case in reported if case["losses"][0] is not None}
+        assert losses == pytest.approx(expected["losses"], rel=2e-6), name
+        assert reported[0]["norms"] == pytest.approx(expected["norms"], rel=2e-5), name
 
 
 def test_derived_configurations_train_with_the_losses_and_norms_of_one_process():
@@ -56,12 +76,19 @@ def test_derived_configurations_train_with_the_losses_and_norms_of_one_process()
     pins = {f"layers.*.experts.{part}": {"experts": 4} for part in ("up", "down")}
     found.append(derive_megatron(search_graph(experts, 4, search_mode="exact", pins={**pins, "*.q": {"rows": 4}})))
     assert (found[4].layout.data_size, found[4].layout.expert_size) == (4, 4)
-    (alone,) = run_ranks(1, WORKER, "dense", "moe", timeout_s=300)
-    names = [json.dumps(case_of(configuration)) for configuration in found]
-    ranks = run_ranks(4, WORKER, *names, timeout_s=400)
-    for name in names:
-        expected = alone.result["cases"]["moe" if "experts" in name else "dense"]
-        reported = [rank.result["cases"][name] for rank in ranks]
-        (losses,) = {tuple(case["losses"]) for case in reported if case["losses"][0] is not None}
-        assert losses == pytest.approx(expected["losses"], rel=2e-6)
-        assert reported[0]["norms"] == pytest.approx(expected["norms"], rel=2e-5)
+    assert_trains_as_one_process(found)
+
+
+def test_fewer_samples_than_devices_give_context_parallelism_that_trains_as_one_process():
+    one, two = (decoder_graph(SHAPE, batch=batch, sequence=16) for batch in (1, 2))
+    found = [
+        derive_megatron(search_graph(one, 4)),
+        derive_megatron(search_graph(one, 4, mem_coeff=1)),
+        derive_megatron(search_graph(one, 4, mem_coeff=1, pins={"layers.*.up": {"rows": 2, "columns": 2}})),
+        derive_megatron(search_graph(two, 4)),
+    ]
+    layouts = [f.layout.label() for f in found]
+    assert layouts == [
+        "PP1 TP1 DP1 MBS1 CP4", "PP1 TP2 DP1 MBS1 CP2", "PP1 TP2 DP1 MBS1 CP2 SP", "PP1 TP1 DP2 MBS1 CP2",
+    ]  # fmt: skip
+    assert_trains_as_one_process(found)

@@ -35,13 +35,24 @@ def run(num_ranks, *flags, check=True):
     return run_ranks(num_ranks, SCRIPT, *FLAGS, *flags, timeout_s=300, check=check)
 
 
-def test_search_ends_before_training_and_its_plan_trains_with_the_losses_of_one_process(tmp_path):
+PINS = ";".join(f"layers.*.{part}:rows=2,columns=2" for part in ("q", "k", "v", "up"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "layout"),
+    [
+        ((), ("--operator-pin", PINS), "PP1 TP2 DP2 MBS2"),
+        (("--micro-batch-size", "1", "--global-batch-size", "1"), ("--mem-coeff", "1"), "PP1 TP2 DP1 MBS1 CP2"),
+    ],
+)
+def test_search_ends_before_training_and_its_plan_trains_with_the_losses_of_one_process(
+    tmp_path, batch, options, layout
+):
     config = tmp_path / "auto.yaml"
     config.write_text(BLOCK)
-    pins = ";".join(f"layers.*.{part}:rows=2,columns=2" for part in ("q", "k", "v", "up"))
-    search = ("--operator-search", "--operator-config", str(config), "--operator-devices", "4", "--operator-pin", pins)
+    search = ("--operator-search", "--operator-config", str(config), "--operator-devices", "4", *batch, *options)
     (searched,) = run(1, "--train-iters", "1", *search, "--operator-output-dir", str(tmp_path))
-    assert "Megatron: PP1 TP2 DP2 MBS2" in searched.stdout and losses(searched.stdout) == []
+    assert f"Megatron: {layout}, global" in searched.stdout and losses(searched.stdout) == []
     plan = json.loads((tmp_path / "operator_plan.json").read_text())
     assert plan["model"]["vocabulary"] == 120 and plan["megatron"]["tensor_model_parallel_size"] == 2
     assert "layers.0.q" in (tmp_path / "operator_plan.html").read_text()
@@ -50,7 +61,7 @@ def test_search_ends_before_training_and_its_plan_trains_with_the_losses_of_one_
     saved = ("--save", str(tmp_path / "start"), "--save-interval", "1")
     run(1, "--train-iters", "1", *saved)
     start = ("--load", str(tmp_path / "start"), "--finetune", "--no-load-optim", "--no-load-rng", "--train-iters", "3")
-    (alone,) = run(1, *start)
+    (alone,) = run(1, *start, *batch)
     ranks = run(4, *start, "--operator-plan", str(tmp_path / "operator_plan.json"))
     printed = "".join(rank.stdout for rank in ranks)
     assert "training by the operator plan" in printed and "--tensor-model-parallel-size 2" in printed
