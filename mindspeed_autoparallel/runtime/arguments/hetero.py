@@ -11,10 +11,10 @@ GROUP = FlagGroup(
             "same devices. The script's TP, PP and CP must be 1.",
         ),
         Flag(
-            name="--mm-model",
+            name="--hetero-model",
             type=str,
             metavar="FILE",
-            help="model.json with the modules' sizes; for training scripts that have no such flag of their own.",
+            help="model.json with the modules' sizes, for training scripts that have no --mm-model.",
         ),
         # Plain int: what is out of range is refused with the numbers of the step, not by argparse.
         Flag(

@@ -59,9 +59,12 @@ def check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout)
 def prepare(arguments: argparse.Namespace) -> None:
     """Read the layouts, check them and the batch, and set the backbone's sizes; ``ConfigError`` before any process
     group exists."""
-    file_name = getattr(arguments, "mm_model", None)
+    file_name = getattr(arguments, "hetero_model", None) or getattr(arguments, "mm_model", None)
     if not file_name:
-        raise ConfigError("--hetero-parallel reads every module's tp/pp/cp from model.json; give it with --mm-model.")
+        raise ConfigError(
+            "--hetero-parallel reads every module's tp/pp/cp from model.json; give it with --mm-model, "
+            "or with --hetero-model where the script has no such flag."
+        )
     path = Path(file_name)
     model = read_json(path, "model description (--mm-model)")
     if not isinstance(model, Mapping):

@@ -98,3 +98,11 @@ def test_mindspeed_mms_own_hetero_parallel_does_not_see_the_flag(job, tmp_path, 
     entry.prepare(given)
     assert given.hetero_parallel is False
     assert job.layout is not None
+
+
+def test_a_script_without_a_model_flag_names_the_file_with_ours(job, tmp_path):
+    given = arguments(tmp_path)
+    given.hetero_model = given.mm_model
+    del given.mm_model
+    entry.prepare(given)
+    assert job.own_layouts == {"image_encoder", "audio_encoder"}
