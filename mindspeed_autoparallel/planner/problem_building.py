@@ -68,7 +68,7 @@ def build_problem(
     rows = limits if mindspeed else tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))
     link = _links(profile, measurement, cluster, layout, start)
     per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
-    if per_operation % _unit(segments, link) and segments[0].forward:
+    if (per_operation % _unit(segments, link) or with_tails) and segments[0].forward:
         # The solver counts in the times' common divisor. A nanosecond less makes it 1, and a bound stays a bound.
         segments[0] = replace(segments[0], forward=segments[0].forward - 1)
     unit = _unit(segments, link)

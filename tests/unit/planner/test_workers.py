@@ -109,3 +109,12 @@ def test_an_error_in_a_task_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) 
 
 def test_cores_are_those_of_this_process() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_an_answer_that_cannot_be_read_is_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = _tasks()[:4]
+    alone = [perform(_request(), task) for task in tasks]
+    ask = workers_module._Other._ask
+    monkeypatch.setattr(workers_module._Other, "_ask", lambda self, line: ask(self, line) and "{}}")
+    with Workers(_request(), 2) as workers:
+        assert [workers.perform(tasks) for _ in range(3)] == [alone] * 3
