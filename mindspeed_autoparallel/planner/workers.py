@@ -48,7 +48,8 @@ class Workers:
         others = min(num_workers, MAX_WORKERS) - 1
         if others > 0:
             head = json.dumps(to_json(request))
-            with contextlib.suppress(OSError, ValueError):
+            # An embedded interpreter has no executable of its own: TypeError.
+            with contextlib.suppress(OSError, ValueError, TypeError):
                 for _ in range(others):
                     self._others.append(_Other(head, self._jobs, self._answers))
 
