@@ -47,7 +47,7 @@ def draw(points: Sequence[tuple[int, float]]) -> str:
     parts.append(f'<polyline points="{line}" fill="none" stroke="#1f6fb2" stroke-width="2"/>')
     for size, value in points:
         parts.append(f'<circle cx="{x(size):.1f}" cy="{y(value):.1f}" r="4" fill="#1f6fb2"/>')
-        parts.append(f'<text x="{x(size):.1f}" y="{y(value) - 10:.1f}" text-anchor="middle">{value:.1f}</text>')
+        parts.append(f'<text x="{x(size):.1f}" y="{y(value) + 20:.1f}" text-anchor="middle">{value:.1f}</text>')
     for size, value in GOALS:
         left, right, at = x(size) - 16, x(size) + 16, y(value)
         parts.append(
