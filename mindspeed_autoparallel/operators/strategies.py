@@ -164,6 +164,10 @@ def search_graph(
             later = math.prod(mesh[dim + 1 :])
             limit = None if parameter_limit_bytes is None else float(parameter_limit_bytes * later)
             decisions = decisions.extend(parts, problem.spread(_solver(search_mode, fixed[dim], limit)(problem)))
+    if search_mode == "sharding_propagation":
+        from mindspeed_autoparallel.operators.search.propagation import shared_parameter_conflicts
+
+        notes += shared_parameter_conflicts(decisions, {name for dim in fixed for name in dim})
     notes += _not_cut([entry for entry in explained if entry.operator not in fixed[entry.cut]])
     for dim, parts in enumerate(mesh):
         if all(choices[dim] == NO_CUT for choices in decisions.choices.values()):

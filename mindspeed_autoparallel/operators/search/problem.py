@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy
 
-from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, REPLICATE, Graph, Node
 from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output, moved_bytes
 from mindspeed_autoparallel.operators.search.state import Decisions
 
@@ -32,6 +32,9 @@ class CutProblem:
     members: list[list[str]] = field(default_factory=list)
     choices: list[list[int]] = field(default_factory=list)
     node_us: list[Matrix] = field(default_factory=list)
+    pending_us: list[Matrix] = field(default_factory=list)
+    """Reducing the sums that a choice leaves pending, gradients of parameters not counted; no part of the cost, which
+    has them on the edges."""
     parameter_bytes: list[Matrix] = field(default_factory=list)
     edges: dict[tuple[int, int], Matrix] = field(default_factory=dict)
 
@@ -60,6 +63,20 @@ def node_us(node: Node, choice: int, parts: int, cuts: tuple[tuple[int, int], ..
     """Compute time of one device's piece when ``choice`` is cut into ``parts`` after the earlier ``cuts``."""
     divided = (parts if choice != NO_CUT else 1) * math.prod(p for _, p in cuts)
     return work_us(node, machine) / divided
+
+
+def pending_us(graph: Graph, node: Node, choice: int, parts: int, divided: int, machine: Machine) -> float:
+    """Time to reduce what ``choice`` leaves pending: the output, and gradients of inputs that are no parameters.
+
+    ``divided``: parts that the earlier cuts made of the operator.
+    """
+    sizes = [node.output_bytes] if node.output_placement(choice) == PARTIAL else []
+    for slot, source in enumerate(node.inputs):
+        given = graph.nodes[source]
+        if given.needs_gradient and not given.is_parameter and node.gradient_placement(slot, choice) == PARTIAL:
+            sizes.append(given.output_bytes)
+    moved = sum(moved_bytes((PARTIAL,), (REPLICATE,), size // divided, (parts,)) for size in sizes)
+    return moved / machine.link_bytes_per_us
 
 
 def edge_us(
@@ -99,6 +116,9 @@ def build_problem(
             local = node.output_bytes // math.prod(p for _, p in cuts)
             held = [local // (parts if c != NO_CUT else 1) if node.is_parameter else 0 for c in allowed]
             problem.parameter_bytes.append(numpy.array(held, dtype=float))
+            divided = math.prod(p for _, p in cuts)
+            pending = [pending_us(graph, node, c, parts, divided, machine) for c in allowed]
+            problem.pending_us.append(numpy.array(pending))
         variable[name] = groups[key]
         problem.members[groups[key]].append(name)
     for v, members in enumerate(problem.members):  # what is alike costs alike

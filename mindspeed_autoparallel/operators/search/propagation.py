@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 import numpy
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.graph.node import NO_CUT
 from mindspeed_autoparallel.operators.search.problem import CutProblem
+from mindspeed_autoparallel.operators.search.state import Decisions
 
 
 def solve_propagation(problem: CutProblem, pinned: set[int]) -> list[int]:
     """Picks spread from the variables ``pinned``, whose own picks never change.
 
-    An operator decides when it is visited, against every neighbour decided so far; one with several inputs waits until
-    all that can be reached are decided. A tie goes to less redistribution, then less compute, then the operator that
-    is cut. Raises ``ConfigError`` without a pin.
+    An operator decides when it is visited, against every neighbour decided so far, by least redistribution; one with
+    several inputs waits until all that can be reached are decided. A tie goes to the least pending sums (parameters not
+    counted), then to a cut, then to the first axis. What a collective computes is proportional to what it sends here,
+    so it breaks no tie. A second pass decides parameters of several readers again, when all readers are known: as the
+    pinned readers want them, or as is best for all. Raises ``ConfigError`` without a pin.
     """
     if not pinned:
         raise ConfigError("sharding_propagation spreads pinned operators, and none is pinned. Pin one (--pin).")
@@ -53,6 +57,10 @@ def solve_propagation(problem: CutProblem, pinned: set[int]) -> list[int]:
         waiting = []
         if left:
             visit(left[0])
+    for v in range(number):
+        readers = outputs[v]
+        if v not in pinned and len(readers) > 1 and problem.parameter_bytes[v].any():
+            picks[v] = _best(problem, v, picks, readers & pinned or readers)
     return [picks[v] for v in range(number)]
 
 
@@ -65,6 +73,21 @@ def _best(problem: CutProblem, v: int, picks: dict[int, int], neighbours: set[in
             moved = moved + problem.edges[u, v][picks[u]]
         if (v, u) in problem.edges:
             moved = moved + problem.edges[v, u][:, picks[u]]
-    compute = problem.node_us[v]
-    order = [(float(moved[c]), float(compute[c]), choice == NO_CUT, c) for c, choice in enumerate(problem.choices[v])]
+    pending = problem.pending_us[v]
+    order = [(float(moved[c]), float(pending[c]), choice == NO_CUT, c) for c, choice in enumerate(problem.choices[v])]
     return min(order)[3]
+
+
+def shared_parameter_conflicts(decisions: Decisions, pinned: Collection[str]) -> list[str]:
+    """A note for each parameter that two pinned operators want in different pieces."""
+    notes = []
+    for name, readers in decisions.graph.consumers().items():
+        wanted = {reader: decisions.operand_placements(reader, slot) for reader, slot in readers if reader in pinned}
+        first = next(iter(wanted), None)
+        other = next((reader for reader, placements in wanted.items() if placements != wanted[first or ""]), None)
+        if decisions.graph.nodes[name].is_parameter and other is not None:
+            notes.append(
+                f"pinned {first} and {other} want their shared parameter {name} in different pieces: it is "
+                "redistributed in every step. Pin them alike to avoid that."
+            )
+    return notes
