@@ -107,8 +107,16 @@ def _apply_to_language_model(plan: Plan, arguments: Any) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     pipeline_rank = int(os.environ.get("RANK", "0")) // (world_size // layout.pipeline_size)
     recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
-    own = max(recomputed[pipeline_rank :: layout.pipeline_size])
-    # Megatron's own block method: the first layers of each stage are recomputed, so every rank has its own number.
+    by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
+    # Megatron's own block method: the first layers of each chunk are recomputed, so every rank has its own number.
+    own = max(by_rank[pipeline_rank])
+    more = [rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1]
+    if more and os.environ.get("RANK", "0") == "0":
+        print(
+            f"Megatron recomputes equally many layers in every chunk of a rank: pipeline ranks {more} recompute more "
+            "than planned, so steps take longer than predicted and memory stays below the prediction.",
+            flush=True,
+        )
     arguments.recompute_granularity = "full" if own else None
     arguments.recompute_method = "block" if own else None
     arguments.recompute_num_layers = own or None

@@ -177,6 +177,22 @@ def test_every_rank_of_a_language_model_recomputes_its_own_stages_layers(tmp_pat
         assert arguments.pipeline_model_parallel_layout == "Et*2|t*2L"
 
 
+def test_chunks_that_should_recompute_differently_are_named(tmp_path, monkeypatch, capsys):
+    plan = make_plan(
+        {"text_decoder": [2, 2, 2, 2]}, {"text_decoder": [2, 1, 0, 1]}, virtual_size=2, schedule="interleaved"
+    )
+    plan.write(tmp_path / "plan.json")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    arguments = argparse.Namespace(
+        num_layers=8, auto_parallel_plan=str(tmp_path / "plan.json"), auto_parallel_check_steps=3,
+        pipeline_model_parallel_layout=None,
+    )  # fmt: skip
+    apply_plan(arguments)
+    assert arguments.recompute_num_layers == 2
+    assert "pipeline ranks [0] recompute more than planned" in capsys.readouterr().out
+
+
 def test_processes_that_share_cores_are_told_that_times_are_not_comparable():
     assert crowding(2, 2) == ""
     assert "4 processes share 2 cores" in crowding(4, 2)
