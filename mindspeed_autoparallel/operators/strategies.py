@@ -168,6 +168,12 @@ def search_graph(
         from mindspeed_autoparallel.operators.search.propagation import shared_parameter_conflicts
 
         notes += shared_parameter_conflicts(decisions, {name for dim in fixed for name in dim})
+    if search_mode == "exact":
+        from mindspeed_autoparallel.operators.lowering.start import improve_from_uniform
+
+        decisions = improve_from_uniform(
+            decisions, machine, fixed, tied=tied, parameter_limit_bytes=parameter_limit_bytes
+        )
     notes += _not_cut([entry for entry in explained if entry.operator not in fixed[entry.cut]])
     for dim, parts in enumerate(mesh):
         if all(choices[dim] == NO_CUT for choices in decisions.choices.values()):

@@ -92,11 +92,7 @@ class MegatronConfiguration:
         """For the terminal: the configuration, its price, its flags."""
         plan, uniform = self.plan_cost, self.uniform_cost
         sign = "" if self.extra_us < 0 else "+"
-        cheaper = (
-            " (cheaper: a search takes one mesh dim at a time and prices the readers of a tensor apart)"
-            if self.extra_us < 0
-            else ""
-        )
+        cheaper = " (cheaper: only the exact mode compares whole plans)" if self.extra_us < 0 else ""
         relative = self.extra_us / plan.total_us * 100 if plan.total_us else 0.0
         return [
             f"Megatron: {self.layout.label()}, global batch {self.global_batch_size}",

@@ -16,7 +16,8 @@ from mindspeed_autoparallel.operators.search.problem import CutProblem
 def solve_exact(problem: CutProblem, *, parameter_limit_bytes: float | None = None) -> list[int]:
     """Picks of least cost; ``parameter_limit_bytes`` bounds the parameters on one device.
 
-    One-hot variables per operator; one variable per pair of an edge, whose sums are the one-hots (the local polytope).
+    One-hot variables per operator; one variable per pair of what is made and wanted of a tensor, whose sums are the
+    one-hots (the local polytope), and one that is paid where any reader has that pair.
     Raises ``InfeasiblePlan`` when the memory row cannot be met.
     """
     picks = _solve(problem, parameter_limit_bytes, integer=False)
@@ -54,16 +55,31 @@ def _solve(problem: CutProblem, limit: float | None, *, integer: bool) -> list[i
         model.add(sum(variables) == 1)
         terms += variables
         weights += [float(c) for c in problem.node_us[v]]
-    for (a, b), matrix in problem.edges.items():
-        if not (matrix - matrix.min()).any():
+    for read in problem.reads:
+        cost = read.cost_us
+        if not cost.any() or (len(read.readers) == 1 and cost.min() == cost.max()):
             continue
-        pairs = [[model.new_num_var(0.0, 1.0, "") for _ in ones[b]] for _ in ones[a]]
-        for row, x in zip(pairs, ones[a], strict=True):
-            model.add(sum(row) == x)
-        for column, y in zip(zip(*pairs, strict=True), ones[b], strict=True):
-            model.add(sum(column) == y)
-        terms += [variable for row in pairs for variable in row]
-        weights += [float(c) for c in matrix.ravel()]
+        shape = [(p, w) for p in range(cost.shape[0]) for w in range(cost.shape[1])]
+        # Paid once however many readers there are.
+        paid = {pair: model.new_num_var(0.0, 1.0, "") for pair in shape}
+        for v, wants in read.readers:
+            if v == read.producer:
+                for p, want in enumerate(wants):
+                    model.add(paid[p, want] >= ones[v][p])
+                continue
+            reached = sorted(set(wants))
+            alone = len(read.readers) == 1
+            pairs = {(p, w): paid[p, w] if alone else model.new_num_var(0.0, 1.0, "") for p, w in shape if w in reached}
+            for p, x in enumerate(ones[read.producer]):
+                model.add(sum(pairs[p, w] for w in reached) == x)
+            for w in reached:
+                chosen = sum(y for y, want in zip(ones[v], wants, strict=True) if want == w)
+                model.add(sum(pairs[p, w] for p in range(cost.shape[0])) == chosen)
+            if not alone:
+                for pair, variable in pairs.items():
+                    model.add(paid[pair] >= variable)
+        terms += list(paid.values())
+        weights += [float(cost[pair]) for pair in shape]
     if limit is not None:
         held = [(x, float(h)) for v, xs in enumerate(ones) for x, h in zip(xs, problem.parameter_bytes[v], strict=True)]
         unit = max((h for _, h in held), default=1.0) or 1.0

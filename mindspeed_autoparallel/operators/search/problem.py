@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, REPLICATE, Graph, Node
-from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output, moved_bytes
+from mindspeed_autoparallel.operators.graph.redistribution import Placements, gradient_of_output, moved_bytes
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 Matrix = numpy.ndarray
@@ -24,9 +24,26 @@ class Machine:
     link_bytes_per_us: float = 1.0e5
 
 
+@dataclass(frozen=True)
+class Reads:
+    """Readers of one tensor, or of alike tensors of tied operators; those that want it alike share a redistribution.
+
+    ``readers``: variable, and for each of its choices the index of what it wants; ``cost_us[p, w]``: to take the tensor
+    from the producer's choice ``p`` to want ``w``, both directions.
+    """
+
+    producer: int
+    readers: tuple[tuple[int, tuple[int, ...]], ...]
+    cost_us: Matrix
+
+
 @dataclass
 class CutProblem:
-    """Variables are operators, or groups of tied ones; costs in microseconds, forward and backward together."""
+    """Variables are operators, or groups of tied ones; costs in microseconds, forward and backward together.
+
+    ``reads`` are the redistributions; ``edges`` the same with every reader paying for itself, for the searches that
+    decide one operator at a time.
+    """
 
     parts: int
     members: list[list[str]] = field(default_factory=list)
@@ -36,12 +53,16 @@ class CutProblem:
     """Reducing the sums that a choice leaves pending, gradients of parameters not counted; no part of the cost, which
     has them on the edges."""
     parameter_bytes: list[Matrix] = field(default_factory=list)
+    reads: list[Reads] = field(default_factory=list)
     edges: dict[tuple[int, int], Matrix] = field(default_factory=dict)
 
     def total_us(self, picks: list[int]) -> float:
         """Cost of ``picks``, an index into ``choices`` per variable."""
         total = sum(float(self.node_us[v][p]) for v, p in enumerate(picks))
-        return total + sum(float(m[picks[a], picks[b]]) for (a, b), m in self.edges.items())
+        for read in self.reads:
+            wanted = {wants[picks[v]] for v, wants in read.readers}
+            total += sum(float(read.cost_us[picks[read.producer], w]) for w in wanted)
+        return total
 
     def spread(self, picks: list[int]) -> dict[str, int]:
         """The choice of every operator from the pick of its variable."""
@@ -79,26 +100,13 @@ def pending_us(graph: Graph, node: Node, choice: int, parts: int, divided: int, 
     return moved / machine.link_bytes_per_us
 
 
-def edge_us(
-    producer: Node, consumer: Node, slot: int, parts: int, local_bytes: int, machine: Machine
-) -> dict[tuple[int, int], float]:
-    """Redistribution time, both directions, for each pair (producer's choice, consumer's choice)."""
-    result = {}
-    for made in range(-1, len(producer.axes)):
-        for wanted in range(-1, len(consumer.axes)):
-            out = (producer.output_placement(made),)
-            moved = moved_bytes(out, (consumer.operand_placement(slot, wanted),), local_bytes, (parts,))
-            if producer.needs_gradient:
-                back = (consumer.gradient_placement(slot, wanted),)
-                moved += moved_bytes(back, gradient_of_output(out), local_bytes, (parts,))
-            result[made, wanted] = moved / machine.link_bytes_per_us
-    return result
-
-
 def build_problem(
-    decisions: Decisions, parts: int, machine: Machine, pins: Mapping[str, int], *, tied: bool
+    decisions: Decisions, parts: int, machine: Machine, pins: Mapping[str, int], *, tied: bool, at: int | None = None
 ) -> CutProblem:
-    """The problem of the next cut into ``parts``; ``pins`` fixes operators; ``tied`` joins operators of equal role."""
+    """The problem of one more cut into ``parts``, before mesh dim ``at`` or after all others.
+
+    ``pins`` fixes operators; ``tied`` joins operators of equal role.
+    """
     graph = decisions.graph
     problem = CutProblem(parts)
     shapes = _shapes(decisions)
@@ -124,7 +132,8 @@ def build_problem(
     for v, members in enumerate(problem.members):  # what is alike costs alike
         problem.node_us[v] = problem.node_us[v] * len(members)
         problem.parameter_bytes[v] = problem.parameter_bytes[v] * len(members)
-    _add_edges(problem, decisions, machine, variable, shapes)
+    _add_reads(problem, decisions, machine, variable, len(decisions.mesh) if at is None else at)
+    _add_edges(problem)
     return problem
 
 
@@ -133,39 +142,86 @@ def _shapes(decisions: Decisions) -> dict[str, int]:
     numbers: dict[object, int] = {}
     result = {}
     for name, node in decisions.graph.nodes.items():
-        cuts = decisions.cuts(name)
-        shape = (node.axes, node.operands, node.output, node.output_shape, node.item_bytes, node.flops, cuts)
+        cut = decisions.choices[name]
+        shape = (node.axes, node.operands, node.output, node.output_shape, node.item_bytes, node.flops, cut)
         result[name] = numbers.setdefault((shape, node.is_parameter, node.needs_gradient), len(numbers))
     return result
 
 
-def _add_edges(
-    problem: CutProblem,
-    decisions: Decisions,
-    machine: Machine,
-    variable: Mapping[str, int],
-    shapes: Mapping[str, int],
+def _add_reads(
+    problem: CutProblem, decisions: Decisions, machine: Machine, variable: Mapping[str, int], at: int
 ) -> None:
-    """Redistribution of every edge, edges between the same variables added up."""
-    times: dict[tuple[int, int, int, int, int], int] = {}
-    examples: dict[tuple[int, int, int, int, int], tuple[Node, Node]] = {}
-    for producer, consumer, slot in decisions.graph.edges():
-        first, second = producer.name, consumer.name
-        key = (variable[first], variable[second], slot, shapes[first], shapes[second])
-        times[key] = times.get(key, 0) + 1
-        examples.setdefault(key, (producer, consumer))
-    for key, (producer, consumer) in examples.items():
-        a, b, slot = key[:3]
-        local = producer.output_bytes
-        for axis, p in decisions.cuts(producer.name):
-            local //= p if axis in producer.output else 1
-        table = edge_us(producer, consumer, slot, problem.parts, local, machine)
-        matrix = numpy.array([[table[x, y] for y in problem.choices[b]] for x in problem.choices[a]]) * times[key]
-        if a == b:
-            problem.node_us[a] = problem.node_us[a] + numpy.diagonal(matrix)
-        elif (b, a) in problem.edges:
-            problem.edges[b, a] = problem.edges[b, a] + matrix.T
-        elif (a, b) in problem.edges:
-            problem.edges[a, b] = problem.edges[a, b] + matrix
-        else:
-            problem.edges[a, b] = matrix
+    """Redistributions of every tensor by all mesh dims, in groups of readers that can still want it alike."""
+    times: dict[object, int] = {}
+    examples: dict[object, tuple[str, list[tuple[str, int]]]] = {}
+    for name, readers in decisions.graph.consumers().items():
+        groups: dict[object, list[tuple[str, int]]] = {}
+        for reader, slot in readers:
+            settled = (decisions.operand_placements(reader, slot), decisions.gradient_placements(reader, slot))
+            groups.setdefault(settled, []).append((reader, slot))
+        for group in groups.values():
+            key = (variable[name], tuple((variable[reader], slot) for reader, slot in group))
+            times[key] = times.get(key, 0) + 1
+            examples.setdefault(key, (name, group))
+    costs: dict[object, Matrix] = {}
+    mesh = (*decisions.mesh[:at], problem.parts, *decisions.mesh[at:])
+    for group_key, (name, group) in examples.items():
+        wants: dict[tuple[int, int], int] = {}
+        wanted = []
+        for reader, slot in group:
+            node, v = decisions.graph.nodes[reader], variable[reader]
+            pairs = [(node.operand_placement(slot, c), node.gradient_placement(slot, c)) for c in problem.choices[v]]
+            wanted.append((v, tuple(wants.setdefault(pair, len(wants)) for pair in pairs)))
+        producer, (reader, slot) = decisions.graph.nodes[name], group[0]
+        made = [producer.output_placement(c) for c in problem.choices[variable[name]]]
+        ends = (
+            decisions.output_placements(name),
+            decisions.operand_placements(reader, slot),
+            decisions.gradient_placements(reader, slot),
+        )
+        same = (producer.output_bytes, producer.needs_gradient, tuple(made), tuple(wants), ends)
+        if same not in costs:
+            costs[same] = _sent_bytes(producer, made, list(wants), ends, mesh, at) / machine.link_bytes_per_us
+        problem.reads.append(Reads(variable[name], tuple(dict.fromkeys(wanted)), costs[same] * times[group_key]))
+
+
+def _sent_bytes(
+    producer: Node,
+    made: list[int],
+    wants: list[tuple[int, int]],
+    ends: tuple[Placements, Placements, Placements],
+    mesh: tuple[int, ...],
+    at: int,
+) -> Matrix:
+    """Bytes sent for each placement that is made (rows) and wanted (columns) on mesh dim ``at``; ``ends``: the output,
+    what is wanted and its gradient on the other mesh dims."""
+
+    def full(placements: Placements, placement: int) -> Placements:
+        return (*placements[:at], placement, *placements[at:])
+
+    output, operand, gradient = ends
+    result = numpy.zeros((len(made), len(wants)))
+    for p, placement in enumerate(made):
+        out = full(output, placement)
+        for w, (want, back) in enumerate(wants):
+            moved = moved_bytes(out, full(operand, want), producer.output_bytes, mesh)
+            if producer.needs_gradient:
+                moved += moved_bytes(full(gradient, back), gradient_of_output(out), producer.output_bytes, mesh)
+            result[p, w] = moved
+    return result
+
+
+def _add_edges(problem: CutProblem) -> None:
+    """What each reader would pay alone, edges between the same variables added up."""
+    for read in problem.reads:
+        for b, wants in read.readers:
+            a = read.producer
+            matrix = read.cost_us[:, wants]
+            if a == b:
+                continue
+            if (b, a) in problem.edges:
+                problem.edges[b, a] = problem.edges[b, a] + matrix.T
+            elif (a, b) in problem.edges:
+                problem.edges[a, b] = problem.edges[a, b] + matrix
+            else:
+                problem.edges[a, b] = matrix

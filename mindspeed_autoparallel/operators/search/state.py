@@ -31,6 +31,16 @@ class Decisions:
             {name: (*self.choices.get(name, ()), chosen[name]) for name in self.graph.nodes},
         )
 
+    def without(self, dim: int) -> Decisions:
+        """The decisions with mesh dim ``dim`` left out."""
+        choices = {name: (*made[:dim], *made[dim + 1 :]) for name, made in self.choices.items()}
+        return Decisions(self.graph, (*self.mesh[:dim], *self.mesh[dim + 1 :]), choices)
+
+    def insert(self, dim: int, parts: int, chosen: dict[str, int]) -> Decisions:
+        """The inverse of ``without``."""
+        choices = {name: (*made[:dim], chosen[name], *made[dim:]) for name, made in self.choices.items()}
+        return Decisions(self.graph, (*self.mesh[:dim], parts, *self.mesh[dim:]), choices)
+
     def output_placements(self, name: str) -> Placements:
         node = self.graph.nodes[name]
         return tuple(node.output_placement(c) for c in self.choices[name])

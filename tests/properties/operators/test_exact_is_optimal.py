@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
 from mindspeed_autoparallel.operators.search.exact import solve_exact
@@ -12,6 +13,7 @@ from mindspeed_autoparallel.operators.search.greedy import solve_greedy
 from mindspeed_autoparallel.operators.search.problem import Machine, build_problem
 from mindspeed_autoparallel.operators.search.propagation import solve_propagation
 from mindspeed_autoparallel.operators.search.state import Decisions
+from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 
 def random_graph(seed):
@@ -47,3 +49,16 @@ def test_exact_equals_brute_force_and_no_mode_is_better(block):
         assert problem.total_us(solve_exact(problem)) == pytest.approx(best, rel=1e-9)
         for picks in (solve_greedy(problem), solve_propagation(problem, {len(problem.members) - 1})):
             assert problem.total_us(picks) >= best * (1 - 1e-9)
+
+
+def test_the_cost_of_a_cut_is_the_cost_of_the_plan_whose_readers_share():
+    machine = Machine(flops_per_us=1e6)
+    for seed in range(60):
+        graph, draw = random_graph(seed), random.Random(seed)
+        decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+        for _ in range(3):
+            problem = build_problem(decisions, 2, machine, {}, tied=False)
+            picks = [draw.randrange(len(choices)) for choices in problem.choices]
+            decisions = decisions.extend(2, problem.spread(picks))
+            plan = OperatorPlan(decisions, "exact", (), 0.0)
+            assert problem.total_us(picks) == pytest.approx(plan_cost(plan, machine).total_us, rel=1e-9)

@@ -8,6 +8,7 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators import preset_graph, search_graph
 from mindspeed_autoparallel.operators.candidate import read_candidate
+from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
 from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions
 from mindspeed_autoparallel.operators.pipeline import Pipeline, search_pipelined
@@ -55,7 +56,27 @@ def test_more_devices_than_samples_become_context_parallel():
 
 
 def test_tokens_of_norms_cut_under_tensor_parallelism_are_sequence_parallelism():
-    assert derive_megatron(search_graph(_graph(2), 8, search_mode="exact")).layout.sequence_parallel
+    assert derive_megatron(search_graph(_graph(8), 4, search_mode="exact")).layout.sequence_parallel
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "devices"), [(1, 4), (2, 8), (1, 64), (8, 64), (6, 12)]
+)  # (1, 64) and (8, 64): the cuts alone end above the uniform plan
+def test_exact_is_never_dearer_than_the_configuration_derived_from_it(batch, devices, tied):
+    graph = preset_graph("llama2-7b", batch=batch, sequence=4096, num_layers=2)
+    found = derive_megatron(search_graph(graph, devices, search_mode="exact", tied=tied))
+    assert found.extra_us >= -1e-6 * found.plan_cost.total_us
+
+
+def test_pins_and_the_limit_of_weights_outlive_the_start_from_the_uniform_plan():
+    graph = preset_graph("llama2-7b", batch=8, sequence=4096, num_layers=1)
+    free = search_graph(graph, 16, search_mode="exact")
+    held = sum(n.output_bytes for n in graph.nodes.values() if n.is_parameter)
+    limited = search_graph(graph, 16, search_mode="exact", parameter_limit_bytes=held // 8)
+    assert plan_cost(limited).parameter_bytes <= held // 8 < plan_cost(free).parameter_bytes
+    pinned = search_graph(graph, 16, search_mode="exact", pins={"layers.0.up": {"inner": 16}})
+    assert pinned.degrees()["layers.0.up"] == {"inner": 16}
 
 
 def test_size_that_the_key_heads_do_not_divide_gives_way_with_a_note():

@@ -20,7 +20,7 @@ def two_operators(moved, pending):
     choices = [NO_CUT, ROWS, COLUMNS, INNER]
     return CutProblem(
         2, [["pinned"], ["free"]], [[ROWS], choices], [numpy.zeros(1), numpy.zeros(4)],
-        [numpy.zeros(1), numpy.array(pending)], [numpy.zeros(1), numpy.zeros(4)], {(0, 1): numpy.array([moved])},
+        [numpy.zeros(1), numpy.array(pending)], [numpy.zeros(1), numpy.zeros(4)], edges={(0, 1): numpy.array([moved])},
     )  # fmt: skip
 
 
