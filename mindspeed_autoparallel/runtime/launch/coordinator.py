@@ -10,12 +10,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
+from mindspeed_autoparallel.runtime.launch.liveness import SILENCE_S, Beats, Watch
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 
@@ -35,6 +35,7 @@ class Coordinator:
         master_port: int,
         log_dir: Path,
         join_timeout_s: float = _JOIN_TIMEOUT_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self.num_nodes = num_nodes
         self.num_processes_per_node = num_processes_per_node
@@ -42,13 +43,17 @@ class Coordinator:
         self.master_port = master_port
         self.log_dir = log_dir
         self.join_timeout_s = join_timeout_s
+        self.silence_s = silence_s
         self._store: Any = None
+        self._watch: Watch | None = None
+        self._lost: list[int] = []
         self._num_launches = 0
 
     def __enter__(self) -> Coordinator:
         if self.num_nodes > 1:
             self._store = _serve(self.master_addr, self.master_port)
             self._wait_for_nodes()
+            self._watch = Watch(self._store, range(1, self.num_nodes), self.silence_s)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -61,12 +66,16 @@ class Coordinator:
 
     def launch(self, spec: LaunchSpec) -> LaunchOutcome:
         """Run ``spec`` on every node; how it ended, never an exception for a launch that did not end well."""
+        if self._lost:
+            return self._without_nodes(0.0, "not started")
         number = self._num_launches
         self._num_launches += 1
         worker_port = free_port()
         if self._store is not None:
             order = {"spec": spec.to_json(), "worker_port": worker_port}
             self._store.set(f"launch/{number}", json.dumps(order))
+        if self._watch is not None:
+            self._watch.begin()
         aborted = f"abort/{number}"
         outcome = run_local_processes(
             spec,
@@ -76,24 +85,40 @@ class Coordinator:
             master_addr=self.master_addr,
             master_port=worker_port,
             log_dir=self.log_dir,
-            should_stop=lambda: self._store is not None and self._store.check([aborted]),
+            should_stop=lambda: self._watch is not None and (
+                self._store.check([aborted]) or bool(self._watch.gone())
+            ),
         )
-        if self._store is None:
+        if self._watch is None:
             return outcome
         if outcome.status is not LaunchStatus.OK:
             self._store.set(aborted, "1")
-        return worst([outcome, *self._outcomes(number, spec.timeout_s)])
+        reports = {node: self._report(number, node, spec.timeout_s, self._watch) for node in range(1, self.num_nodes)}
+        self._lost = [node for node, report in reports.items() if report is None]
+        if self._lost:
+            return self._without_nodes(outcome.seconds, *outcome.last_lines)
+        return worst([outcome, *(report for report in reports.values() if report is not None)])
 
-    def _outcomes(self, number: int, timeout_s: float) -> Iterator[LaunchOutcome]:
-        for node in range(1, self.num_nodes):
-            key = f"outcome/{number}/{node}"
-            if self._wait_for_keys([key], timeout_s + 30.0):
-                line = f"node {node} did not report; is it still alive?"
-                yield LaunchOutcome(
-                    status=LaunchStatus.TIMED_OUT, node_rank=node, exit_code=-1, last_lines=(line,), seconds=timeout_s
-                )
-            else:
-                yield LaunchOutcome.from_json(json.loads(self._store.get(key)))
+    def _report(self, number: int, node: int, timeout_s: float, watch: Watch) -> LaunchOutcome | None:
+        """How the launch ended on ``node``, or nothing where the node is gone."""
+        key = f"outcome/{number}/{node}"
+        deadline = time.monotonic() + timeout_s + self.silence_s
+        while not self._store.check([key]):
+            if node in watch.gone() or time.monotonic() > deadline:
+                return None
+            time.sleep(_POLL_S)
+        return LaunchOutcome.from_json(json.loads(self._store.get(key)))
+
+    def _without_nodes(self, seconds: float, *lines: str) -> LaunchOutcome:
+        nodes = ", ".join(map(str, self._lost))
+        line = (
+            f"node {nodes} of {self.num_nodes} does not answer any more: look at its output and its machine, then "
+            "start the same command on all nodes again"
+        )
+        return LaunchOutcome(
+            status=LaunchStatus.FAILED, node_rank=self._lost[0], exit_code=-1, last_lines=(*lines, line),
+            seconds=seconds,
+        )  # fmt: skip
 
     def _wait_for_nodes(self) -> None:
         keys = [f"node/{node}" for node in range(1, self.num_nodes)]
@@ -129,17 +154,24 @@ def run_agent(
 ) -> int:
     """Another node's side: run what the coordinator orders until it dismisses us; returns the number of launches."""
     store = _join(master_addr, master_port, node_rank, join_timeout_s)
+    beats = Beats(store, node_rank)
     number = 0
     try:
         while True:
             key = f"launch/{number}"
             while not store.check([key]):
+                beats.beat()
                 time.sleep(_POLL_S)
             order = json.loads(store.get(key))
             if order.get("stop"):
                 store.set(f"dismissed/{node_rank}", "1")
                 return number
             aborted = f"abort/{number}"
+
+            def should_stop(aborted: str = aborted) -> bool:
+                beats.beat()
+                return bool(store.check([aborted]))
+
             outcome = run_local_processes(
                 LaunchSpec.from_json(order["spec"]),
                 node_rank=node_rank,
@@ -148,7 +180,7 @@ def run_agent(
                 master_addr=master_addr,
                 master_port=order["worker_port"],
                 log_dir=log_dir,
-                should_stop=lambda: store.check([aborted]),  # noqa: B023  # called before the next turn only
+                should_stop=should_stop,
             )
             if outcome.status is not LaunchStatus.OK:
                 store.set(aborted, "1")

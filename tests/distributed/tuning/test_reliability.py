@@ -1,12 +1,15 @@
 """What goes wrong is recorded and passed over, or named; nothing finished is lost, and nobody shares a work dir."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from auto_tuning import SCRIPT, finish, result_of, start, tune
+from auto_tuning import ENVIRONMENT, GPT, ROOT, SCRIPT, finish, result_of, start, tune
 from ranks import free_port
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
@@ -38,7 +41,7 @@ def test_a_trace_that_dies_and_a_launch_without_memory_are_passed_over(tmp_path)
     code, text = tune(tmp_path / "work", script=script)
     assert code == 0, text[-4000:]
     result = result_of(tmp_path / "work")
-    launches = {launch["id"]: launch for launch in json.loads((tmp_path / "work/launches.json").read_text())["launches"]}
+    launches = {launch["id"]: launch for launch in launches_of(tmp_path / "work")}
     assert len(launches) == len(result["launches"]) == 3
     ended = [(launch["purpose"], launch["status"], launch["exit_code"]) for launch in launches.values()]
     assert ended == [("trace", "failed", 9), ("trace", "ok", 0), ("calibrate", "out_of_memory", 77)]
@@ -61,10 +64,7 @@ def test_interrupt_keeps_what_was_traced_and_a_second_tuner_is_refused(tmp_path)
     work = tmp_path / "work"
     first = start(work)
     try:
-        deadline = time.monotonic() + 300
-        while not points_of_traces(work) and time.monotonic() < deadline and first.poll() is None:
-            time.sleep(0.2)
-        assert first.poll() is None
+        wait_until(lambda: points_of_traces(work), first)
         code, text = tune(work)
         assert (code, "another tuning run is at work" in text) == (2, True), text[-2000:]
         assert str(first.pid) in text
@@ -86,6 +86,17 @@ def test_interrupt_keeps_what_was_traced_and_a_second_tuner_is_refused(tmp_path)
     finally:
         again.send_signal(signal.SIGINT)
         finish(again, 60)
+
+
+def wait_until(happened, process):
+    deadline = time.monotonic() + 300
+    while not happened() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.2)
+    assert process.poll() is None
+
+
+def launches_of(work):
+    return json.loads((work / "launches.json").read_text())["launches"]
 
 
 def points_of_traces(work):
@@ -118,6 +129,65 @@ def test_a_node_that_does_not_come_is_named(tmp_path):
     code, text = tune(tmp_path / "work", *words)
     assert code == 2, text[-2000:]
     assert "node 1 of 2 did not come" in text
+
+
+def test_a_node_that_dies_in_a_launch_is_named(tmp_path):
+    script = script_with(tmp_path, "import time\n    if os.environ.get('OOTB_OPTIMIZER_PROFILING'): time.sleep(3600)")
+    words = ("--nnodes", 2, "--nproc-per-node", 1, "--master-port", free_port())
+    other = start(tmp_path / "other", *words, "--node-rank", 1, script=script)
+    main = start(tmp_path / "work", *words, "--node-rank", 0, script=script)
+    try:
+        wait_until(lambda: list((tmp_path / "other").glob("logs/node1/calibrate-*.log")), main)
+        other.kill()
+        code, text = finish(main, 300)
+        assert (code, "Traceback" in text) == (2, False), text[-3000:]
+        assert "node 1 of 2 does not answer any more" in text
+        assert_no_child_is_left(tmp_path)
+    finally:
+        other.kill()
+        main.kill()
+    (launch,) = (item for item in launches_of(tmp_path / "work") if item["purpose"] == "calibrate")
+    assert (launch["status"], launch["node_rank"]) == ("failed", 1)
+
+
+def test_launches_that_hang_are_ended_and_what_was_found_stays(tmp_path):
+    script = script_with(
+        tmp_path, "import time\n    if os.path.exists(__file__ + '.hang'): print('hanging', flush=True), time.sleep(3600)"
+    )
+    code, text = tune(tmp_path / "work", script=script)
+    assert code == 0, text[-4000:]
+    found = result_of(tmp_path / "work")["top"]
+    (tmp_path / f"{script.name}.hang").touch()
+    code, text = tune(tmp_path / "work", "--auto-tuning-verify", "--auto-tuning-launch-timeout-s", 20, script=script)
+    assert code == 0, text[-4000:]
+    result = result_of(tmp_path / "work")
+    assert [plan["label"] for plan in result["top"]] == [plan["label"] for plan in found]
+    assert {item["status"] for item in result["verified"]} == {"timed_out"}
+    launches = launches_of(tmp_path / "work")
+    assert [launch["status"] for launch in launches] == ["timed_out"] * len(found)
+    assert all("given up after" in launch["last_lines"][-1] for launch in launches)
+    assert_no_child_is_left(tmp_path)
+
+
+def test_a_trace_that_hangs_ends_in_a_message(tmp_path):
+    script = tmp_path / "sleeps.py"
+    text = SCRIPT.read_text()
+    waits = "    import os, time\n    if os.environ.get('OOTB_OPTIMIZER_PARSE_MODEL'): time.sleep(3600)\n    pretrain(\n"
+    script.write_text(text.replace("    pretrain(\n", waits))
+    code, text = tune(tmp_path / "work", "--auto-tuning-launch-timeout-s", 3, script=script)
+    assert (code, "Traceback" in text) == (2, False), text[-2000:]
+    assert "did not come to training on pretended ranks" in text
+    assert "timed out on node 0" in text
+    assert_no_child_is_left(tmp_path)
+
+
+def test_a_script_that_cannot_be_read_again_is_named(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-", *GPT, "--auto-tuning-work-dir", tmp_path / "work"], input=SCRIPT.read_text(), text=True,
+        capture_output=True, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, timeout=300,
+    )  # fmt: skip
+    assert (run.returncode, "Traceback" in run.stderr) == (2, False), run.stderr[-2000:]
+    assert "'-' is not a file that can be read. Start it as python SCRIPT.py" in run.stderr
 
 
 def test_ranks_that_fill_no_node_end_in_one_line(tmp_path):

@@ -1,0 +1,51 @@
+"""Which nodes are still there: every agent counts up in the store, and the main node looks whether they still do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+SILENCE_S = 30.0
+"""After this a node counts as gone; ending the processes of a launch takes up to 10 s, in which it is silent."""
+_BEAT_S = 1.0
+
+
+class Beats:
+    """An agent's side."""
+
+    def __init__(self, store: Any, node_rank: int) -> None:
+        self._store, self._key, self._next = store, _key(node_rank), 0.0
+
+    def beat(self) -> None:
+        """To be called often; counts at most once a second."""
+        if time.monotonic() >= self._next:
+            self._store.add(self._key, 1)
+            self._next = time.monotonic() + _BEAT_S
+
+
+class Watch:
+    """The main node's side."""
+
+    def __init__(self, store: Any, nodes: Iterable[int], silence_s: float = SILENCE_S) -> None:
+        self._store, self._silence_s, self._next = store, silence_s, 0.0
+        self._seen = {node: (0, time.monotonic()) for node in nodes}
+
+    def begin(self) -> None:
+        """From now on: nobody has looked for a while."""
+        self._seen = {node: (count, time.monotonic()) for node, (count, _) in self._seen.items()}
+
+    def gone(self) -> list[int]:
+        """Nodes that have not counted up for ``silence_s`` while somebody was looking."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _BEAT_S
+            for node, (before, _) in self._seen.items():
+                count = self._store.add(_key(node), 0)
+                if count != before:
+                    self._seen[node] = (count, now)
+        return [node for node, (_, since) in self._seen.items() if now - since > self._silence_s]
+
+
+def _key(node: int) -> str:
+    return f"beats/{node}"
