@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,11 @@ from mindspeed_autoparallel.runtime.measuring.state import (
     parameters_by_block,
     resident_bytes,
 )
+from mindspeed_autoparallel.runtime.measuring.steps import whole_steps
 from mindspeed_autoparallel.runtime.measuring.structure import Stack, find_stacks, unwrap
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
+
+_NUM_STEPS = 3
 
 
 def measure_point(
@@ -34,13 +38,14 @@ def measure_point(
     for _ in range(task.num_warmup):
         microbatch.run(tracked=False)
     timed = [microbatch.run(tracked=False) for _ in range(task.num_repeats)]
-    optimizer_us = _step(chunks, built.optimizer, device)
+    finalize_us, optimizer_us = _step(chunks, built.optimizer, device)
     # After the step: everything a training keeps is there now, and what is more is the host's own.
     tracked = microbatch.run(tracked=True)
     kept = resident_bytes(model, built.optimizer)
     ratio = bytes_per_parameter(model, built.optimizer, num_optimizer_shards(arguments))
     parameters = parameters_by_block(model, stacks, order)
     costs = block_costs(timed, tracked, device.seconds_between)
+    steps = whole_steps(built, forward_step, arguments, device) if task.with_steps else {}
     return {
         "modules": [
             {
@@ -53,9 +58,11 @@ def measure_point(
         "bytes_per_trained_parameter": {"gradient": ratio.gradient, "optimizer": ratio.optimizer},
         "optimizer": {
             "step_us": optimizer_us,
+            "finalize_us": finalize_us,
             "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
             // num_optimizer_shards(arguments),
         },
+        "steps": steps,
         "relative_times": _relative_times(timed, device.seconds_between),
         "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
         "host_bytes": max(0, tracked.marks["forward begin"].live_bytes - kept),
@@ -119,19 +126,23 @@ class Microbatch:
         return Run(recorder.marks, self.stacks, side)
 
 
-def _step(chunks: list[Any], optimizer: Any, device: Any) -> float:
+def _step(chunks: list[Any], optimizer: Any, device: Any) -> tuple[float, float]:
+    """Microseconds of finalizing gradients (with their reduction) and of the optimizer's step."""
     from megatron.core.distributed import finalize_model_grads
 
     times = []
-    for _ in range(2):
-        finalize_model_grads(chunks)
+    for _ in range(1 + _NUM_STEPS):
         device.synchronize()
         begin = time.perf_counter()
+        finalize_model_grads(chunks)
+        device.synchronize()
+        middle = time.perf_counter()
         optimizer.step()
         device.synchronize()
-        times.append((time.perf_counter() - begin) * 1e6)
+        times.append(((middle - begin) * 1e6, (time.perf_counter() - middle) * 1e6))
     # The first step allocates the optimizer state.
-    return times[-1]
+    finalize, step = zip(*times[1:], strict=True)
+    return statistics.median(finalize), statistics.median(step)
 
 
 def num_optimizer_shards(arguments: Any) -> int:
@@ -160,6 +171,7 @@ def describe_stack(
         "name": stack.name,
         "result_key": stack.result_key,
         "frozen": stack.frozen,
+        "num_layers": len(stack.layers),
         "hidden_size": int(shape[-1]) if shape else 0,
         "tokens_per_sample": tokens // arguments.micro_batch_size,
         "num_heads": int(getattr(config, "num_attention_heads", 0) or 0),

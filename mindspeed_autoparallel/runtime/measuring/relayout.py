@@ -91,7 +91,7 @@ def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int
     else:
         recorded.function(*sizes, *recorded.args[2:], **{**recorded.kwargs, **changes})
     initialize._set_random_seed(arguments.seed, arguments.data_parallel_random_init)
-    _set_num_microbatches(arguments)
+    set_num_microbatches(arguments)
     collection: dict[str, Any] = {}
     if "pg_collection" in calls.setup_model_and_optimizer.kwargs:
         from megatron.core.process_groups_config import ProcessGroupCollection
@@ -102,7 +102,8 @@ def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int
     return Built(model, optimizer, iterator)
 
 
-def _set_num_microbatches(arguments: Any) -> None:
+def set_num_microbatches(arguments: Any) -> None:
+    """As many as the arguments' batch sizes make."""
     from megatron.core import num_microbatches_calculator as calculator
 
     calculator.destroy_num_microbatches_calculator()

@@ -22,6 +22,8 @@ class MeasureTask:
     """The reduced model.json, or None where flags describe the model."""
     num_warmup: int = 2
     num_repeats: int = 5
+    with_steps: bool = False
+    """Whether whole steps are timed as well."""
 
     def to_json(self) -> dict[str, Any]:
         """With the kind that ``runtime.host.features`` dispatches on."""

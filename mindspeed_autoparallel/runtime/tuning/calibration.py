@@ -25,6 +25,7 @@ from mindspeed_autoparallel.tuning.traced.host import Anchor, HostModel, fit_hos
 from mindspeed_autoparallel.tuning.traced.links import SIZES, TIERS, catalogue_tier, fitted_tiers, link_samples
 from mindspeed_autoparallel.tuning.traced.pricing import DIRECTIONS, Prices, calls_of
 from mindspeed_autoparallel.tuning.traced.samples import operator_samples, rows_of, single
+from mindspeed_autoparallel.tuning.traced.steps import StepCost, fit_steps
 
 MISSING_FILE = "missing_operators.json"
 """What ``mindspeed-autoparallel calibrate`` takes."""
@@ -116,7 +117,7 @@ class Calibration:
         anchors = list(self._anchors_of(prices))
         prices.host = fit_host(anchors, asynchronous=asynchronous, fallback=self._known_host(asynchronous))
         if anchors:
-            self._keep_host(prices.host)
+            self._keep(per_call=prices.host.per_call_us, scale=prices.host.scale)
         else:
             self.notes.append("no block of this model was measured whole: the host's share is that of other models")
         return prices
@@ -140,6 +141,14 @@ class Calibration:
         efficiency = next(iter(device.efficiencies.values()))
         # About 30 bytes are moved for the two bytes of a parameter.
         return 15.0 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
+
+    def step_cost(self) -> StepCost:
+        """What the host adds to every microbatch and step, as far as whole steps were measured on this device."""
+        per_microbatch, per_step = self._known("per_microbatch"), self._known("per_step")
+        if per_microbatch is None or per_step is None:
+            self.notes.append("no whole step was measured on this device: what the host adds to a step is left out")
+            return StepCost()
+        return StepCost(per_microbatch_us=per_microbatch, per_step_us=per_step)
 
     def _catalogue(self) -> Device:
         try:
@@ -208,6 +217,9 @@ class Calibration:
                 step = Operator(name="optimizer.step", signature=self.traces.key, sizes=(optimizer["parameter_bytes"],))
                 entries.append((step, single(optimizer["step_us"], source)))
         self.base.record(self.device_key, self.software_key, entries)
+        cost = fit_steps([result for point in points if (result := self._result(point)) is not None])
+        if cost is not None:
+            self._keep(per_microbatch=cost.per_microbatch_us, per_step=cost.per_step_us)
 
     def _result(self, point: MeasuredAt) -> dict[str, Any] | None:
         file = measure_task(self.request, (point,), self.folder).result_file(point)
@@ -236,21 +248,25 @@ class Calibration:
         return bool(self.base.of_name(self.device_key, self.software_key, "host.per_call"))
 
     def _known_host(self, asynchronous: bool) -> HostModel | None:
-        found = {
-            name: self.base.of_name(self.device_key, self.software_key, f"host.{name}")
-            for name in ("per_call", "scale")
-        }
-        if not all(found.values()):
+        per_call, scale = self._known("per_call"), self._known("scale")
+        if per_call is None or scale is None:
             return None
-        middle = {name: sorted(sample.median_us for _, sample in rows)[len(rows) // 2] for name, rows in found.items()}
-        return HostModel(scale=middle["scale"], per_call_us=middle["per_call"], asynchronous=asynchronous)
+        return HostModel(scale=scale, per_call_us=per_call, asynchronous=asynchronous)
 
-    def _keep_host(self, host: HostModel) -> None:
-        entries = [
-            (Operator(name=f"host.{name}", signature=self.traces.key, sizes=()), single(max(value, 1e-3), "fit"))
-            for name, value in (("per_call", host.per_call_us), ("scale", host.scale))
-        ]
+    def _known(self, name: str) -> float | None:
+        """A figure of the host: this model's own, else the middle of other models'."""
+        own = self.base.find(self.device_key, self.software_key, self._host_operator(name))
+        if own is not None:
+            return own.median_us
+        rows = self.base.of_name(self.device_key, self.software_key, f"host.{name}")
+        return sorted(sample.median_us for _, sample in rows)[len(rows) // 2] if rows else None
+
+    def _keep(self, **values: float) -> None:
+        entries = [(self._host_operator(name), single(max(value, 1e-3), "fit")) for name, value in values.items()]
         self.base.record(self.device_key, self.software_key, entries)
+
+    def _host_operator(self, name: str) -> Operator:
+        return Operator(name=f"host.{name}", signature=self.traces.key, sizes=())
 
 
 def _needed_bytes(result: dict[str, Any]) -> float:

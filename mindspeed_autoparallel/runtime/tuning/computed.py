@@ -20,6 +20,7 @@ from mindspeed_autoparallel.tuning.traced.candidates import Family
 from mindspeed_autoparallel.tuning.traced.host import HostModel
 from mindspeed_autoparallel.tuning.traced.links import TIERS, catalogue_tier
 from mindspeed_autoparallel.tuning.traced.pricing import Prices, calls_of
+from mindspeed_autoparallel.tuning.traced.steps import StepCost
 
 _STACK = "megatron-core"
 _CALLS_OF_A_LAYER = 60
@@ -68,6 +69,10 @@ class Computed(Calibration):
             base=self.base, device=self.device_key, software=self.software_key, tiers=self.tiers(),
             devices_per_node=self.request.devices_per_node, host=host, target=self.target,
         )  # fmt: skip
+
+    def step_cost(self) -> StepCost:
+        """The catalogue's fixed time of a step."""
+        return StepCost(per_step_us=self.efficiency.step_us)
 
     def tiers(self) -> dict[str, LinkTier]:
         """Of the catalogue."""

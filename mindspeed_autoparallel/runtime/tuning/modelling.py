@@ -80,12 +80,16 @@ def _results(calibration: Calibration, prices: Prices, family: str) -> dict[Meas
 def _device_cost(
     calibration: Calibration, prices: Prices, results: Mapping[MeasuredAt, dict[str, Any]], capacity_bytes: int
 ) -> DeviceCost:
+    step = calibration.step_cost()
     return DeviceCost(
         memory_capacity_bytes=int(capacity_bytes * (1 - _RESERVE_FRACTION)),
         runtime_overhead_bytes=min(int(result["host_bytes"]) for result in results.values()),
         intra=prices.tiers["intra"],
         inter=prices.tiers["inter"],
         optimizer_step_us_per_byte=calibration.optimizer_us_per_byte(),
+        optimizer_step_fixed_us=step.per_step_us,
+        # A microbatch passes every stage forward and backward.
+        operation_overhead_us=step.per_microbatch_us / 2,
     )
 
 

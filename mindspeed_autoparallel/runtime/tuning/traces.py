@@ -55,6 +55,7 @@ def measure_task(request: TuningRequest, points: tuple[MeasuredAt, ...], folder:
         result_dir=str(folder),
         num_layers={module.name: NUM_REDUCED_LAYERS for module in request.description.modules},
         model_file=None,
+        with_steps=True,
     )
 
 
