@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy
@@ -22,6 +23,8 @@ MOST_COMPARED = 300
 """Labels of one node that others are compared with: beyond, comparing costs more than it saves."""
 WORTHWHILE = 16
 """After so many, comparing goes on only while each beats one other on average."""
+SLICE = 1_000
+"""Labels expanded between two looks at the clock."""
 
 
 @dataclass
@@ -41,6 +44,13 @@ class Labels:
 
     def take(self, which: Array) -> Labels:
         return Labels(self.position[which], self.value[which], self.bound[which], self.arcs[which])
+
+    @staticmethod
+    def join(parts: list[Labels]) -> Labels:
+        if len(parts) == 1:
+            return parts[0]
+        fields = [(part.position, part.value, part.bound, part.arcs) for part in parts]
+        return Labels(*(numpy.concatenate(arrays) for arrays in zip(*fields, strict=True)))
 
 
 class Paths:
@@ -179,8 +189,11 @@ class Paths:
         arcs = numpy.concatenate([labels.arcs[parent], arc[:, None]], axis=1)
         return Labels(end, value, bound, arcs)
 
-    def undominated(self, labels: Labels, stage: int, limit: int) -> Labels:
-        """Labels that no other label at their node equals or beats, cuts that cannot exceed ``limit`` apart."""
+    def undominated(self, labels: Labels, stage: int, limit: int, deadline: float = inf) -> Labels:
+        """Labels that no other label at their node equals or beats, cuts that cannot exceed ``limit`` apart.
+
+        From the deadline on, all that are left to compare stay.
+        """
         if len(labels) < 2:
             return labels
         # Below this a cut cannot exceed the limit whatever follows: all such values are alike.
@@ -192,6 +205,8 @@ class Paths:
         alive: Array = numpy.ones(len(order), dtype=bool)
         first = numpy.flatnonzero(numpy.diff(position, prepend=-1))
         for low, high in zip(first, [*first[1:], len(order)], strict=True):
+            if time.monotonic() > deadline:
+                break
             left = numpy.arange(low, high)
             for turn in range(1, MOST_COMPARED):
                 index, left = left[0], left[1:]
@@ -238,15 +253,20 @@ class Paths:
             stage, labels = stack.pop()
             if stage == num_stages:
                 return labels.take(numpy.argsort(labels.bound, kind="stable")), False
-            if effort < 0 or time.monotonic() > deadline:
+            if effort < 0:
                 return labels.take([]), False
             if len(labels) > MOST_LABELS:
                 order = numpy.argsort(labels.bound, kind="stable")
                 stack.append((stage, labels.take(order[MOST_LABELS:])))
                 labels = labels.take(order[:MOST_LABELS])
-            following = paths.expand(labels, stage, limit)
+            parts = []
+            for low in range(0, len(labels), SLICE):
+                if time.monotonic() > deadline:
+                    return labels.take([]), False
+                parts.append(paths.expand(labels.take(slice(low, low + SLICE)), stage, limit))
+            following = Labels.join(parts)
             effort -= len(following)
-            following = paths.undominated(following, stage, limit)
+            following = paths.undominated(following, stage, limit, deadline)
             if len(following):
                 stack.append((stage + 1, following))
         return paths.root().take([]), True
