@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.split.bottlenecks import halves
 from mindspeed_autoparallel.planner.split.mixing import best_mean
 from mindspeed_autoparallel.planner.split.moves import improve
 from mindspeed_autoparallel.planner.split.paths import Labels, Paths
@@ -27,6 +28,8 @@ QUICK_EFFORT = 2_000
 """Labels made before means of cuts are computed."""
 FIRST_EFFORT = 10_000
 """Labels made before a lower target is tried; doubled each time."""
+BRANCHING_EFFORT = 20_000
+"""From here on a question is divided at the bottleneck; before, one search is cheaper than the means of many halves."""
 MOST_MEANS = 4
 LONGEST = 2**56
 """Ticks; far below where 64-bit sums overflow."""
@@ -65,6 +68,8 @@ class _Search:
         self.chain, self.unit = Chain(problem), tick_of(problem)
         self.best: Placement | None = None
         self.best_time, self.rounds = 2 * LONGEST, 0
+        self.left = 0
+        """Labels that the halves of the question asked may still make."""
         cuts = first_cuts(problem)
         if known is not None:
             # The same layers, with the least recomputation that fits.
@@ -93,7 +98,8 @@ class _Search:
             # Ask for a plan in the lowest part of what is open: few arcs are left there, whatever the answer.
             target = min(self._limit(), self.lower + int((self.best_time - self.lower) * share))
             before = self.best_time
-            if self._none_within(target, effort):
+            self.left = effort
+            if self._none_within(self.paths, target, effort):
                 self.lower = max(self.lower, -(-(target + 1) // self.unit) * self.unit)
                 share = min(MOST_SHARE, 2 * share)
             elif self.best_time > target:
@@ -102,10 +108,11 @@ class _Search:
                 self.lower = self.best_time
         return self._result(self.lower, complete=self.lower >= self.best_time)
 
-    def _none_within(self, target: int, effort: int) -> bool:
-        """Whether no plan takes at most ``target``, proved. Otherwise one was found, or effort or time is up."""
+    def _none_within(self, among: Paths, target: int, effort: int) -> bool:
+        """Whether no plan ``among`` these takes at most ``target``, proved. Otherwise one was found, or effort or time
+        is up."""
         while True:
-            paths = self.paths.copy()
+            paths = among.copy()
             if not paths.weigh() or not paths.prune(target):
                 return True
             labels = paths.beam(BEAM, target)
@@ -121,7 +128,13 @@ class _Search:
             if not none and not len(labels):
                 if not self._strengthen(paths, target):
                     return True
-                self.lower = max(self.lower, min(paths.bound(), target))
+                if among is self.paths:
+                    self.lower = max(self.lower, min(paths.bound(), target))
+                if effort >= BRANCHING_EFFORT:
+                    two = halves(paths)
+                    if two is not None:
+                        self.left -= QUICK_EFFORT
+                        return self.left > 0 and all(self._none_within(half, target, effort) for half in two)
                 labels, none = paths.all_paths(target, effort, self.deadline)
             if not len(labels):
                 return none
@@ -136,8 +149,8 @@ class _Search:
             mean = best_mean(self.problem, paths, target, self.deadline)
             if mean is None:
                 return True
-            self.paths.means.append(mean)
-            del self.paths.means[:-MOST_MEANS]
+            paths.means.append(mean)
+            del paths.means[:-MOST_MEANS]
             if not paths.weigh() or not paths.prune(target):
                 return False
             if paths.num_arcs() > 0.7 * before:
@@ -160,8 +173,8 @@ class _Search:
             ends = [int(paths.ranges[stage].end[arc]) for stage, arc in enumerate(row)]
             placement = self.chain.placement(ends)
             cut, length = cut_of(self.problem, placement)
-            if cut not in self.paths.cuts:
-                self.paths.cuts[cut] = None
+            if cut not in paths.cuts:
+                paths.cuts[cut] = self.paths.cuts[cut] = None
                 learned = True
             if length < self.best_time:
                 self._improve(ends, self.paths.cuts)

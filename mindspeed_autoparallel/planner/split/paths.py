@@ -61,11 +61,13 @@ class Paths:
         self.cuts: dict[Cut, None] = {}
         self.means: list[Array] = []
         """Weights of the first cuts: each mean bounds like a cut."""
+        self.floor = 0
+        """Some stage's extra (``bottlenecks.py``) is known to be no less."""
 
     def copy(self) -> Paths:
         """Arcs of its own, the same cuts."""
         other = Paths([replace(ranges) for ranges in self.ranges], self.num_nodes - 1)
-        other.cuts, other.means = self.cuts, self.means
+        other.cuts, other.means, other.floor = self.cuts, self.means, self.floor
         return other
 
     def num_arcs(self) -> int:

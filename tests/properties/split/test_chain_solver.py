@@ -20,7 +20,10 @@ from mindspeed_autoparallel.planner.split import (
     stage_memory,
     step_of,
 )
-from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
+from mindspeed_autoparallel.planner.split.bottlenecks import halves
+from mindspeed_autoparallel.planner.split.chain_solver import LONGEST, first_cuts, solve_chain
+from mindspeed_autoparallel.planner.split.paths import Paths
+from mindspeed_autoparallel.planner.split.ranges import Chain
 
 NUM_PROBLEMS = 150
 
@@ -123,6 +126,19 @@ def leave_the_search_to_means(monkeypatch):
     monkeypatch.setattr(moves, "MOST_TRIED", 0)
 
 
+def test_search_by_branching_on_the_bottleneck_finds_the_same_optimum(monkeypatch):
+    drawn = random.Random(19)
+    problems = [random_chain(drawn) for _ in range(60)]
+    whole = [outcome(problem) for problem in problems]
+    branched = []
+    monkeypatch.setattr(chain_solver, "halves", lambda some: branched.append(halves(some)) or branched[-1])
+    leave_the_search_to_means(monkeypatch)
+    monkeypatch.setattr(chain_solver, "BRANCHING_EFFORT", 0)
+    monkeypatch.setattr(chain_solver, "best_mean", lambda *rest: None)
+    assert whole == [outcome(problem) for problem in problems]
+    assert sum(two is not None for two in branched) > 8
+
+
 def test_search_by_means_of_cuts_alone_finds_the_same_optimum(monkeypatch):
     drawn = random.Random(13)
     problems = [random_chain(drawn) for _ in range(60)]
@@ -142,3 +158,54 @@ def test_small_blocks_of_labels_change_nothing(monkeypatch, most_labels):
     whole = [outcome(problem) for problem in problems]
     monkeypatch.setattr(paths, "MOST_LABELS", most_labels)
     assert whole == [outcome(problem) for problem in problems]
+
+
+def whole_paths(paths):
+    """Layers done after each stage, for every path."""
+    arcs = [list(zip(r.start.tolist(), r.end.tolist(), strict=True)) for r in paths.ranges]
+    found = [((), 0)]
+    for stage in arcs:
+        found = [((*ends, high), high) for ends, node in found for low, high in stage if low == node]
+    return {ends for ends, node in found if node == paths.num_nodes - 1}
+
+
+def test_branching_on_the_bottleneck_each_plan_is_in_a_half_and_no_faster_than_the_cuts_of_its_half():
+    drawn = random.Random(17)
+    divided = 0
+    for _ in range(40):
+        problem = random_chain(drawn)
+        chain = Chain(problem)
+        paths = Paths(chain.ranges(2 * LONGEST), chain.num_layers)
+        for stage, ranges in enumerate(paths.ranges):
+            chain.recompute(stage, ranges)
+        paths.cuts = first_cuts(problem)
+        plans = whole_paths(paths)
+        if not plans or len(plans) > 300:
+            continue
+        steps = {ends: step_of(problem, chain.placement(list(ends))) for ends in plans}
+        known = dict(paths.cuts)
+        pending, leaves = [(paths, plans)], 0
+        while pending and leaves < 20:
+            some, held = pending.pop()
+            two = halves(some)
+            if two is None:
+                leaves += 1
+                continue
+            below, above = two
+            smaller = whole_paths(below) & held
+            for ends in held - smaller:
+                for cut in above.cuts:
+                    assert value(chain, ends, cut) <= steps[ends].step_time
+            divided += 0 < len(smaller) < len(held)
+            pending += [(below, smaller), (above, held - smaller)]
+        assert paths.cuts == known
+    assert divided > 20
+
+
+def value(chain, ends, cut):
+    """Of a plan under a cut."""
+    total = cut[2]
+    for stage, (start, end) in enumerate(itertools.pairwise((0, *ends))):
+        forward, backward, tail = chain.times(stage, start, end)
+        total += cut[0][stage] * forward + cut[1][stage] * backward + (cut[3] == stage) * tail
+    return total
