@@ -118,9 +118,14 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
             Calibration(request, traces, found, device, base) if target is None
             else Computed(request, traces, found, target, base)
         )  # fmt: skip
-        for point in calibration.failed:
-            plan.left_out[point.label()] = f"could not be traced: {found[point]['summary']}"
         covered = calibration.take(launches, voice.info)
+        measured = calibration.measured()
+        for point in calibration.failed:
+            reason = f"could not be traced: {found[point]['summary']}"
+            if point in measured:
+                calibration.notes.append(f"{point.label()} was measured whole: it {reason}")
+            else:
+                plan.left_out[point.label()] = reason
         voice.info("stage 2 of 3: model")
         kinds, prices = families(calibration, plan, arguments, _capacity(request, device, target))
         if target is not None:
