@@ -49,6 +49,7 @@ def train(
     pipeline: int,
     until: int,
     save: Path | None = None,
+    save_interval: int | None = None,
     file_format: str = "torch",
     state: tuple[str, ...] = WEIGHTS_ONLY,
 ) -> list[str]:
@@ -67,7 +68,7 @@ def train(
         "--load", str(load), "--ckpt-format", file_format, *state,
     ]  # fmt: skip
     if save is not None:
-        command += ["--save", str(save), "--save-interval", str(until)]
+        command += ["--save", str(save), "--save-interval", str(save_interval or until)]
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
@@ -163,17 +164,11 @@ def test_optimizer_state_goes_along_to_another_layout(optimizer: tuple[str, ...]
     kind, resumed = "torch_dist", (*RESUMED, *optimizer)
     conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / "start", whole, file_format=kind)
     anew = ("--finetune", "--no-load-optim", "--no-load-rng", *optimizer)
-    never_stopped = train(model_a, tmp_path / "start", tensor=1, pipeline=1, until=5, file_format=kind, state=anew)
-    train(
-        model_a,
-        tmp_path / "start",
-        tensor=1,
-        pipeline=1,
-        until=2,
-        save=tmp_path / "saved",
-        file_format=kind,
-        state=anew,
-    )
+    never_stopped = train(
+        model_a, tmp_path / "start", tensor=1, pipeline=1, until=5, save=tmp_path / "saved", save_interval=2,
+        file_format=kind, state=anew,
+    )  # fmt: skip
+    (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text("2")
     conversion.resplit(tmp_path / "saved", tmp_path / "hf", tmp_path / "other", piped, file_format=kind)
     on_a = train(model_a, tmp_path / "saved", tensor=1, pipeline=1, until=5, file_format=kind, state=resumed)
     on_b = train(model_b, tmp_path / "other", tensor=1, pipeline=2, until=5, file_format=kind, state=resumed)
