@@ -29,6 +29,6 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 .venv/bin/lint-imports
 .venv/bin/python docs/generate.py --check
 
-# Pure tests share the cores; tests that start processes of their own run one after the other.
 .venv/bin/python -m pytest -n 2 -m "not distributed and not emulated" "$@"
-.venv/bin/python -m pytest -m "distributed or emulated" "$@"
+# Tests that start processes of their own: two files at a time, whose launches are shared by the tests of a file.
+.venv/bin/python -m pytest -n 2 --dist loadfile -m "distributed or emulated" "$@"
