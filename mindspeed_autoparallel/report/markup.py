@@ -31,6 +31,19 @@ def legend(names: Sequence[str], extra: Iterable[tuple[str, str]] = (), first: i
     return element("ul", items, class_="legend")
 
 
+def draw_tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
+    """Figures in boxes; each is (label, value, note), all text."""
+    drawn = "".join(
+        element(
+            "div",
+            element("span", text(label), class_="label") + element("b", text(value)) + element("span", text(note)),
+            class_="tile",
+        )
+        for label, value, note in tiles
+    )
+    return element("div", drawn, class_="tiles")
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()) -> str:
     """``header`` is text, the cells are markup; columns in ``numeric`` are aligned right."""
     right = set(numeric)

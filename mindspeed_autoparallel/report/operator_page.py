@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_autoparallel.report.markup import colour, element, legend, percent, table, text
+from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, legend, percent, table, text
 from mindspeed_autoparallel.report.operator_graph import draw_graph
 from mindspeed_autoparallel.report.style import CSS
 from mindspeed_autoparallel.units import format_bytes, format_us
@@ -87,15 +87,7 @@ def _tiles(values: Data) -> str:
         total = values["megatron"]["plan_cost"]["total_us"]
         shown = f"{extra / total * 100:+.1f} %" if total else "–"
         tiles.append(("Uniform for Megatron", shown, "step time by the cost model"))
-    drawn = "".join(
-        element(
-            "div",
-            element("span", text(label), class_="label") + element("b", text(value)) + element("span", text(note)),
-            class_="tile",
-        )
-        for label, value, note in tiles
-    )
-    return element("div", drawn, class_="tiles")
+    return draw_tiles(tiles)
 
 
 def _graph(values: Data, colours: dict[str, int]) -> str:

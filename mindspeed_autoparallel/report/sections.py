@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed_autoparallel.report.data import layer_range
-from mindspeed_autoparallel.report.markup import colour, element, legend, percent, table, text, width
+from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, legend, percent, table, text, width
 from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes, format_us
 
 Data = dict[str, Any]
@@ -37,20 +37,12 @@ def headline(values: Data) -> str:
         ("Gap to the bound", percent(head["gap_fraction"]), bound),
         ("Without a search", *gain),
     ]
-    drawn = "".join(
-        element(
-            "div",
-            element("span", text(label), class_="label") + element("b", text(value)) + element("span", text(note)),
-            class_="tile",
-        )
-        for label, value, note in tiles
-    )
     notes = "".join(element("li", text(warning)) for warning in head["warnings"])
     button = element("button", "Light / dark", id="theme", type="button")
     return (
         element("header", title + button)
         + (element("ul", notes, class_="warnings", aria_label="Warnings") if notes else "")
-        + element("div", drawn, class_="tiles")
+        + draw_tiles(tiles)
     )
 
 

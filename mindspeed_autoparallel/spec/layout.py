@@ -65,6 +65,16 @@ class Layout:
         """Pipeline size times chunks per rank."""
         return self.pipeline_size * self.virtual_size
 
+    @property
+    def megatron_sizes(self) -> dict[str, int]:
+        """The parallel sizes under the names of Megatron's arguments."""
+        return {
+            "tensor_model_parallel_size": self.tensor_size,
+            "pipeline_model_parallel_size": self.pipeline_size,
+            "context_parallel_size": self.context_size,
+            "expert_model_parallel_size": self.expert_size,
+        }
+
     def num_microbatches(self, global_batch_size: int) -> int:
         """Microbatches of one step on one replica; raises ``ConfigError`` where the batch does not divide."""
         per_round = self.data_size * self.micro_batch_size

@@ -72,10 +72,7 @@ class MegatronConfiguration:
         layout = self.layout
         return {
             "data_parallel_size": layout.data_size,
-            "tensor_model_parallel_size": layout.tensor_size,
-            "pipeline_model_parallel_size": layout.pipeline_size,
-            "context_parallel_size": layout.context_size,
-            "expert_model_parallel_size": layout.expert_size,
+            **layout.megatron_sizes,
             "sequence_parallel": layout.sequence_parallel,
             "micro_batch_size": layout.micro_batch_size,
             "global_batch_size": self.global_batch_size,

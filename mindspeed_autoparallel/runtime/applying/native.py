@@ -12,10 +12,7 @@ def sizes(plan: Plan) -> dict[str, Any]:
     """Megatron's argument destinations and their values for the plan's layout."""
     layout = plan.layout
     return {
-        "tensor_model_parallel_size": layout.tensor_size,
-        "pipeline_model_parallel_size": layout.pipeline_size,
-        "context_parallel_size": layout.context_size,
-        "expert_model_parallel_size": layout.expert_size,
+        **layout.megatron_sizes,
         "micro_batch_size": layout.micro_batch_size,
         "global_batch_size": plan.global_batch_size,
         "sequence_parallel": layout.sequence_parallel,

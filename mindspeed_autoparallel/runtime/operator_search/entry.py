@@ -75,10 +75,7 @@ def apply_plan(arguments: argparse.Namespace) -> None:
             f"{path} is for {layout.num_devices} devices ({layout.label()}), but {world} processes were started."
         )
     values = {
-        "tensor_model_parallel_size": layout.tensor_size,
-        "pipeline_model_parallel_size": layout.pipeline_size,
-        "context_parallel_size": layout.context_size,
-        "expert_model_parallel_size": layout.expert_size,
+        **layout.megatron_sizes,
         "sequence_parallel": layout.sequence_parallel,
         "micro_batch_size": layout.micro_batch_size,
         "global_batch_size": content["megatron"].get("global_batch_size"),
