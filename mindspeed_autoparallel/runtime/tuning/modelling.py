@@ -27,7 +27,8 @@ def families(
     """A family per way to run the layers, with the costs of every point that was traced or measured."""
     prices = calibration.prices()
     found = []
-    for name, settings in plan.families.items():
+    for way in plan.ways:
+        name = way.title
         results = _results(calibration, prices, name)
         if not results:
             reasons = {str(result["reason"]).splitlines()[-1] for result in _failures(calibration, name)}
@@ -45,7 +46,7 @@ def families(
             _with_selective(measurement, _variant(calibration, measurement.at, name, SELECTIVE), prices)
             for measurement in profile.measurements
         )
-        found.append(Family(name=name, settings=settings, profile=replace(profile, measurements=measurements)))
+        found.append(Family(name=name, settings=way.settings, profile=replace(profile, measurements=measurements)))
     if not found:
         raise ProfileError(
             "no layout could be traced or measured:\n"

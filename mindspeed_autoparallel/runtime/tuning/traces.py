@@ -66,11 +66,11 @@ class Traces:
         self.request = request
         self.plan = plan
         self.variants = {
-            variant_name(family, kind): {**settings, **recompute}
-            for family, settings in plan.families.items()
+            variant_name(way.title, kind): {**way.settings, **recompute}
+            for way in plan.ways
             for kind, recompute in ((PLAIN, {}), (SELECTIVE, {"recompute_granularity": "selective"}))
-            # Of other families only the plain run is traced: each variant costs a second per point.
-            if kind in plan.dimensions.recompute and (kind == PLAIN or not family)
+            # Of other ways only the plain run is traced: each variant costs a second per point.
+            if kind in plan.dimensions.recompute and (kind == PLAIN or not way.title)
         }
         self.key = self._key()
         self.folder = request.work_dir / "traces" / self.key
@@ -115,8 +115,13 @@ class Traces:
         task = measure_task(self.request, tuple(points), self.folder)
         return {
             "kind": "trace", "measure": task.to_json(), "variants": self.variants, "world_size": self.request.num_ranks,
-            "split_only": [variant_name(family, PLAIN) for family in self.plan.split_only],
+            "wanted": [self._wanted(point) for point in points],
         }  # fmt: skip
+
+    def _wanted(self, point: MeasuredAt) -> list[str]:
+        """Variants that differ at ``point``; the script's own comes first."""
+        titles = [way.title for way in self.plan.ways if way.matters(point)]
+        return [name for name in self.variants if name.rsplit("|", 1)[0] in titles]
 
     def _give_up(self, point: MeasuredAt, reason: str) -> None:
         summary = reason.splitlines()[0]
@@ -133,6 +138,7 @@ class Traces:
             digest.update(path.read_bytes())
         digest.update(json.dumps([
             self.request.description.model_hash, self.request.num_ranks, self.variants, _arguments(sys.argv[1:]),
+            [self._wanted(point) for point in self.plan.points],
             _release("torch"), _release("megatron-core"),
         ], default=str).encode())  # fmt: skip
         return digest.hexdigest()[:16]

@@ -62,7 +62,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
             setattr(arguments, name, False)
     worker.SESSION.calls = _PretendedCalls()
     worker.SESSION.take_over = functools.partial(
-        _trace_all, variants=data["variants"], split_only=data["split_only"]
+        _trace_all, variants=data["variants"], wanted=data["wanted"]
     )
 
 
@@ -143,7 +143,7 @@ def _nothing_pretended() -> Any:
 
 def _trace_all(
     task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built,
-    variants: dict[str, dict[str, Any]], split_only: list[str],
+    variants: dict[str, dict[str, Any]], wanted: list[list[str]],
 ) -> None:  # fmt: skip
     import torch
     from megatron.training import get_args
@@ -152,15 +152,13 @@ def _trace_all(
     assert isinstance(calls, _PretendedCalls)
     plain = {name: getattr(arguments, name, None) for changes in variants.values() for name in changes}
     world_size = torch.distributed.get_world_size()
-    for point in task.points:
+    for point, names in zip(task.points, wanted, strict=True):
         result: dict[str, Any] = {"status": "ok", "variants": {}}
-        for variant, changes in variants.items():
-            if point.tensor_size == 1 and variant in split_only:
-                continue
+        for variant in names:
             if built.model is not None:
                 # The host's frames still hold the first layout's objects.
                 release(built.model, built.optimizer)
-            for name, value in {**plain, **changes}.items():
+            for name, value in {**plain, **variants[variant]}.items():
                 setattr(arguments, name, value)
             try:
                 built = rebuild(calls, arguments, point, world_size)

@@ -61,7 +61,7 @@ def test_experts_bring_their_dimensions(request_):
     )
     plan = plan_search(replace(request_, num_experts=4), host, "cuda")
     assert sizes(plan, "expert_size") == [1, 2, 4]
-    assert list(plan.families) == ["", "allgather dispatcher", "whole experts"]
+    assert [way.title for way in plan.ways] == ["", "allgather dispatcher", "whole experts"]
     assert all(point.sequence_parallel == (point.tensor_size > 1) for point in plan.points)
 
 

@@ -1,0 +1,69 @@
+"""All dimensions together: what is traced and searched for a request."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.tuning.dimensions.asked import Asked, words
+from mindspeed_autoparallel.runtime.tuning.dimensions.experts import dispatchers, whole_experts
+from mindspeed_autoparallel.runtime.tuning.dimensions.sizes import Sizes, worthwhile_sizes
+from mindspeed_autoparallel.runtime.tuning.dimensions.switches import switches
+from mindspeed_autoparallel.runtime.tuning.dimensions.unsearched import name_unsearched
+from mindspeed_autoparallel.runtime.tuning.dimensions.ways import Way
+from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
+from mindspeed_autoparallel.tuning.traced.candidates import Dimensions
+
+_WAYS: tuple[Callable[[Asked], list[Way]], ...] = (dispatchers, whole_experts)
+"""Each adds its ways, or the reason why there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """What is traced and searched."""
+
+    points: tuple[MeasuredAt, ...]
+    ways: tuple[Way, ...]
+    """The script's own first."""
+    dimensions: Dimensions
+    searched: dict[str, str]
+    """Dimension to its values, for people."""
+    left_out: dict[str, str]
+    """Dimension, or a value of it, to the reason."""
+
+
+def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_name: str) -> SearchPlan:
+    """Everything worth tracing for ``request`` with what the host's parser (``arguments``) and the device have."""
+    asked = Asked(request=request, arguments=arguments, device_name=device_name)
+    sizes = worthwhile_sizes(asked)
+    ways = [Way(), *(way for dimension in _WAYS for way in dimension(asked))]
+    # A way that differs nowhere is not searched.
+    ways = [way for way in ways if any(way.matters(point) for point in sizes.points)]
+    dimensions = switches(asked)
+    name_unsearched(asked)
+    return SearchPlan(
+        points=sizes.points, ways=tuple(ways), dimensions=dimensions,
+        searched=_searched(request, sizes, ways, dimensions), left_out=asked.left_out,
+    )  # fmt: skip
+
+
+def _searched(request: TuningRequest, sizes: Sizes, ways: list[Way], dimensions: Dimensions) -> dict[str, str]:
+    searched = {
+        "tensor parallel": words(sizes.tensor),
+        "sequence parallel": "on and off" if max(sizes.tensor) > 1 and not request.num_experts
+        else "with tensor parallel",
+        "pipeline stages": "every divisor of the ranks, uneven ones too" if dimensions.uneven_stages
+        else "every divisor of the ranks that divides the layers",
+        "virtual stages": words(dimensions.virtual_sizes),
+        "context parallel": words(sizes.context),
+        "expert parallel": words(sizes.expert),
+        "micro batch": words(sizes.micro_batch),
+        "distributed optimizer (ZeRO-1)": words(dimensions.distributed_optimizer),
+        "overlap of gradient reduction": words(dimensions.overlap_gradient_reduce),
+        "recompute": ", ".join(dimensions.recompute) + " (full: the first layers of each stage)",
+    }  # fmt: skip
+    if len(ways) > 1:
+        searched["ways to run the layers"] = ", ".join(way.title or "as in the script" for way in ways)
+    return searched

@@ -1,0 +1,17 @@
+"""Switches of optimizer, communication and pipeline: what the cost model knows without a trace."""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.runtime.tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.runtime.tuning.dimensions.recompute import recompute_kinds
+from mindspeed_autoparallel.tuning.traced.candidates import Dimensions
+
+
+def switches(asked: Asked) -> Dimensions:
+    """What this Megatron has of them."""
+    uneven = asked.has("pipeline_model_parallel_layout")
+    if not uneven:
+        asked.left_out["uneven stages"] = (
+            "this Megatron has no --pipeline-model-parallel-layout (0.13 and newer have it)"
+        )
+    return Dimensions(recompute=recompute_kinds(asked), uneven_stages=uneven)
