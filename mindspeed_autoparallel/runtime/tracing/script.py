@@ -79,7 +79,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
                 "kind": "trace",
                 "measure": task.to_json(),
                 "variants": {request.recompute: _RECOMPUTE[request.recompute]},
-                "split_only": [],
+                "wanted": [[request.recompute]],
                 "world_size": request.num_ranks,
             },
             timeout_s=timeout_s,
