@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.cost.groups import grouped_layer
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.profiles import Measurement
+from mindspeed_autoparallel.profiles import BlockCost, Measurement
 from mindspeed_autoparallel.spec import Model, Plan
+from mindspeed_autoparallel.spec.recompute import in_order, layers_per_group
 
 RECOMPUTED_KINDS = ("full", "selective")
 
@@ -19,7 +21,7 @@ class ModulePlacement:
     layers: dict[str, tuple[int, ...]]
     """Module name to layers per virtual stage."""
     recompute: dict[str, dict[str, tuple[int, ...]]]
-    """Module name to kind (``full``, ``selective``) to layers per virtual stage."""
+    """Module name to kind (``spec.recompute``) to layers per virtual stage."""
 
     def recomputed(self, module: str) -> tuple[int, ...]:
         """Recomputed layers of any kind per virtual stage."""
@@ -32,7 +34,9 @@ class ModulePlacement:
         return cls(
             layers={module.name: plan.layers_of(module.name) for module in plan.model.modules},
             recompute={
-                module.name: {kind: plan.recomputed_of(module.name, kind) for kind in RECOMPUTED_KINDS}
+                module.name: {
+                    kind: plan.recomputed_of(module.name, kind) for kind in _kinds_of(plan, module.name)
+                }
                 for module in plan.model.modules
             },
         )
@@ -54,24 +58,37 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
         for v in held:
             if cost.pre is not None and v == held[0]:
                 stages[v].append(PlacedBlock(name=f"{module.name} pre", cost=cost.pre, side=cost.side))
-            kinds = []
-            for kind in RECOMPUTED_KINDS:
-                row = placement.recompute.get(module.name, {}).get(kind)
-                count = row[v] if row else 0
-                if count and kind not in cost.layer.recompute:
-                    raise ConfigError(
-                        f"stage {v}: {kind} recompute of {module.name} is not in the profile "
-                        f"(it has {', '.join(cost.layer.recompute)})."
-                    )
-                kinds += [kind] * count
-            kinds += ["none"] * (layers[v] - len(kinds))
-            for kind in kinds:
+            rows = placement.recompute.get(module.name, {})
+            here = [
+                item for kind in in_order(rows) for item in _recomputed(cost.layer, kind, rows[kind][v], module.name, v)
+            ]
+            here += [(cost.layer, "none")] * (layers[v] - len(here))
+            for layer, kind in here:
                 name = f"{module.name} layer {index}"
-                stages[v].append(PlacedBlock(name=name, cost=cost.layer, kind=kind, side=cost.side))
+                stages[v].append(PlacedBlock(name=name, cost=layer, kind=kind, side=cost.side))
                 index += 1
             if cost.post is not None and v == held[-1]:
                 stages[v].append(PlacedBlock(name=f"{module.name} post", cost=cost.post, side=cost.side))
     return stages
+
+
+def _kinds_of(plan: Plan, module: str) -> list[str]:
+    kinds = {kind for stage in plan.stages for kind in stage.recompute.get(module, {})}
+    return in_order({*RECOMPUTED_KINDS, *kinds})
+
+
+def _recomputed(layer: BlockCost, kind: str, count: int, module: str, stage: int) -> list[tuple[BlockCost, str]]:
+    """Costs and kinds of ``count`` layers in a row."""
+    size = layers_per_group(kind)
+    profiled = "full" if size else kind
+    if count and profiled not in layer.recompute:
+        raise ConfigError(
+            f"stage {stage}: {kind} recompute of {module} is not in the profile (it has {', '.join(layer.recompute)})."
+        )
+    if size < 2:
+        return [(layer, kind)] * count
+    sizes = [min(size, count - start) for start in range(0, count, size)]
+    return [(grouped_layer(layer, place, size), "full") for size in sizes for place in range(size)]
 
 
 def boundary_bytes(model: Model, measurement: Measurement, placement: ModulePlacement) -> list[int]:

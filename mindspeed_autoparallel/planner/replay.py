@@ -11,6 +11,7 @@ from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec.recompute import is_known
 
 
 def replay(plan: Plan) -> tuple[Plan, Evaluation]:
@@ -65,8 +66,8 @@ def _check_edit(plan: Plan) -> None:
     for stage in plan.stages:
         for name, kinds in stage.recompute.items():
             for kind in kinds:
-                if kind not in RECOMPUTED_KINDS:
+                if kind == "none" or not is_known(kind):
                     raise PlanError(
                         f"stage {stage.stage}: unknown recompute kind {kind!r} of {name}; "
-                        f"known: {', '.join(RECOMPUTED_KINDS)}."
+                        f"known: {', '.join(RECOMPUTED_KINDS)}, selective:MODULES, full:LAYERS."
                     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from mindspeed_autoparallel.errors import ProfileError
-
-RECOMPUTE_KINDS = ("none", "selective", "full")
+from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS, is_known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class BlockCost:
     backward_us: float
     """Without recomputation; 0 for a frozen block with nothing trainable before it."""
     recompute: dict[str, RecomputeCost]
-    """By kind: ``none`` always; ``selective`` and ``full`` where the host offers and the profile measured them."""
+    """By kind (``spec.recompute``): ``none`` always; others where the host offers and the profile measured them."""
     output_bytes: int = 0
     """The tensor handed to the next block, and to the next stage if the pipeline is cut here."""
     dense: StateBytes = field(default_factory=StateBytes)
@@ -63,7 +62,7 @@ class BlockCost:
         _refuse_negative(self, "block")
         if "none" not in self.recompute:
             raise ProfileError("recompute needs the kind 'none': what the block saves as it is.")
-        unknown = sorted(set(self.recompute) - set(RECOMPUTE_KINDS))
+        unknown = sorted(kind for kind in self.recompute if not is_known(kind))
         if unknown:
             raise ProfileError(f"unknown recompute kind {unknown[0]!r}; known: {', '.join(RECOMPUTE_KINDS)}.")
 

@@ -12,8 +12,7 @@ from mindspeed_autoparallel.planner.evaluate import NS_PER_US
 from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
-
-RECOMPUTE_KINDS = ("none", "selective", "full")
+from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +35,8 @@ class Dimensions:
     overlap_gradient_reduce: tuple[bool, ...] = (True,)
     """Reducing beside the backward is never slower under the cost model and takes no memory: off only when asked."""
     recompute: tuple[str, ...] = RECOMPUTE_KINDS
+    layer_groups: bool = True
+    """Full recompute of groups of layers, too."""
     uneven_stages: bool = True
 
 

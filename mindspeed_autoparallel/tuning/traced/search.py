@@ -14,6 +14,7 @@ from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import BlockCost
 from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec.recompute import base_kind, grouped_kind, in_words, layers_per_group
 from mindspeed_autoparallel.tuning.traced.candidates import Configuration, Dimensions, Space
 from mindspeed_autoparallel.units import format_bytes
 
@@ -32,8 +33,9 @@ class Found:
     configuration: Configuration
     placement: ModulePlacement
     recompute: str
+    """A kind of ``spec.recompute``."""
     num_recomputed: int
-    """Layers of each stage that are recomputed, where that is ``full``; 0 elsewhere."""
+    """Layers of each stage that are recomputed, where whole layers are; 0 elsewhere."""
     evaluation: Evaluation
 
     @property
@@ -128,31 +130,97 @@ def solve(
     best: Found | None = None
     missing: tuple[int, str] | None = None
     for layers in _splits(configuration, dimensions):
-        for kind, fewest in _kinds(configuration, dimensions):
-            if _placement_bound_us(configuration, layers, kind, fewest) >= cutoff_us:
-                break  # kinds come from the fastest to the most frugal
-            if kind != "full" and not _may_fit(configuration, cluster, layers, kind, 0):
-                continue
-            if kind == "full":
-                found = _fewest(configuration, cluster, batch, layers)
-            else:
-                found = _evaluated(configuration, cluster, batch, layers, kind, 0)
-            if found.evaluation.fits:
-                if best is None or _order(found) < _order(best):
+        for attempt in (_lightest, _fewest, _grouped):
+            limit_us = min(cutoff_us, best.step_us if best is not None else math.inf)
+            for found in attempt(configuration, cluster, batch, layers, dimensions, limit_us):
+                if not found.evaluation.fits:
+                    if missing is None or found.peak_bytes < missing[0]:
+                        missing = (found.peak_bytes, _shortage(found))
+                elif best is None or _order(found) < _order(best):
                     best = found
-                break
-            if missing is None or found.peak_bytes < missing[0]:
-                missing = (found.peak_bytes, _shortage(found))
     return best, missing
 
 
-def _kinds(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[str, int]]:
-    """Recompute kinds that the layers have, with the fewest recomputed layers of a stage."""
+def _lightest(
+    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions,
+    limit_us: float,
+) -> Iterator[Found]:  # fmt: skip
+    """No recompute, or of some modules in all layers: the one that adds least of those that fit.
+
+    A schedule is monotone in its stage times, and what longer backwards hide of the gradient reduction they add to the
+    pipeline, so of two kinds that fit the one that adds less is not slower.
+    """
+    for kind in _kinds(configuration, dimensions):
+        if _placement_bound_us(configuration, layers, kind, 0) >= limit_us:
+            return
+        if _may_fit(configuration, cluster, layers, kind, 0):
+            found = _evaluated(configuration, cluster, batch, layers, kind, 0)
+            yield found
+            if found.evaluation.fits:
+                return
+
+
+def _kinds(configuration: Configuration, dimensions: Dimensions) -> list[str]:
+    recompute = _layer(configuration).recompute
+    known = [kind for kind in recompute if base_kind(kind) in dimensions.recompute and base_kind(kind) != "full"]
+    return sorted(known, key=lambda kind: (recompute[kind].extra_backward_us, recompute[kind].saved_bytes, kind))
+
+
+def _fewest(
+    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions,
+    limit_us: float,
+) -> Iterator[Found]:  # fmt: skip
+    """As few whole layers as fit, the first of every stage; all of them where not even that fits."""
+    low, high = 1, max(layers)
+    if not _has_full(configuration, dimensions) or _placement_bound_us(configuration, layers, "full", 1) >= limit_us:
+        return
+    found = _evaluated(configuration, cluster, batch, layers, "full", high)
+    if not found.evaluation.fits:
+        yield found
+        return
+    while low < high and not _may_fit(configuration, cluster, layers, "full", low):
+        low += 1
+    while low < high:
+        middle = (low + high) // 2
+        tried = _evaluated(configuration, cluster, batch, layers, "full", middle)
+        if tried.evaluation.fits:
+            found, high = tried, middle
+        else:
+            low = middle + 1
+    yield found
+
+
+def _grouped(
+    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions,
+    limit_us: float,
+) -> Iterator[Found]:  # fmt: skip
+    """Groups of layers, where keeping the input of every single layer is too much: as slow, and less is kept."""
+    longest = max(layers)
+    if (
+        not dimensions.layer_groups
+        or not _has_full(configuration, dimensions)
+        or _placement_bound_us(configuration, layers, "full", longest) >= limit_us
+        or _evaluated(configuration, cluster, batch, layers, "full", longest).evaluation.fits
+    ):
+        return
+    # Of sizes that make as many groups on every stage, the smallest computes fewest layers again at once.
+    sizes = {-(-count // groups) for count in layers for groups in range(1, count)}
+    for size in sorted(sizes - {1}):
+        kind = grouped_kind(size)
+        if _may_fit(configuration, cluster, layers, kind, longest):
+            found = _evaluated(configuration, cluster, batch, layers, kind, longest)
+            yield found
+            if found.evaluation.fits:
+                return
+
+
+def _has_full(configuration: Configuration, dimensions: Dimensions) -> bool:
+    return "full" in dimensions.recompute and "full" in _layer(configuration).recompute
+
+
+def _layer(configuration: Configuration) -> BlockCost:
     module = configuration.family.profile.model.modules[0].name
-    known = configuration.candidate.measurement.modules[module].layer.recompute
-    for kind in dimensions.recompute:
-        if kind in known:
-            yield kind, 1 if kind == "full" else 0
+    return configuration.candidate.measurement.modules[module].layer
 
 
 def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], kind: str, number: int) -> float:
@@ -164,10 +232,11 @@ def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], k
     profile, layout = configuration.family.profile, configuration.layout
     module = profile.model.modules[0].name
     cost = configuration.candidate.measurement.modules[module]
-    extra = cost.layer.recompute[kind].extra_backward_us
+    whole = layers_per_group(kind) > 0
+    extra = cost.layer.recompute["full" if whole else kind].extra_backward_us
     times = []
     for stage, count in enumerate(layers):
-        again = min(number, count) if kind == "full" else count
+        again = min(number, count) if whole else count
         time_us = count * (cost.layer.forward_us + cost.layer.backward_us) + again * extra
         for block, here in ((cost.pre, stage == 0), (cost.post, stage == len(layers) - 1)):
             if block is not None and here:
@@ -184,7 +253,7 @@ def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], k
 def _shortage(found: Found) -> str:
     worst = max(found.evaluation.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
     return (
-        f"{found.configuration.layout.label()} with recompute {found.recompute} needs "
+        f"{found.configuration.layout.label()} with recompute {in_words(found.recompute)} needs "
         f"{format_bytes(worst.peak_bytes)} of {format_bytes(worst.limit_bytes)} on pipeline rank "
         f"{worst.pipeline_rank} ({worst.peak_point})."
     )
@@ -221,11 +290,7 @@ def _may_fit(
     held = range(0, len(layers), size)
     static = sum(layers[stage] for stage in held) * _static_bytes(cost.layer, layout)
     static += _static_bytes(cost.pre, layout) if cost.pre is not None else 0
-    plain, chosen = (cost.layer.recompute[name].saved_bytes for name in ("none", kind))
-    saved = []
-    for stage in held:
-        again = min(number, layers[stage]) if kind == "full" else layers[stage]
-        saved.append(again * chosen + (layers[stage] - again) * plain - cost.layer.output_bytes)
+    saved = [_saved_bytes(cost.layer, kind, number, layers[stage]) - cost.layer.output_bytes for stage in held]
     chunks = min(count, size)
     if layout.virtual_size > 1:
         chunks = min(count * layout.virtual_size, 2 * (size - 1) + (layout.virtual_size - 1) * size + 1)
@@ -233,25 +298,17 @@ def _may_fit(
     return static + chunks * max(0, min(saved)) + profile.device.runtime_overhead_bytes <= limit
 
 
+def _saved_bytes(layer: BlockCost, kind: str, number: int, count: int) -> int:
+    """Of ``count`` layers of a stage, the first ``number`` of which are recomputed where that is ``full``."""
+    plain, size = layer.recompute["none"].saved_bytes, layers_per_group(kind)
+    if not size:
+        return count * layer.recompute[kind].saved_bytes
+    again = min(number, count)
+    return -(-again // size) * layer.recompute["full"].saved_bytes + (count - again) * plain
+
+
 def _static_bytes(block: BlockCost, layout: Layout) -> int:
     return sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
-
-
-def _fewest(configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...]) -> Found:
-    low, high = 1, max(layers)
-    best = _evaluated(configuration, cluster, batch, layers, "full", high)
-    if not best.evaluation.fits:
-        return best
-    while low < high and not _may_fit(configuration, cluster, layers, "full", low):
-        low += 1
-    while low < high:
-        middle = (low + high) // 2
-        found = _evaluated(configuration, cluster, batch, layers, "full", middle)
-        if found.evaluation.fits:
-            best, high = found, middle
-        else:
-            low = middle + 1
-    return best
 
 
 def _evaluated(
@@ -259,10 +316,9 @@ def _evaluated(
 ) -> Found:
     module = configuration.family.profile.model.modules[0].name
     recompute: dict[str, dict[str, tuple[int, ...]]] = {}
-    if kind == "selective":
-        recompute = {module: {kind: layers}}
-    elif kind == "full":
-        recompute = {module: {kind: tuple(min(number, held) for held in layers)}}
+    if kind != "none":
+        again = tuple(min(number, held) for held in layers) if layers_per_group(kind) else layers
+        recompute = {module: {kind: again}}
     placement = ModulePlacement(layers={module: layers}, recompute=recompute)
     evaluation = evaluate(
         configuration.family.profile, cluster, configuration.layout, placement, batch, with_timeline=False
