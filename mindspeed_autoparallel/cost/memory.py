@@ -7,10 +7,13 @@ module on the stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, RecomputeCost, SharedBytes, StateBytes
+from mindspeed_autoparallel.cost.placed import PlacedBlock as PlacedBlock
+from mindspeed_autoparallel.cost.placed import replicas_of
+from mindspeed_autoparallel.cost.sharding import gathered_bytes, sharded_state, waiting_bytes
+from mindspeed_autoparallel.profiles import DeviceCost, StateBytes
 from mindspeed_autoparallel.spec import Layout
 
 
@@ -22,28 +25,6 @@ class Action(Protocol):
 
     @property
     def chunk(self) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlacedBlock:
-    """A block on a stage, with the recompute kind it runs under."""
-
-    name: str
-    """``text_decoder layer 13``, ``image_encoder pre``: for messages."""
-    cost: BlockCost
-    kind: str = "none"
-    side: SharedBytes = field(default_factory=SharedBytes)
-    """Of the block's module."""
-
-    @property
-    def module(self) -> str:
-        """The first word of the name."""
-        return self.name.split()[0]
-
-    @property
-    def recompute(self) -> RecomputeCost:
-        """What the chosen kind keeps and adds."""
-        return self.cost.recompute[self.kind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +50,11 @@ class PeakMemory:
 
 def static_terms(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int]:
     """Bytes alive during the whole step (M1): parameters, main gradients, optimizer state after its split."""
-    replicas = layout.data_size * layout.context_size
+    if layout.sharding is not None:
+        return sharded_state(blocks, layout)
     terms = {"parameters": 0, "gradients": 0, "optimizer": 0}
     for block in blocks:
-        for state, group in ((block.cost.dense, replicas), (block.cost.expert, max(1, replicas // layout.expert_size))):
+        for state, group in replicas_of(block, layout):
             terms["parameters"] += state.parameter_bytes
             terms["gradients"] += state.gradient_bytes
             terms["optimizer"] += state.optimizer_unshardable_bytes
@@ -82,11 +64,10 @@ def static_terms(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int
 
 def updated_parameter_bytes(blocks: Sequence[PlacedBlock], layout: Layout) -> int:
     """Bytes of trained parameters that this rank's optimizer step updates; frozen blocks have no gradients."""
-    replicas = layout.data_size * layout.context_size
     return sum(
         _split(state.parameter_bytes, group, layout)
         for block in blocks
-        for state, group in ((block.cost.dense, replicas), (block.cost.expert, max(1, replicas // layout.expert_size)))
+        for state, group in replicas_of(block, layout)
         if _trained(state)
     )
 
@@ -118,7 +99,7 @@ def rank_peak(
     best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
     in_flight = 0
     points = {
-        (kind, chunk): _high_point(kind, blocks, traffic[chunk])
+        (kind, chunk): _high_point(kind, blocks, traffic[chunk], _passing_state(kind, blocks, layout))
         for chunk, blocks in enumerate(chunks)
         if blocks
         for kind in "FB"
@@ -180,7 +161,19 @@ class _HighPoint:
     height: int
 
 
-def _high_point(kind: str, blocks: Sequence[PlacedBlock], passing: Traffic) -> _HighPoint:
+def _passing_state(kind: str, blocks: Sequence[PlacedBlock], layout: Layout) -> list[int]:
+    """Parameters and gradients that are whole only while each block runs."""
+    if layout.sharding is None:
+        return [0] * len(blocks)
+    gathered = gathered_bytes(blocks, layout.sharding)[kind]
+    if kind == "F":
+        return gathered
+    return [sum(pair) for pair in zip(gathered, waiting_bytes(blocks, layout.sharding), strict=True)]
+
+
+def _high_point(
+    kind: str, blocks: Sequence[PlacedBlock], passing: Traffic, passing_state: Sequence[int]
+) -> _HighPoint:
     alive = passing.received_bytes + kept_side_bytes(blocks)
     keeps_side = {module: _keeps_side(blocks, module) for module in {block.module for block in blocks}}
     best: _HighPoint | None = None
@@ -188,6 +181,7 @@ def _high_point(kind: str, blocks: Sequence[PlacedBlock], passing: Traffic) -> _
         recompute = block.recompute
         alive += recompute.saved_bytes
         transient = recompute.forward_peak_bytes if kind == "F" else recompute.backward_peak_bytes
+        transient += passing_state[index]
         message = 0
         if kind == "F":
             transient += passing.batch_bytes

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, reduce_scatter_us
-from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_bytes
+from mindspeed_autoparallel.cost.memory import updated_parameter_bytes
+from mindspeed_autoparallel.cost.placed import PlacedBlock
+from mindspeed_autoparallel.cost.sharding import once_us
 from mindspeed_autoparallel.cost.topology import data_parallel_link, embedding_link
 from mindspeed_autoparallel.profiles import DeviceCost, Measurement
 from mindspeed_autoparallel.spec import Cluster, Layout, Model
@@ -32,9 +34,14 @@ def rank_tail(
 
     With the distributed optimizer: reduce-scatter of gradients and all-gather of trained parameters over DP x CP
     (expert state over its own group); without: one all-reduce. ``hidden_us``: backward time the reduction hides behind.
+    With sharded gradients they are reduced in every microbatch instead (``sharding``).
     """
     replicas = layout.data_size * layout.context_size
     link = data_parallel_link(layout, cluster, device)
+    updated = updated_parameter_bytes(blocks, layout)
+    optimizer_us = device.optimizer_step_fixed_us + device.optimizer_step_us_per_byte * updated if updated else 0.0
+    if layout.sharding is not None:
+        return RankTail(data_parallel_us=once_us(blocks, layout, link), optimizer_us=optimizer_us)
     reduce_us = gather_us = 0.0
     for group, states in (
         (replicas, [block.cost.dense for block in blocks]),
@@ -49,8 +56,6 @@ def rank_tail(
             reduce_us += all_reduce_us(gradients, group, link)
     if layout.overlap_gradient_reduce:
         reduce_us = max(0.0, reduce_us - hidden_us)
-    updated = updated_parameter_bytes(blocks, layout)
-    optimizer_us = device.optimizer_step_fixed_us + device.optimizer_step_us_per_byte * updated if updated else 0.0
     return RankTail(data_parallel_us=reduce_us + gather_us, optimizer_us=optimizer_us)
 
 

@@ -6,13 +6,38 @@ Proofs: docs/decisions/0015-outer-search.md.
 from __future__ import annotations
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_bytes
+from mindspeed_autoparallel.cost.sharding import units_of
 from mindspeed_autoparallel.cost.step import embedding_us, rank_tail
+from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.planner.evaluate import block_times_ns
 from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.planner.split import SplitProblem
 from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster
+
+
+def sharding_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
+    """Time of the link alone: it moves every unit's parameters twice and its gradients once per microbatch."""
+    layout = candidate.layout
+    if layout.sharding is None:
+        return 0.0
+    blocks = _all_blocks(profile, candidate.measurement)
+    link = data_parallel_link(layout, cluster, profile.device)
+    units = units_of(blocks, [(0.0, 0.0)] * len(blocks), layout, link)
+    return candidate.num_microbatches * sum(2 * unit.gather_us + unit.reduce_us for unit in units)
+
+
+def _all_blocks(profile: Profile, measurement: Measurement) -> list[PlacedBlock]:
+    blocks = []
+    for module in profile.model.modules:
+        cost = measurement.modules[module.name]
+        for name, block, number in (
+            ("pre", cost.pre, 1), ("layer 0", cost.layer, module.num_layers), ("post", cost.post, 1)
+        ):  # fmt: skip
+            if block is not None:
+                blocks += [PlacedBlock(name=f"{module.name} {name}", cost=block)] * number
+    return blocks
 
 
 def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
@@ -66,12 +91,7 @@ def whole_layers_bound(num_layers: int, pipeline_size: int, num_microbatches: in
 def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
     """Gradient reduction and optimizer of the rank that has most: at least an even share of all, and any one block."""
     layout, measurement = candidate.layout, candidate.measurement
-    blocks: list[PlacedBlock] = []
-    for module in profile.model.modules:
-        cost = measurement.modules[module.name]
-        for block, number in ((cost.pre, 1), (cost.layer, module.num_layers), (cost.post, 1)):
-            if block is not None:
-                blocks += [PlacedBlock(name="", cost=block)] * number
+    blocks = _all_blocks(profile, measurement)
     if not updated_parameter_bytes(blocks, layout):
         return 0.0
     hidden = float("inf") if layout.overlap_gradient_reduce else 0.0

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.communication import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.cost.sharding import passes_us, units_of
 from mindspeed_autoparallel.cost.step import RankTail, embedding_us, rank_tail
-from mindspeed_autoparallel.cost.topology import boundary_link
+from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
 from mindspeed_autoparallel.planner.variable_data import mean_factors, sampled_times
-from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, Profile, SharedBytes
+from mindspeed_autoparallel.profiles import DeviceCost, MeasuredAt, Measurement, Profile, SharedBytes
 from mindspeed_autoparallel.schedule import Program, SimulatedStep, StepTimes, in_flight, make_program, simulate
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
@@ -80,6 +81,8 @@ def evaluate(
             raise ConfigError(f"stage {v} holds no layer: an empty stage cannot run.")
     factors = mean_factors(profile.variable_data)
     forward, backward = _stage_times(blocks, factors)
+    if layout.sharding is not None:
+        forward, backward = _sharded_times(blocks[0], factors, layout, cluster, device)
     for v, (forward_us, backward_us) in (stage_times_us or {}).items():
         forward[v], backward[v] = round(forward_us * NS_PER_US), round(backward_us * NS_PER_US)
     messages = boundary_bytes(profile.model, measurement, placement)
@@ -161,6 +164,18 @@ def _stage_times(blocks: list[list[PlacedBlock]], factors: dict[str, float]) -> 
         forward.append(sum(pair[0] for pair in pairs))
         backward.append(sum(pair[1] for pair in pairs))
     return forward, backward
+
+
+def _sharded_times(
+    blocks: list[PlacedBlock], factors: dict[str, float], layout: Layout, cluster: Cluster, device: DeviceCost
+) -> tuple[list[int], list[int]]:
+    """Of the one stage, with what shows of gathering parameters and reducing gradients."""
+    assert layout.sharding is not None
+    pairs = [block_times_ns(block, factors.get(block.module, 1.0)) for block in blocks]
+    times = [(forward / NS_PER_US, backward / NS_PER_US) for forward, backward in pairs]
+    units = units_of(blocks, times, layout, data_parallel_link(layout, cluster, device))
+    forward_us, backward_us = passes_us(blocks, units, layout.sharding, device.hidden_share)
+    return [round(forward_us * NS_PER_US)], [round(backward_us * NS_PER_US)]
 
 
 def _by_module(blocks: list[PlacedBlock]) -> dict[str, tuple[int, int]]:

@@ -58,6 +58,8 @@ class DeviceCost:
     """Transient of the step per byte of parameters that this rank updates."""
     operation_overhead_us: float = 0.0
     """Host time added to every forward or backward of a stage by the schedule."""
+    hidden_share: float = 0.5
+    """How much to count on of the communication that a model alone, and no measurement, says is hidden: half of it."""
     message_overhead_us: float = 0.0
     """Added to every point-to-point message, beside the tier's latency."""
 
@@ -65,5 +67,7 @@ class DeviceCost:
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and value < 0:
                 raise ProfileError(f"device: {name} must not be negative, got {value}.")
+        if self.hidden_share > 1:
+            raise ProfileError(f"device: hidden_share must be at most 1, got {self.hidden_share}.")
         if self.memory_capacity_bytes <= 0:
             raise ProfileError("device: memory_capacity_bytes must be above 0.")

@@ -2,10 +2,11 @@
 
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.codec import from_json, to_json
-from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
+from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout, Sharding
 from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.spec.plan import PLAN_SCHEMA_VERSION, Plan
 
 __all__ = [
-    "PLAN_SCHEMA_VERSION", "Cluster", "Layout", "Model", "Module", "ModuleLayout", "Plan", "from_json", "to_json",
+    "PLAN_SCHEMA_VERSION", "Cluster", "Layout", "Model", "Module", "ModuleLayout", "Plan", "Sharding", "from_json",
+    "to_json",
 ]  # fmt: skip

@@ -27,6 +27,30 @@ class ModuleLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Gradients, and perhaps parameters, split over the data parallel ranks as the optimizer is: Megatron's FSDP."""
+
+    parameters: bool
+    """ZeRO-3: parameters too, gathered layer by layer; without, ZeRO-2."""
+    communication_unit: int = 10**9
+    """Elements: half of it is gathered ahead, as much may wait to be reduced. Megatron takes at least 1e9 by itself."""
+
+    def __post_init__(self) -> None:
+        if self.communication_unit < 1:
+            raise ConfigError(f"communication_unit must be at least 1 element, got {self.communication_unit}.")
+
+    @property
+    def strategy(self) -> str:
+        """Value of ``--data-parallel-sharding-strategy``."""
+        return "optim_grads_params" if self.parameters else "optim_grads"
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return "ZeRO-3" if self.parameters else "ZeRO-2"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """One point of the outer search. All sizes are counts of ranks, at least 1."""
 
@@ -44,6 +68,7 @@ class Layout:
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
     schedule: str = "1f1b"
+    sharding: Sharding | None = None
     modules: dict[str, ModuleLayout] = field(default_factory=dict)
     """Encoders with sizes of their own (hetero); all other modules use the sizes above."""
 
@@ -52,6 +77,8 @@ class Layout:
         for name in sizes:
             if getattr(self, f"{name}_size") < 1:
                 raise ConfigError(f"{name}_size must be at least 1, got {getattr(self, f'{name}_size')}.")
+        if self.sharding is not None and self.pipeline_size > 1:
+            raise ConfigError(f"{self.sharding.label} is modelled for one pipeline stage, got {self.pipeline_size}.")
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"unknown schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}.")
 
@@ -96,6 +123,8 @@ class Layout:
             parts.append("SP")
         if not self.distributed_optimizer:
             parts.append("whole-optimizer")
+        if self.sharding is not None:
+            parts.append(self.sharding.label)
         if self.schedule == "gpipe":
             parts.append("GPipe")
         return " | ".join([" ".join(parts), *(f"{name} {own.label()}" for name, own in self.modules.items())])
