@@ -129,9 +129,10 @@ class ContextParallelAttention(torch.nn.Module):
         signature = (local, size, device)
         if signature not in self._positions:
             rank = torch.distributed.get_rank(self.group)
-            mine = torch.tensor(shards.zigzag_positions(local * size, size, rank), device=device)
-            everyone = [p for r in range(size) for p in shards.zigzag_positions(local * size, size, r)]
-            self._positions = {signature: mine[:, None] >= torch.tensor(everyone, device=device)[None, :]}
+            runs = [shards.zigzag_runs(local * size, size, r) for r in range(size)]
+            # Made on the device, and of shapes only where nothing else has data: the mask is a sequence squared.
+            held = [torch.cat([torch.arange(*run, device=device) for run in rank_runs]) for rank_runs in runs]
+            self._positions = {signature: held[rank][:, None] >= torch.cat(held)[None, :]}
         mask: torch.Tensor = self._positions[signature]
         return mask
 

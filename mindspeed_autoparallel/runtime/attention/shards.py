@@ -12,18 +12,22 @@ from collections.abc import Sequence
 from mindspeed_autoparallel.errors import ConfigError
 
 
-def zigzag_positions(length: int, context_size: int, rank: int) -> list[int]:
-    """Positions of a sequence of ``length`` that ``rank`` of ``context_size`` holds, in the order it stores them."""
+def zigzag_runs(length: int, context_size: int, rank: int) -> list[tuple[int, int]]:
+    """The runs ``[start, stop)`` of a sequence of ``length`` that ``rank`` of ``context_size`` holds, in its order."""
     if context_size == 1:
-        return list(range(length))
+        return [(0, length)]
     if length % (2 * context_size):
         raise ConfigError(
             f"a sequence of {length} tokens cannot be split over context parallel {context_size}: the length must be a "
             f"multiple of {2 * context_size}. Pad the sequence or lower cp."
         )
     chunk = length // (2 * context_size)
-    last = 2 * context_size - 1 - rank
-    return [*range(rank * chunk, (rank + 1) * chunk), *range(last * chunk, (last + 1) * chunk)]
+    return [(held * chunk, (held + 1) * chunk) for held in (rank, 2 * context_size - 1 - rank)]
+
+
+def zigzag_positions(length: int, context_size: int, rank: int) -> list[int]:
+    """Positions in the runs of ``zigzag_runs``."""
+    return [position for run in zigzag_runs(length, context_size, rank) for position in range(*run)]
 
 
 def packed_zigzag_positions(boundaries: Sequence[int], context_size: int, rank: int) -> list[int]:

@@ -1,6 +1,6 @@
-"""The tracing process: requests on standard input, one JSON line per trace on standard output.
+"""The tracing process: a JSON list of requests per line of standard input, a JSON line per trace on standard output.
 
-    python -m mindspeed_autoparallel.runtime.tracing fake < requests.json
+    python -m mindspeed_autoparallel.runtime.tracing fake < requests.jsonl
 
 ``gloo`` in place of ``fake`` runs the same code on the real ranks that torchrun started: that is how traces are
 checked.
@@ -21,11 +21,11 @@ _NUM_REASON_CHARACTERS = 600
 
 def main() -> int:
     """Traces every request, whatever became of the one before; prints what a rank of its stage finds."""
-    requests = [read_request(values) for values in json.load(sys.stdin)]
     from mindspeed_autoparallel.runtime.tracing.running import trace
     from mindspeed_autoparallel.runtime.tracing.world import World
 
     world = World(sys.argv[1])
+    requests = (read_request(values) for line in sys.stdin for values in json.loads(line))
     for index, request in enumerate(requests):
         try:
             result: dict[str, Any] = trace(request, world)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +23,7 @@ from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.runtime.tracing.request import TraceRequest
 
-_MODULE = "mindspeed_autoparallel.runtime.tracing"
+_COMMAND = (sys.executable, "-m", "mindspeed_autoparallel.runtime.tracing", "fake")
 _PREFIX = "TRACE "
 _FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_ERROR_LINES = 5
@@ -74,22 +80,28 @@ def trace_all(
         path = stored(request)
         if path is not None and path.exists():
             results[request] = read_json(path, "stored trace")
-    # Neighbours share process groups; a layout's requests stay together.
     missing = sorted({request for request in requests if request not in results}, key=_layout)
-    size = -(-len(missing) // num_processes) or 1
-    parts = [missing[start : start + size] for start in range(0, len(missing), size)]
-    workers = [_start(part) for part in parts]
+    # Neighbours share process groups, so a layout's requests stay together. Who is free takes the next layout: how
+    # long one takes (experts per rank) is not known before.
+    layouts = deque(list(same) for _, same in itertools.groupby(missing, key=_layout))
+    workers = [_Worker() for _ in range(min(num_processes, len(layouts)))]
+    watch = threading.Timer(timeout_s, _kill, (workers,))
     try:
-        for part, worker in zip(parts, workers, strict=True):
-            for request, result in zip(part, _collect(worker, len(part), timeout_s), strict=True):
-                results[request] = result
-                path = stored(request)
-                if path is not None and "error" not in result:
-                    write_json_atomic(path, result)
+        watch.start()
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:
+            for found in pool.map(lambda worker: worker.trace_from(layouts), workers):
+                results.update(found)
+    except LaunchError as error:
+        if watch.finished.is_set():
+            raise LaunchError(f"tracing did not end within {timeout_s:.0f} s; measure this layout instead.") from error
+        raise
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+        watch.cancel()
+        _kill(workers)
+    for request in missing:
+        path = stored(request)
+        if path is not None and "error" not in results[request]:
+            write_json_atomic(path, results[request])
     return [results[request] for request in requests]
 
 
@@ -97,35 +109,58 @@ def _layout(request: TraceRequest) -> tuple[int, ...]:
     return (request.num_ranks, request.rank, request.tensor, request.context, request.expert, request.pipeline)
 
 
-def _start(requests: Sequence[TraceRequest]) -> subprocess.Popen[str]:
-    # Ranks and torchrun's addresses of a surrounding job must not reach a world that is pretended.
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _FORGOTTEN and not name.startswith("TORCHELASTIC_")
-    }
-    worker = subprocess.Popen(
-        [sys.executable, "-m", _MODULE, "fake"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps([dataclasses.asdict(request) for request in requests]))
-    worker.stdin.close()
-    worker.stdin = None  # communicate() would flush it again
-    return worker
+class _Worker:
+    """A tracing process that is asked for one layout after the other."""
+
+    def __init__(self) -> None:
+        # Ranks and torchrun's addresses of a surrounding job must not reach a world that is pretended.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _FORGOTTEN and not name.startswith("TORCHELASTIC_")
+        }
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+
+    def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, dict[str, Any]]:
+        """Takes from ``layouts`` until there is none left. Raises ``LaunchError`` when the process dies."""
+        found: dict[TraceRequest, dict[str, Any]] = {}
+        while True:
+            try:
+                requests = layouts.popleft()
+            except IndexError:
+                return found
+            found.update(zip(requests, self._answers(requests), strict=True))
+
+    def _answers(self, requests: list[TraceRequest]) -> list[dict[str, Any]]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        answers: list[dict[str, Any]] = []
+        with contextlib.suppress(BrokenPipeError):  # it died; what it said is read below
+            print(json.dumps([dataclasses.asdict(item) for item in requests]), file=self._process.stdin, flush=True)
+            while len(answers) < len(requests) and (line := self._process.stdout.readline()):
+                if line.startswith(_PREFIX):
+                    answer = json.loads(line[len(_PREFIX) :])
+                    del answer["index"]
+                    answers.append(answer)
+        if len(answers) < len(requests):
+            code = self._process.wait()
+            self._errors.seek(0)
+            last = "\n".join(self._errors.read().strip().splitlines()[-_NUM_ERROR_LINES:])
+            raise LaunchError(f"tracing failed (exit code {code}); measure instead. Last lines:\n{last}")
+        return answers
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
-def _collect(worker: subprocess.Popen[str], count: int, timeout_s: float) -> list[dict[str, Any]]:
-    try:
-        output, errors = worker.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"tracing did not end within {timeout_s:.0f} s; measure this layout instead.") from error
-    found = [json.loads(line[len(_PREFIX) :]) for line in output.splitlines() if line.startswith(_PREFIX)]
-    if worker.returncode or len(found) != count:
-        last = "\n".join(errors.strip().splitlines()[-_NUM_ERROR_LINES:])
-        raise LaunchError(f"tracing failed (exit code {worker.returncode}); measure instead. Last lines:\n{last}")
-    return [{key: value for key, value in result.items() if key != "index"} for result in found]
+def _kill(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.kill()

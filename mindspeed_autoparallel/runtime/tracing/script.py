@@ -80,6 +80,8 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
                 "measure": task.to_json(),
                 "variants": {request.recompute: _RECOMPUTE[request.recompute]},
                 "wanted": [[request.recompute]],
+                "room_bytes": 0,
+                "num_layers": {"text_decoder": _NUM_LAYERS},
                 "world_size": request.num_ranks,
             },
             timeout_s=timeout_s,

@@ -79,7 +79,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
             time.sleep(self._pause_s)
             self._paused = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and being passed over costs as much as a pretended operator.
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.prim.device.default:
+            return function(*args)  # asked more often than there are operators
         self.pause()
         tensors = list(_tensors((args, kwargs)))
         name = _name(function)

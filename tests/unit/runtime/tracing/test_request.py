@@ -1,13 +1,10 @@
 """What can be traced is checked before a process is started."""
 
-from pathlib import Path
-
 import pytest
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.tracing import process
-from mindspeed_autoparallel.runtime.tracing.request import TraceRequest, read_request
+from mindspeed_autoparallel.runtime.tracing.request import read_request
 
 _LAYER = {"hidden": 64, "heads": 4, "sequence": 32}
 _STAGE = {**_LAYER, "block": "stage", "vocabulary": 256, "num_layers": 4, "pipeline": 2}
@@ -55,19 +52,6 @@ def test_the_smallest_world_holds_the_layout_and_the_rank_is_the_first_of_its_st
 ) -> None:
     request = read_request({**_LAYER, **values})
     assert (request.num_ranks, request.rank) == (ranks, rank)
-
-
-def test_what_is_kept_is_not_traced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = TraceRequest(**_LAYER)
-    started = []
-    monkeypatch.setattr(process, "_collect", lambda worker, count, timeout: [{"saved_bytes": 7}] * count)
-    worker = type("Worker", (), {"kill": lambda self: None, "wait": lambda self: None})
-    monkeypatch.setattr(process, "_start", lambda requests: started.append(requests) or worker())
-    assert process.trace(request, tmp_path) == {"saved_bytes": 7}
-    assert process.trace(request, tmp_path) == {"saved_bytes": 7}
-    assert started == [[request]]
-    process.trace(TraceRequest(**{**_LAYER, "hidden": 128}), tmp_path)
-    assert len(started) == 2
 
 
 def test_the_command_refuses_bad_sizes_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
