@@ -12,6 +12,7 @@ from types import ModuleType
 
 from mindspeed_autoparallel import cli
 from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.interrupts import ended_like_ctrl_c, exit_code_of
 
 
 def _command_names() -> list[str]:
@@ -49,17 +50,18 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (0 done, 2 bad input, 3 no plan fits, 130 interrupted)."""
+    """Run one command; returns its exit code (0 done, 2 bad input, 3 no plan fits, 130 interrupted, 143 ended)."""
     arguments_given = list(sys.argv[1:] if argv is None else argv)
     arguments = build_parser(arguments_given).parse_args(arguments_given)
     try:
-        return int(_load(arguments.command).run(arguments) or 0)
+        with ended_like_ctrl_c():
+            return int(_load(arguments.command).run(arguments) or 0)
     except AutoParallelError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
-        return 130
+        return exit_code_of(error)
     except BrokenPipeError:
         # The reader (head, less) went away: not an error of ours; silence the flush at interpreter exit too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

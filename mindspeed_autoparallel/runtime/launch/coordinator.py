@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
-from mindspeed_autoparallel.runtime.launch.liveness import SILENCE_S, Beats, Watch
+from mindspeed_autoparallel.runtime.launch import liveness, meeting
+from mindspeed_autoparallel.runtime.launch.liveness import Beats, Watch
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 
 _POLL_S = 0.2
 _JOIN_TIMEOUT_S = 600.0
+_DISMISS_S = 15.0
+"""An agent may be ending processes, which takes up to 10 s."""
 
 
 class Coordinator:
@@ -35,7 +36,7 @@ class Coordinator:
         master_port: int,
         log_dir: Path,
         join_timeout_s: float = _JOIN_TIMEOUT_S,
-        silence_s: float = SILENCE_S,
+        silence_s: float | None = None,
     ) -> None:
         self.num_nodes = num_nodes
         self.num_processes_per_node = num_processes_per_node
@@ -43,7 +44,7 @@ class Coordinator:
         self.master_port = master_port
         self.log_dir = log_dir
         self.join_timeout_s = join_timeout_s
-        self.silence_s = silence_s
+        self.silence_s = liveness.SILENCE_S if silence_s is None else silence_s
         self._store: Any = None
         self._watch: Watch | None = None
         self._lost: list[int] = []
@@ -51,23 +52,42 @@ class Coordinator:
 
     def __enter__(self) -> Coordinator:
         if self.num_nodes > 1:
-            self._store = _serve(self.master_addr, self.master_port)
-            self._wait_for_nodes()
+            check_port_is_free(self.master_port)
+            size = meeting.ClusterSize(self.num_nodes, self.num_processes_per_node)
+            self._store = meeting.serve(self.master_addr, self.master_port, size)
+            try:
+                meeting.wait_for_nodes(self._store, size, self.master_addr, self.master_port, self.join_timeout_s)
+            except BaseException as error:
+                self._dismiss(error)
+                raise
             self._watch = Watch(self._store, range(1, self.num_nodes), self.silence_s)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        if self._store is not None:
-            with contextlib.suppress(Exception):  # nobody may be left to say good-bye to
-                self._store.set(f"launch/{self._num_launches}", json.dumps({"stop": True}))
-                # The store dies with this process: let the agents read the word first.
-                self._wait_for_keys([f"dismissed/{node}" for node in range(1, self.num_nodes)], 5.0)
-            self._store = None
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._dismiss(error)
+
+    @property
+    def lost_nodes(self) -> tuple[int, ...]:
+        """Those that do not answer any more; nothing can be launched without them."""
+        return tuple(self._lost)
+
+    def _dismiss(self, error: BaseException | None) -> None:
+        if self._store is None:
+            return
+        with contextlib.suppress(Exception):  # nobody may be left to say good-bye to
+            reason = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error or "")
+            word = {"stop": True, "reason": reason}
+            self._store.set(f"launch/{self._num_launches}", json.dumps(word))
+            # The store dies with this process: let the agents end their processes and read the word first.
+            gone = [*self._lost, *(() if self._watch is None else self._watch.gone())]
+            there = [node for node in meeting.nodes_that_came(self._store, self.num_nodes) if node not in gone]
+            meeting.wait_for_keys(self._store, [f"dismissed/{node}" for node in there], _DISMISS_S)
+        self._store = None
 
     def launch(self, spec: LaunchSpec) -> LaunchOutcome:
         """Run ``spec`` on every node; how it ended, never an exception for a launch that did not end well."""
         if self._lost:
-            return self._without_nodes(0.0, "not started")
+            return self._without_nodes(0.0, ("not started",))
         number = self._num_launches
         self._num_launches += 1
         worker_port = free_port()
@@ -77,18 +97,23 @@ class Coordinator:
         if self._watch is not None:
             self._watch.begin()
         aborted = f"abort/{number}"
-        outcome = run_local_processes(
-            spec,
-            node_rank=0,
-            num_processes=self.num_processes_per_node,
-            num_nodes=self.num_nodes,
-            master_addr=self.master_addr,
-            master_port=worker_port,
-            log_dir=self.log_dir,
-            should_stop=lambda: self._watch is not None and (
-                self._store.check([aborted]) or bool(self._watch.gone())
-            ),
-        )
+        try:
+            outcome = run_local_processes(
+                spec,
+                node_rank=0,
+                num_processes=self.num_processes_per_node,
+                num_nodes=self.num_nodes,
+                master_addr=self.master_addr,
+                master_port=worker_port,
+                log_dir=self.log_dir,
+                should_stop=lambda: self._watch is not None and (
+                    self._store.check([aborted]) or bool(self._watch.gone())
+                ),
+            )
+        except BaseException:
+            if self._store is not None:
+                self._store.set(aborted, "1")
+            raise
         if self._watch is None:
             return outcome
         if outcome.status is not LaunchStatus.OK:
@@ -96,7 +121,7 @@ class Coordinator:
         reports = {node: self._report(number, node, spec.timeout_s, self._watch) for node in range(1, self.num_nodes)}
         self._lost = [node for node, report in reports.items() if report is None]
         if self._lost:
-            return self._without_nodes(outcome.seconds, *outcome.last_lines)
+            return self._without_nodes(outcome.seconds, outcome.last_lines)
         return worst([outcome, *(report for report in reports.values() if report is not None)])
 
     def _report(self, number: int, node: int, timeout_s: float, watch: Watch) -> LaunchOutcome | None:
@@ -109,37 +134,17 @@ class Coordinator:
             time.sleep(_POLL_S)
         return LaunchOutcome.from_json(json.loads(self._store.get(key)))
 
-    def _without_nodes(self, seconds: float, *lines: str) -> LaunchOutcome:
-        nodes = ", ".join(map(str, self._lost))
+    def _without_nodes(self, seconds: float, lines: tuple[str, ...]) -> LaunchOutcome:
+        reasons = {} if self._watch is None else self._watch.reasons
+        left = [f"node {node} left: {reasons[node]}" for node in self._lost if node in reasons]
         line = (
-            f"node {nodes} of {self.num_nodes} does not answer any more: look at its output and its machine, then "
-            "start the same command on all nodes again"
+            f"{meeting.named(self._lost, self.num_nodes)} {'does' if len(self._lost) == 1 else 'do'} not answer any "
+            "more: look at the output and the machine there, then start the same command on all nodes again"
         )
         return LaunchOutcome(
-            status=LaunchStatus.FAILED, node_rank=self._lost[0], exit_code=-1, last_lines=(*lines, line),
+            status=LaunchStatus.FAILED, node_rank=self._lost[0], exit_code=-1, last_lines=(*lines, *left, line),
             seconds=seconds,
         )  # fmt: skip
-
-    def _wait_for_nodes(self) -> None:
-        keys = [f"node/{node}" for node in range(1, self.num_nodes)]
-        missing = self._wait_for_keys(keys, self.join_timeout_s)
-        if missing:
-            nodes = ", ".join(key.partition("/")[2] for key in missing)
-            raise LaunchError(
-                f"node {nodes} of {self.num_nodes} did not come to {self.master_addr}:{self.master_port} within "
-                f"{self.join_timeout_s:.0f} s. Start the same script there with --node-rank {nodes}, check that "
-                "the port is open between the nodes, and that --master-addr and --master-port are the same on all."
-            )
-
-    def _wait_for_keys(self, keys: list[str], timeout_s: float) -> list[str]:
-        """Those of ``keys`` that are still not set after ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
-        missing = keys
-        while missing and time.monotonic() < deadline:
-            missing = [key for key in missing if not self._store.check([key])]
-            if missing:
-                time.sleep(_POLL_S)
-        return missing
 
 
 def run_agent(
@@ -153,7 +158,8 @@ def run_agent(
     join_timeout_s: float = _JOIN_TIMEOUT_S,
 ) -> int:
     """Another node's side: run what the coordinator orders until it dismisses us; returns the number of launches."""
-    store = _join(master_addr, master_port, node_rank, join_timeout_s)
+    size = meeting.ClusterSize(num_nodes, num_processes_per_node)
+    store = meeting.join(master_addr, master_port, node_rank, size, join_timeout_s)
     beats = Beats(store, node_rank)
     number = 0
     try:
@@ -165,6 +171,8 @@ def run_agent(
             order = json.loads(store.get(key))
             if order.get("stop"):
                 store.set(f"dismissed/{node_rank}", "1")
+                if order["reason"]:
+                    raise LaunchError(f"node {node_rank} ends because node 0 did: {order['reason']}")
                 return number
             aborted = f"abort/{number}"
 
@@ -186,12 +194,17 @@ def run_agent(
                 store.set(aborted, "1")
             store.set(f"outcome/{number}/{node_rank}", json.dumps(outcome.to_json()))
             number += 1
-    except Exception as error:
-        if isinstance(error, LaunchError):
-            raise
+    except LaunchError:
+        raise
+    except meeting.STORE_ERRORS as error:
         raise LaunchError(
-            f"node {node_rank} lost the main node {master_addr}:{master_port}: {error}. Look at the output on node 0."
+            f"node {node_rank} lost the main node {master_addr}:{master_port}: {str(error).splitlines()[0]}. "
+            "Look at the output on node 0."
         ) from error
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            beats.leave(str(error) or type(error).__name__)
+        raise
 
 
 def free_port() -> int:
@@ -212,24 +225,3 @@ def check_port_is_free(port: int) -> None:
                 f"--master-port {port} cannot be used on this node: {error.strerror}. "
                 "Choose another port, the same on every node, or end the process that holds it."
             ) from error
-
-
-def _serve(master_addr: str, master_port: int) -> Any:
-    from torch.distributed import TCPStore
-
-    check_port_is_free(master_port)
-    return TCPStore(master_addr, master_port, None, True, timeout=timedelta(seconds=30), wait_for_workers=False)
-
-
-def _join(master_addr: str, master_port: int, node_rank: int, timeout_s: float) -> Any:
-    from torch.distributed import TCPStore
-
-    try:
-        store = TCPStore(master_addr, master_port, None, False, timeout=timedelta(seconds=timeout_s))
-    except Exception as error:
-        raise LaunchError(
-            f"node {node_rank} cannot reach the main node at {master_addr}:{master_port} within {timeout_s:.0f} s. "
-            "Start the script with --node-rank 0 there, and check --master-addr, --master-port and the firewall."
-        ) from error
-    store.set(f"node/{node_rank}", json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-    return store

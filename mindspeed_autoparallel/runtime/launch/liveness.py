@@ -15,20 +15,27 @@ class Beats:
     """An agent's side."""
 
     def __init__(self, store: Any, node_rank: int) -> None:
-        self._store, self._key, self._next = store, _key(node_rank), 0.0
+        self._store, self._node_rank, self._next = store, node_rank, 0.0
+
+    def leave(self, reason: str) -> None:
+        """The node ends before it is dismissed, and says why instead of falling silent."""
+        self._store.set(_left(self._node_rank), reason)
 
     def beat(self) -> None:
         """To be called often; counts at most once a second."""
         if time.monotonic() >= self._next:
-            self._store.add(self._key, 1)
+            self._store.add(_key(self._node_rank), 1)
             self._next = time.monotonic() + _BEAT_S
 
 
 class Watch:
     """The main node's side."""
 
-    def __init__(self, store: Any, nodes: Iterable[int], silence_s: float = SILENCE_S) -> None:
-        self._store, self._silence_s, self._next = store, silence_s, 0.0
+    def __init__(self, store: Any, nodes: Iterable[int], silence_s: float | None = None) -> None:
+        self._store, self._next = store, 0.0
+        self._silence_s = SILENCE_S if silence_s is None else silence_s
+        self.reasons: dict[int, str] = {}
+        """Of nodes that said that they leave."""
         self._seen = {node: (0, time.monotonic()) for node in nodes}
 
     def begin(self) -> None:
@@ -36,7 +43,7 @@ class Watch:
         self._seen = {node: (count, time.monotonic()) for node, (count, _) in self._seen.items()}
 
     def gone(self) -> list[int]:
-        """Nodes that have not counted up for ``silence_s`` while somebody was looking."""
+        """Nodes that left, or have not counted up for ``silence_s`` while somebody was looking."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _BEAT_S
@@ -44,8 +51,16 @@ class Watch:
                 count = self._store.add(_key(node), 0)
                 if count != before:
                     self._seen[node] = (count, now)
-        return [node for node, (_, since) in self._seen.items() if now - since > self._silence_s]
+                if self._store.check([_left(node)]):
+                    self.reasons[node] = self._store.get(_left(node)).decode()
+        return [
+            node for node, (_, since) in self._seen.items() if node in self.reasons or now - since > self._silence_s
+        ]
 
 
 def _key(node: int) -> str:
     return f"beats/{node}"
+
+
+def _left(node: int) -> str:
+    return f"left/{node}"

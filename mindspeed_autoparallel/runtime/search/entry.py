@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles import Profile, read_profile
 from mindspeed_autoparallel.runtime.host.sends import interleaved_sends
 from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
@@ -33,24 +34,22 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
         say(f"node {request.node_rank}: nothing is measured with --profile-source analytic; node 0 plans alone")
         sys.exit(0)
     if request.node_rank > 0:
-        num_launches = run_agent(
-            node_rank=request.node_rank,
-            num_nodes=request.num_nodes,
-            num_processes_per_node=request.num_processes_per_node,
-            master_addr=request.master_addr,
-            master_port=request.master_port,
-            log_dir=request.work_dir / "logs",
-        )
+        with leaving_kept(say, f"node {request.node_rank} has left"):
+            num_launches = run_agent(
+                node_rank=request.node_rank,
+                num_nodes=request.num_nodes,
+                num_processes_per_node=request.num_processes_per_node,
+                master_addr=request.master_addr,
+                master_port=request.master_port,
+                log_dir=request.work_dir / "logs",
+            )
         say(f"node {request.node_rank}: done after {num_launches} launches; the results are on node 0")
         sys.exit(0)
-    try:
+    with leaving_kept(say, f"finished measurements are kept in {request.work_dir} and will be reused"):
         profile = _profile(request, arguments)
         from mindspeed_autoparallel.runtime.search.planning import plan_and_write
 
         plan_and_write(request, profile, Path(arguments.auto_parallel_output_dir).resolve(), say)
-    except KeyboardInterrupt:
-        say(f"interrupted; finished measurements are kept in {request.work_dir} and will be reused")
-        sys.exit(130)
     sys.exit(0)
 
 

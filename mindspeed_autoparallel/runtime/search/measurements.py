@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec, LaunchStatus
@@ -68,6 +68,9 @@ class Measurements:
             say(f"measuring {len(missing)} points in one launch: {', '.join(point.label() for point in missing)}")
             begin = time.monotonic()
             outcome = coordinator.launch(self._spec(missing))
+            if coordinator.lost_nodes:
+                # No fault of the point: a later run measures it.
+                raise LaunchError(outcome.describe())
             finished = self.read()
             if outcome.status is not LaunchStatus.OK:
                 unfinished = [point for point in missing if point not in finished]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from mindspeed_autoparallel.runtime.launch.coordinator import free_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.tracing.process import release_of
+from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -116,12 +115,7 @@ def _how_it_ended(outcome: LaunchOutcome) -> str:
 
 def _content_key(request: ScriptRequest) -> str:
     """Hash of the script, the Python files beside it, its arguments, the layout, the tracing code and the releases."""
-    runtime = Path(__file__).parents[1]
-    folders: Sequence[Path] = (request.script.resolve().parent, runtime / "tuning", runtime / "measuring")
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.glob("*.py")):
-            digest.update(path.read_bytes())
+    digest = hash_of_sources(request.script)
     rest = [request.script.name, request.arguments, asdict(request.point), request.num_ranks, request.recompute]
     software = [release_of("torch"), release_of("megatron-core"), os.environ.get("PYTHONPATH", "")]
     digest.update(json.dumps([*rest, *software]).encode())

@@ -12,6 +12,7 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import Device
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
 from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free
@@ -62,20 +63,18 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
         voice.info(f"node {request.node_rank}: nothing is measured with --profile-source analytic; node 0 works alone")
         sys.exit(0)
     if request.node_rank > 0:
-        num_launches = run_agent(
-            node_rank=request.node_rank, num_nodes=request.num_nodes,
-            num_processes_per_node=request.num_processes_per_node, master_addr=request.master_addr,
-            master_port=request.master_port, log_dir=request.work_dir / "logs" / f"node{request.node_rank}",
-            join_timeout_s=request.launch_timeout_s,
-        )  # fmt: skip
+        with leaving_kept(voice.warning, f"node {request.node_rank} has left; node 0 goes on with what it has"):
+            num_launches = run_agent(
+                node_rank=request.node_rank, num_nodes=request.num_nodes,
+                num_processes_per_node=request.num_processes_per_node, master_addr=request.master_addr,
+                master_port=request.master_port, log_dir=request.work_dir / "logs" / f"node{request.node_rank}",
+                join_timeout_s=request.launch_timeout_s,
+            )  # fmt: skip
         voice.info(f"node {request.node_rank}: done after {num_launches} launches; the results are on node 0")
         sys.exit(0)
-    with only_one(request.work_dir):
-        try:
-            _tune(request, arguments, voice, target)
-        except KeyboardInterrupt:
-            voice.warning(f"interrupted; finished traces and measurements are kept in {request.work_dir}")
-            sys.exit(130)
+    what_stays = f"finished traces and measurements are kept in {request.work_dir}"
+    with leaving_kept(voice.warning, what_stays), only_one(request.work_dir):
+        _tune(request, arguments, voice, target)
     sys.exit(0)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from mindspeed_autoparallel.runtime.launch import LaunchStatus
 from mindspeed_autoparallel.runtime.launch.outcome import worst
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.search.measurements import NUM_REDUCED_LAYERS
+from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
@@ -83,14 +82,14 @@ class Traces:
 
     def take(self, launches: Launches, say: Callable[[str], None]) -> dict[MeasuredAt, dict[str, Any]]:
         """Trace what is missing in one process; a point that ends the process is recorded and passed over."""
+        self._forget_given_up()
         found = self.read()
         if found:
             say(f"{len(found)} of {len(self._task.points)} points were traced before ({self.folder})")
         while missing := [point for point in self._task.points if point not in found]:
             say(f"tracing {len(missing)} points x {len(self.variants)} variants on the CPU of this node")
             parts = shares(missing, max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2)))
-            with ThreadPoolExecutor(len(parts)) as pool:
-                outcomes = list(pool.map(lambda points: launches.trace(self._order(points)), parts))
+            outcomes = launches.traces([self._order(points) for points in parts])
             outcome = worst(outcomes)
             finished = self.read()
             if not finished and outcome.status is LaunchStatus.OK:
@@ -123,19 +122,21 @@ class Traces:
         titles = [way.title for way in self.plan.ways if way.matters(point)]
         return [name for name in self.variants if name.rsplit("|", 1)[0] in titles]
 
+    def _forget_given_up(self) -> None:
+        """What ended or hung in an earlier run is tried again: a longer time limit or another machine may do."""
+        for point, result in self.read().items():
+            if result.get("given_up"):
+                self._task.result_file(point).unlink()
+
     def _give_up(self, point: MeasuredAt, reason: str) -> None:
-        summary = reason.splitlines()[0]
-        result = {"at": asdict(point), "status": "failed", "reason": reason, "summary": summary, "variants": {}}
+        result = {
+            "at": asdict(point), "status": "failed", "given_up": True, "reason": reason,
+            "summary": reason.splitlines()[0], "variants": {},
+        }  # fmt: skip
         write_json_atomic(self._task.result_file(point), result)
 
     def _key(self) -> str:
-        digest = hashlib.sha256()
-        script = Path(sys.argv[0]).resolve()
-        package = Path(__file__).parents[1]
-        # Custom layers usually lie beside the script; the tracing code decides what is written down.
-        for path in (*sorted(script.parent.glob("*.py")), *sorted(package.glob("tuning/*.py")),
-                     *sorted(package.glob("measuring/*.py"))):  # fmt: skip
-            digest.update(path.read_bytes())
+        digest = hash_of_sources(Path(sys.argv[0]))
         digest.update(json.dumps([
             self.request.description.model_hash, self.request.num_ranks, self.variants, _arguments(sys.argv[1:]),
             [self._wanted(point) for point in self.plan.points],

@@ -1,73 +1,188 @@
-"""Two nodes on localhost: a coordinator and an agent, each a real process, meet through the store."""
+"""Several nodes on localhost: a coordinator and agents, each a real process, meet through the store."""
 
+import json
+import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free, free_port
 
-pytestmark = [pytest.mark.distributed, pytest.mark.torch]
+pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.timeout(300)]
 
 COORDINATOR = """
     import json, sys
     from pathlib import Path
+    from mindspeed_autoparallel.errors import LaunchError
+    from mindspeed_autoparallel.interrupts import leaving_kept
     from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec
-    port, work, join_timeout = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    with Coordinator(num_nodes=2, num_processes_per_node=2, master_addr="localhost", master_port=port,
-                     log_dir=work / "logs", join_timeout_s=join_timeout) as coordinator:
-        for number, script in enumerate(("good.py", "bad.py", "good.py")):
-            spec = LaunchSpec(launch_id=f"launch{number}", argv=(str(work / script),), timeout_s=60)
-            print(json.dumps(coordinator.launch(spec).to_json()), flush=True)
+    work, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+    try:
+        with leaving_kept(print, "bye"), Coordinator(
+            master_addr="localhost", log_dir=work / "logs", **options
+        ) as coordinator:
+            for number, script in enumerate(sys.argv[3:]):
+                spec = LaunchSpec(launch_id=f"launch{number}", argv=(str(work / script),), timeout_s=200)
+                print(json.dumps(coordinator.launch(spec).to_json()), flush=True)
+    except LaunchError as error:
+        sys.exit(str(error))
 """
 AGENT = """
-    import sys
+    import json, sys
     from pathlib import Path
+    from mindspeed_autoparallel.errors import LaunchError
+    from mindspeed_autoparallel.interrupts import leaving_kept
     from mindspeed_autoparallel.runtime.launch import run_agent
-    print(run_agent(node_rank=1, num_nodes=2, num_processes_per_node=2, master_addr="localhost",
-                    master_port=int(sys.argv[1]), log_dir=Path(sys.argv[2]) / "logs1", join_timeout_s=30))
+    options = json.loads(sys.argv[2])
+    try:
+        with leaving_kept(print, "bye"):
+            print(run_agent(master_addr="localhost", log_dir=Path(sys.argv[1]) / f"logs{options['node_rank']}", **options))
+    except LaunchError as error:
+        sys.exit(str(error))
 """
 GOOD = "import os, pathlib, sys\npathlib.Path(sys.path[0], 'ran' + os.environ['RANK'] + '-' + os.environ['WORLD_SIZE']).touch()\n"
 BAD = (
     "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('rank 3 on the other node broke')\ntime.sleep(300)\n"
 )
+HANG = "import os, pathlib, sys, time\npathlib.Path(sys.path[0], 'pid' + os.environ['RANK']).write_text(str(os.getpid()))\ntime.sleep(300)\n"
 
 
-def start(code, *arguments):
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def nodes(tmp_path):
+    """Starts a coordinator or an agent; ends whatever is left."""
+    for name, text in (("good.py", GOOD), ("bad.py", BAD), ("hang.py", HANG)):
+        (tmp_path / name).write_text(text)
+    port, started = free_port(), []
+
+    def start(rank, *scripts, **options):
+        code = AGENT if rank else COORDINATOR
+        options = {"num_nodes": 2, "num_processes_per_node": 1, "master_port": port, "join_timeout_s": 60, **options}
+        if rank:
+            options["node_rank"] = rank
+        command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), json.dumps(options), *scripts]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
 
 
-def test_two_nodes_run_every_launch_and_a_failure_on_one_ends_it_on_both(tmp_path):
-    import json
+def outcomes(process):
+    """What a coordinator printed, and its errors."""
+    out, error = process.communicate(timeout=200)
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")], error
 
-    (tmp_path / "good.py").write_text(GOOD)
-    (tmp_path / "bad.py").write_text(BAD)
-    port = free_port()
-    agent = start(AGENT, port, tmp_path)
-    coordinator = start(COORDINATOR, port, tmp_path, 60)
-    out, error = coordinator.communicate(timeout=180)
-    outcomes = [json.loads(line) for line in out.splitlines()]
-    assert [outcome["status"] for outcome in outcomes] == ["ok", "failed", "ok"], error
-    assert outcomes[1]["node_rank"] == 1
-    assert any("rank 3 on the other node broke" in line for line in outcomes[1]["last_lines"])
+
+def wait_for_pids(tmp_path, number):
+    deadline = time.monotonic() + 120
+    while True:
+        texts = [path.read_text() for path in tmp_path.glob("pid*")]
+        if len(texts) == number and all(texts):
+            return [int(text) for text in texts]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def wait_for_signature(command, key):
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", json.loads(command[4])["master_port"], None, False, timeout=timedelta(seconds=60))
+    store.get(key)
+
+
+def assert_dead(pids):
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_two_nodes_run_every_launch_and_a_failure_on_one_ends_it_on_both(tmp_path, nodes):
+    agent = nodes(1, num_processes_per_node=2)
+    ended, error = outcomes(nodes(0, "good.py", "bad.py", "good.py", num_processes_per_node=2))
+    assert [outcome["status"] for outcome in ended] == ["ok", "failed", "ok"], error
+    assert ended[1]["node_rank"] == 1
+    assert any("rank 3 on the other node broke" in line for line in ended[1]["last_lines"])
     assert sorted(path.name for path in tmp_path.glob("ran*")) == [f"ran{rank}-4" for rank in range(4)]
     assert agent.communicate(timeout=60)[0].strip() == "3"
 
 
-def test_a_node_that_does_not_come_is_named_with_what_to_do(tmp_path):
-    coordinator = start(COORDINATOR, free_port(), tmp_path, 1)
-    _, error = coordinator.communicate(timeout=60)
-    assert "node 1 of 2 did not come" in error
-    assert "--node-rank 1" in error
+def test_all_nodes_that_die_at_once_are_named_and_nothing_is_started_without_them(tmp_path, nodes):
+    agents = [nodes(1, num_nodes=4), nodes(2, num_nodes=4), nodes(3, num_nodes=4)]
+    main = nodes(0, "hang.py", "good.py", num_nodes=4, silence_s=3)
+    pids = wait_for_pids(tmp_path, 4)
+    for agent in agents[::2]:
+        agent.send_signal(signal.SIGKILL)
+    ended, error = outcomes(main)
+    assert [(outcome["status"], outcome["node_rank"]) for outcome in ended] == [("failed", 1), ("failed", 1)], error
+    assert all("nodes 1, 3 of 4 do not answer any more" in outcome["last_lines"][-1] for outcome in ended)
+    assert "not started" in ended[1]["last_lines"]
+    assert_dead(pids)
+    assert agents[1].communicate(timeout=60)[0].strip() == "1"
 
 
-def test_an_agent_without_main_node_says_so(tmp_path):
-    code = AGENT.replace("join_timeout_s=30", "join_timeout_s=1")
-    _, error = start(code, free_port(), tmp_path).communicate(timeout=60)
+def test_a_node_that_is_told_to_end_ends_its_processes_and_says_so_at_once(tmp_path, nodes):
+    agent = nodes(1)
+    main = nodes(0, "hang.py", silence_s=150)
+    pids = wait_for_pids(tmp_path, 2)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(60) == 128 + signal.SIGTERM
+    ended, error = outcomes(main)
+    assert ended[0]["status"] == "failed", error
+    assert "node 1 left: SIGTERM" in ended[0]["last_lines"]
+    assert_dead(pids)
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, "it was interrupted"), (signal.SIGKILL, "lost the main node")])
+def test_when_the_main_node_ends_the_others_end_their_processes(tmp_path, nodes, number, said):
+    agent = nodes(1)
+    main = nodes(0, "hang.py")
+    pids = wait_for_pids(tmp_path, 2)
+    main.send_signal(number)
+    main.communicate(timeout=60)
+    _, error = agent.communicate(timeout=60)
+    assert (agent.returncode, said in error, "Traceback" in error) == (1, True, False), error
+    assert_dead(pids)
+
+
+def test_nodes_that_do_not_come_are_named_with_what_to_do(nodes):
+    agent = nodes(2, num_nodes=4)
+    _, error = outcomes(nodes(0, "good.py", num_nodes=4, join_timeout_s=5))
+    assert "nodes 1, 3 of 4 did not come" in error
+    assert "--node-rank 1 or 3" in error
+    assert "nodes 1, 3 of 4 did not come" in agent.communicate(timeout=60)[1]
+
+
+def test_nodes_that_were_started_differently_say_so_on_both(nodes):
+    agent = nodes(1, num_processes_per_node=2)
+    _, error = outcomes(nodes(0, "good.py"))
+    wanted = "node 1 was started with --nnodes 2 --nproc-per-node 2, node 0 with --nnodes 2 --nproc-per-node 1"
+    assert wanted in error
+    assert wanted in agent.communicate(timeout=60)[1]
+
+
+def test_a_second_process_of_one_node_is_refused_and_the_first_goes_on(nodes):
+    main = nodes(0, "good.py", num_nodes=3)
+    first = nodes(1, num_nodes=3)
+    wait_for_signature(first.args, "node/1")
+    second = nodes(1, num_nodes=3)
+    _, error = second.communicate(timeout=60)
+    assert f"node 1 is there already: process {first.pid}" in error
+    nodes(2, num_nodes=3)
+    ended, error = outcomes(main)
+    assert [outcome["status"] for outcome in ended] == ["ok"], error
+
+
+def test_an_agent_without_main_node_says_so(nodes):
+    _, error = nodes(1, join_timeout_s=1).communicate(timeout=60)
     assert "cannot reach the main node" in error
 
 

@@ -1,0 +1,33 @@
+"""The Python files that decide what a trace says, hashed: a changed one means that the trace is stale."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError
+
+
+def hash_of_sources(script: Path) -> hashlib._Hash:
+    """Of the files beside ``script``, where custom layers usually lie, and of the code that traces.
+
+    Folders and links to nowhere that are called ``*.py`` are passed over; ``ConfigError`` names a file that must not be
+    read.
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in (script.resolve().parent, package / "tuning", package / "measuring"):
+        for path in _python_files(folder):
+            try:
+                digest.update(path.read_bytes())
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot read {path}: {error.strerror}. A trace depends on the Python files beside the script; "
+                    "make it readable or move it away."
+                ) from error
+    return digest
+
+
+def _python_files(folder: Path) -> Iterable[Path]:
+    return (path for path in sorted(folder.glob("*.py")) if path.is_file())
