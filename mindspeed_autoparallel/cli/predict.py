@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,25 @@ def _line(answer: dict[str, Any]) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the answers; exit code 0 also when single requests are refused, for each says so itself."""
+    """Prints the answers, each of which says itself when it is refused; exit code 2 when all of them are."""
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.tuning.predict import predict
 
     devices = tuple(read_device(path) for path in arguments.device_file)
     result = predict(read_json(arguments.requests, "request file"), devices)
+    answers = result["predictions"]
     if arguments.json:
         print(json.dumps(result))
-        return 0
-    print(f"{'id':24s} {'status':14s} {'step_ms':>12s} [interval] {'peak_GiB':>10s} {'tokens/s/dev':>12s}")
-    for answer in result["predictions"]:
-        print(_line(answer))
+    else:
+        _print_table(answers)
+    if answers and all(answer["status"] == "error" for answer in answers):
+        print(f"none of {len(answers)} requests could be answered; the first: {answers[0]['reason']}", file=sys.stderr)
+        return 2
     return 0
+
+
+def _print_table(answers: list[dict[str, Any]]) -> None:
+    print(f"{'id':24s} {'status':14s} {'step_ms':>12s} [interval] {'peak_GiB':>10s} {'tokens/s/dev':>12s}")
+    for answer in answers:
+        print(_line(answer))

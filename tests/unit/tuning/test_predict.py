@@ -39,6 +39,17 @@ def test_command_prints_one_json_document_with_an_answer_per_request(
     assert "unknown device 'Abacus'" in answers[1]["reason"]
 
 
+def test_a_batch_of_which_nothing_could_be_answered_is_bad_input_and_still_says_why_for_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {**_REQUEST, "hw": {"gpu": "Abacus", "num_gpus": 8}}
+    assert main(["predict", "--requests", str(_file(tmp_path, bad, "nonsense")), "--json"]) == 2
+    printed = capsys.readouterr()
+    assert [answer["status"] for answer in json.loads(printed.out)["predictions"]] == ["error", "error"]
+    assert "none of 2 requests" in printed.err
+    assert main(["predict", "--requests", str(_file(tmp_path)), "--json"]) == 0
+
+
 def test_what_does_not_fit_says_which_stage_and_by_how_much() -> None:
     request = copy.deepcopy(_REQUEST)
     request["model"] = {"type": "gpt", "num_layers": 96, "hidden": 12288, "heads": 96, "seq": 2048}
