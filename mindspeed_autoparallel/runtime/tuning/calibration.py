@@ -118,7 +118,7 @@ class Calibration:
         prices.host = fit_host(anchors, asynchronous=asynchronous, fallback=self._known_host(asynchronous))
         if anchors:
             self._keep(per_call=prices.host.per_call_us, scale=prices.host.scale)
-        else:
+        elif self.found:
             self.notes.append("no block of this model was measured whole: the host's share is that of other models")
         return prices
 
@@ -184,7 +184,8 @@ class Calibration:
             if self._is_measurable(point) and point.context_size == 1 and _needed_bytes(result) < room
         ]
         if not able:
-            self.notes.append("no layout fits the measuring devices whole: operators alone are measured")
+            if self.found:
+                self.notes.append("no layout fits the measuring devices whole: operators alone are measured")
             return []
         small, large = min(p.micro_batch_size for p in able), max(p.micro_batch_size for p in able)
         corners = [(min, min), (max, max), (min, max), (max, min)]

@@ -1,0 +1,33 @@
+"""What became of layouts that could not be traced, told once per reason."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.profiles import MeasuredAt
+
+
+def tell_untraced(
+    failed: Collection[MeasuredAt], measured: Collection[MeasuredAt], found: Mapping[MeasuredAt, Mapping[str, Any]]
+) -> tuple[list[str], dict[str, str]]:
+    """Notes on the layouts that were measured in place of a trace, and of the others ``{layouts: reason}``.
+
+    ``failed``: layouts without a trace; ``found``: what tracing said of each, with a ``summary`` of the reason.
+    """
+    groups: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
+    for point in failed:
+        groups[point in measured, str(found[point]["summary"])].append(point.label())
+    notes, left_out = [], {}
+    for (whole, reason), labels in groups.items():
+        names = labels[0] if len(labels) == 1 else f"{len(labels)} layouts ({labels[0]} to {labels[-1]})"
+        if whole:
+            notes.append(f"{names} could not be traced and {_were(labels)} measured whole: {reason}")
+        else:
+            left_out[names] = f"could not be traced, and the measuring devices cannot hold it whole: {reason}"
+    return notes, left_out
+
+
+def _were(labels: list[str]) -> str:
+    return "was" if len(labels) == 1 else "were"
