@@ -13,15 +13,19 @@ from pathlib import Path
 from mindspeed_autoparallel.errors import ProfileError
 
 SCHEMA_VERSION = 1
-_TABLES = """
-create table if not exists about (schema_version integer not null);
-create table if not exists samples (
-    device text not null, software text not null, operator text not null, signature text not null, sizes text not null,
-    median_us real not null, p10_us real not null, p90_us real not null, num_runs integer not null,
-    source text not null, measured_at real not null,
-    primary key (device, software, operator, signature, sizes)
-);
-"""
+PATIENCE_S = 60.0
+"""How long another writer is waited for; one transaction takes milliseconds."""
+_TABLES = (
+    "create table if not exists about (schema_version integer not null)",
+    """
+    create table if not exists samples (
+        device text not null, software text not null, operator text not null, signature text not null,
+        sizes text not null, median_us real not null, p10_us real not null, p90_us real not null,
+        num_runs integer not null, source text not null, measured_at real not null,
+        primary key (device, software, operator, signature, sizes)
+    )
+    """,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,33 +61,56 @@ class KnowledgeBase:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._connection() as connection:
-                connection.execute("pragma journal_mode=wal")
-                connection.executescript(_TABLES)
-                connection.execute("begin immediate")
-                found = connection.execute("select schema_version from about").fetchone()
-                if found is None:
-                    connection.execute("insert into about values (?)", (SCHEMA_VERSION,))
-                connection.commit()
-        except (sqlite3.DatabaseError, OSError) as error:
+        except OSError as error:
+            raise self._unusable(error) from error
+        with self._connection() as connection:
+            tables = {row[0] for row in connection.execute("select name from sqlite_master where type='table'")}
+            if not tables:
+                self._create(connection)
+            elif "about" not in tables:
+                raise self._unusable("it is a database of something else")
+            # No lock is asked for: a base that somebody writes to can be opened.
+            found = connection.execute("select schema_version from about").fetchone()
+        if found is None or found[0] != SCHEMA_VERSION:
             raise ProfileError(
-                f"knowledge base {path} cannot be used: {error}. Move it away to start a new one, "
-                f"or import a good export."
-            ) from error
-        if found is not None and found[0] != SCHEMA_VERSION:
-            raise ProfileError(
-                f"knowledge base {path} has schema version {found[0]}, this release reads {SCHEMA_VERSION}. "
-                f"Export it with the release that wrote it, or name another file."
+                f"knowledge base {path} has schema version {None if found is None else found[0]}, this release reads "
+                f"{SCHEMA_VERSION}. Export it with the release that wrote it, or name another file."
             )
+
+    @staticmethod
+    def _create(connection: sqlite3.Connection) -> None:
+        connection.execute("pragma journal_mode=wal")
+        connection.execute("begin immediate")
+        for statement in _TABLES:
+            connection.execute(statement)
+        # Two processes may create it at once; the second waited here and finds the row.
+        connection.execute("insert into about select ? where not exists (select * from about)", (SCHEMA_VERSION,))
+        connection.commit()
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         # A connection per use: sqlite handles are safe neither across threads nor across forks.
-        connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+        connection = None
         try:
+            connection = sqlite3.connect(self.path, timeout=PATIENCE_S, isolation_level=None)
             yield connection
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
+
+    def _unusable(self, error: object) -> ProfileError:
+        text = str(error)
+        if "locked" in text:
+            way_out = f"Another process has been writing to it for over {PATIENCE_S:.0f} s: look what it does."
+        elif "full" in text or "disk I/O" in text:
+            way_out = "Free space there; what was measured is kept in the work dir and added by the next run."
+        elif "readonly" in text:
+            way_out = "Copy it to a place you may write to, and name the copy."
+        else:
+            way_out = "Move it away to start a new one, or import a good export."
+        return ProfileError(f"knowledge base {self.path} cannot be used: {text}. {way_out}")
 
     def record(self, device: str, software: str, entries: Iterable[tuple[Operator, Sample]]) -> None:
         """Stores samples in one transaction. Of two samples of one operator the one with more runs stays."""

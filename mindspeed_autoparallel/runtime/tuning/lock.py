@@ -1,4 +1,4 @@
-"""One tuning run per work dir: the second says who holds it."""
+"""One tuning run per work dir: the second says who holds it, on this node and on others that share the storage."""
 
 from __future__ import annotations
 
@@ -7,28 +7,111 @@ import fcntl
 import json
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 
 LOCK_FILE = ".lock"
+_BEAT_S = 1.0
+_WATCHED_S = 6.0
+"""A holder on another node is watched this long; a shared file system shows what it writes a little later."""
+_LENGTH = 400
+"""Of what the file holds: always the same, so that a reader never sees half of an old and half of a new one."""
 
 
 @contextlib.contextmanager
 def only_one(work_dir: Path) -> Iterator[None]:
-    """Hold ``work_dir`` until the context ends; the system lets go of it when the process dies, however it does."""
+    """Hold ``work_dir`` until the context ends; ``ConfigError`` names the process that holds it already.
+
+    On one machine the system's file lock decides, and lets go when the holder dies, however it does. Some shared file
+    systems keep such locks on each node for itself, so the holder also counts up in the file, and one on another node
+    that still does is believed.
+    """
     path = work_dir / LOCK_FILE
-    with path.open("a+", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            stream.seek(0)
-            raise ConfigError(
-                f"another tuning run is at work in {work_dir} ({stream.read().strip() or 'unknown'}). Wait for it, end "
-                "it, or choose another --auto-tuning-work-dir."
-            ) from error
-        stream.truncate(0)
-        stream.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-        stream.flush()
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        locked = _lock(handle, path)
+        holder = _read(path)
+        if holder and not (locked and holder.get("machine") == _machine()) and _counts(path, holder):
+            raise _held(path)
+        with _counting(handle):
+            yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> bool:
+    """Whether this file system has locks at all."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _held(path) from error
+    except OSError:
+        return False
+    return True
+
+
+def _held(path: Path) -> ConfigError:
+    holder = _read(path)
+    who = f"process {holder['pid']} on {holder['host']}" if holder else "it does not say which process"
+    return ConfigError(
+        f"another tuning run is at work in {path.parent} ({who}). Wait for it, end it, or choose another "
+        "--auto-tuning-work-dir."
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Opened anew each time: that is when a shared file system looks whether it has changed."""
+    with contextlib.suppress(OSError, ValueError):
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(holder, dict) and {"host", "pid", "count"} <= set(holder):
+            return holder
+    return {}
+
+
+def _counts(path: Path, holder: dict[str, Any]) -> bool:
+    deadline = time.monotonic() + _WATCHED_S
+    while time.monotonic() < deadline:
+        time.sleep(_BEAT_S / 4)
+        now = _read(path)
+        if now and now["count"] != holder["count"]:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _counting(handle: int) -> Iterator[None]:
+    ended = threading.Event()
+    about = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
+
+    def count() -> None:
+        # Starts where no earlier holder of this file was.
+        number = time.time_ns()
+        while True:
+            text = json.dumps({**about, "count": number}).ljust(_LENGTH)
+            with contextlib.suppress(OSError):  # a full disk: the bytes are there already, and the run itself will say
+                os.pwrite(handle, text.encode(), 0)
+                os.fsync(handle)
+            if ended.wait(_BEAT_S):
+                return
+            number += 1
+
+    counter = threading.Thread(target=count, daemon=True)
+    counter.start()
+    try:
         yield
+    finally:
+        ended.set()
+        counter.join()
+        os.ftruncate(handle, 0)
+
+
+def _machine() -> str:
+    """The same in all containers of a machine, which share its locks; another one once it was started anew."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return socket.gethostname()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.host.description import Description, describe
+from mindspeed_autoparallel.runtime.tuning.lock import LOCK_FILE
 
 SEED_MINIMUM_RANKS = 16
+_LOGS = "logs"
+"""All that another node leaves in a work dir of its own."""
 MINIMUM_CONTEXT_TOKENS = 1024
 """Tokens of a sequence per rank below which context parallelism is not searched: its ring would only wait."""
 
@@ -66,7 +70,7 @@ def read_request(arguments: argparse.Namespace) -> TuningRequest:
     description = describe(arguments)
     if description.model_file is not None:
         raise ConfigError("--auto-tuning is for language models; a multimodal model is planned by --auto-parallel-mm.")
-    work_dir = _work_dir(arguments.auto_tuning_work_dir)
+    work_dir = private_work_dir(arguments.auto_tuning_work_dir)
     knowledge = arguments.auto_tuning_knowledge_base
     limit = arguments.auto_tuning_memory_limit_mib
     heads = _needed(arguments, "num_attention_heads")
@@ -132,17 +136,31 @@ def _check_sizes(request: TuningRequest) -> None:
         )
 
 
-def _work_dir(name: str) -> Path:
-    work_dir = Path(name).resolve()
-    probe = work_dir / ".writable"
+def private_work_dir(name: str) -> Path:
+    """The folder, made and readable by this user only; ``ConfigError`` where it cannot be, or others use it."""
     try:
+        work_dir = Path(name).resolve()
+        if work_dir.exists() and not work_dir.is_dir():
+            raise ConfigError(f"--auto-tuning-work-dir {work_dir} is a file; name a folder.")
+        if work_dir.is_dir() and not _is_ours(work_dir):
+            # Making it private would lock its other users out.
+            raise ConfigError(
+                f"--auto-tuning-work-dir {work_dir} is open to others and holds other things. Name a folder of its "
+                "own, such as one inside it; it will be readable by you only."
+            )
         work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         work_dir.chmod(0o700)
-        probe.write_text("probe")
-        probe.unlink()
-    except OSError as error:
+        # Nameless: another node may do the same in the same folder at this moment.
+        with tempfile.TemporaryFile(dir=work_dir) as probe:
+            probe.write(b"probe")
+    except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"cannot write to the work dir {work_dir}: {error.strerror or error}. Free space there, or choose another "
-            "with --auto-tuning-work-dir."
+            f"cannot write to the work dir {name}: {getattr(error, 'strerror', None) or error}. Free space there, or "
+            "choose another with --auto-tuning-work-dir."
         ) from error
     return work_dir
+
+
+def _is_ours(folder: Path) -> bool:
+    private = not folder.stat().st_mode & 0o077
+    return private or (folder / LOCK_FILE).exists() or {path.name for path in folder.iterdir()} <= {_LOGS}

@@ -150,3 +150,76 @@ def test_command_shows_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert main(["knowledge", "show", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"fingerprints": [{"device": "d", "software": "s", "samples": 1}]}
+
+
+def test_a_writer_that_takes_long_keeps_nobody_from_reading_and_is_named_to_those_who_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mindspeed_autoparallel.profiles.knowledge.base.PATIENCE_S", 0.1)
+    path = tmp_path / "base.sqlite"
+    KnowledgeBase(path).record("dev", "soft", [(_mm(8, 8, 8), _sample(5.0))])
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("begin immediate")
+    try:
+        base = KnowledgeBase(path)
+        assert base.find("dev", "soft", _mm(8, 8, 8)) is not None
+        with pytest.raises(ProfileError, match=r"locked\. Another process has been writing to it"):
+            base.record("dev", "soft", [(_mm(8, 8, 9), _sample(5.0))])
+    finally:
+        writer.close()
+    base.record("dev", "soft", [(_mm(8, 8, 9), _sample(5.0))])
+    assert len(base.entries()) == 2
+
+
+def test_a_full_disk_is_said_and_loses_nothing_that_was_stored(tmp_path: Path) -> None:
+    path = tmp_path / "base.sqlite"
+    base = KnowledgeBase(path)
+    base.record("dev", "soft", [(_mm(8, 8, 8), _sample(5.0))])
+    with sqlite3.connect(path) as connection:
+        pages = connection.execute("pragma page_count").fetchone()[0]
+    connection.close()
+    connect = sqlite3.connect
+
+    def small(*args: object, **kwargs: object) -> sqlite3.Connection:
+        found = connect(*args, **kwargs)  # type: ignore[call-overload]
+        found.execute(f"pragma max_page_count={pages}")
+        return found  # type: ignore[no-any-return]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", small)
+        with pytest.raises(ProfileError, match=r"full\. Free space there"):
+            base.record("dev", "soft", [(_mm(8, 8, size), _sample(5.0)) for size in range(1, 3000)])
+    assert [entry[2] for entry in base.entries()] == [_mm(8, 8, 8)]
+
+
+def test_a_base_that_breaks_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "base.sqlite"
+    base = KnowledgeBase(path)
+    base.record("dev", "soft", [(_mm(8, 8, size), _sample(5.0)) for size in range(1, 3000)])
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma wal_checkpoint(truncate)")
+    connection.close()
+    content = bytearray(path.read_bytes())
+    content[8192:-8192] = b"\xff" * (len(content) - 16384)
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=r"malformed\. Move it away"):
+        base.entries()
+
+
+@pytest.mark.parametrize("name", ["folder", "file/base.sqlite"])
+def test_a_place_where_no_file_can_be_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ProfileError, match=f"knowledge base {tmp_path / name} cannot be used"):
+        KnowledgeBase(tmp_path / name)
+
+
+def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table customers (name text)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(ProfileError, match="a database of something else"):
+        KnowledgeBase(path)
+    assert path.read_bytes() == before
