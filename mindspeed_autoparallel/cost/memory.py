@@ -97,7 +97,8 @@ def rank_peak(
     ]  # fmt: skip
     step_transient = round(device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout))
     best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
-    in_flight = 0
+    # A pair of microbatches needs a forward ahead of what the schedule holds by itself.
+    in_flight = max(saved) if layout.paired else 0
     points = {
         (kind, chunk): _high_point(kind, blocks, traffic[chunk], _passing_state(kind, blocks, layout))
         for chunk, blocks in enumerate(chunks)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.communication import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.cost.pairing import unpaired_us
 from mindspeed_autoparallel.cost.sharding import passes_us, units_of
 from mindspeed_autoparallel.cost.step import RankTail, embedding_us, rank_tail
 from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link
@@ -112,6 +113,8 @@ def evaluate(
             for f, b in sampled
         ]
         pipeline_us = sum(spread) / len(spread)
+    if layout.paired:
+        pipeline_us += unpaired_us(blocks, layout, num_microbatches)
     rest = worst.total_us + tied
     total_us = pipeline_us + rest
     busy = sum(simulated.busy) / size / NS_PER_US

@@ -57,6 +57,8 @@ class BlockCost:
     dense: StateBytes = field(default_factory=StateBytes)
     expert: StateBytes = field(default_factory=StateBytes)
     """Expert parameters of this rank: their optimizer is split over the expert data-parallel group."""
+    paired_saving_us: float = 0.0
+    """Of forward and backward together, left out of both times: it hides where two microbatches are paired only."""
 
     def __post_init__(self) -> None:
         _refuse_negative(self, "block")

@@ -69,6 +69,8 @@ class Layout:
     overlap_gradient_reduce: bool = False
     schedule: str = "1f1b"
     sharding: Sharding | None = None
+    paired: bool = False
+    """A forward of one microbatch runs beside a backward of another: Megatron's combined 1F1B, with EP above 1."""
     modules: dict[str, ModuleLayout] = field(default_factory=dict)
     """Encoders with sizes of their own (hetero); all other modules use the sizes above."""
 
@@ -125,6 +127,8 @@ class Layout:
             parts.append("whole-optimizer")
         if self.sharding is not None:
             parts.append(self.sharding.label)
+        if self.paired:
+            parts.append("paired")
         if self.schedule == "gpipe":
             parts.append("GPipe")
         return " | ".join([" ".join(parts), *(f"{name} {own.label()}" for name, own in self.modules.items())])

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US
 from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
-from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, Profile
+from mindspeed_autoparallel.spec import Cluster, Layout, Sharding
 from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS
 
 
@@ -24,6 +24,17 @@ class Family:
     settings: dict[str, object]
     """Megatron's argument destinations and their values, beside the layout's."""
     profile: Profile
+    modelled: tuple[str, ...] = ()
+    """Switches whose effect was computed and never traced or measured."""
+    bracket: tuple[Profile, Profile] | None = None
+    """With all that these switches are said to hide hidden, and with nothing."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that they need; empty: must not be set."""
+    paired: bool = False
+    shards_parameters: bool | None = None
+    """ZeRO-3 (true), ZeRO-2 (false) or neither."""
+    communication_unit: int | None = None
+    """Of ZeRO-2 and ZeRO-3, in elements; ``None``: two layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +84,7 @@ def enumerate_space(families: list[Family], cluster: Cluster, batch: int, dimens
     """All combinations, bounds included; the same order for the same input."""
     space = Space()
     for family in families:
-        layouts = list(_layouts(family.profile, cluster, dimensions))
+        layouts = list(_layouts(family, cluster, dimensions))
         found, verdicts = enumerate_layouts(family.profile, cluster, batch, SpaceOptions(), layouts)
         for verdict in verdicts:
             # One line per rule, not per number in it.
@@ -83,26 +94,48 @@ def enumerate_space(families: list[Family], cluster: Cluster, batch: int, dimens
             # Switches of optimizer and communication change the tail only.
             plain = replace(candidate.layout, distributed_optimizer=True).label()
             if plain not in bounds:
-                bounds[plain] = pipeline_bound_ns(family.profile, candidate) / NS_PER_US
+                bounds[plain] = max(
+                    pipeline_bound_ns(family.profile, candidate) / NS_PER_US,
+                    sharding_bound_us(family.profile, cluster, candidate),
+                )
             bound = bounds[plain] + tail_bound_us(family.profile, cluster, candidate)
             space.configurations.append(Configuration(family=family, candidate=candidate, bound_us=bound))
     return space
 
 
-def _layouts(profile: Profile, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:
+def _layouts(family: Family, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:
+    for measurement in sorted(family.profile.measurements, key=lambda item: item.at):
+        for layout in _plain_layouts(measurement.at, cluster, dimensions):
+            if family.shards_parameters is not None:
+                # Its state is split over data parallel ranks by itself, and pipelines are not modelled.
+                if layout.pipeline_size == 1 and layout.distributed_optimizer and layout.data_size > 1:
+                    yield replace(layout, sharding=_sharding(family, measurement))
+            elif not family.paired:
+                yield layout
+            elif layout.pipeline_size == 1 or layout.virtual_size > 1:
+                yield replace(layout, paired=True)
+
+
+def _sharding(family: Family, measurement: Measurement) -> Sharding:
+    layers = [module.layer for module in measurement.modules.values()]
+    elements = max(layer.dense.num_parameters + layer.expert.num_parameters for layer in layers)
+    unit = family.communication_unit or max(1, 2 * elements)
+    return Sharding(parameters=bool(family.shards_parameters), communication_unit=unit)
+
+
+def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:
     devices = cluster.num_devices
-    for point in sorted(measurement.at for measurement in profile.measurements):
-        shards = point.tensor_size * point.context_size
-        if devices % shards:
-            continue
-        for pipeline in (size for size in range(1, devices // shards + 1) if devices // shards % size == 0):
-            for chunks in dimensions.virtual_sizes if pipeline > 1 else (1,):
-                for whole in dimensions.distributed_optimizer:
-                    for overlap in dimensions.overlap_gradient_reduce:
-                        yield Layout(
-                            pipeline_size=pipeline, tensor_size=point.tensor_size, context_size=point.context_size,
-                            expert_size=point.expert_size, micro_batch_size=point.micro_batch_size,
-                            data_size=devices // shards // pipeline, virtual_size=chunks,
-                            sequence_parallel=point.sequence_parallel, distributed_optimizer=whole,
-                            overlap_gradient_reduce=overlap, schedule="interleaved" if chunks > 1 else "1f1b",
-                        )  # fmt: skip
+    shards = point.tensor_size * point.context_size
+    if devices % shards:
+        return
+    for pipeline in (size for size in range(1, devices // shards + 1) if devices // shards % size == 0):
+        for chunks in dimensions.virtual_sizes if pipeline > 1 else (1,):
+            for whole in dimensions.distributed_optimizer:
+                for overlap in dimensions.overlap_gradient_reduce:
+                    yield Layout(
+                        pipeline_size=pipeline, tensor_size=point.tensor_size, context_size=point.context_size,
+                        expert_size=point.expert_size, micro_batch_size=point.micro_batch_size,
+                        data_size=devices // shards // pipeline, virtual_size=chunks,
+                        sequence_parallel=point.sequence_parallel, distributed_optimizer=whole,
+                        overlap_gradient_reduce=overlap, schedule="interleaved" if chunks > 1 else "1f1b",
+                    )  # fmt: skip

@@ -62,8 +62,10 @@ class Outcome:
     seconds: float
 
 
-def search(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int = 3) -> Outcome:
-    """The ``count`` fastest configurations that fit and differ in more than switches.
+def search(
+    space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int = 3, limit_us: float = math.inf
+) -> Outcome:
+    """The ``count`` fastest configurations that fit and differ in more than switches; fewer reach below ``limit_us``.
 
     Raises ``InfeasiblePlan`` naming what needs least where nothing fits, ``ConfigError`` where nothing is legal.
     """
@@ -79,12 +81,12 @@ def search(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
     while order:
         bound, index = heapq.heappop(order)
         leaders = sorted(found.step_us for found in best.values())
-        if len(leaders) >= count and bound >= leaders[count - 1]:
+        cutoff = min(limit_us, leaders[count - 1] if len(leaders) >= count else math.inf)
+        if bound >= cutoff:
             num_bounded += len(order) + 1
             break
         configuration = space.configurations[index]
         num_solved += 1
-        cutoff = leaders[count - 1] if len(leaders) >= count else math.inf
         found, missing = solve(configuration, cluster, batch, dimensions, cutoff)
         if found is None and missing is None:
             num_solved, num_bounded = num_solved - 1, num_bounded + 1
@@ -97,6 +99,11 @@ def search(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
         held = best.get(configuration.key)
         if held is None or _order(found) < _order(held):
             best[configuration.key] = found
+    if not best and limit_us < math.inf:
+        return Outcome(
+            top=(), num_legal=len(space.configurations), num_solved=num_solved, num_bounded=num_bounded,
+            num_without_room=num_without_room, seconds=time.monotonic() - started,
+        )  # fmt: skip
     if not best:
         raise InfeasiblePlan(
             f"none of {len(space.configurations)} layouts fits. The one that needs least: "

@@ -1,0 +1,81 @@
+"""What communication and transfers hide behind computing where a switch lets them: formulas O1-O3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def pipelined_saving_us(computing_us: float, moving_us: float, num_chunks: int) -> float:
+    """O1: saved by cutting a matrix product and its collective into chunks that pass each other.
+
+    Two stations in a row take ``longer + shorter / n`` in place of their sum (Wang et al. 2023, "Overlap communication
+    with dependent computation via decomposition", ASPLOS; Transformer Engine's ring exchange sends a shard at a time).
+    """
+    return min(computing_us, moving_us) * (1 - 1 / num_chunks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One direction of a layer, in microseconds."""
+
+    computing_us: float
+    exchange_us: float
+    """All-to-alls of tokens between experts."""
+
+
+def paired_savings_us(forward: Pass, backward: Pass) -> tuple[float, float]:
+    """O2: what a forward and a backward of two microbatches, run beside each other, hide of their exchanges.
+
+    Each direction's exchange hides behind the other's computing, as Megatron's combined 1F1B pairs layers.
+    """
+    return min(forward.exchange_us, backward.computing_us), min(backward.exchange_us, forward.computing_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """Sizes of a layer's tensors on one rank, in elements of one microbatch."""
+
+    query: int
+    """All query heads of the rank; the attention's output is as large."""
+    key_value: int
+    """All key heads of the rank; the value heads are as large."""
+    expert_input: int = 0
+    """Tokens that the rank's experts get, with their hidden states."""
+    expert_hidden: int = 0
+    """What the experts' first product gives, gate and value."""
+    element_bytes: int = 2
+
+
+ATTENTION = ("core_attn", "attn_proj")
+EXPERTS = ("expert_fc1", "moe_act")
+_LEAST_ELEMENTS = 1024 * 1024
+"""Smaller tensors stay (Megatron's ``min_offloaded_tensor_size``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """Of one layer and microbatch, in bytes."""
+
+    moved_bytes: int
+    """Over the host link, each way."""
+    freed_bytes: int
+    """On the device, from the copy's end until the layer's backward."""
+
+
+def offloaded(shape: LayerShape, modules: Sequence[str]) -> Offload:
+    """O3 for ``modules`` of ``--offload-modules``: what these parts of a layer save.
+
+    Core attention saves query, key, value and its output; the projection saves that output again: it is moved twice and
+    freed once, and only where both are chosen. The norms and the projection before attention are left alone: which
+    tensors they save depends on whether the two are fused.
+    """
+    parts = {
+        "core_attn": [shape.query, shape.key_value, shape.key_value, shape.query],
+        "attn_proj": [shape.query],
+        "expert_fc1": [shape.expert_input],
+        "moe_act": [shape.expert_hidden],
+    }
+    moved = sum(size for name in modules for size in parts[name] if size >= _LEAST_ELEMENTS)
+    shared = shape.query if "core_attn" in modules and shape.query >= _LEAST_ELEMENTS else 0
+    return Offload(moved_bytes=moved * shape.element_bytes, freed_bytes=(moved - shared) * shape.element_bytes)

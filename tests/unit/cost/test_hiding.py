@@ -1,0 +1,60 @@
+"""What hides, by hand and against schedules drawn out."""
+
+import pytest
+
+from mindspeed_autoparallel.cost.hiding import (
+    ATTENTION,
+    EXPERTS,
+    LayerShape,
+    Offload,
+    Pass,
+    offloaded,
+    paired_savings_us,
+    pipelined_saving_us,
+)
+from mindspeed_autoparallel.cost.pairing import num_alone
+from mindspeed_autoparallel.spec import Layout
+
+MI = 1024 * 1024
+
+
+def two_stations(first_us, second_us, num_chunks):
+    """When the second station is done with the last chunk; each takes one chunk at a time."""
+    first = second = 0.0
+    for _ in range(num_chunks):
+        first += first_us / num_chunks
+        second = max(first, second) + second_us / num_chunks
+    return second
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 4, 8])
+@pytest.mark.parametrize("times_us", [(100.0, 40.0), (40.0, 100.0), (50.0, 50.0), (80.0, 0.0)])
+def test_chunks_of_a_product_and_its_collective_pass_each_other(times_us, num_chunks):
+    saving = pipelined_saving_us(*times_us, num_chunks)
+    assert sum(times_us) - saving == pytest.approx(two_stations(*times_us, num_chunks))
+
+
+def test_each_exchange_hides_behind_the_other_directions_computing():
+    savings = paired_savings_us(Pass(computing_us=30, exchange_us=50), Pass(computing_us=45, exchange_us=20))
+    assert savings == (45, 20)
+
+
+def test_the_attentions_output_is_moved_twice_and_freed_once():
+    shape = LayerShape(query=4 * MI, key_value=2 * MI)
+    assert offloaded(shape, ATTENTION) == Offload(moved_bytes=2 * (12 + 4) * MI, freed_bytes=2 * 12 * MI)
+    # Without the projection, whose input it is, the output stays.
+    assert offloaded(shape, ["core_attn"]) == Offload(moved_bytes=2 * 12 * MI, freed_bytes=2 * 8 * MI)
+
+
+def test_small_tensors_stay():
+    shape = LayerShape(query=4 * MI, key_value=MI - 1, expert_input=MI - 1, expert_hidden=8 * MI, element_bytes=4)
+    assert offloaded(shape, ATTENTION) == Offload(moved_bytes=4 * 12 * MI, freed_bytes=4 * 8 * MI)
+    assert offloaded(shape, EXPERTS) == Offload(moved_bytes=4 * 8 * MI, freed_bytes=4 * 8 * MI)
+    assert offloaded(LayerShape(query=1, key_value=1), ATTENTION) == Offload(moved_bytes=0, freed_bytes=0)
+
+
+def test_what_runs_alone_is_megatrons_warm_up():
+    assert num_alone(Layout(paired=True), 8) == 1
+    # Two more for every later rank, the chunks before the last once per rank, and one ahead for the pair.
+    assert num_alone(Layout(pipeline_size=4, virtual_size=2, schedule="interleaved", paired=True), 8) == 6 + 4 + 1
+    assert num_alone(Layout(pipeline_size=4, virtual_size=2, schedule="interleaved", paired=True), 4) == 8
