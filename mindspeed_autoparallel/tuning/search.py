@@ -29,6 +29,9 @@ def megatron_argv(request: Mapping[str, Any]) -> list[str]:
         argv += ["--expert-model-parallel-size", str(work.expert)]
     if work.model.num_experts and work.tensor > 1:
         argv += ["--expert-tensor-parallel-size", str(work.expert_tensor)]
+    if work.expert > 1:
+        across = work.expert * work.expert_tensor > work.devices_per_node
+        argv += ["--moe-token-dispatcher-type", *(("flex", "--moe-enable-deepep") if across else ("alltoall",))]
     if work.sequence_parallel:
         argv.append("--sequence-parallel")
     if work.distributed_optimizer:

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.errors import ConfigError
 _MICRO_BATCHES = (1, 2, 4, 8)
 _VIRTUAL = (1, 2, 3, 4)
 _RECOMPUTE = ("none", "selective", "full")
+_MOST_EXPERT_RANKS = 64
 
 
 def _divisors(number: int, limit: int) -> list[int]:
@@ -20,9 +21,9 @@ def _divisors(number: int, limit: int) -> list[int]:
 def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every combination of tensor, pipeline, context, expert, expert tensor, virtual, micro batch and recompute.
 
-    ``base``: a request whose ``parallel`` may be empty; what it does name is held. Tensor and expert sizes stay
-    inside a node, for their collectives are on the critical path of every layer. Raises ``ConfigError`` without
-    devices or layers.
+    ``base``: a request whose ``parallel`` may be empty; what it does name is held. Tensor sizes stay inside a node, for
+    their collectives are on the critical path of every layer; expert sizes leave it where a model has many experts.
+    Raises ``ConfigError`` without devices or layers.
     """
     hardware, model = base.get("hw", {}), base.get("model", {})
     held, train = dict(base.get("parallel") or {}), dict(base.get("train") or {})
@@ -31,6 +32,7 @@ def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"hw.num_gpus is {devices!r} and model.num_layers {layers!r}; both must be at least 1.")
     node = int(hardware.get("gpus_per_node") or min(8, devices))
     long = int(model.get("seq") or 0) >= 8192
+    experts = model.get("num_experts") or 0
 
     def choices(name: str, values: list[int]) -> list[Any]:
         return [held[name]] if held.get(name) is not None else values
@@ -39,7 +41,7 @@ def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         choices("tp", _divisors(devices, node)),
         choices("pp", [size for size in _divisors(devices, devices) if size <= layers]),
         choices("cp", _divisors(devices, 16) if long else [1]),
-        choices("ep", _divisors(devices, node) if model.get("num_experts") else [1]),
+        choices("ep", _divisors(devices, max(node, min(int(experts), _MOST_EXPERT_RANKS))) if experts else [1]),
         choices("vpp", list(_VIRTUAL)),
         [train["mbs"]] if train.get("mbs") else list(_MICRO_BATCHES),
         [train["recompute"]] if train.get("recompute") else list(_RECOMPUTE),
@@ -49,7 +51,7 @@ def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             continue
         parallel = {**held, "tp": tensor, "pp": pipeline, "cp": context, "ep": expert, "vpp": virtual}
         # Tensor ranks share every expert, or each has whole ones.
-        split = choices("etp", [1, tensor]) if model.get("num_experts") and tensor > 1 else [None]
+        split = choices("etp", [1, tensor]) if experts and tensor > 1 else [None]
         for expert_tensor in split:
             layout = parallel if expert_tensor is None else {**parallel, "etp": expert_tensor}
             yield {**base, "parallel": layout, "train": {**train, "mbs": micro, "recompute": recompute}}

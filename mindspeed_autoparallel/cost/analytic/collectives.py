@@ -49,9 +49,22 @@ class Fabric:
         """Ring all-reduce: a reduce-scatter and an all-gather."""
         return 2 * self.one_shot_us(size_bytes, ranks, stride)
 
-    def all_to_all_us(self, size_bytes: float, ranks: int, stride: int) -> float:
-        """All-to-all of ``size_bytes`` held by each rank."""
-        return self.one_shot_us(size_bytes, ranks, stride)
+    def dispatch_us(self, size_bytes: float, ranks: int, stride: int, copies: int) -> float:
+        """Sending tokens to the experts they chose, or back: ``size_bytes`` held by each rank, ``copies`` per token.
+
+        Across nodes a token travels once to each node that has an expert of its choice and is copied there over the
+        node's links, as DeepEP does it; each device sends over its own share of the network. Routing is balanced.
+        """
+        if ranks <= 1:
+            return 0.0
+        nodes = max(1, ranks * stride // self.devices_per_node)
+        local = ranks // nodes
+        time = self.link_latency_us * math.log2(ranks) + size_bytes * (local - 1) / local / self.link_bytes_per_us
+        if nodes == 1:
+            return time
+        reached = (nodes - 1) * (1 - (1 - 1 / nodes) ** copies)
+        network = size_bytes / copies * reached / (self.inter_bytes_per_us / self.devices_per_node)
+        return max(time, self.inter_latency_us * math.log2(nodes) + network)
 
     def send_us(self, size_bytes: float, stride: int) -> float:
         """One neighbour send between pipeline ranks ``stride`` apart, without the fixed cost."""

@@ -13,6 +13,8 @@ from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 
 _CORRECTION_WIDTH = 0.35
 _CORRECTION_PRIOR = 0.02
+_EXPERTS_AT_ONCE = 4
+"""Streams over which Transformer Engine spreads the products of a rank's experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +78,18 @@ def _mlp_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[flo
     model, tokens = work.model, work.tokens
     products = 2 if model.gated else 1
 
-    def pair(rows: float, width: float) -> tuple[float, float]:
-        first = linear_us(device, efficiency, rows, model.hidden, products * width)
-        second = linear_us(device, efficiency, rows, width, model.hidden)
-        between = memory_pass_us(device, efficiency, rows * width * (products + 1) * work.element_bytes)
+    def pair(rows: float, width: float, copies: int = 1) -> tuple[float, float]:
+        first = linear_us(device, efficiency, rows, model.hidden, products * width, copies)
+        second = linear_us(device, efficiency, rows, width, model.hidden, copies)
+        between = memory_pass_us(device, efficiency, copies * rows * width * (products + 1) * work.element_bytes)
         return first[0] + second[0] + between, first[1] + second[1] + 2 * between
 
     if not model.num_experts:
         return pair(tokens, model.ffn / work.tensor)
     local = model.num_experts // work.expert
-    forward, backward = pair(work.routed_rows / max(1, local), model.expert_ffn / work.expert_tensor)
-    forward, backward = forward * local, backward * local
+    together = min(local, _EXPERTS_AT_ONCE)
+    forward, backward = pair(work.routed_rows / local, model.expert_ffn / work.expert_tensor, together)
+    forward, backward = forward * local / together, backward * local / together
     if model.shared_ffn:
         shared = pair(tokens, model.shared_ffn / work.tensor)
         forward, backward = forward + shared[0], backward + shared[1]
@@ -96,7 +99,7 @@ def _mlp_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[flo
 
 
 def _communication_us(work: Workload, fabric: Fabric) -> float:
-    """Collectives of one forward pass of a layer; a backward pass has the same volume."""
+    """Collectives of one forward pass of a layer; a backward pass waits for as much (see ``_gathered_again_us``)."""
     model = work.model
     full = work.tokens * model.hidden * work.element_bytes
     # An all-reduce after attention and one after a dense or shared MLP, or with sequence parallelism an all-gather and
@@ -109,11 +112,21 @@ def _communication_us(work: Workload, fabric: Fabric) -> float:
         time += 0.5 * ring  # the other half hides behind attention of the block before
     if work.expert > 1:
         sent = work.routed_rows / work.expert_tensor * model.hidden * work.element_bytes
-        time += 2 * fabric.all_to_all_us(sent, work.expert, work.expert_tensor)
+        time += 2 * fabric.dispatch_us(sent, work.expert, work.expert_tensor, model.topk)
     if work.expert_tensor > 1 and model.num_experts:
         rows = work.routed_rows * model.hidden * work.element_bytes
         time += 2 * fabric.one_shot_us(rows, work.expert_tensor, 1)
     return time
+
+
+def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
+    """What a backward pass gathers beyond a forward pass: the inputs of both column-parallel products, kept in shares.
+
+    Today's software hides that behind the products for the input's gradient.
+    """
+    if not work.sequence_parallel or work.stack == "megatron-core":
+        return 0.0
+    return 2 * fabric.one_shot_us(work.tokens * work.model.hidden * work.element_bytes, work.tensor, 1)
 
 
 def layer_time(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric) -> LayerTime:
@@ -130,6 +143,7 @@ def layer_time(work: Workload, device: Device, efficiency: Efficiency, fabric: F
     communication = _communication_us(work, fabric)
     device_forward = qkv[0] + out[0] + mlp[0] + attention[0] + elementwise + communication
     device_backward = qkv[1] + out[1] + mlp[1] + attention[1] + 1.5 * elementwise + communication
+    device_backward += _gathered_again_us(work, fabric)
     host = efficiency.launch_us + (efficiency.tensor_launch_us if work.tensor > 1 else 0)
     if model.num_experts:
         host *= 2

@@ -127,9 +127,7 @@ def stage_memory(work: Workload, stage: int) -> StageMemory:
     activation = layer_activation_bytes(work) * in_flight_layers(work, stage)
     transient = backward_transient_bytes(work)
     if stage == work.pipeline - 1:
-        transient = (
-            max(transient, head_bytes(work)) if not work.cross_entropy_fusion else transient + head_bytes(work)
-        )
+        transient = max(transient, head_bytes(work)) if not work.cross_entropy_fusion else transient + head_bytes(work)
     if stage == 0:
         held = min(work.pipeline, work.num_microbatches)
         activation += held * work.tokens * work.model.hidden / (work.tensor if work.sequence_parallel else 1)

@@ -43,6 +43,18 @@ def test_the_flags_say_the_layout_in_megatrons_words() -> None:
     assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in text
 
 
+def test_experts_may_spread_over_nodes_where_there_are_many_and_the_flags_name_the_dispatcher() -> None:
+    model = {**_BASE["model"], "type": "moe", "num_experts": 64, "topk": 4, "moe_ffn": 512, "swiglu": True}
+    base = {"model": model, "hw": {"gpu": "H100", "num_gpus": 32}, "parallel": {"tp": 1, "pp": 1}, "train": {"gbs": 64}}
+    sizes = {request["parallel"]["ep"] for request in candidates(base)}
+    assert sizes == {1, 2, 4, 8, 16, 32}
+    assert max(request["parallel"]["ep"] for request in candidates({**base, "model": {**model, "num_experts": 8}})) == 8
+    near = megatron_argv({**base, "parallel": {"ep": 8}, "train": {"gbs": 64, "mbs": 1}})
+    far = megatron_argv({**base, "parallel": {"ep": 32}, "train": {"gbs": 64, "mbs": 1}})
+    assert near[near.index("--moe-token-dispatcher-type") + 1] == "alltoall"
+    assert far[far.index("--moe-token-dispatcher-type") + 1] == "flex"
+
+
 def test_a_model_too_large_for_every_layout_is_infeasible_with_the_numbers() -> None:
     base = copy.deepcopy(_BASE)
     base["model"].update({"hidden": 16384, "heads": 128, "num_layers": 96})

@@ -1,10 +1,13 @@
 """Step time: what must hold whatever the calibration says."""
 
 import copy
+import dataclasses
 
 import pytest
 
 from mindspeed_autoparallel.cost.analytic.collectives import Fabric
+from mindspeed_autoparallel.cost.analytic.kernels import product_us
+from mindspeed_autoparallel.cost.analytic.layer_time import layer_time
 from mindspeed_autoparallel.cost.analytic.step_time import boundary_send_us, one_f_one_b_us, step_time
 from mindspeed_autoparallel.cost.analytic.workload import read_workload
 from mindspeed_autoparallel.cost.catalogue import find_device
@@ -100,3 +103,45 @@ def test_what_crosses_a_stage_boundary_is_split_over_tensor_ranks_where_the_soft
     )
     hidden_states = 2 * 1024 * 2048 * 2  # microbatch x tokens x hidden x bytes, at one byte per microsecond and device
     assert boundary_send_us(work, fabric) == pytest.approx(hidden_states / share)
+
+
+def test_tokens_travel_once_to_each_node_and_over_each_devices_own_share_of_the_network() -> None:
+    # Links inside a node take no time; a node's network moves 8 bytes per microsecond, 1 per device.
+    fabric = Fabric(
+        devices_per_node=8, link_bytes_per_us=1e18, link_latency_us=0.0, inter_bytes_per_us=8.0, inter_latency_us=0.0
+    )
+    assert fabric.dispatch_us(1024.0, 8, 1, 2) == pytest.approx(0.0, abs=1e-9)
+    # One copy per token on two nodes: half of the bytes leave.
+    assert fabric.dispatch_us(1024.0, 16, 1, 1) == pytest.approx(512.0)
+    # Eight copies: nearly every token has an expert on the other node, which one of its eight copies reaches.
+    assert fabric.dispatch_us(1024.0, 16, 1, 8) == pytest.approx(1024 / 8 * (1 - 0.5**8))
+    # Over more nodes more of the copies travel, never more than all.
+    costs = [fabric.dispatch_us(1024.0, 8 * nodes, 1, 4) for nodes in (1, 2, 4, 8, 64)]
+    assert costs == sorted(costs)
+    assert costs[-1] < 1024
+
+
+def test_sequence_parallelism_gathers_again_in_the_backward_pass_of_2021s_software_only() -> None:
+    def backward_us(stack: str, sequence_parallel: bool) -> float:
+        request = copy.deepcopy(_REQUEST)
+        request["parallel"]["sp"] = sequence_parallel
+        request["train"].update({"stack": stack, "recompute": "none"})
+        work = read_workload(request)
+        device = find_device("A100")
+        efficiency = dataclasses.replace(device.efficiency(stack), launch_us=0.0, tensor_launch_us=0.0, corrections=())
+        # Links so slow that nothing else counts.
+        fabric = Fabric(
+            devices_per_node=8, link_bytes_per_us=1e-3, link_latency_us=0.0, inter_bytes_per_us=1.0, inter_latency_us=0
+        )
+        return layer_time(work, device, efficiency, fabric).backward_us
+
+    assert backward_us("megatron-2021", True) / backward_us("megatron-2021", False) == pytest.approx(1.5, rel=1e-3)
+    assert backward_us("megatron-core", True) / backward_us("megatron-core", False) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_experts_with_few_tokens_share_the_waves_of_one_kernel() -> None:
+    device = find_device("H100")
+    efficiency = device.efficiency("megatron-core")
+    alone = product_us(device, efficiency, 128, 2048, 2048)
+    assert product_us(device, efficiency, 128, 2048, 2048, copies=4) < 3 * alone
+    assert product_us(device, efficiency, 128, 2048, 2048, copies=4) >= alone
