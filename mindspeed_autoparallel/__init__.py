@@ -12,7 +12,7 @@ The map of the house (who may import whom is checked; higher may import lower):
     profiles            measured costs with provenance
     spec                frozen nouns with JSON round trip: cluster, model, layout, plan
     patching            what a patch sheet is; arm, list, undo
-    errors, units, files, interrupts
+    errors, units, files, interrupts, redaction
 
 Importing arms the patches and loads neither torch nor ortools; nothing in Megatron changes until a flag asks for it.
 """

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.space import SpaceOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
@@ -24,17 +24,11 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
     if arguments.mm_model is not None:
         description = describe(argparse.Namespace(mm_model=arguments.mm_model))
         _check_modules(profile, {module.name: module.num_layers for module in description.modules}, arguments.mm_model)
-    try:
-        comparison = compare(
-            profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
-            seed=arguments.seed, progress=lambda text: print(text, file=sys.stderr, flush=True), options=options,
-            balance=arguments.hetero_balance,
-        )  # fmt: skip
-    except InfeasiblePlan as error:
-        if arguments.json:
-            print(json.dumps({"status": "infeasible", "reason": str(error)}))
-            return error.exit_code
-        raise
+    comparison = compare(
+        profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
+        seed=arguments.seed, progress=lambda text: print(text, file=sys.stderr, flush=True), options=options,
+        balance=arguments.hetero_balance,
+    )  # fmt: skip
     model_file = None
     if arguments.mm_model is not None:
         model_file = write_hetero_model(comparison.hetero, description, arguments.out or Path.cwd())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import pkgutil
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from mindspeed_autoparallel import cli
-from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.errors import AutoParallelError, InfeasiblePlan
 from mindspeed_autoparallel.interrupts import ended_like_ctrl_c, exit_code_of
 
 
@@ -56,6 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ended_like_ctrl_c():
             return int(_load(arguments.command).run(arguments) or 0)
+    except InfeasiblePlan as error:
+        if getattr(arguments, "json", False):
+            print(json.dumps({"status": "infeasible", "reason": str(error)}))
+        else:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
     except AutoParallelError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

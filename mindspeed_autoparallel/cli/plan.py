@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from mindspeed_autoparallel.cli import _profile_source
-from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.units import MIB
 
 MAX_LIMIT_MIB = 2**30
@@ -78,17 +78,11 @@ def run(arguments: argparse.Namespace) -> int:
         return run_hetero(arguments, profile, cluster, options)
     if arguments.mm_model is not None:
         raise ConfigError("--mm-model is for --hetero-parallel, which writes a copy of it with every module's sizes.")
-    try:
-        plan = search(
-            profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
-            seed=arguments.seed, num_workers=arguments.num_workers, options=options,
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
-        )  # fmt: skip
-    except InfeasiblePlan as error:
-        if arguments.json:
-            print(json.dumps({"status": "infeasible", "reason": str(error)}))
-            return error.exit_code
-        raise
+    plan = search(
+        profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
+        seed=arguments.seed, num_workers=arguments.num_workers, options=options,
+        progress=lambda text: print(text, file=sys.stderr, flush=True),
+    )  # fmt: skip
     if arguments.candidate is not None:
         from mindspeed_autoparallel.operators.candidate import read_candidate, with_candidate
 

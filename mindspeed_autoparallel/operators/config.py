@@ -35,8 +35,11 @@ def read_config(path: Path) -> OperatorConfig:
         raise ConfigError("reading YAML needs pyyaml: pip install 'mindspeed-autoparallel[yaml]'.") from error
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+    except yaml.YAMLError as error:
+        # Its own text takes several lines: where the parser was, what it expected, and where that was.
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
     return config_from_mapping({} if given is None else given, str(path))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mindspeed_autoparallel.redaction import is_secret_variable
+
 ALLOWED_NAMES = frozenset(
     {
         "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TMP", "TEMP", "TERM", "TZ",
@@ -34,5 +36,6 @@ def child_environment(parent: Mapping[str, str], additions: Mapping[str, str]) -
         if (name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES))
         and name not in _LAUNCHER_NAMES
         and not name.startswith(_LAUNCHER_PREFIXES)
+        and not is_secret_variable(name)
     }
     return {**kept, **additions}

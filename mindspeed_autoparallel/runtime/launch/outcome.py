@@ -49,6 +49,8 @@ class LaunchOutcome:
     exit_code: int = 0
     last_lines: tuple[str, ...] = ()
     """The end of the first failed process's output."""
+    log: str = ""
+    """The file with all of that output."""
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -60,12 +62,13 @@ class LaunchOutcome:
         """Inverse of ``to_json``."""
         return cls(**{**data, "status": LaunchStatus(data["status"]), "last_lines": tuple(data["last_lines"])})
 
-    def describe(self) -> str:
-        """For people: status, node, exit code and last lines."""
+    def describe(self, *, log_is_kept: bool = True) -> str:
+        """For people: status, node, exit code, last lines, and the place of the log unless it goes away."""
         head = f"{self.status.value.replace('_', ' ')} on node {self.node_rank} after {self.seconds:.0f} s"
         if self.status is not LaunchStatus.OK:
             head += f", exit code {self.exit_code}"
-        return "\n".join([head, *(f"    {line}" for line in self.last_lines)])
+        where = [f"(the whole log is {self.log})"] if self.log and log_is_kept else []
+        return "\n".join([head, *(f"    {line}" for line in (*self.last_lines, *where))])
 
 
 def worst(outcomes: list[LaunchOutcome]) -> LaunchOutcome:

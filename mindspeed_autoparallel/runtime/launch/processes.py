@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.redaction import masked_text, secret_values
 from mindspeed_autoparallel.runtime.host.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.launch.environment import child_environment
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
@@ -47,6 +49,7 @@ def run_local_processes(
     task_file = log_dir / f"{spec.launch_id}.node{node_rank}.task.json"
     write_json_atomic(task_file, spec.task)
     started = time.monotonic()
+    secrets = secret_values(spec.argv)
     children: list[subprocess.Popen[bytes]] = []
     logs: list[Path] = []
     try:
@@ -79,9 +82,11 @@ def run_local_processes(
                         preexec_fn=_die_with_parent if sys.platform == "linux" else None,
                     )
                 )
-        return _watch(children, logs, spec, node_rank, started, should_stop)
+        outcome = _watch(children, logs, spec, node_rank, started, should_stop)
     finally:
         _end(children)
+        _mask(logs, secrets)
+    return replace(outcome, last_lines=tuple(masked_text(line, secrets) for line in outcome.last_lines))
 
 
 def _watch(
@@ -103,10 +108,11 @@ def _watch(
         if all(code == 0 for code in codes):
             return LaunchOutcome(status=LaunchStatus.OK, node_rank=node_rank, seconds=seconds)
         if seconds > spec.timeout_s or should_stop():
-            lines = (*last_lines(logs[0]), f"(given up after {seconds:.0f} s; the whole log is {logs[0]})")
+            lines = (*last_lines(logs[0]), f"(given up after {seconds:.0f} s)")
             return LaunchOutcome(
-                status=LaunchStatus.TIMED_OUT, node_rank=node_rank, exit_code=-1, last_lines=lines, seconds=seconds
-            )
+                status=LaunchStatus.TIMED_OUT, node_rank=node_rank, exit_code=-1, last_lines=lines, log=str(logs[0]),
+                seconds=seconds,
+            )  # fmt: skip
         time.sleep(0.05)
 
 
@@ -125,7 +131,8 @@ def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds:
         status=status,
         node_rank=node_rank,
         exit_code=int(code or 0),
-        last_lines=(*texts[log][-_NUM_LAST_LINES:], f"(the whole log is {log})"),
+        last_lines=texts[log][-_NUM_LAST_LINES:],
+        log=str(log),
         seconds=seconds,
     )
 
@@ -151,6 +158,14 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
             time.sleep(0.02)
         if all(child.poll() is not None for child in children):
             break
+
+
+def _mask(logs: list[Path], secrets: frozenset[str]) -> None:
+    """Megatron prints all its arguments; what is secret among them is overwritten once nobody writes any more."""
+    for log in logs if secrets else ():
+        with contextlib.suppress(OSError):
+            text = log.read_text(encoding="utf-8", errors="surrogateescape")
+            log.write_text(masked_text(text, secrets), encoding="utf-8", errors="surrogateescape")
 
 
 def _die_with_parent() -> None:

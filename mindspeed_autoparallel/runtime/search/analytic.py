@@ -11,6 +11,7 @@ from typing import Any
 from mindspeed_autoparallel.cost.catalogue import Device, find_device, read_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.host.description import DescribedModule, Description
 from mindspeed_autoparallel.runtime.host.sends import interleaved_sends
 from mindspeed_autoparallel.tuning.analytic_profile import Section, analytic_profile
@@ -52,7 +53,7 @@ def computed_profile(
         sections,
         device,
         devices_per_node,
-        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
         model_hash=description.model_hash,
         interleaved_sends=interleaved_sends(arguments),
     )

@@ -22,6 +22,7 @@ from mindspeed_autoparallel.profiles import (
     StateBytes,
     VariableData,
 )
+from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.host.description import Description
 from mindspeed_autoparallel.spec.model import Model, Module
 
@@ -60,7 +61,7 @@ def build_profile(
             created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             model_hash=description.model_hash,
             software=software,
-            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
         ),
         variable_data=_variable_data(first),
         interleaved_sends=interleaved_sends,

@@ -108,9 +108,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
 def _how_it_ended(outcome: LaunchOutcome) -> str:
     if outcome.status is LaunchStatus.OK:
         return "It ended well without it."
-    # Without the place of the log, which goes with the trace's folder.
-    lines = [f"    {line}" for line in outcome.last_lines if "the whole log is" not in line]
-    return "\n".join([f"Exit code {outcome.exit_code} after {outcome.seconds:.0f} s, last lines:", *lines])
+    return outcome.describe(log_is_kept=False)
 
 
 def _content_key(request: ScriptRequest) -> str:

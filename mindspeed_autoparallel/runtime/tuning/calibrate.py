@@ -45,12 +45,17 @@ def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int,
             spec, node_rank=0, num_processes=num_processes, num_nodes=1, master_addr="localhost",
             master_port=free_port(), log_dir=folder / "logs",
         )  # fmt: skip
-        if outcome.status is not LaunchStatus.OK:
-            raise LaunchError(f"the measuring launch failed: {outcome.describe()}")
-        about = Fingerprint(**read_json(folder / _FINGERPRINT_FILE, "device"))
         measured, failed = operator_samples(rows_of(folder / OPERATORS_FILE), "calibrate")
         links = link_samples(rows_of(folder / LINKS_FILE), "calibrate")
-        base.record(about.device, about.software, [*measured, *links])
+        if measured or links:
+            about = Fingerprint(**read_json(folder / _FINGERPRINT_FILE, "device"))
+            base.record(about.device, about.software, [*measured, *links])
+        if outcome.status is not LaunchStatus.OK:
+            raise LaunchError(
+                f"the measuring launch failed; {len(measured)} operators and {len(links)} samples of collectives that "
+                f"it had finished are in {base.path}: {outcome.describe(log_is_kept=False)}"
+            )
+        about = Fingerprint(**read_json(folder / _FINGERPRINT_FILE, "device"))
     return {
         "device": about.device,
         "software": about.software,
@@ -77,9 +82,9 @@ def main() -> int:
         getattr(torch, device.name).set_device(int(os.environ["LOCAL_RANK"]))
     distributed.init_process_group(device.backend)
     folder = Path(task["folder"])
-    fill(folder, task["operators"], list(COLLECTIVES), list(SIZES))
     if distributed.get_rank() == 0:
         write_json_atomic(folder / _FINGERPRINT_FILE, fingerprint_of(device).to_json())
+    fill(folder, task["operators"], list(COLLECTIVES), list(SIZES))
     distributed.barrier()
     distributed.destroy_process_group()
     return 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mindspeed_autoparallel.runtime.tuning.replay import replay, sample_collecti
 
 CALIBRATION_SCHEMA_VERSION = 1
 LINKS_FILE, OPERATORS_FILE = "links.json", "operators.json"
+_SAVE_EVERY_S = 1.0
 
 
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
@@ -34,24 +36,38 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
 
 
 def fill(folder: Path, operators: list[dict[str, Any]], collectives: list[str], sizes: list[int]) -> None:
-    """Sample ``collectives`` on all ranks, then replay ``operators`` on rank 0; each file is whole when it appears."""
+    """Replay ``operators`` on rank 0, then sample ``collectives`` on all ranks.
+
+    The files grow while that goes on, whole at every moment, so that a launch that hangs leaves what it finished.
+    """
     import torch.distributed as distributed
 
     from mindspeed_autoparallel.runtime.devices import current_device
 
     device, rank = current_device(), distributed.get_rank()
-    if collectives and distributed.get_world_size() > 1:
-        rows = sample_collectives(collectives, sizes, device, int(os.environ["LOCAL_WORLD_SIZE"]))
-        if rank == 0:
-            _write(folder / LINKS_FILE, rows)
     if rank == 0 and operators:
         wanted = [
             Operator(name=item["name"], signature=item["signature"], sizes=tuple(item["sizes"])) for item in operators
         ]
-        _write(folder / OPERATORS_FILE, replay(wanted, device))
+        _keep(folder / OPERATORS_FILE, replay(wanted, device))
+    if collectives and distributed.get_world_size() > 1:
+        rows = sample_collectives(collectives, sizes, device, int(os.environ["LOCAL_WORLD_SIZE"]))
+        # Every rank takes part in every sample; the first one writes them down.
+        _keep(folder / LINKS_FILE, rows) if rank == 0 else list(rows)
     distributed.barrier()
+
+
+def _keep(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    kept: list[dict[str, Any]] = []
+    saved_at = time.monotonic()
+    for row in rows:
+        kept.append(row)
+        if time.monotonic() - saved_at > _SAVE_EVERY_S:
+            _write(path, kept)
+            saved_at = time.monotonic()
+    _write(path, kept)
+    print(f"wrote {len(kept)} rows to {path}", flush=True)
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     write_json_atomic(path, {"schema_version": CALIBRATION_SCHEMA_VERSION, "rows": rows})
-    print(f"wrote {len(rows)} rows to {path}", flush=True)

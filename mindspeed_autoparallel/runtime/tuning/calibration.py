@@ -21,6 +21,7 @@ from mindspeed_autoparallel.runtime.tuning.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, Traces, measure_task, variant_name
+from mindspeed_autoparallel.runtime.tuning.unfinished import Unfinished
 from mindspeed_autoparallel.tuning.traced.host import Anchor, HostModel, fit_host
 from mindspeed_autoparallel.tuning.traced.links import SIZES, TIERS, catalogue_tier, fitted_tiers, link_samples
 from mindspeed_autoparallel.tuning.traced.pricing import DIRECTIONS, Prices, calls_of
@@ -54,6 +55,7 @@ class Calibration:
         about = fingerprint_of(device)
         self.device_name, self.device_key, self.software_key = about.name, about.device, about.software
         self.folder = request.work_dir / "measurements" / traces.key
+        self.unfinished = Unfinished(self.folder, self.device_key, self.software_key)
         self.notes: list[str] = []
 
     def coverage(self) -> Coverage:
@@ -68,12 +70,17 @@ class Calibration:
 
     def take(self, launches: Launches, say: Callable[[str], None]) -> Coverage:
         """Launch once for whatever is missing; a launch that fails leaves what it finished, and the search goes on."""
+        recovered = self._recovered()
+        if self.unfinished.is_there:
+            say("what an earlier launch measured before it was cut off is used")
+            self._store(recovered)
+            self.unfinished.end()
         covered = self.coverage()
         operators = list(covered.missing) if covered.covered_time_share < MINIMUM_COVERAGE else []
         collectives = self._missing_collectives()
         anchors = self._anchors() if operators or not self._host_is_known() else []
         fallback = [point for point in self.failed if self._is_measurable(point)]
-        points = tuple(dict.fromkeys((*anchors, *fallback)))
+        points = tuple(point for point in dict.fromkeys((*anchors, *fallback)) if point not in recovered)
         say(f"the knowledge base covers {covered.covered_time_share:.1%} of the traced time")
         if not operators and not collectives and not points:
             say("nothing has to be measured")
@@ -87,12 +94,14 @@ class Calibration:
             f"operators, {len(collectives)} collectives, {len(points)} whole layouts"
         )
         task = measure_task(self.request, points or tuple(self.found)[:1], self.folder)
+        self.unfinished.begin([task.result_file(point) for point in points])
         outcome = launches.on_devices("calibrate", {
             "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
             "operators": [asdict(operator) for operator in operators], "collectives": collectives,
             "sizes": list(SIZES),
         })  # fmt: skip
         self._store(points)
+        self.unfinished.end()
         after = self.coverage() if operators else covered
         if after.covered_time_share < _LEAST_COVERAGE:
             raise ProfileError(
@@ -102,6 +111,12 @@ class Calibration:
         if outcome.status is not LaunchStatus.OK:
             self.notes.append(f"the measuring launch ended with {outcome.status.value}; what it finished is used")
         return after
+
+    def _recovered(self) -> tuple[MeasuredAt, ...]:
+        """Layouts that a launch measured whole before it was cut off."""
+        if not self.unfinished.is_there:
+            return ()
+        return tuple(point for point in (*self.found, *self.failed) if self._result(point) is not None)
 
     def measured(self) -> dict[MeasuredAt, dict[str, Any]]:
         """Points that could not be traced and were measured instead."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.coordinator import free_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
@@ -77,7 +78,7 @@ class Launches:
         with self._lock:
             number = next(self._numbers)
         argv_file = self.request.work_dir / ARGV_FILE
-        write_json_atomic(argv_file, {"schema_version": 1, "purpose": purpose, "argv": list(argv)})
+        write_json_atomic(argv_file, {"schema_version": 1, "purpose": purpose, "argv": masked_words(argv)})
         environment = dict.fromkeys(_PURPOSES[purpose], "TRUE")
         return LaunchSpec(
             launch_id=f"{purpose}-{number}",

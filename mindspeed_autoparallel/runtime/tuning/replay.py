@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.profiles.knowledge import Operator
@@ -17,25 +17,23 @@ _NUM_WARMUP = 2
 _NUM_COLLECTIVE_RUNS = 9
 
 
-def replay(operators: Sequence[Operator], device: Any, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
+def replay(
+    operators: Sequence[Operator], device: Any, say: Callable[[str], None] = print
+) -> Iterator[dict[str, Any]]:
     """One row per operator: its times, or the reason why it could not be run; one failure never ends the rest."""
     import torch
 
-    rows = []
     where = torch.device("cpu") if device.name == "cpu" else torch.device(device.name, torch.cuda.current_device())
-    with torch.no_grad():
-        for index, operator in enumerate(operators):
-            row: dict[str, Any] = {
-                "name": operator.name, "signature": operator.signature, "sizes": list(operator.sizes),
-            }  # fmt: skip
-            try:
+    for index, operator in enumerate(operators):
+        row: dict[str, Any] = {"name": operator.name, "signature": operator.signature, "sizes": list(operator.sizes)}
+        try:
+            with torch.no_grad():
                 row |= _times(operator, device, where)
-            except Exception as error:  # out of memory, a kernel that refuses made-up values, an unknown argument
-                row["reason"] = str(error).splitlines()[0] if str(error) else type(error).__name__
-            rows.append(row)
-            if (index + 1) % 200 == 0:
-                say(f"replayed {index + 1} of {len(operators)} operators")
-    return rows
+        except Exception as error:  # out of memory, a kernel that refuses made-up values, an unknown argument
+            row["reason"] = str(error).splitlines()[0] if str(error) else type(error).__name__
+        yield row
+        if (index + 1) % 200 == 0:
+            say(f"replayed {index + 1} of {len(operators)} operators")
 
 
 def _times(operator: Operator, device: Any, where: Any) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def spread(samples_us: Iterable[float], num_runs: int) -> dict[str, Any]:
 
 def sample_collectives(
     kinds: Sequence[str], sizes: Sequence[int], device: Any, num_processes_per_node: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """One row per collective, tier and size; called on every rank, and the same on every rank.
 
     Tier ``intra``: the ranks of a node (every node at once); ``inter``: the first ranks of the nodes, one each.
@@ -99,7 +97,6 @@ def sample_collectives(
         group = distributed.new_group(firsts)
         if rank in firsts:
             groups["inter"] = (firsts, group)
-    rows = []
     for tier in ("intra", "inter"):
         for kind in kinds:
             for size in sizes:
@@ -108,8 +105,7 @@ def sample_collectives(
                     members, group = groups[tier]
                     times = _sample(kind, size, members, group, device)
                     if times is not None:
-                        rows.append({"kind": kind, "tier": tier, "ranks": len(members), "size_bytes": size, **times})
-    return rows
+                        yield {"kind": kind, "tier": tier, "ranks": len(members), "size_bytes": size, **times}
 
 
 def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
+from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
 from mindspeed_autoparallel.spec.plan import Plan
@@ -66,7 +67,7 @@ def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
         ],
         "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
         "argv": list(recommendation.words),
-        "command": shlex.join(recommendation.command),
+        "command": shlex.join(masked_words(recommendation.command)),
         "plan": plan_file(number),
     }  # fmt: skip
 

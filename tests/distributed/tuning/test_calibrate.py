@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.distributed, pytest.mark.torch]
 PRODUCT = '[[{"dtype":"float32","order":[0,1]},{"dtype":"float32","order":[0,1]}],{"map":{}}]'
 
 
-def calibrate(*words):
+def calibrate(*words, **environment):
     return subprocess.run(
         [sys.executable, "-m", "mindspeed_autoparallel", "calibrate", *map(str, words)], text=True,
-        capture_output=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"},
+        capture_output=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", **environment},
     )  # fmt: skip
 
 
@@ -45,3 +45,23 @@ def test_operators_and_collectives_are_added_and_failures_named(tmp_path):
 def test_bad_input_is_named_before_a_launch(tmp_path, words, said):
     run = calibrate(tmp_path / "base.sqlite", *words)
     assert (run.returncode, said in run.stderr, "Traceback" in run.stderr) == (2, True, False), run.stderr
+
+
+def test_a_launch_that_dies_leaves_what_it_finished(tmp_path):
+    """The second operator ends the process, as a driver might."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nif 'RANK' in os.environ:\n"
+        "    from mindspeed_autoparallel.runtime.tuning import calibrating, replay\n"
+        "    calibrating._SAVE_EVERY_S, times = 0, replay._times\n"
+        "    replay._times = lambda operator, *rest: os._exit(9) if operator.sizes[0] == 13 else times(operator, *rest)\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    operators = tmp_path / "operators.json"
+    calls = [{"name": "aten.mm.default", "signature": PRODUCT, "sizes": [rows, 8, 8, 16]} for rows in (16, 13, 17)]
+    operators.write_text(json.dumps({"operators": calls}))
+    run = calibrate(tmp_path / "base.sqlite", "--operators", operators, PYTHONPATH=path)
+    assert (run.returncode, "Traceback" in run.stderr) == (2, False), run.stderr[-3000:]
+    assert "exit code 9" in run.stderr
+    assert "1 operators and 0 samples of collectives that it had finished are in" in run.stderr
+    (found,) = KnowledgeBase(tmp_path / "base.sqlite").entries()
+    assert found[2].sizes == (16, 8, 8, 16)
