@@ -22,6 +22,7 @@ _CORRECTION_COLUMNS = 5
 _SHARES = ("gemm_fraction", "attention_fraction", "memory_fraction", "small_tile_fraction", "link_fraction",
            "inter_fraction", "optimizer_fraction")  # fmt: skip
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
+_OPTIONAL = ("corrections", "intervals", "measured_recompute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,13 @@ class Efficiency:
     """Mean absolute error of a step on held-out rows; a stated guess where ``provenance`` says estimated."""
     provenance: str
     corrections: tuple[tuple[float, ...], ...] = ()
-    """Rows (log2 tokens, log2 hidden, log2 tensor size, log2 heads per rank, log correction) from measured layers."""
+    """Rows (log2 tokens, log2 hidden, log2 tensor size, log2 heads per rank, log correction) from measured layers; a
+    correction of 0 says that the shape was measured and the formulas stand."""
+    intervals: Mapping[str, float] = field(default_factory=dict)
+    """Relative half widths that held nine of ten held-out steps, by what of them was never measured; the kinds are
+    those of ``tuning.confidence``. Kinds that are not named get twice ``relative_error``."""
+    measured_recompute: tuple[str, ...] = ()
+    """Recompute of the measured steps; empty where nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +96,8 @@ class Device:
     network_gbit_per_s: float
     """Per node, where the request does not say."""
     source: str
+    host_link_gb_per_s: float | None = None
+    """One direction, between a device and its host; unknown where no datasheet says."""
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict)
     """Per software stack: ``megatron-2021`` (unfused attention, no sequence parallelism) or ``megatron-core``."""
 
@@ -105,13 +114,13 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
     known = {item.name for item in fields(Efficiency)}
     if set(values) - known:
         raise ConfigError(f"{where} has unknown keys {sorted(set(values) - known)}; known: {sorted(known)}.")
-    missing = sorted(item.name for item in fields(Efficiency) if item.name not in values and item.name != "corrections")
+    missing = sorted(item.name for item in fields(Efficiency) if item.name not in {*values, *_OPTIONAL})
     if missing:
         raise ConfigError(f"{where} lacks {', '.join(missing)}; copy a file of the catalogue and change it.")
     data: dict[str, Any] = {
         name: _text(value, f"{where}.{name}") if name == "provenance" else _number(value, f"{where}.{name}")
         for name, value in values.items()
-        if name != "corrections"
+        if name not in _OPTIONAL
     }
     rows = values.get("corrections", [])
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == _CORRECTION_COLUMNS for row in rows):
@@ -119,6 +128,13 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
     data["corrections"] = tuple(
         tuple(_number(value, f"{where}.corrections", lowest=-math.inf) for value in row) for row in rows
     )
+    intervals, recompute = values.get("intervals", {}), values.get("measured_recompute", [])
+    if not isinstance(intervals, dict):
+        raise ConfigError(f"{where}.intervals must be an object of half widths.")
+    data["intervals"] = {kind: _number(width, f"{where}.intervals.{kind}") for kind, width in intervals.items()}
+    if not isinstance(recompute, list) or not all(isinstance(name, str) for name in recompute):
+        raise ConfigError(f"{where}.measured_recompute must be a list of names.")
+    data["measured_recompute"] = tuple(recompute)
     return Efficiency(**data)
 
 
@@ -139,7 +155,7 @@ def read_device(path: Path) -> Device:
     data = read_json(path, "device file")
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(f"device file {path} must be an object with schema_version {SCHEMA_VERSION}.")
-    missing = [item.name for item in fields(Device) if item.name not in data]
+    missing = [item.name for item in fields(Device) if item.name not in data and item.name != "host_link_gb_per_s"]
     if missing:
         raise ConfigError(f"device file {path} lacks {', '.join(missing)}; copy a file of the catalogue and change it.")
     unknown = sorted(set(data) - {item.name for item in fields(Device)} - {"schema_version"})
@@ -160,6 +176,7 @@ def read_device(path: Path) -> Device:
         memory_bandwidth_gb_per_s=_positive(data, "memory_bandwidth_gb_per_s", path),
         link_gb_per_s=_positive(data, "link_gb_per_s", path),
         network_gbit_per_s=_positive(data, "network_gbit_per_s", path),
+        host_link_gb_per_s=_positive(data, "host_link_gb_per_s", path) if "host_link_gb_per_s" in data else None,
         efficiencies={
             stack: _read_efficiency(values, f"device file {path}: efficiencies.{stack}")
             for stack, values in stacks.items()

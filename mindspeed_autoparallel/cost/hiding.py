@@ -79,3 +79,13 @@ def offloaded(shape: LayerShape, modules: Sequence[str]) -> Offload:
     moved = sum(size for name in modules for size in parts[name] if size >= _LEAST_ELEMENTS)
     shared = shape.query if "core_attn" in modules and shape.query >= _LEAST_ELEMENTS else 0
     return Offload(moved_bytes=moved * shape.element_bytes, freed_bytes=(moved - shared) * shape.element_bytes)
+
+
+def sent_once_share(num_experts_per_token: int, num_destinations: int) -> float:
+    """O4: share of a token's copies that are sent where copies to one destination are sent once.
+
+    With routing at random ``n (1 - (1 - 1/n)^k)`` of ``n`` destinations get a token that goes to ``k`` experts.
+    Destinations are nodes where the group spans several, else ranks, as DeepEP forwards tokens inside a node.
+    """
+    reached = num_destinations * (1 - (1 - 1 / num_destinations) ** num_experts_per_token)
+    return min(1.0, reached / num_experts_per_token)

@@ -38,11 +38,21 @@ def render_table(result: Mapping[str, Any]) -> str:
         lines += ["", f"{plan['number']}. paste: {' '.join(plan['argv'])}"]
     for measured in result.get("verified", ()):
         lines.append(_verified_line(measured))
-    lines += ["", _about(result)]
+    lines += ["", *_modelled(result), _about(result)]
     lines += [f"note: {note}" for note in result["notes"]]
     lines += [f"not searched: {name}: {reason}" for name, reason in result["left_out_dimensions"].items()]
     # Names come from files: nothing in them may move the cursor or add lines.
     return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
+
+
+def _modelled(result: Mapping[str, Any]) -> list[str]:
+    """What the configurations rest on that nobody measured."""
+    return [
+        f"{plan['number']}. modelled, not measured: {', '.join(plan['modelled'])}; half of what they hide is counted "
+        "on, the interval spans all and nothing. Run --auto-tuning-verify before you rely on it"
+        for plan in result["top"]
+        if plan.get("modelled")
+    ]
 
 
 def _about(result: Mapping[str, Any]) -> str:
@@ -77,6 +87,8 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
         ("Combinations left out", _pairs((f"{number} times", rule) for rule, number in result["left_out"].items())),
         ("Where the figures come from", _pairs([("search", _about(result)), *(("note", n) for n in result["notes"])])),
     ]
+    if modelled := _modelled(result):
+        sections.insert(1, ("Modelled, not measured", "".join(element("p", text(line)) for line in modelled)))
     if result.get("verified"):
         lines = "".join(element("p", text(_verified_line(item))) for item in result["verified"])
         sections.insert(1, ("Measured", lines))

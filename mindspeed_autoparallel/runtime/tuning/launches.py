@@ -7,7 +7,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,12 @@ class Launches:
             log_dir=self.coordinator.log_dir, should_stop=self._stopping.is_set,
         ))  # fmt: skip
 
-    def on_devices(self, purpose: str, task: dict[str, Any], argv: tuple[str, ...] | None = None) -> LaunchOutcome:
+    def on_devices(
+        self, purpose: str, task: dict[str, Any], argv: tuple[str, ...] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> LaunchOutcome:  # fmt: skip
         """The user's script on all devices of all nodes, with ``argv`` in place of its own."""
-        spec = self._spec(purpose, task, argv or tuple(sys.argv), {})
+        spec = self._spec(purpose, task, argv or tuple(sys.argv), dict(environment or {}))
         return self._kept(purpose, spec, lambda: self.coordinator.launch(spec))
 
     def _spec(self, purpose: str, task: dict[str, Any], argv: tuple[str, ...], extra: dict[str, str]) -> LaunchSpec:

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
 from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.recompute import in_words
 from mindspeed_autoparallel.tuning.traced.search import Found
 from mindspeed_autoparallel.units import US_PER_MS
 
@@ -34,6 +35,19 @@ class Recommendation:
     command: Sequence[str]
     """The user's command line with them."""
     relative_error: float
+    ends: tuple[float, float] = (1.0, 1.0)
+    """Step times, as shares of the predicted one, if modelled switches hide all that they are said to, and nothing."""
+
+    @property
+    def modelled(self) -> tuple[str, ...]:
+        """Switches of it that no measurement has seen."""
+        return self.found.configuration.family.modelled
+
+    @property
+    def title(self) -> str:
+        """How its layers are run, beside its layout."""
+        family = self.found.configuration.family
+        return " ".join([*([family.name] if family.name else []), *self.modelled])
 
 
 def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
@@ -45,7 +59,7 @@ def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
     module = plan.model.modules[0].name
     return {
         "number": number,
-        "label": layout.label() + (f" {found.configuration.family.name}" if found.configuration.family.name else ""),
+        "label": f"{layout.label()} {recommendation.title}".strip(),
         "parallel": {
             "tp": layout.tensor_size, "pp": layout.pipeline_size, "dp": layout.data_size, "cp": layout.context_size,
             "ep": layout.expert_size, "vpp": layout.virtual_size, "sp": layout.sequence_parallel,
@@ -54,10 +68,14 @@ def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
         "micro_batch_size": layout.micro_batch_size,
         "global_batch_size": plan.global_batch_size,
         "settings": dict(found.configuration.family.settings),
+        "environment": dict(found.configuration.family.environment),
+        "modelled": list(recommendation.modelled),
         "layers_per_stage": list(plan.layers_of(module)),
-        "recompute": {"kind": found.recompute, "layers_per_stage": list(plan.recomputed_of(module))},
+        "recompute": {"kind": in_words(found.recompute), "layers_per_stage": list(plan.recomputed_of(module))},
         "step_time_ms": step_ms,
-        "step_time_interval_ms": [step_ms / (1 + spread), step_ms * (1 + spread)],
+        "step_time_interval_ms": [
+            step_ms * recommendation.ends[0] / (1 + spread), step_ms * recommendation.ends[1] * (1 + spread)
+        ],
         "bubble_fraction": plan.step.bubble_fraction,
         "peak_memory_gib": found.peak_bytes / 2**30,
         "memory": [

@@ -55,6 +55,7 @@ def _verified(
         "verify",
         {"kind": "verify", "plan": to_json(plan), "num_steps": _NUM_STEPS, "result": str(target)},
         tuple(with_configuration(sys.argv, words, keep_tuning=True)),
+        pick.found.configuration.family.environment,
     )
     if outcome.status is not LaunchStatus.OK or not target.exists():
         return {"number": number, "status": outcome.status.value, "reason": outcome.describe()}

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mindspeed_autoparallel.cost.hiding import Offload, Pass, paired_savings_us, pipelined_saving_us
+from mindspeed_autoparallel.cost.hiding import Offload, Pass, paired_savings_us, pipelined_saving_us, sent_once_share
 from mindspeed_autoparallel.profiles import BlockCost, MeasuredAt, Measurement, Profile, RecomputeCost
 from mindspeed_autoparallel.spec.recompute import base_kind, modules_of
 from mindspeed_autoparallel.tuning.traced.candidates import Family
@@ -29,6 +29,8 @@ class Shown:
     """Matrix products."""
     exchange_us: float = 0.0
     """All-to-alls of the expert parallel group."""
+    num_destinations: int = 1
+    """Nodes of that group where it spans several, else ranks."""
 
 
 BlockKey = tuple[str, str, str]
@@ -147,6 +149,25 @@ def expert_overlap(measurement: Measurement, parts: Mapping[BlockKey, Shown], sh
         return replace(_less(cost, *savings), paired_saving_us=sum(savings))
 
     return _with_blocks(measurement, faster)
+
+
+def tokens_sent_once(num_experts_per_token: int) -> Change:
+    """Copies of a token to the same node, or rank inside a node, are sent once (O4)."""
+
+    def change(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+        if not any(shown.exchange_us for shown in parts.values()):
+            return None
+
+        def saving(module: str, block: str, direction: str) -> float:
+            shown = parts.get((module, block, direction), Shown())
+            return share * shown.exchange_us * (1 - sent_once_share(num_experts_per_token, shown.num_destinations))
+
+        def faster(module: str, block: str, cost: BlockCost) -> BlockCost:
+            return _less(cost, saving(module, block, "forward"), saving(module, block, "backward"))
+
+        return _with_blocks(measurement, faster)
+
+    return change
 
 
 def activation_offload(shape: Callable[[MeasuredAt], Offload], host_bytes_per_s: float) -> Change:
