@@ -17,8 +17,11 @@ _TUNED = (
     "expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel",
     "use_distributed_optimizer", "overlap_grad_reduce", "moe_token_dispatcher_type", "global_batch_size",
     "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", _LAYOUT, *_VIRTUAL, *_RECOMPUTE,
+    "use_megatron_fsdp", "data_parallel_sharding_strategy",
 )  # fmt: skip
 """What a configuration decides; on the user's command line it is replaced."""
+_NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
+"""Flags that switch something off, by what they switch."""
 
 
 def values_of(plan: Plan, settings: Mapping[str, Any], recompute: str, num_recomputed: int) -> dict[str, Any]:
@@ -46,6 +49,10 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
         flag = "--" + destination.replace("_", "-")
         if value is True:
             words.append(flag)
+        elif value is False and destination in _NEGATED:
+            words.append(_NEGATED[destination])
+        elif isinstance(value, list):
+            words += [flag, *map(str, value)]
         elif value not in (False, None) and (value != 1 or destination in kept):
             words += [flag, str(value)]
     return words
@@ -58,6 +65,7 @@ def with_configuration(argv: Sequence[str], words: Sequence[str], *, keep_tuning
     have.
     """
     removed = {"--" + name for name in _TUNED} | {"--" + name.replace("_", "-") for name in _TUNED}
+    removed |= {word for word in words if word.startswith("--")}
     kept: list[str] = [argv[0]]
     skipping = False
     for word in argv[1:]:

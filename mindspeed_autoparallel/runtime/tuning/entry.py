@@ -84,15 +84,18 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
     from mindspeed_autoparallel.runtime.tuning.calibration import Calibration
     from mindspeed_autoparallel.runtime.tuning.computed import Computed, marked
     from mindspeed_autoparallel.runtime.tuning.dimensions import plan_search
+    from mindspeed_autoparallel.runtime.tuning.dimensions.asked import Asked
     from mindspeed_autoparallel.runtime.tuning.launches import Launches
     from mindspeed_autoparallel.runtime.tuning.modelling import families
     from mindspeed_autoparallel.runtime.tuning.recommending import recommend
     from mindspeed_autoparallel.runtime.tuning.result import PAGE_FILE, RESULT_FILE, rewrite, table, write
+    from mindspeed_autoparallel.runtime.tuning.switching import modelled_families, target_of
     from mindspeed_autoparallel.runtime.tuning.traces import Traces
 
     device = current_device()
     base = KnowledgeBase(request.knowledge_file)
-    plan = plan_search(request, arguments, device.name if target is None else kind_of(target))
+    kind = device.name if target is None else kind_of(target)
+    plan = plan_search(request, arguments, kind)
     if not plan.points:
         raise ConfigError(
             f"no layout of {request.num_ranks} ranks is legal for this model: "
@@ -127,6 +130,10 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
                 plan.left_out[point.label()] = reason
         voice.info("stage 2 of 3: model")
         kinds, prices = families(calibration, plan, arguments, _capacity(request, device, target))
+        asked = Asked(request=request, arguments=arguments, device_name=kind)
+        kinds += modelled_families(
+            kinds, plan, asked, calibration, prices, target_of(calibration.device_name, target)
+        )
         if target is not None:
             kinds = marked(kinds)
         voice.info("stage 3 of 3: search")

@@ -10,7 +10,6 @@ def dispatchers(asked: Asked) -> list[Way]:
     """All-to-all and all-gather, whichever the script does not use itself."""
     if not asked.request.num_experts:
         return []
-    asked.left_out["flex dispatcher (DeepEP)"] = "its kernels run on NVIDIA GPUs with DeepEP only and cannot be traced"
     own = asked.value("moe_token_dispatcher_type")
     return [
         Way(title=f"{kind} dispatcher", settings={"moe_token_dispatcher_type": kind})

@@ -69,8 +69,7 @@ def test_what_host_or_device_lack_is_left_out_with_the_reason(request_):
     plan = plan_search(request_, argparse.Namespace(), "cpu")
     assert plan.dimensions.recompute == ("none",)
     assert not plan.dimensions.uneven_stages
-    assert "--use-megatron-fsdp" in plan.left_out["ZeRO-2/3 (Megatron FSDP)"]
-    assert plan.left_out["MC2"] == "needs an Ascend NPU"
+    assert "--moe-expert-capacity-factor" in plan.left_out["expert capacity and token dropping"]
 
 
 @pytest.mark.parametrize(
