@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.tracing.request import BLOCKS, RECOMPUTE
+from mindspeed_autoparallel.runtime.tracing.request import BLOCKS
 
 _SIZES = ("hidden", "heads", "sequence")
 _OPTIONAL = {
@@ -56,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
     parser.add_argument("--gated", action="store_true", help="SwiGLU and RMSNorm without bias")
     parser.add_argument("--sequence-parallel", action="store_true")
-    parser.add_argument("--recompute", choices=RECOMPUTE, default="none")
+    parser.add_argument(
+        "--recompute", default="none", metavar="KIND",
+        help="none, selective, full, selective:MODULE,... (Megatron's names) or full:LAYERS (groups of a stage)",
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep and reuse traces here")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -79,7 +82,7 @@ def _print(result: dict[str, Any]) -> None:
 
 def _print_script(result: dict[str, Any]) -> None:
     print(
-        f"{'module':16s} {'block':6s} {'parameters':>12s} {'saved_MiB':>10s} {'forward_peak':>12s} "
+        f"{'module':16s} {'block':8s} {'parameters':>12s} {'saved_MiB':>10s} {'forward_peak':>12s} "
         f"{'backward_peak':>13s} {'operators':>10s} {'collectives':>11s}"
     )
     for module in result["modules"]:
@@ -94,7 +97,7 @@ def _print_script(result: dict[str, Any]) -> None:
             )
             number = sum(kind["num_parameters"] for kind in block["parameters"].values())
             print(
-                f"{module['name']:16s} {name:6s} {number:12d} {block['saved_bytes'] / 2**20:10.2f} "
+                f"{module['name']:16s} {name:8s} {number:12d} {block['saved_bytes'] / 2**20:10.2f} "
                 f"{block['forward_peak_bytes'] / 2**20:12.2f} {block['backward_peak_bytes'] / 2**20:13.2f} "
                 f"{operators:10.0f} {collectives:11.0f}"
             )

@@ -6,6 +6,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.recompute import layers_per_group, modules_of
 
 
 def sizes(plan: Plan) -> dict[str, Any]:
@@ -19,6 +20,20 @@ def sizes(plan: Plan) -> dict[str, Any]:
         "use_distributed_optimizer": layout.distributed_optimizer,
         "overlap_grad_reduce": layout.overlap_gradient_reduce,
     }
+
+
+def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, Any]:
+    """Megatron's argument destinations and values of a recompute kind (``spec.recompute``).
+
+    ``num_layers``: the first so many of every chunk are recomputed one by one, where that is ``full``; 0: all of them.
+    """
+    if size := layers_per_group(kind):
+        method, number = ("block", num_layers) if size == 1 and num_layers else ("uniform", size)
+        return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": number}
+    if kind == "none":
+        return {}
+    modules = modules_of(kind)
+    return {"recompute_granularity": "selective", **({"recompute_modules": list(modules)} if modules else {})}
 
 
 def pipeline_layout(plan: Plan) -> str:

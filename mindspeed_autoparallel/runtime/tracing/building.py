@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mindspeed_autoparallel.runtime.applying.native import recompute_arguments
 from mindspeed_autoparallel.runtime.tracing.request import TraceRequest
 
 
@@ -14,11 +15,6 @@ def configuration(request: TraceRequest) -> Any:
     """Megatron's configuration of ``request``; nothing is fused, nothing is initialised."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    recompute: dict[str, Any] = {}
-    if request.recompute == "full":
-        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    elif request.recompute == "selective":
-        recompute = {"recompute_granularity": "selective"}
     ffn = request.ffn or 4 * request.hidden
     experts: dict[str, Any] = {}
     if request.num_experts:
@@ -27,7 +23,7 @@ def configuration(request: TraceRequest) -> Any:
             "moe_router_topk": request.topk,
             "moe_ffn_hidden_size": request.expert_ffn or ffn,
             "moe_shared_expert_intermediate_size": request.shared_ffn or None,
-            "moe_token_dispatcher_type": "alltoall",
+            "moe_token_dispatcher_type": request.dispatcher,
             "moe_router_load_balancing_type": "none",
             "add_bias_linear": False,
             "expert_model_parallel_size": request.expert,
@@ -71,7 +67,7 @@ def configuration(request: TraceRequest) -> Any:
         batch_p2p_sync=False,
         **{"add_bias_linear": not request.gated, **experts},
         **interleaved,
-        **recompute,
+        **recompute_arguments(request.recompute),
     )
 
 

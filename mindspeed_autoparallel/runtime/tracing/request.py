@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.spec.recompute import is_known
 
 BLOCKS = ("layer", "embedding", "head", "stage")
-RECOMPUTE = ("none", "selective", "full")
+_DISPATCHERS = ("alltoall", "allgather")
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -54,8 +55,10 @@ class TraceRequest:
     expert_ffn: int = 0
     """0: as ``ffn``."""
     shared_ffn: int = 0
+    dispatcher: str = "alltoall"
+    """Or ``allgather``: how tokens get to experts."""
     recompute: str = "none"
-    """``none``, ``selective`` (core attention) or ``full``."""
+    """A kind of ``spec.recompute``; groups of layers in a stage only."""
     dtype: str = "bfloat16"
 
     @property
@@ -109,9 +112,13 @@ def _check(request: TraceRequest) -> None:
                  "virtual", "num_microbatches"):  # fmt: skip
         if getattr(request, name) < 1:
             raise ConfigError(f"{name} is {getattr(request, name)}, must be at least 1.")
-    for name, allowed in (("block", BLOCKS), ("recompute", RECOMPUTE), ("dtype", _DTYPES)):
+    for name, allowed in (("block", BLOCKS), ("dispatcher", _DISPATCHERS), ("dtype", _DTYPES)):
         if getattr(request, name) not in allowed:
             raise ConfigError(f"{name} is {getattr(request, name)!r}, must be one of {', '.join(allowed)}.")
+    if not is_known(request.recompute):
+        raise ConfigError(
+            f"recompute is {request.recompute!r}, must be none, selective, full, selective:MODULE,... or full:LAYERS."
+        )
     if not request.head_size and request.hidden % request.heads:
         raise ConfigError(f"hidden {request.hidden} is not divisible by heads {request.heads}.")
     for name in ("heads", "ffn", "vocabulary", "shared_ffn"):

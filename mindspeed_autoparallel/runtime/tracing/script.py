@@ -12,6 +12,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.applying.native import recompute_arguments
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.coordinator import free_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
@@ -19,11 +20,6 @@ from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.tracing.process import release_of
 from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 
-_RECOMPUTE: dict[str, dict[str, Any]] = {
-    "none": {},
-    "selective": {"recompute_granularity": "selective"},
-    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-}
 _NUM_LAYERS = 2
 """Layers of the traced model: all are equal, and two show what lies between them."""
 
@@ -77,8 +73,10 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
             task={
                 "kind": "trace",
                 "measure": task.to_json(),
-                "variants": {request.recompute: _RECOMPUTE[request.recompute]},
+                "variants": {request.recompute: recompute_arguments(request.recompute)},
                 "wanted": [[request.recompute]],
+                "room_bytes": 0,
+                "num_layers": {"text_decoder": _NUM_LAYERS},
                 "room_bytes": 0,
                 "num_layers": {"text_decoder": _NUM_LAYERS},
                 "world_size": request.num_ranks,

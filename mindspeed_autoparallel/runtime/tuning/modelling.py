@@ -8,17 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.profiles import DeviceCost, MeasuredAt, Measurement, RecomputeCost
+from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, MeasuredAt, Measurement, ModuleCost, RecomputeCost
 from mindspeed_autoparallel.runtime.host.sends import interleaved_sends
 from mindspeed_autoparallel.runtime.search.profile_building import build_profile
 from mindspeed_autoparallel.runtime.tuning.calibration import Calibration
 from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
-from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, SELECTIVE, variant_name
+from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, variant_name
+from mindspeed_autoparallel.spec.recompute import base_kind, in_words
 from mindspeed_autoparallel.tuning.traced.candidates import Family
 from mindspeed_autoparallel.tuning.traced.pricing import Prices
 
 _RESERVE_FRACTION = 0.06
 """Of the device's memory: contexts, communicator buffers, fragmentation."""
+
+
+def usable_bytes(capacity_bytes: int) -> int:
+    """What a training may take of a device."""
+    return int(capacity_bytes * (1 - _RESERVE_FRACTION))
 
 
 def families(
@@ -43,10 +49,11 @@ def families(
             interleaved_sends=interleaved_sends(arguments),
         )  # fmt: skip
         measurements = tuple(
-            _with_selective(measurement, _variant(calibration, measurement.at, name, SELECTIVE), prices)
+            _with_recompute(measurement, _kinds(calibration, measurement.at, name, plan), prices)
             for measurement in profile.measurements
         )
         found.append(Family(name=name, settings=way.settings, profile=replace(profile, measurements=measurements)))
+    _name_useless(calibration, plan)
     if not found:
         raise ProfileError(
             "no layout could be traced or measured:\n"
@@ -83,7 +90,7 @@ def _device_cost(
 ) -> DeviceCost:
     step = calibration.step_cost()
     return DeviceCost(
-        memory_capacity_bytes=int(capacity_bytes * (1 - _RESERVE_FRACTION)),
+        memory_capacity_bytes=usable_bytes(capacity_bytes),
         runtime_overhead_bytes=min(int(result["host_bytes"]) for result in results.values()),
         intra=prices.tiers["intra"],
         inter=prices.tiers["inter"],
@@ -94,20 +101,72 @@ def _device_cost(
     )
 
 
-def _with_selective(measurement: Measurement, trace: dict[str, Any] | None, prices: Prices) -> Measurement:
-    """``measurement`` with the recompute kind ``selective`` as it was traced."""
-    if trace is None:
-        return measurement
+def _kinds(calibration: Calibration, point: MeasuredAt, family: str, plan: SearchPlan) -> dict[str, dict[str, Any]]:
+    """Traces of the recompute kinds at a point."""
+    found = {kind: _variant(calibration, point, family, kind) for kind in plan.recompute}
+    return {kind: trace for kind, trace in found.items() if trace is not None}
+
+
+def _with_recompute(measurement: Measurement, traces: Mapping[str, dict[str, Any]], prices: Prices) -> Measurement:
+    """``measurement`` with the recompute kinds as they were traced."""
     modules = dict(measurement.modules)
-    for item in prices.timed(trace)["modules"]:
-        module = modules[item["name"]]
-        block, layer = item["blocks"]["layer"], module.layer
-        selective = RecomputeCost(
-            saved_bytes=round(block["saved_bytes"]),
-            extra_backward_us=max(0.0, block["backward_us"] - layer.backward_us),
-            forward_peak_bytes=round(block["forward_peak_bytes"]),
-            backward_peak_bytes=round(block["backward_peak_bytes"]),
-        )
-        recompute = {**layer.recompute, "selective": selective}
-        modules[item["name"]] = replace(module, layer=replace(layer, recompute=recompute))
-    return replace(measurement, modules=modules)
+    for kind, trace in traces.items():
+        for item in prices.timed(trace)["modules"]:
+            module = modules[item["name"]]
+            recompute = {**module.layer.recompute, kind: _recompute_cost(item["blocks"]["layer"], module.layer)}
+            modules[item["name"]] = replace(module, layer=replace(module.layer, recompute=recompute))
+    return replace(measurement, modules={name: _useful(module) for name, module in modules.items()})
+
+
+def _recompute_cost(block: Mapping[str, Any], plain: BlockCost) -> RecomputeCost:
+    more_us = block["forward_us"] + block["backward_us"] - plain.forward_us - plain.backward_us
+    return RecomputeCost(
+        saved_bytes=round(block["saved_bytes"]),
+        extra_backward_us=max(0.0, more_us),
+        forward_peak_bytes=round(block["forward_peak_bytes"]),
+        backward_peak_bytes=round(block["backward_peak_bytes"]),
+    )
+
+
+def _useful(module: ModuleCost) -> ModuleCost:
+    """Without selective kinds that keep as much as none, or are nowhere better than one that adds no more time."""
+    recompute = module.layer.recompute
+    light = [kind for kind in recompute if base_kind(kind) == "selective"]
+    light.sort(key=lambda kind: (recompute[kind].extra_backward_us, recompute[kind].saved_bytes))
+    kept = {kind: cost for kind, cost in recompute.items() if kind not in light}
+    for kind in light:
+        cost = recompute[kind]
+        if cost.saved_bytes < kept["none"].saved_bytes and not any(
+            _is_no_larger(kept[other], cost) for other in light if other in kept
+        ):
+            kept[kind] = cost
+    return replace(module, layer=replace(module.layer, recompute=kept))
+
+
+def _is_no_larger(one: RecomputeCost, other: RecomputeCost) -> bool:
+    sizes = [(cost.saved_bytes, cost.forward_peak_bytes, cost.backward_peak_bytes) for cost in (one, other)]
+    return all(a <= b for a, b in zip(*sizes, strict=True))
+
+
+def _name_useless(calibration: Calibration, plan: SearchPlan) -> None:
+    """Kinds that Megatron refuses everywhere, or that keep no byte less."""
+    for kind in plan.recompute:
+        reasons, saves, traced = set(), False, False
+        for result in calibration.found.values():
+            for name, variant in result["variants"].items():
+                way, _, named = name.partition("|")
+                if named != kind or variant["status"] == "not_needed":
+                    continue
+                if variant["status"] != "ok":
+                    reasons.add(str(variant["reason"]).splitlines()[-1])
+                    continue
+                plain = result["variants"][variant_name(way, PLAIN)]
+                traced, saves = True, saves or _saved(variant) < _saved(plain)
+        if traced and not saves:
+            plan.left_out[f"recompute {in_words(kind)}"] = "keeps no byte less in any layout"
+        elif reasons and not traced:
+            plan.left_out[f"recompute {in_words(kind)}"] = "; ".join(sorted(reasons))
+
+
+def _saved(trace: Mapping[str, Any]) -> float:
+    return float(sum(module["blocks"]["layer"]["saved_bytes"] for module in trace["modules"]))

@@ -189,6 +189,27 @@ def _keep_dispatchers_real(module: Any) -> None:
             for name in ("__init__", "preprocess"):
                 if name in vars(value):
                     setattr(value, name, _really(vars(value)[name]))
+    if hasattr(module, "gather_from_sequence_parallel_region"):
+        module.gather_from_sequence_parallel_region = _gathered_routing(module.gather_from_sequence_parallel_region)
+
+
+def _gathered_routing(gather: Callable[..., Any]) -> Callable[..., Any]:
+    """What has values keeps them when it is gathered: pretended ranks route their tokens as this one does."""
+
+    @functools.wraps(gather)
+    def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as distributed
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        if is_fake(tensor) or distributed.get_backend(kwargs.get("group")) != "fake":
+            return gather(tensor, *args, **kwargs)
+        with really():
+            gathered = gather(tensor, *args, **kwargs)
+        with _disable_current_modes(), torch.no_grad():
+            gathered.copy_(torch.cat([tensor] * (gathered.shape[0] // tensor.shape[0])))
+        return gathered
+
+    return run
 
 
 def _really(function: Callable[..., Any]) -> Callable[..., Any]:

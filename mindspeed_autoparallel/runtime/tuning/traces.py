@@ -23,7 +23,6 @@ from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 
-SELECTIVE = "selective"
 PLAIN = "none"
 _PLACES = (
     "--auto-tuning", "--nnodes", "--nproc-per-node", "--master", "--node-rank", "--save", "--load", "--train-iters",
@@ -61,24 +60,25 @@ def measure_task(request: TuningRequest, points: tuple[MeasuredAt, ...], folder:
 class Traces:
     """The traces of a request."""
 
-    def __init__(self, request: TuningRequest, plan: SearchPlan) -> None:
+    def __init__(self, request: TuningRequest, plan: SearchPlan, room_bytes: int) -> None:
+        """``room_bytes``: of a device for the training; where it is plenty, recompute is not traced."""
         self.request = request
         self.plan = plan
+        self.room_bytes = room_bytes
         self.variants = {
             variant_name(way.title, kind): {**way.settings, **recompute}
             for way in plan.ways
-            for kind, recompute in ((PLAIN, {}), (SELECTIVE, {"recompute_granularity": "selective"}))
-            # Of other ways only the plain run is traced: each variant costs a second per point.
-            if kind in plan.dimensions.recompute and (kind == PLAIN or not way.title)
+            for kind, recompute in {PLAIN: {}, **plan.recompute}.items()
         }
         self.key = self._key()
         self.folder = request.work_dir / "traces" / self.key
         self._task = measure_task(request, plan.points, self.folder)
 
     def read(self) -> dict[MeasuredAt, dict[str, Any]]:
-        """The finished points, failed ones too."""
+        """The finished points, failed ones too, unless they lack what was not needed when there was more room."""
         files = {point: self._task.result_file(point) for point in self._task.points}
-        return {point: read_json(file, "trace") for point, file in files.items() if file.exists()}
+        found = {point: read_json(file, "trace") for point, file in files.items() if file.exists()}
+        return {point: result for point, result in found.items() if result.get("room_bytes", 0) <= self.room_bytes}
 
     def take(self, launches: Launches, say: Callable[[str], None]) -> dict[MeasuredAt, dict[str, Any]]:
         """Trace what is missing in one process; a point that ends the process is recorded and passed over."""
@@ -114,8 +114,12 @@ class Traces:
         task = measure_task(self.request, tuple(points), self.folder)
         return {
             "kind": "trace", "measure": task.to_json(), "variants": self.variants, "world_size": self.request.num_ranks,
+            "room_bytes": self.room_bytes, "num_layers": self._num_layers(),
             "wanted": [self._wanted(point) for point in points],
         }  # fmt: skip
+
+    def _num_layers(self) -> dict[str, int]:
+        return {module.name: module.num_layers for module in self.request.description.modules}
 
     def _wanted(self, point: MeasuredAt) -> list[str]:
         """Variants that differ at ``point``; the script's own comes first."""

@@ -36,6 +36,13 @@ _TWO_RANKS = {
         _BASE, tensor=2, sequence_parallel=True, recompute="selective"
     ),
     "sequence parallel, full recompute": _with(_BASE, tensor=2, sequence_parallel=True, recompute="full"),
+    "norms and MLP recomputed": _with(
+        _BASE, tensor=2, sequence_parallel=True, recompute="selective:core_attn,layernorm,mlp"
+    ),
+    "experts, norms recomputed": _with(_EXPERTS, expert=2, recompute="selective:layernorm"),
+    "experts and attention recomputed": _with(_EXPERTS, expert=2, recompute="selective:core_attn,moe"),
+    "shared experts recomputed": _with(_EXPERTS, expert=2, shared_ffn=64, recompute="selective:shared_experts"),
+    "experts, gathered tokens": _with(_EXPERTS, expert=2, dispatcher="allgather"),
     "grouped queries, plain MLP": _with(_BASE, tensor=2, kv_heads=2, gated=False),
     "context": _with(_BASE, context=2),
     "context, full recompute": _with(_BASE, context=2, recompute="full"),
@@ -48,6 +55,7 @@ _TWO_RANKS = {
     "first stage": _STAGE,
     "last stage": _with(_STAGE, stage=1),
     "first stage, full recompute": _with(_STAGE, recompute="full"),
+    "first stage, groups of layers recomputed": _with(_STAGE, num_layers=6, recompute="full:2"),
     "first stage, interleaved": _with(_STAGE, virtual=2),
     "last stage, interleaved": _with(_STAGE, virtual=2, stage=1),
     "first stage, experts": _with(_STAGE, num_experts=4),

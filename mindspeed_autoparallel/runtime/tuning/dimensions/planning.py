@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.tuning.dimensions.asked import Asked, words
 from mindspeed_autoparallel.runtime.tuning.dimensions.experts import dispatchers, whole_experts
+from mindspeed_autoparallel.runtime.tuning.dimensions.recompute import selective_kinds
 from mindspeed_autoparallel.runtime.tuning.dimensions.sizes import Sizes, worthwhile_sizes
 from mindspeed_autoparallel.runtime.tuning.dimensions.switches import switches
 from mindspeed_autoparallel.runtime.tuning.dimensions.unsearched import name_unsearched
 from mindspeed_autoparallel.runtime.tuning.dimensions.ways import Way
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
+from mindspeed_autoparallel.spec.recompute import in_words
 from mindspeed_autoparallel.tuning.traced.candidates import Dimensions
 
 _WAYS: tuple[Callable[[Asked], list[Way]], ...] = (dispatchers, whole_experts)
@@ -27,6 +30,8 @@ class SearchPlan:
     points: tuple[MeasuredAt, ...]
     ways: tuple[Way, ...]
     """The script's own first."""
+    recompute: dict[str, dict[str, Any]]
+    """Kinds that are traced beside none: Megatron's argument destinations and values."""
     dimensions: Dimensions
     searched: dict[str, str]
     """Dimension to its values, for people."""
@@ -42,14 +47,20 @@ def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_na
     # A way that differs nowhere is not searched.
     ways = [way for way in ways if any(way.matters(point) for point in sizes.points)]
     dimensions = switches(asked)
+    recompute = selective_kinds(asked)
     name_unsearched(asked)
     return SearchPlan(
-        points=sizes.points, ways=tuple(ways), dimensions=dimensions,
-        searched=_searched(request, sizes, ways, dimensions), left_out=asked.left_out,
+        points=sizes.points, ways=tuple(ways), recompute=recompute, dimensions=dimensions,
+        searched=_searched(request, sizes, ways, recompute, dimensions), left_out=asked.left_out,
     )  # fmt: skip
 
 
-def _searched(request: TuningRequest, sizes: Sizes, ways: list[Way], dimensions: Dimensions) -> dict[str, str]:
+def _searched(
+    request: TuningRequest, sizes: Sizes, ways: list[Way], recompute: Iterable[str], dimensions: Dimensions
+) -> dict[str, str]:
+    kinds = ["none", *map(in_words, recompute)]
+    if "full" in dimensions.recompute:
+        kinds.append("full (the first layers of each stage, or groups of layers)")
     searched = {
         "tensor parallel": words(sizes.tensor),
         "sequence parallel": "on and off" if max(sizes.tensor) > 1 and not request.num_experts
@@ -62,7 +73,7 @@ def _searched(request: TuningRequest, sizes: Sizes, ways: list[Way], dimensions:
         "micro batch": words(sizes.micro_batch),
         "distributed optimizer (ZeRO-1)": words(dimensions.distributed_optimizer),
         "overlap of gradient reduction": words(dimensions.overlap_gradient_reduce),
-        "recompute": ", ".join(dimensions.recompute) + " (full: the first layers of each stage)",
+        "recompute": ", ".join(kinds),
     }  # fmt: skip
     if len(ways) > 1:
         searched["ways to run the layers"] = ", ".join(way.title or "as in the script" for way in ways)

@@ -1,5 +1,6 @@
 """Flags that a configuration decides replace the user's; everything else stays as it was typed."""
 
+from mindspeed_autoparallel.runtime.applying.native import recompute_arguments
 from mindspeed_autoparallel.runtime.tuning.argv import with_configuration, words_of
 
 USER = ["pretrain_gpt.py", "--num-layers", "4", "--tensor-model-parallel-size", "8", "--sequence-parallel", "--bf16", "--micro-batch-size=4", "--recompute-granularity", "full", "--auto-tuning", "--auto-tuning-ranks", "16", "--nnodes", "2", "--node-rank", "0", "--data-path", "1.0", "a", "b"]
@@ -23,3 +24,19 @@ def test_switches_and_defaults_are_written_as_megatron_reads_them():
         "overlap_grad_reduce": False, "recompute_num_layers": 1, "recompute_granularity": None,
     })  # fmt: skip
     assert words == ["--tensor-model-parallel-size", "1", "--sequence-parallel", "--recompute-num-layers", "1"]
+
+
+def test_a_recompute_kind_is_said_in_megatrons_flags_and_replaces_the_users():
+    assert words_of(recompute_arguments("selective:layernorm,mlp", 0)) == [
+        "--recompute-granularity", "selective", "--recompute-modules", "layernorm", "mlp",
+    ]  # fmt: skip
+    assert words_of(recompute_arguments("full", 3))[2:] == [
+        "--recompute-method", "block", "--recompute-num-layers", "3",
+    ]  # fmt: skip
+    assert words_of(recompute_arguments("full:4", 9))[2:] == [
+        "--recompute-method", "uniform", "--recompute-num-layers", "4",
+    ]  # fmt: skip
+    assert recompute_arguments("full")["recompute_method"] == "uniform"
+    assert recompute_arguments("none", 0) == {}
+    user = ["train.py", "--recompute-activations", "--recompute-modules", "mlp", "moe", "--bf16"]
+    assert with_configuration(user, [], keep_tuning=False) == ["train.py", "--bf16"]

@@ -1,0 +1,36 @@
+"""Whether a layout has so much room that nothing has to be computed again, whatever else is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_MOST_HELD = 3
+"""Microbatches in flight times layers of a rank, over the layers of the model, at most. 1F1B: ``P`` microbatches of
+``ceil(L / P)`` layers are less than ``2 L``. Interleaved: fewer than ``(v + 1) P`` chunks of ``ceil(L / (P v))`` layers
+are less than ``2 (v + 1) / v L``."""
+
+
+def has_room(trace: Mapping[str, Any], num_layers: Mapping[str, int], room_bytes: int) -> bool:
+    """True where every split of the model into even stages fits ``room_bytes`` without recompute.
+
+    ``trace``: one variant of one point. The whole model's state on one rank, nothing of it sharded, and as many
+    activations as the deepest pipeline holds: no recompute kind is faster than none, so none has to be known there.
+    """
+    ratio = trace["bytes_per_trained_parameter"]
+    total = float(trace["host_bytes"] + trace["batch_bytes"][0])
+    for module in trace["modules"]:
+        layers = num_layers[module["name"]]
+        blocks = module["blocks"]
+        for name, block in blocks.items():
+            state = sum(
+                kind["parameter_bytes"] + kind["num_trained"] * (ratio["gradient"] + ratio["optimizer"])
+                for kind in block["parameters"].values()
+            )
+            total += state * (layers if name == "layer" else 1)
+        held = blocks["layer"]["saved_bytes"] + blocks["layer"]["output_bytes"] + blocks["pre"]["saved_bytes"]
+        total += _MOST_HELD * layers * (held + module["side_bytes"][0]) + blocks["post"]["saved_bytes"]
+        total += max(
+            block[f"{direction}_peak_bytes"] for block in blocks.values() for direction in ("forward", "backward")
+        )
+    return total <= room_bytes
