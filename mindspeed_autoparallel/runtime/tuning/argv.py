@@ -6,18 +6,18 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_autoparallel.runtime.applying.native import pipeline_layout, sizes
+from mindspeed_autoparallel.runtime.applying.native import pipeline_layout, recompute_arguments, sizes
 from mindspeed_autoparallel.spec.plan import Plan
 
 _VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 _LAYOUT = "pipeline_model_parallel_layout"
-_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 _TUNED = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel",
     "use_distributed_optimizer", "overlap_grad_reduce", "moe_token_dispatcher_type", "global_batch_size",
     "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", _LAYOUT, *_VIRTUAL, *_RECOMPUTE,
-    "use_megatron_fsdp", "data_parallel_sharding_strategy",
+    "recompute_activations", "use_megatron_fsdp", "data_parallel_sharding_strategy",
 )  # fmt: skip
 """What a configuration decides; on the user's command line it is replaced."""
 _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
@@ -33,11 +33,7 @@ def values_of(plan: Plan, settings: Mapping[str, Any], recompute: str, num_recom
         values[_LAYOUT] = pipeline_layout(plan)
     elif plan.layout.virtual_size > 1:
         values[_VIRTUAL[0]] = layers[0]
-    if recompute == "selective":
-        values["recompute_granularity"] = "selective"
-    elif recompute == "full":
-        values |= {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": num_recomputed}
-    return values
+    return values | recompute_arguments(recompute, num_recomputed)
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -90,7 +86,7 @@ def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)
-    for name in (*_VIRTUAL, _LAYOUT, *_RECOMPUTE):
+    for name in (*_VIRTUAL, _LAYOUT, *_RECOMPUTE, "recompute_activations"):
         if hasattr(tried, name):
             setattr(tried, name, None)
     for name, value in values.items():

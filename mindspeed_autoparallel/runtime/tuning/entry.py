@@ -86,7 +86,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
     from mindspeed_autoparallel.runtime.tuning.dimensions import plan_search
     from mindspeed_autoparallel.runtime.tuning.dimensions.asked import Asked
     from mindspeed_autoparallel.runtime.tuning.launches import Launches
-    from mindspeed_autoparallel.runtime.tuning.modelling import families
+    from mindspeed_autoparallel.runtime.tuning.modelling import families, usable_bytes
     from mindspeed_autoparallel.runtime.tuning.recommending import recommend
     from mindspeed_autoparallel.runtime.tuning.result import PAGE_FILE, RESULT_FILE, rewrite, table, write
     from mindspeed_autoparallel.runtime.tuning.switching import modelled_families, target_of
@@ -114,7 +114,8 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
     ) as coordinator:  # fmt: skip
         launches = Launches(request, coordinator, voice.warning)
         voice.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
-        traces = Traces(request, plan)
+        capacity_bytes = _capacity(request, device, target)
+        traces = Traces(request, plan, usable_bytes(capacity_bytes))
         found = traces.take(launches, voice.info)
         calibration = (
             Calibration(request, traces, found, device, base) if target is None
@@ -129,7 +130,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
             else:
                 plan.left_out[point.label()] = reason
         voice.info("stage 2 of 3: model")
-        kinds, prices = families(calibration, plan, arguments, _capacity(request, device, target))
+        kinds, prices = families(calibration, plan, arguments, capacity_bytes)
         asked = Asked(request=request, arguments=arguments, device_name=kind)
         kinds += modelled_families(
             kinds, plan, asked, calibration, prices, target_of(calibration.device_name, target)

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.tuning.dimensions import plan_search
 from mindspeed_autoparallel.runtime.tuning.request import read_request
 
-HOST = argparse.Namespace(recompute_granularity=None, pipeline_model_parallel_layout=None)
+HOST = argparse.Namespace(recompute_granularity=None, recompute_modules=None, pipeline_model_parallel_layout=None)
 
 
 def arguments(tmp_path, **changes):
@@ -63,6 +63,32 @@ def test_experts_bring_their_dimensions(request_):
     assert sizes(plan, "expert_size") == [1, 2, 4]
     assert [way.title for way in plan.ways] == ["", "allgather dispatcher", "whole experts"]
     assert all(point.sequence_parallel == (point.tensor_size > 1) for point in plan.points)
+
+
+def test_modules_are_recomputed_alone_and_together_with_what_is_cheap(request_):
+    plan = plan_search(request_, HOST, "cuda")
+    assert [settings["recompute_modules"] for settings in plan.recompute.values()] == [
+        ["core_attn"], ["layernorm"], ["mlp"], ["core_attn", "layernorm"], ["core_attn", "layernorm", "mlp"],
+    ]  # fmt: skip
+    assert set(plan.recompute) >= {"selective:mlp", "selective:core_attn,layernorm,mlp"}
+    own = argparse.Namespace(**{**vars(HOST), "recompute_modules": ["mlp", "core_attn"]})
+    assert "selective:mlp,core_attn" in plan_search(request_, own, "cuda").recompute
+
+
+def test_modules_of_experts_are_recomputed_where_megatron_can(request_):
+    moe = replace(request_, num_experts=4)
+    plain = plan_search(moe, HOST, "cuda")
+    assert {"selective:moe", "selective:core_attn,layernorm,moe"} <= set(plain.recompute)
+    assert "--moe-grouped-gemm" in plain.left_out["recompute of moe_act"]
+    assert "no shared experts" in plain.left_out["recompute of shared_experts"]
+    rich = argparse.Namespace(
+        **vars(HOST), moe_grouped_gemm=True, moe_shared_expert_intermediate_size=64, moe_shared_expert_overlap=False,
+        multi_latent_attention=True,
+    )  # fmt: skip
+    kinds = set(plan_search(moe, rich, "cuda").recompute)
+    assert {"selective:moe_act", "selective:mla_up_proj", "selective:shared_experts"} <= kinds
+    # The activation is inside of the experts: with both Megatron would compute it again twice.
+    assert not any({"moe", "moe_act"} <= set(kind.split(":")[1].split(",")) for kind in kinds)
 
 
 def test_what_host_or_device_lack_is_left_out_with_the_reason(request_):
