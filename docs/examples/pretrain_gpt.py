@@ -11,7 +11,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from megatron.core.utils import get_batch_on_this_cp_rank
 from megatron.training import get_args, get_tokenizer, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
@@ -25,11 +25,15 @@ KEYS = ("tokens", "labels", "loss_mask", "position_ids")
 def model_provider(pre_process=True, post_process=True, vp_stage=None, **unused):
     """The model's part on one pipeline stage."""
     args = get_args()
-    spec = get_gpt_layer_local_spec(num_experts=args.num_experts, normalization=args.normalization)
+    config = core_transformer_config_from_args(args)
+    spec = get_gpt_layer_local_spec(normalization=args.normalization)
+    if args.num_experts:
+        # --moe-layer-freq says which layers have experts.
+        spec = get_gpt_decoder_block_spec(config, False, normalization=args.normalization, vp_stage=vp_stage)
     if args.context_parallel_size > 1:
         spec = use_in_spec(spec)  # Megatron's local attention takes none; Transformer Engine's does
     return GPTModel(
-        config=core_transformer_config_from_args(args),
+        config=config,
         transformer_layer_spec=spec,
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,

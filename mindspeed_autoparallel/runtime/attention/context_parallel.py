@@ -175,7 +175,8 @@ class ContextParallelAttention(torch.nn.Module):
 
 
 def use_in_spec(layer_spec: Any) -> Any:
-    """A copy of a Megatron layer spec whose self-attention runs ``ContextParallelAttention``."""
+    """A copy of Megatron's spec of a layer, or of a block of layers, whose self-attention is the one above."""
     spec = copy.deepcopy(layer_spec)
-    spec.submodules.self_attention.submodules.core_attention = ContextParallelAttention
+    for layer in getattr(spec, "layer_specs", [spec]):
+        layer.submodules.self_attention.submodules.core_attention = ContextParallelAttention
     return spec

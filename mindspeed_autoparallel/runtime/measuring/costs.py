@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import layer_block
 from mindspeed_autoparallel.runtime.measuring.recorder import Mark
 from mindspeed_autoparallel.runtime.measuring.structure import Stack
-
-BLOCKS = ("pre", "layer", "post")
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,11 @@ class Interval:
 
     start: Mark
     end: Mark
+
+
+def blocks_of(stack: Stack) -> tuple[str, ...]:
+    """``pre``, a block per kind of layers, ``post``."""
+    return ("pre", *dict.fromkeys(map(layer_block, stack.kinds)), "post")
 
 
 class Run:
@@ -42,11 +46,11 @@ class Run:
         return order.index(name)
 
     def forward(self, stack: Stack, block: str) -> list[Interval]:
-        """The forward intervals of a block: one for pre and post, one per layer."""
+        """The forward intervals of a block: one for pre and post, one per layer of a kind."""
         count = len(stack.layers)
         names = [f"forward {stack.name} {boundary}" for boundary in range(count + 1)]
-        if block == "layer":
-            return self._between(names)
+        if block not in ("pre", "post"):
+            return self._of_kind(names, stack.kinds, block)
         index = self.stacks.index(stack)
         if block == "pre":
             before = "forward begin" if index == 0 else self._module_end(self.stacks[index - 1])
@@ -58,8 +62,8 @@ class Run:
         """The backward intervals of a block in the order they run; empty where no gradient passes."""
         count = len(stack.layers)
         names = [f"backward {stack.name} {boundary}" for boundary in reversed(range(count + 1))]
-        if block == "layer":
-            return self._between(names)
+        if block not in ("pre", "post"):
+            return self._of_kind(names, stack.kinds[::-1], block)
         index = self.stacks.index(stack)
         if block == "post":
             start = "forward end" if index == len(self.stacks) - 1 else self._module_end(stack, "backward")
@@ -73,6 +77,12 @@ class Run:
     def _module_end(self, stack: Stack, direction: str = "forward") -> str:
         return f"{direction} {stack.name} {len(stack.layers) + 1}"
 
+    def _of_kind(self, names: list[str], kinds: Sequence[int], block: str) -> list[Interval]:
+        layers = zip(itertools.pairwise(names), kinds, strict=True)
+        return [
+            interval for pair, kind in layers if layer_block(kind) == block for interval in self._between([*pair])
+        ]
+
     def _between(self, names: list[str]) -> list[Interval]:
         pairs = itertools.pairwise(names)
         return [Interval(self.marks[a], self.marks[b]) for a, b in pairs if a in self.marks and b in self.marks]
@@ -85,7 +95,7 @@ def block_costs(
     result: dict[str, dict[str, dict[str, float]]] = {}
     for stack in tracked.stacks:
         result[stack.name] = {}
-        for block in BLOCKS:
+        for block in blocks_of(stack):
             times = {
                 direction: statistics.median(
                     [

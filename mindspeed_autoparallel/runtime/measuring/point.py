@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_autoparallel.runtime.measuring.costs import BLOCKS, Run, batch_bytes, block_costs
+from mindspeed_autoparallel.runtime.measuring.costs import Run, batch_bytes, block_costs, blocks_of
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import layer_block
 from mindspeed_autoparallel.runtime.measuring.recorder import Recorder
 from mindspeed_autoparallel.runtime.measuring.relayout import Built
 from mindspeed_autoparallel.runtime.measuring.state import (
@@ -163,15 +165,17 @@ def describe_stack(
     # [sequence, batch, hidden]; a packed encoder has batch 1 and all tokens of the microbatch in the sequence.
     split = arguments.tensor_model_parallel_size if getattr(config, "sequence_parallel", False) else 1
     tokens = shape[0] * shape[1] * split * arguments.context_parallel_size if len(shape) == 3 else 0
-    blocks = {}
-    for block in BLOCKS:
-        divisor = len(stack.layers) if block == "layer" else 1
-        blocks[block] = {**costs[block], "parameters": _count(parameters[block], divisor)}
+    layers = Counter(map(layer_block, stack.kinds))
+    blocks = {
+        block: {**costs[block], "parameters": _count(parameters[block], layers.get(block, 1))}
+        for block in blocks_of(stack)
+    }
     return {
         "name": stack.name,
         "result_key": stack.result_key,
         "frozen": stack.frozen,
         "num_layers": len(stack.layers),
+        "layers": dict(layers),
         "hidden_size": int(shape[-1]) if shape else 0,
         "tokens_per_sample": tokens // arguments.micro_batch_size,
         "num_heads": int(getattr(config, "num_attention_heads", 0) or 0),

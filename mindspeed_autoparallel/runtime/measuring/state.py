@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_autoparallel.runtime.measuring.costs import blocks_of
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import layer_block
 from mindspeed_autoparallel.runtime.measuring.structure import Stack
 
 
@@ -19,12 +21,12 @@ class BytesPerParameter:
 
 
 def parameters_by_block(model: Any, stacks: Iterable[Stack], executed: list[str]) -> dict[str, dict[str, list[Any]]]:
-    """Parameters of pre, layer (all layers) and post of every stack; each parameter once.
+    """Parameters of pre, of all layers of a kind, and of post of every stack; each parameter once.
 
     ``executed``: paths of modules and ``<stack> first`` in the order they ran (see ``execution_order``).
     """
     stacks = list(stacks)
-    result: dict[str, dict[str, list[Any]]] = {stack.name: {"pre": [], "layer": [], "post": []} for stack in stacks}
+    result: dict[str, dict[str, list[Any]]] = {stack.name: {name: [] for name in blocks_of(stack)} for stack in stacks}
     seen: set[int] = set()
 
     def give(stack: str, block: str, parameters: Iterable[Any]) -> None:
@@ -34,8 +36,8 @@ def parameters_by_block(model: Any, stacks: Iterable[Stack], executed: list[str]
                 result[stack][block].append(parameter)
 
     for stack in stacks:
-        for layer in stack.layers:
-            give(stack.name, "layer", layer.parameters())
+        for layer, kind in zip(stack.layers, stack.kinds, strict=True):
+            give(stack.name, layer_block(kind), layer.parameters())
     for path, module in model.named_modules():
         own = list(module.parameters(recurse=False))
         if own:

@@ -1,16 +1,18 @@
 """Finds the repeated layers of a model, without knowing its classes.
 
-A stack is a ``ModuleList`` of two or more children of one class that hold parameters. A model module (image encoder,
+A stack is a ``ModuleList`` of two or more children that hold parameters and are of one class, or of classes derived
+from one, as layers with and without experts are. A model module (image encoder,
 text decoder) is what the stack's path starts with; pre is what runs before its first layer, post what runs after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import kinds_of
 from mindspeed_autoparallel.spec.model import RESULT_KEYS
 
 _WRAPPERS = (
@@ -30,6 +32,11 @@ class Stack:
     layers: tuple[Any, ...]
     top: Any
     """The model's own child that holds the stack, whose end is the module's end; the model itself for a bare GPT."""
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """Of every layer: layers of one kind have the same submodules and parameters; the first layer's is 0."""
+        return kinds_of(self.layers)
 
     @property
     def result_key(self) -> str:
@@ -56,8 +63,6 @@ def unwrap(model: Any) -> Any:
     while hasattr(model, "module") and type(model).__name__ in _WRAPPERS:
         model = model.module
     return model
-
-
 
 
 def find_stacks(model: Any) -> tuple[Stack, ...]:
@@ -91,6 +96,12 @@ def _module_lists(model: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
             continue
         if any(path.startswith(f"{outer}.") for outer in taken):
             continue  # experts or blocks inside a layer
-        if len({type(layer) for layer in module}) == 1 and next(module[0].parameters(), None) is not None:
+        if _are_alike(module) and all(next(layer.parameters(), None) is not None for layer in module):
             taken.append(path)
             yield path, tuple(module)
+
+
+def _are_alike(modules: Iterable[Any]) -> bool:
+    """One class, or one that all others derive from."""
+    classes = {type(module) for module in modules}
+    return any(all(issubclass(other, one) for other in classes) for one in classes)

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import shorten
 from mindspeed_autoparallel.runtime.measuring.relayout import Built, HostCalls, rebuild, set_arguments
 from mindspeed_autoparallel.runtime.measuring.state import release
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
@@ -33,7 +34,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
             setattr(arguments, name, None)
     if task.model_file is not None:
         arguments.mm_model = task.model_file
-    arguments.num_layers = task.num_layers.get("text_decoder", max(task.num_layers.values()))
+    shorten(arguments, task.num_layers.get("text_decoder", max(task.num_layers.values())))
     arguments.overlap_grad_reduce = False
     arguments.overlap_param_gather = False
     arguments.eval_iters = 0
@@ -87,6 +88,7 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
             if index:
                 # The old layout's tensors go before the new one's come; the host's frames still hold its objects.
                 release(built.model, built.optimizer)
+                del built  # what refers to the old groups keeps their threads
                 built = rebuild(SESSION.calls, arguments, point, torch.distributed.get_world_size())
             result = measure_point(built, forward_step, arguments, device, task)
         except AutoParallelError as error:

@@ -15,14 +15,12 @@ from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.search.request import SearchRequest
 
-MEASUREMENT_SCHEMA_VERSION = 2
+MEASUREMENT_SCHEMA_VERSION = 3
 """Older results lack figures; they are measured anew."""
-
-NUM_REDUCED_LAYERS = 2
-"""The reduced model: one layer next to another is the least that shows what a layer costs between layers."""
 
 Say = Callable[[str], None]
 
@@ -45,7 +43,7 @@ class Measurements:
         self._task = MeasureTask(
             points=request.points(),
             result_dir=str(self.folder),
-            num_layers={module.name: NUM_REDUCED_LAYERS for module in request.description.modules},
+            num_layers={module.name: MIN_LAYERS for module in request.description.modules},
             model_file=None,
         )
 

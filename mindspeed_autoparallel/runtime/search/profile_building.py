@@ -25,6 +25,7 @@ from mindspeed_autoparallel.profiles import (
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.host.description import Description
 from mindspeed_autoparallel.spec.model import Model, Module
+from mindspeed_autoparallel.tuning.traced.kinds import merged
 
 _MIN_RELATIVE_SPREAD = 0.05
 
@@ -41,7 +42,7 @@ def build_profile(
     interleaved_sends: str = "freed",
 ) -> Profile:
     """A profile of every point that was measured well; the full layer counts come from ``description``."""
-    good = {point: result for point, result in results.items() if result["status"] == "ok"}
+    good = {point: merged(result) for point, result in results.items() if result["status"] == "ok"}
     first = next(iter(good.values()))
     model = _model(description, first, sequence_length, vocab_size)
     return Profile(

@@ -20,9 +20,6 @@ from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.tracing.process import release_of
 from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 
-_NUM_LAYERS = 2
-"""Layers of the traced model: all are equal, and two show what lies between them."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
@@ -63,7 +60,7 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
 def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         task = MeasureTask(
-            points=(request.point,), result_dir=folder, num_layers={"text_decoder": _NUM_LAYERS}, model_file=None
+            points=(request.point,), result_dir=folder, num_layers={}, model_file=None
         )
         spec = LaunchSpec(
             launch_id=f"trace-{os.getpid()}",
@@ -76,9 +73,6 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
                 "variants": {request.recompute: recompute_arguments(request.recompute)},
                 "wanted": [[request.recompute]],
                 "room_bytes": 0,
-                "num_layers": {"text_decoder": _NUM_LAYERS},
-                "room_bytes": 0,
-                "num_layers": {"text_decoder": _NUM_LAYERS},
                 "world_size": request.num_ranks,
             },
             timeout_s=timeout_s,

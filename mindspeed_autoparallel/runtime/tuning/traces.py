@@ -16,8 +16,8 @@ from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
 from mindspeed_autoparallel.runtime.launch.outcome import worst
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
-from mindspeed_autoparallel.runtime.search.measurements import NUM_REDUCED_LAYERS
 from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
@@ -46,12 +46,14 @@ def variant_name(family: str, kind: str) -> str:
     return f"{family}|{kind}"
 
 
-def measure_task(request: TuningRequest, points: tuple[MeasuredAt, ...], folder: Path) -> MeasureTask:
-    """The reduced model at ``points``."""
+def measure_task(
+    request: TuningRequest, points: tuple[MeasuredAt, ...], folder: Path, num_layers: int = MIN_LAYERS
+) -> MeasureTask:
+    """The first ``num_layers`` layers of the model at ``points``."""
     return MeasureTask(
         points=points,
         result_dir=str(folder),
-        num_layers={module.name: NUM_REDUCED_LAYERS for module in request.description.modules},
+        num_layers={module.name: num_layers for module in request.description.modules},
         model_file=None,
         with_steps=True,
     )
@@ -114,12 +116,9 @@ class Traces:
         task = measure_task(self.request, tuple(points), self.folder)
         return {
             "kind": "trace", "measure": task.to_json(), "variants": self.variants, "world_size": self.request.num_ranks,
-            "room_bytes": self.room_bytes, "num_layers": self._num_layers(),
+            "room_bytes": self.room_bytes,
             "wanted": [self._wanted(point) for point in points],
         }  # fmt: skip
-
-    def _num_layers(self) -> dict[str, int]:
-        return {module.name: module.num_layers for module in self.request.description.modules}
 
     def _wanted(self, point: MeasuredAt) -> list[str]:
         """Variants that differ at ``point``; the script's own comes first."""

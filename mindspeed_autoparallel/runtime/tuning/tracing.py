@@ -12,16 +12,18 @@ import gc
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.measuring import worker
-from mindspeed_autoparallel.runtime.measuring.costs import BLOCKS, Run, batch_bytes, block_costs
+from mindspeed_autoparallel.runtime.measuring.costs import Run, batch_bytes, block_costs, blocks_of
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS, fewest_layers, shares, shorten
 from mindspeed_autoparallel.runtime.measuring.point import Microbatch, describe_stack, num_optimizer_shards
 from mindspeed_autoparallel.runtime.measuring.relayout import Built, HostCalls, RecordedCall, rebuild
 from mindspeed_autoparallel.runtime.measuring.state import (
@@ -42,6 +44,7 @@ from mindspeed_autoparallel.runtime.tuning.pretending import (
     pretend_ranks,
 )
 from mindspeed_autoparallel.runtime.tuning.room import has_room
+from mindspeed_autoparallel.tuning.traced.kinds import merged
 
 TRACE_SCHEMA_VERSION = 1
 _NUM_ERROR_LINES = 6
@@ -57,16 +60,16 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     convert_by_replacing()
     balance_routing()
     keep_dispatch_real()
-    worker.prepare(arguments, data["measure"])
+    # The whole model is set up first: it tells which layers are alike.
+    worker.prepare(arguments, {**data["measure"], "num_layers": {"text_decoder": arguments.num_layers}})
     arguments.num_workers = 0
     for name in ("use_gloo_process_groups", "enable_gloo_process_groups"):
         if hasattr(arguments, name):
             setattr(arguments, name, False)
     worker.SESSION.calls = _PretendedCalls()
     worker.SESSION.take_over = functools.partial(
-        _trace_all, variants=data["variants"], wanted=data["wanted"], room_bytes=data["room_bytes"],
-        num_layers=data["num_layers"],
-    )  # fmt: skip
+        _trace_all, variants=data["variants"], wanted=data["wanted"], room_bytes=data["room_bytes"]
+    )
 
 
 class _PretendedCalls(HostCalls):
@@ -149,7 +152,7 @@ def _nothing_pretended() -> Any:
 
 def _trace_all(
     task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built,
-    variants: dict[str, dict[str, Any]], wanted: list[list[str]], room_bytes: int, num_layers: dict[str, int],
+    variants: dict[str, dict[str, Any]], wanted: list[list[str]], room_bytes: int,
 ) -> None:  # fmt: skip
     import torch
     from megatron.training import get_args
@@ -158,6 +161,8 @@ def _trace_all(
     assert isinstance(calls, _PretendedCalls)
     plain = {name: getattr(arguments, name, None) for changes in variants.values() for name in changes}
     world_size = torch.distributed.get_world_size()
+    kinds = _kinds_of_layers(built)
+    shorten(arguments, max(map(fewest_layers, kinds.values()), default=MIN_LAYERS))
     for point, names in zip(task.points, wanted, strict=True):
         result: dict[str, Any] = {"status": "ok", "variants": {}}
         roomy: set[str] = set()
@@ -174,14 +179,22 @@ def _trace_all(
                 setattr(arguments, name, value)
             try:
                 built = rebuild(calls, arguments, point, world_size)
-                traced = _trace(built, forward_step, arguments, calls.pretender)
+                traced = _trace(built, forward_step, arguments, calls.pretender, kinds)
                 result["variants"][variant] = traced
-                if has_room(traced, num_layers, room_bytes):
+                if has_room(merged(traced), {name: len(whole) for name, whole in kinds.items()}, room_bytes):
                     roomy.add(way)
             except Exception as error:  # whatever the user's code raises in this layout: the others go on
                 built = Built(None, None, None)
                 result["variants"][variant] = {"status": "failed", "reason": _reason(error)}
         _finish(task, point, result)
+
+
+def _kinds_of_layers(built: Built) -> dict[str, tuple[int, ...]]:
+    """Of the whole model, as the host set it up; empty where no point can be traced, which every point tells."""
+    try:
+        return {stack.name: stack.kinds for stack in find_stacks(unwrap(built.model))}
+    except ProfileError:
+        return {}
 
 
 def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> None:
@@ -199,8 +212,14 @@ def _reason(error: BaseException) -> str:
     return "\n".join(lines[-_NUM_ERROR_LINES:])
 
 
-def _trace(built: Built, forward_step: Callable[..., Any], arguments: Any, pretender: Pretender) -> dict[str, Any]:
-    """Blocks of one layout as ``measure_point`` gives them, with calls in the place of times."""
+def _trace(
+    built: Built, forward_step: Callable[..., Any], arguments: Any, pretender: Pretender,
+    kinds: Mapping[str, Sequence[int]],
+) -> dict[str, Any]:  # fmt: skip
+    """Blocks of one layout as ``measure_point`` gives them, with calls in the place of times.
+
+    ``kinds``: of every layer of the whole model's stacks.
+    """
     chunks = built.model if isinstance(built.model, list) else [built.model]
     model = unwrap(chunks)
     stacks = find_stacks(model)
@@ -223,13 +242,14 @@ def _trace(built: Built, forward_step: Callable[..., Any], arguments: Any, prete
         "modules": [
             {
                 **describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
+                "layer_shares": shares(kinds[stack.name]),
                 "side_bytes": tracked.side_bytes.get(stack.name, (0, 0)),
                 "calls": {
                     block: {
                         direction: _calls(tracked, stack, block, direction, pretender.log, table)
                         for direction in ("forward", "backward")
                     }
-                    for block in BLOCKS
+                    for block in blocks_of(stack)
                 },
             }
             for stack in tracked.stacks

@@ -44,7 +44,7 @@ def _cost(result: Mapping[str, Any]) -> StepCost:
 
 def _blocks_us(result: Mapping[str, Any]) -> float:
     return float(sum(
-        costs[f"{direction}_us"] * (module["num_layers"] if block == "layer" else 1)
+        costs[f"{direction}_us"] * module["layers"].get(block, 1)
         for module in result["modules"]
         for block, costs in module["blocks"].items()
         for direction in _DIRECTIONS

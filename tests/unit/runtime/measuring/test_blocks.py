@@ -121,6 +121,27 @@ def test_time_goes_to_the_block_that_spends_it():
     assert costs["image_encoder"]["pre"]["forward_us"] < 5
 
 
+class Wide(Layer):
+    """Another kind of layer: it holds more."""
+
+    def __init__(self, seconds):
+        super().__init__(seconds)
+        self.gate = torch.nn.Linear(HIDDEN, HIDDEN)
+
+
+def test_layers_of_two_kinds_are_two_blocks_each_with_its_own_time_and_parameters():
+    model = Host()
+    model.text_decoder.blocks = torch.nn.ModuleList([Layer(0.01), Wide(0.03), Wide(0.05)])
+    run = measure(model)
+    costs = block_costs([run], run, lambda start, end: end - start)["text_decoder"]
+    assert list(costs) == ["pre", "layer", "layer:1", "post"]
+    assert costs["layer"]["forward_us"] == pytest.approx(10_000, abs=5)
+    assert costs["layer:1"]["forward_us"] == pytest.approx(40_000, abs=5)
+    stacks = find_stacks(model)
+    parameters = parameters_by_block(model, stacks, [])["text_decoder"]
+    assert [len(parameters[block]) for block in ("layer", "layer:1")] == [2, 2 * 4]
+
+
 def test_saved_bytes_of_a_layer_are_what_autograd_keeps():
     with TrackedStorages() as memory:
         run = measure(Host(), memory)
