@@ -22,6 +22,7 @@ from mindspeed_autoparallel.runtime.tuning.launches import Launches
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, Traces, measure_task, variant_name
 from mindspeed_autoparallel.runtime.tuning.unfinished import Unfinished
+from mindspeed_autoparallel.tuning.traced.anchors import choose
 from mindspeed_autoparallel.tuning.traced.host import Anchor, HostModel, fit_host
 from mindspeed_autoparallel.tuning.traced.links import SIZES, TIERS, catalogue_tier, fitted_tiers, link_samples
 from mindspeed_autoparallel.tuning.traced.pricing import DIRECTIONS, Prices, calls_of
@@ -34,7 +35,6 @@ MINIMUM_COVERAGE = 0.95
 """Share of the time of all traced calls that must be measured; the rest is interpolated."""
 _LEAST_COVERAGE = 0.5
 """Below this a search would rest on guesses."""
-_MAX_ANCHORS = 4
 _ROOM = 0.6
 """Share of the device that a layout measured whole may take."""
 _STATE_BYTES = 20
@@ -191,7 +191,7 @@ class Calibration:
         )
 
     def _anchors(self) -> list[MeasuredAt]:
-        """A few layouts that the measuring devices can hold: small and large microbatches, with and without TP."""
+        """A few layouts that the measuring devices can hold."""
         room = _ROOM * self.device.total_memory_bytes()
         able = [
             point
@@ -202,14 +202,7 @@ class Calibration:
             if self.found:
                 self.notes.append("no layout fits the measuring devices whole: operators alone are measured")
             return []
-        small, large = min(p.micro_batch_size for p in able), max(p.micro_batch_size for p in able)
-        corners = [(min, min), (max, max), (min, max), (max, min)]
-        chosen = []
-        for tensor, batch in corners:
-            size = tensor(p.tensor_size for p in able)
-            wanted = small if batch is min else large
-            chosen += [p for p in able if p.tensor_size == size and p.micro_batch_size == wanted][:1]
-        return list(dict.fromkeys(chosen))[:_MAX_ANCHORS]
+        return choose(able)
 
     def _store(self, points: tuple[MeasuredAt, ...]) -> None:
         source = f"auto-tuning {time.strftime('%Y-%m-%d', time.gmtime())}"
@@ -258,7 +251,9 @@ class Calibration:
                         sample = self.base.find(self.device_key, self.software_key, operator)
                         if sample is not None:
                             sums = prices.sums(trace, module, block, direction)
-                            yield Anchor(block=block, direction=direction, sums=sums, measured_us=sample.median_us)
+                            yield Anchor(
+                                block=block, direction=direction, at=point, sums=sums, measured_us=sample.median_us
+                            )
 
     def _host_is_known(self) -> bool:
         return bool(self.base.of_name(self.device_key, self.software_key, "host.per_call"))

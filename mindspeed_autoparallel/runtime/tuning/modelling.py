@@ -79,7 +79,7 @@ def _results(calibration: Calibration, prices: Prices, family: str) -> dict[Meas
     for point in calibration.found:
         trace = _variant(calibration, point, family, PLAIN)
         if trace is not None:
-            results[point] = {**prices.timed(trace), "relative_times": {}}
+            results[point] = {**prices.timed(trace, point), "relative_times": {}}
     if not family:
         results |= calibration.measured()
     return results
@@ -111,7 +111,7 @@ def _with_recompute(measurement: Measurement, traces: Mapping[str, dict[str, Any
     """``measurement`` with the recompute kinds as they were traced."""
     modules = dict(measurement.modules)
     for kind, trace in traces.items():
-        for item in prices.timed(trace)["modules"]:
+        for item in prices.timed(trace, measurement.at)["modules"]:
             module = modules[item["name"]]
             recompute = {**module.layer.recompute, kind: _recompute_cost(item["blocks"]["layer"], module.layer)}
             modules[item["name"]] = replace(module, layer=replace(module.layer, recompute=recompute))

@@ -14,7 +14,7 @@ _BATCH_S = 1e-3
 _MAX_BATCH = 64
 _NUM_BATCHES = 7
 _NUM_WARMUP = 2
-_NUM_COLLECTIVE_RUNS = 9
+_NUM_COLLECTIVE_RUNS = 21
 
 
 def replay(
@@ -104,14 +104,16 @@ def sample_collectives(
                 if tier in groups:
                     members, group = groups[tier]
                     times = _sample(kind, size, members, group, device)
-                    if times is not None:
-                        yield {"kind": kind, "tier": tier, "ranks": len(members), "size_bytes": size, **times}
+                    yield {"kind": kind, "tier": tier, "ranks": len(members), "size_bytes": size, **times}
+    for _, group in groups.values():
+        distributed.destroy_process_group(group)  # its threads would take time from what is measured next
 
 
-def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -> dict[str, Any] | None:
+def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -> dict[str, Any]:
     import torch.distributed as distributed
 
     call = _call(kind, size, members, group)
+    num_messages = 2 if kind == "p2p" else 1
     samples = []
     for turn in range(_NUM_COLLECTIVE_RUNS):
         distributed.barrier(group)
@@ -120,7 +122,7 @@ def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -
         call()
         device.synchronize()
         if turn:  # the first call sets the connections up
-            samples.append((time.perf_counter() - begin) * 1e6)
+            samples.append((time.perf_counter() - begin) * 1e6 / num_messages)
     return spread(samples, len(samples))
 
 
@@ -136,11 +138,14 @@ def _call(kind: str, size: int, members: list[int], group: Any) -> Callable[[], 
     other = torch.zeros(count, device=where)
     rank = distributed.get_rank()
 
-    def pass_on() -> None:
+    def there_and_back() -> None:
+        # A send alone may return before anything has arrived.
         if rank == members[0]:
             distributed.send(whole, members[1], group)
+            distributed.recv(other, members[1], group)
         elif rank == members[1]:
-            distributed.recv(whole, members[0], group)
+            distributed.recv(other, members[0], group)
+            distributed.send(whole, members[0], group)
 
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: distributed.all_reduce(whole, group=group),
@@ -148,6 +153,6 @@ def _call(kind: str, size: int, members: list[int], group: Any) -> Callable[[], 
         "reduce_scatter": lambda: distributed.reduce_scatter_tensor(part, whole, group=group),
         "all_to_all": lambda: distributed.all_to_all_single(other, whole, group=group),
         "broadcast": lambda: distributed.broadcast(whole, members[0], group=group),
-        "p2p": pass_on,
+        "p2p": there_and_back,
     }
     return calls[kind]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.tuning.traced.corrections import Corrections, Residual
 
 _SCALE_BOUNDS = (0.5, 2.5)
 _COMMUNICATION_BOUNDS = (0.25, 8.0)
+_LEAST_ERROR = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +22,8 @@ class BlockSums:
     operators_us: float
     num_calls: float
     """Calls of any kind: each costs the host's time."""
-    communication_us: float
+    communication_us: Mapping[str, float] = field(default_factory=dict)
+    """By kind of collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,34 +32,42 @@ class Anchor:
 
     block: str
     direction: str
+    at: MeasuredAt
     sums: BlockSums
     measured_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostModel:
-    """Time of a block: ``scale x operators + per_call x calls + communication``, times the block's own correction.
+    """Time of a block: ``scale x operators + per_call x calls + communication``, times the layout's own correction.
 
     Where kernels run beside the host (``asynchronous``), the longer of kernels and calls counts.
     """
 
     scale: float = 1.0
     per_call_us: float = 0.0
-    communication_scale: float = 1.0
+    communication_scales: Mapping[str, float] = field(default_factory=dict)
+    """By kind of collective: in a model ranks come to it at different times."""
     asynchronous: bool = False
-    corrections: dict[tuple[str, str], float] = field(default_factory=dict)
+    corrections: Corrections = field(default_factory=Corrections)
     relative_error: float = 0.1
-    """Mean absolute error on the anchors after correction; a guess without anchors."""
+    """Mean absolute error of every anchor predicted from the others; a guess where there are none."""
     num_anchors: int = 0
 
-    def block_us(self, block: str, direction: str, sums: BlockSums) -> float:
+    def block_us(self, block: str, direction: str, at: MeasuredAt, sums: BlockSums) -> float:
         """Predicted time of a block in microseconds."""
-        return self._plain_us(sums) * self.corrections.get((block, direction), 1.0)
+        return self.plain_us(sums) * self.corrections.factor(block, direction, at)
 
-    def _plain_us(self, sums: BlockSums) -> float:
+    def plain_us(self, sums: BlockSums) -> float:
+        """Before the correction."""
+        return self.compute_us(sums) + sum(
+            self.communication_scales.get(kind, 1.0) * time_us for kind, time_us in sums.communication_us.items()
+        )
+
+    def compute_us(self, sums: BlockSums) -> float:
+        """Kernels and host, without communication."""
         kernels, host = self.scale * sums.operators_us, self.per_call_us * sums.num_calls
-        compute = max(kernels, host) if self.asynchronous else kernels + host
-        return compute + self.communication_scale * sums.communication_us
+        return max(kernels, host) if self.asynchronous else kernels + host
 
 
 def fit_host(anchors: Sequence[Anchor], *, asynchronous: bool, fallback: HostModel | None = None) -> HostModel:
@@ -64,21 +77,20 @@ def fit_host(anchors: Sequence[Anchor], *, asynchronous: bool, fallback: HostMod
         return fallback or HostModel(asynchronous=asynchronous)
     alone = [anchor for anchor in usable if not anchor.sums.communication_us]
     scale, per_call = _two_rates(alone or usable, asynchronous)
-    base = HostModel(scale=scale, per_call_us=per_call, asynchronous=asynchronous)
-    base = HostModel(
-        scale=scale, per_call_us=per_call, asynchronous=asynchronous, communication_scale=_communication(usable, base)
-    )
-    ratios = defaultdict(list)
-    for anchor in usable:
-        predicted = base.block_us(anchor.block, anchor.direction, anchor.sums)
-        if predicted > 0:
-            ratios[anchor.block, anchor.direction].append(math.log(anchor.measured_us / predicted))
-    corrections = {key: math.exp(sum(values) / len(values)) for key, values in ratios.items()}
-    rest = [abs(value - math.log(corrections[key])) for key, values in ratios.items() for value in values]
-    return HostModel(
-        scale=base.scale, per_call_us=base.per_call_us, communication_scale=base.communication_scale,
-        asynchronous=asynchronous, corrections=corrections, num_anchors=len(usable),
-        relative_error=max(0.03, sum(rest) / len(rest)),
+    model = HostModel(scale=scale, per_call_us=per_call, asynchronous=asynchronous, num_anchors=len(usable))
+    model = replace(model, communication_scales=_communication_scales(usable, model))
+    corrections = Corrections([
+        Residual(
+            block=anchor.block, direction=anchor.direction, at=anchor.at,
+            log_ratio=math.log(anchor.measured_us / predicted),
+        )
+        for anchor in usable
+        if (predicted := model.plain_us(anchor.sums)) > 0
+    ])  # fmt: skip
+    error = corrections.left_out_error()
+    return replace(
+        model, corrections=corrections,
+        relative_error=HostModel.relative_error if error is None else max(_LEAST_ERROR, error),
     )  # fmt: skip
 
 
@@ -98,14 +110,12 @@ def _two_rates(anchors: Sequence[Anchor], asynchronous: bool) -> tuple[float, fl
     return scale, max(0.0, (by - scale * ab) / bb)
 
 
-def _communication(anchors: Sequence[Anchor], base: HostModel) -> float:
-    ratios = sorted(
-        (anchor.measured_us - base.block_us("", "", BlockSums(
-            operators_us=anchor.sums.operators_us, num_calls=anchor.sums.num_calls, communication_us=0.0,
-        ))) / anchor.sums.communication_us
-        for anchor in anchors
-        if anchor.sums.communication_us > 0
-    )  # fmt: skip
-    if not ratios:
-        return 1.0
-    return min(max(ratios[len(ratios) // 2], _COMMUNICATION_BOUNDS[0]), _COMMUNICATION_BOUNDS[1])
+def _communication_scales(anchors: Sequence[Anchor], model: HostModel) -> dict[str, float]:
+    """Per kind the middle of what anchors with it leave to communication; kinds that come together share one."""
+    ratios: dict[str, list[float]] = {}
+    for anchor in anchors:
+        total = sum(anchor.sums.communication_us.values())
+        for kind in anchor.sums.communication_us if total > 0 else ():
+            ratios.setdefault(kind, []).append((anchor.measured_us - model.compute_us(anchor.sums)) / total)
+    low, high = _COMMUNICATION_BOUNDS
+    return {kind: min(max(statistics.median(values), low), high) for kind, values in ratios.items()}

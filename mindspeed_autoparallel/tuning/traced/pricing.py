@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, p2p_us, reduce_scatter_us
+from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
 from mindspeed_autoparallel.profiles.knowledge.estimate import Estimate, estimate
@@ -64,8 +65,14 @@ class Prices:
         return BlockSums(
             operators_us=total,
             num_calls=calls["num_calls"],
-            communication_us=sum(self.collective_us(item) * item["count"] for item in calls["collectives"]),
+            communication_us=self._communication_us(calls["collectives"]),
         )
+
+    def _communication_us(self, collectives: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+        total: dict[str, float] = {}
+        for item in collectives:
+            total[item["name"]] = total.get(item["name"], 0.0) + self.collective_us(item) * item["count"]
+        return total
 
     def operator(self, operator: Operator) -> Estimate | None:
         """Measured, interpolated, or ``None``."""
@@ -80,14 +87,15 @@ class Prices:
         link = self.tiers["intra" if len(nodes) == 1 else "inter"]
         return _collective_us(call["name"], size, len(ranks), link)
 
-    def timed(self, trace: Trace) -> dict[str, Any]:
-        """``trace`` with ``forward_us`` and ``backward_us`` in every block, as a measurement has them."""
+    def timed(self, trace: Trace, at: MeasuredAt) -> dict[str, Any]:
+        """``trace`` as a measurement of one kind of layers: with ``forward_us`` and ``backward_us`` in every block."""
         modules = []
         for module in trace["modules"]:
             blocks = {}
             for name, block in module["blocks"].items():
+                sums = {direction: self.sums(trace, module, name, direction) for direction in DIRECTIONS}
                 times = {
-                    f"{direction}_us": self.host.block_us(name, direction, self.sums(trace, module, name, direction))
+                    f"{direction}_us": self.host.block_us(name, direction, at, sums[direction])
                     for direction in DIRECTIONS
                 }
                 blocks[name] = {**block, **times}

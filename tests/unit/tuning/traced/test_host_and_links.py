@@ -4,39 +4,49 @@ import pytest
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, reduce_scatter_us
+from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.tuning.traced.host import Anchor, BlockSums, HostModel, fit_host
 from mindspeed_autoparallel.tuning.traced.links import SIZES, catalogue_tier, fit, fitted_tiers, link_samples
 
-TRUTH = HostModel(scale=1.3, per_call_us=7.0, communication_scale=2.0)
-SUMS = [(100.0, 50, 0.0), (900.0, 60, 0.0), (4000.0, 120, 0.0), (900.0, 70, 300.0)]
+TRUTH = HostModel(
+    scale=1.3, per_call_us=7.0, communication_scales={"all_reduce": 2.0, "all_gather": 1.5, "reduce_scatter": 1.5}
+)
+AT = MeasuredAt()
+SUMS = [
+    (100.0, 50, {}), (900.0, 60, {}), (4000.0, 120, {}), (900.0, 70, {"all_reduce": 300.0}),
+    (900.0, 70, {"all_gather": 200.0, "reduce_scatter": 100.0}),
+]  # fmt: skip
 
 
-def anchors(model, factor=1.0):
+def anchors(model, block="layer", factor=1.0):
     for operators, calls, communication in SUMS:
         sums = BlockSums(operators_us=operators, num_calls=calls, communication_us=communication)
-        yield Anchor(
-            block="layer", direction="forward", sums=sums, measured_us=factor * model.block_us("", "", sums)
-        )
+        measured_us = factor * model.plain_us(sums)
+        yield Anchor(block=block, direction="forward", at=AT, sums=sums, measured_us=measured_us)
 
 
 def test_rates_are_found_again_in_blocks_that_were_made_with_them():
     found = fit_host(list(anchors(TRUTH)), asynchronous=False)
     assert found.scale == pytest.approx(1.3)
     assert found.per_call_us == pytest.approx(7.0)
-    assert found.communication_scale == pytest.approx(2.0)
+    assert found.communication_scales == pytest.approx(TRUTH.communication_scales)
     for anchor in anchors(TRUTH):
-        assert found.block_us("layer", "forward", anchor.sums) == pytest.approx(anchor.measured_us)
+        assert found.block_us("layer", "forward", AT, anchor.sums) == pytest.approx(anchor.measured_us)
 
 
 def test_a_block_slower_than_its_parts_keeps_its_own_correction():
-    slow = Anchor(
-        block="post", direction="forward", sums=BlockSums(operators_us=50.0, num_calls=10, communication_us=0.0),
-        measured_us=400.0,
-    )  # fmt: skip
+    sums = BlockSums(operators_us=50.0, num_calls=10)
+    slow = Anchor(block="post", direction="forward", at=AT, sums=sums, measured_us=400.0)
     found = fit_host([*anchors(TRUTH), *anchors(TRUTH), slow], asynchronous=False)
-    assert found.block_us("post", "forward", slow.sums) == pytest.approx(400.0)
+    assert found.block_us("post", "forward", AT, slow.sums) == pytest.approx(400.0)
+
+
+def test_the_error_is_that_of_anchors_predicted_from_the_others():
+    exact = fit_host([*anchors(TRUTH), *anchors(TRUTH, "post")], asynchronous=False)
+    spread = fit_host([*anchors(TRUTH), *anchors(TRUTH, factor=1.5)], asynchronous=False)
+    assert exact.relative_error < 0.05 < spread.relative_error
 
 
 def test_without_anchors_other_models_rates_are_used():
@@ -46,10 +56,10 @@ def test_without_anchors_other_models_rates_are_used():
 
 def test_beside_an_accelerator_the_longer_of_host_and_kernels_counts():
     model = HostModel(scale=1.0, per_call_us=10.0, asynchronous=True)
-    few = BlockSums(operators_us=500.0, num_calls=10, communication_us=0.0)
-    many = BlockSums(operators_us=500.0, num_calls=100, communication_us=0.0)
-    assert model.block_us("layer", "forward", few) == 500.0
-    assert model.block_us("layer", "forward", many) == 1000.0
+    few = BlockSums(operators_us=500.0, num_calls=10)
+    many = BlockSums(operators_us=500.0, num_calls=100)
+    assert model.block_us("layer", "forward", AT, few) == 500.0
+    assert model.block_us("layer", "forward", AT, many) == 1000.0
 
 
 @pytest.mark.parametrize(
