@@ -19,7 +19,7 @@ from mindspeed_autoparallel.files import read_json
 SCHEMA_VERSION = 1
 _FOLDER = Path(__file__).parent / "catalogue_data"
 _CORRECTION_COLUMNS = 5
-_SHARES = ("gemm_fraction", "attention_fraction", "memory_fraction", "small_tile_fraction", "link_fraction",
+_SHARES = ("gemm_fraction", "attention_fraction", "memory_fraction", "link_fraction",
            "inter_fraction", "optimizer_fraction")  # fmt: skip
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
 _OPTIONAL = ("corrections", "intervals", "measured_recompute")
@@ -33,8 +33,6 @@ class Efficiency:
     """Share of the peak that a large matrix product reaches."""
     gemm_inner_half: float
     """Inner dimension, in elements, at which a product runs at half of its speed (pipeline fill)."""
-    small_tile_fraction: float
-    """Speed of the small tile relative to the large one; decides wave quantisation."""
     attention_fraction: float
     """Share of the peak in attention."""
     memory_fraction: float
@@ -46,7 +44,7 @@ class Efficiency:
     launch_us: float
     """Host time of one forward pass of a layer; a backward pass costs twice that."""
     tensor_launch_us: float
-    """Added host time of one forward pass of a layer with tensor parallelism."""
+    """Added host time of one forward pass of a layer per further tensor rank: all of them wait for the slowest."""
     unfused_softmax_us: float
     """Added host time of one forward pass where the fused softmax refuses the shape."""
     overlap_norm: float

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.layer_time import correction_key, is_calibrated
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES, stage_memory
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import read_workload
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.tuning.confidence import half_width
 
 SCHEMA_VERSION = 1
 _GIB = 2**30
 _MEMORY_ERROR = 0.05
-_EXTRAPOLATION_ERROR = 0.06
-"""Above the held-out mean error on 512 devices (4.1 %, docs/validation/auto_tuning.md), which no fit had seen."""
 
 
 def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:
@@ -38,14 +36,13 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
     stages = [stage_memory(work, stage) for stage in range(work.pipeline)]
     peaks = [stage.peak_bytes / _GIB for stage in stages]
     worst = max(range(len(peaks)), key=lambda stage: peaks[stage])
-    # Two mean absolute errors on each side hold about nine of ten runs; nothing is that sure on shapes never measured.
-    known = is_calibrated(efficiency, correction_key(work)) and work.num_devices <= work.devices_per_node
-    spread = 2 * (efficiency.relative_error if known else max(efficiency.relative_error, _EXTRAPOLATION_ERROR))
+    spread, kind = half_width(work, device)
     answer: dict[str, Any] = {
         "id": identity,
         "status": "ok",
         "step_time_ms": time.total_ms,
         "step_time_interval_ms": [time.total_ms / (1 + spread), time.total_ms * (1 + spread)],
+        "step_time_extrapolation": kind,
         "step_time_parts_ms": {
             "pipeline": time.pipeline_ms,
             "gradients": time.gradient_ms,

@@ -1,4 +1,4 @@
-"""Time of one kernel on one device: matrix products with wave quantisation, attention, elementwise passes."""
+"""Time of one kernel on one device: matrix products with their last wave, attention, elementwise passes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import math
 
 from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 
-_TILES = ((128, 256), (128, 128))
+_TILE = 128
+_LAST_WAVE = 0.3
+"""How much of a wave of tiles a product wastes at its end. Libraries choose tile shapes and split products, so that
+less is lost than where every product has to fill whole waves; decision 0050 compares the two."""
 
 
 def product_us(
@@ -14,17 +17,14 @@ def product_us(
 ) -> float:
     """Matrix product ``[rows, inner] x [inner, columns]``, or ``copies`` of them in one kernel, in microseconds.
 
-    Output tiles are dealt out to the cores in waves, so the last wave may be nearly empty; the better of two tile
-    shapes counts, the smaller at ``small_tile_fraction`` of the speed. Short inner dimensions pay the pipeline fill.
+    Output tiles are dealt out to the cores in waves, the last of which is not full; short inner dimensions pay the
+    pipeline fill.
     """
     if min(rows, columns, inner) <= 0:
         return 0.0
-    best = math.inf
-    for index, (height, width) in enumerate(_TILES):
-        tiles = copies * math.ceil(rows / height) * math.ceil(columns / width)
-        operations = math.ceil(tiles / device.num_cores) * device.num_cores * height * width * inner * 2
-        best = min(best, operations / (efficiency.small_tile_fraction if index else 1.0))
-    return best / (device.peak_tflops * 1e6 * efficiency.gemm_fraction) * (1 + efficiency.gemm_inner_half / inner)
+    waves = copies * math.ceil(rows / _TILE) * math.ceil(columns / _TILE) / device.num_cores
+    operations = 2.0 * copies * rows * columns * inner * (1 + _LAST_WAVE / waves)
+    return operations / (device.peak_tflops * 1e6 * efficiency.gemm_fraction) * (1 + efficiency.gemm_inner_half / inner)
 
 
 def linear_us(

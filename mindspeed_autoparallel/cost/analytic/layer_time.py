@@ -144,7 +144,7 @@ def layer_time(work: Workload, device: Device, efficiency: Efficiency, fabric: F
     device_forward = qkv[0] + out[0] + mlp[0] + attention[0] + elementwise + communication
     device_backward = qkv[1] + out[1] + mlp[1] + attention[1] + 1.5 * elementwise + communication
     device_backward += _gathered_again_us(work, fabric)
-    host = efficiency.launch_us + (efficiency.tensor_launch_us if work.tensor > 1 else 0)
+    host = efficiency.launch_us + efficiency.tensor_launch_us * (work.tensor - 1)
     if model.num_experts:
         host *= 2
     if not work.fused_attention and (work.micro_batch * model.heads // work.tensor) % 4:

@@ -76,6 +76,9 @@ def test_a_broken_file_is_named_with_its_key(tmp_path: Path, key: str, value: ob
         ("provenance", "", "must say where"),
         ("overlap_norm", 0.5, "overlap_norm"),
         ("corrections", [[1, 2]], "rows of 5 numbers"),
+        ("intervals", [0.1], "intervals must be an object"),
+        ("intervals", {"seen": "narrow"}, "intervals.seen is 'narrow'"),
+        ("measured_recompute", "full", "measured_recompute must be a list"),
         ("colour", 1, "unknown keys"),
     ],
 )

@@ -1,0 +1,51 @@
+"""How wide the interval around a predicted step time is: by how far the request lies from what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mindspeed_autoparallel.cost.analytic.collectives import Fabric
+from mindspeed_autoparallel.cost.analytic.layer_time import correction_key, is_calibrated, layer_time
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+
+NOMINAL = 0.9
+"""Share of runs that an interval is meant to hold."""
+_HIDDEN_LAUNCHES = 1.03
+"""Up to this factor on a layer's device time, what the host takes to launch it counts as hidden."""
+
+
+def extrapolation(work: Workload, device: Device) -> str:
+    """What of ``work`` was never measured; the key of its width in ``Efficiency.intervals``.
+
+    ``seen``: a layer of about this shape was, on one node. ``more_devices``: the shape was, several nodes are asked
+    for. ``unseen_shape``: it was not, and the host's launches show in its time, which is where layers differ most.
+    ``unseen_large_shape``: it was not, and device work hides the launches.
+    """
+    efficiency = device.efficiency(work.stack)
+    measured_so = not efficiency.measured_recompute or work.recompute in efficiency.measured_recompute
+    if measured_so and not work.model.num_experts and is_calibrated(efficiency, correction_key(work)):
+        return "seen" if work.num_devices <= work.devices_per_node else "more_devices"
+    return "unseen_large_shape" if _launches_are_hidden(work, device, efficiency) else "unseen_shape"
+
+
+def half_width(work: Workload, device: Device) -> tuple[float, str]:
+    """Relative half width of the interval that holds nine of ten runs, and the kind of extrapolation.
+
+    A kind of which a device has no held-out runs gets twice the widest of the kinds that it has, or twice its stated
+    mean error, which holds about nine of ten where errors are normal.
+    """
+    efficiency = device.efficiency(work.stack)
+    kind = extrapolation(work, device)
+    unknown = 2 * max(efficiency.relative_error, *efficiency.intervals.values(), 0.0)
+    width = efficiency.intervals.get(kind, unknown)
+    if work.num_devices > work.devices_per_node:
+        width = max(width, efficiency.intervals.get("more_devices", unknown))
+    return width, kind
+
+
+def _launches_are_hidden(work: Workload, device: Device, efficiency: Efficiency) -> bool:
+    fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
+    free = dataclasses.replace(efficiency, launch_us=0.0, tensor_launch_us=0.0, unfused_softmax_us=0.0)
+    both, alone = layer_time(work, device, efficiency, fabric), layer_time(work, device, free, fabric)
+    return both.forward_us + both.backward_us <= _HIDDEN_LAUNCHES * (alone.forward_us + alone.backward_us)
