@@ -32,9 +32,8 @@ def _all_blocks(profile: Profile, measurement: Measurement) -> list[PlacedBlock]
     blocks = []
     for module in profile.model.modules:
         cost = measurement.modules[module.name]
-        for name, block, number in (
-            ("pre", cost.pre, 1), ("layer 0", cost.layer, module.num_layers), ("post", cost.post, 1)
-        ):  # fmt: skip
+        layers = [("layer 0", layer, number) for layer, number in cost.runs(0, module.num_layers)]
+        for name, block, number in (("pre", cost.pre, 1), *layers, ("post", cost.post, 1)):
             if block is not None:
                 blocks += [PlacedBlock(name=f"{module.name} {name}", cost=block)] * number
     return blocks
@@ -46,7 +45,7 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
     Stage s cannot start before the first microbatch has come through the stages before it, nor be the last to work
     before the last microbatch has gone back through them: T >= M t_s + t_0 + ... + t_(s-1). If the t add up to W, then
     T >= W / (1 - (1 - 1/M)^P). With chunks the first arrival is earlier, and only M W / P and W remain. And layers are
-    whole: some rank holds at least ceil(layers / P) of a module, M times.
+    whole: some rank holds at least ceil(layers / P) of a module, M times; of the shortest ones, where they differ.
     """
     layout, count = candidate.layout, candidate.num_microbatches
     factors = mean_factors(profile.variable_data)
@@ -54,12 +53,16 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
     layer_ns: dict[str, int] = {}
     for module in profile.model.modules:
         cost = candidate.measurement.modules[module.name]
-        for block, number in ((cost.pre, 1), (cost.layer, module.num_layers), (cost.post, 1)):
+        factor = factors.get(module.name, 1.0)
+        layers = [
+            (sum(block_times_ns(PlacedBlock(name="", cost=layer), factor)), number)
+            for layer, number in cost.runs(0, module.num_layers)
+        ]
+        work += sum(time_ns * number for time_ns, number in layers)
+        layer_ns[module.name] = min(time_ns for time_ns, _ in layers)
+        for block in (cost.pre, cost.post):
             if block is not None:
-                pair = block_times_ns(PlacedBlock(name="", cost=block), factors.get(module.name, 1.0))
-                work += number * sum(pair)
-                if block is cost.layer:
-                    layer_ns[module.name] = sum(pair)
+                work += sum(block_times_ns(PlacedBlock(name="", cost=block), factor))
     size = layout.pipeline_size
     if layout.virtual_size > 1:
         whole = max(count * -(-m.num_layers // size) * layer_ns[m.name] for m in profile.model.modules)

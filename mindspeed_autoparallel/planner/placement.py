@@ -59,10 +59,11 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
             if cost.pre is not None and v == held[0]:
                 stages[v].append(PlacedBlock(name=f"{module.name} pre", cost=cost.pre, side=cost.side))
             rows = placement.recompute.get(module.name, {})
-            here = [
-                item for kind in in_order(rows) for item in _recomputed(cost.layer, kind, rows[kind][v], module.name, v)
-            ]
-            here += [(cost.layer, "none")] * (layers[v] - len(here))
+            costs = [layer for layer, count in cost.runs(index, layers[v]) for _ in range(count)]
+            here: list[tuple[BlockCost, str]] = []
+            for kind in in_order(rows):
+                here += _recomputed(costs[len(here) : len(here) + rows[kind][v]], kind, module.name, v)
+            here += [(layer, "none") for layer in costs[len(here) :]]
             for layer, kind in here:
                 name = f"{module.name} layer {index}"
                 stages[v].append(PlacedBlock(name=name, cost=layer, kind=kind, side=cost.side))
@@ -77,18 +78,22 @@ def _kinds_of(plan: Plan, module: str) -> list[str]:
     return in_order({*RECOMPUTED_KINDS, *kinds})
 
 
-def _recomputed(layer: BlockCost, kind: str, count: int, module: str, stage: int) -> list[tuple[BlockCost, str]]:
-    """Costs and kinds of ``count`` layers in a row."""
+def _recomputed(layers: list[BlockCost], kind: str, module: str, stage: int) -> list[tuple[BlockCost, str]]:
+    """Costs and kinds of ``layers`` in a row."""
     size = layers_per_group(kind)
     profiled = "full" if size else kind
-    if count and profiled not in layer.recompute:
-        raise ConfigError(
-            f"stage {stage}: {kind} recompute of {module} is not in the profile (it has {', '.join(layer.recompute)})."
-        )
+    for layer in layers:
+        if profiled not in layer.recompute:
+            raise ConfigError(
+                f"stage {stage}: {kind} recompute of {module} is not in the profile "
+                f"(it has {', '.join(layer.recompute)})."
+            )
     if size < 2:
-        return [(layer, kind)] * count
-    sizes = [min(size, count - start) for start in range(0, count, size)]
-    return [(grouped_layer(layer, place, size), "full") for size in sizes for place in range(size)]
+        return [(layer, kind) for layer in layers]
+    groups = [layers[start : start + size] for start in range(0, len(layers), size)]
+    return [
+        (grouped_layer(layer, place, len(group)), "full") for group in groups for place, layer in enumerate(group)
+    ]
 
 
 def boundary_bytes(model: Model, measurement: Measurement, placement: ModulePlacement) -> list[int]:

@@ -1,6 +1,14 @@
 """Measured costs with provenance. The format is described in docs/profile.md."""
 
-from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, SharedBytes, StateBytes
+from mindspeed_autoparallel.profiles.blocks import (
+    BlockCost,
+    ModuleCost,
+    RecomputeCost,
+    SharedBytes,
+    StateBytes,
+    layer_block,
+    mean_layer,
+)
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 from mindspeed_autoparallel.profiles.profile import PROFILE_SCHEMA_VERSION, Profile, Provenance, VariableData
@@ -8,5 +16,6 @@ from mindspeed_autoparallel.profiles.reading import read_profile
 
 __all__ = [
     "PROFILE_SCHEMA_VERSION", "BlockCost", "Collective", "DeviceCost", "LinkTier", "MeasuredAt", "Measurement",
-    "ModuleCost", "Profile", "Provenance", "RecomputeCost", "SharedBytes", "StateBytes", "VariableData", "read_profile",
+    "ModuleCost", "Profile", "Provenance", "RecomputeCost", "SharedBytes", "StateBytes", "VariableData", "layer_block",
+    "mean_layer", "read_profile",
 ]  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS, is_known
@@ -84,13 +86,74 @@ class SharedBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCost:
-    """A module is pre block, ``num_layers`` equal layers, post block."""
+    """A module is pre block, ``num_layers`` layers, post block."""
 
     layer: BlockCost
+    """Of every layer; where layers differ, the mean layer, which searches that count layers place."""
     pre: BlockCost | None = None
     post: BlockCost | None = None
     side: SharedBytes = field(default_factory=SharedBytes)
     """What every layer is given beside the hidden states; once per stage. Recomputed layers keep it."""
+    kinds: tuple[BlockCost, ...] = ()
+    """Where layers differ, as dense ones before those with experts do."""
+    pattern: tuple[int, ...] = ()
+    """Of every layer, its place in ``kinds``."""
+
+    def __post_init__(self) -> None:
+        if bool(self.kinds) != bool(self.pattern) or any(not 0 <= kind < len(self.kinds) for kind in self.pattern):
+            raise ProfileError(f"pattern {self.pattern} does not name one of {len(self.kinds)} kinds for every layer.")
+
+    def runs(self, start: int, count: int) -> list[tuple[BlockCost, int]]:
+        """Layers ``start`` to ``start + count``: equal ones in a row, and how many."""
+        if not self.kinds:
+            return [(self.layer, count)] if count else []
+        rows = itertools.groupby(self.pattern[start : start + count])
+        return [(self.kinds[kind], len(list(row))) for kind, row in rows]
+
+    def with_layers(self, change: Callable[[str, BlockCost], BlockCost]) -> ModuleCost:
+        """Every kind of layer replaced by what ``change`` makes of it, given the name of its block."""
+        if not self.kinds:
+            return replace(self, layer=change(layer_block(0), self.layer))
+        kinds = tuple(change(layer_block(kind), cost) for kind, cost in enumerate(self.kinds))
+        return replace(self, layer=mean_layer(kinds, self.pattern), kinds=kinds)
+
+
+def layer_block(kind: int) -> str:
+    """Name of the block of a kind of layers: ``layer``, ``layer:1``, ``layer:2``."""
+    return f"layer:{kind}" if kind else "layer"
+
+
+def mean_layer(kinds: Sequence[BlockCost], pattern: Sequence[int]) -> BlockCost:
+    """Times and bytes of the mean layer; a transient is that of the worst, for it is not spread over layers."""
+    shares = [pattern.count(kind) / len(pattern) for kind in range(len(kinds))]
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(share * value for share, value in zip(shares, values, strict=True))
+
+    def state(states: Sequence[StateBytes]) -> StateBytes:
+        return StateBytes(**{
+            item.name: round(mean(getattr(state, item.name) for state in states)) for item in fields(StateBytes)
+        })  # fmt: skip
+
+    known = [name for name in kinds[0].recompute if all(name in kind.recompute for kind in kinds)]
+    costs = {name: [kind.recompute[name] for kind in kinds] for name in known}
+    return BlockCost(
+        forward_us=mean(kind.forward_us for kind in kinds),
+        backward_us=mean(kind.backward_us for kind in kinds),
+        recompute={
+            name: RecomputeCost(
+                saved_bytes=round(mean(cost.saved_bytes for cost in found)),
+                extra_backward_us=mean(cost.extra_backward_us for cost in found),
+                forward_peak_bytes=max(cost.forward_peak_bytes for cost in found),
+                backward_peak_bytes=max(cost.backward_peak_bytes for cost in found),
+            )
+            for name, found in costs.items()
+        },
+        output_bytes=max(kind.output_bytes for kind in kinds),
+        dense=state([kind.dense for kind in kinds]),
+        expert=state([kind.expert for kind in kinds]),
+        paired_saving_us=mean(kind.paired_saving_us for kind in kinds),
+    )
 
 
 def _refuse_negative(value: object, what: str) -> None:

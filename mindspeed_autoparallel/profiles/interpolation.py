@@ -86,6 +86,10 @@ def _merge(values: list[Any], rule: Callable[[list[float]], float], copy_state: 
     if isinstance(first, dict):
         kinds = [kind for kind in first if all(kind in value for value in values)]
         return {kind: _merge([value[kind] for value in values], rule, copy_state) for kind in kinds}
+    if isinstance(first, tuple):
+        # Kinds of layers; which layer is of which kind does not depend on the point.
+        rows = zip(*values, strict=True)
+        return tuple(_merge(list(row), rule, copy_state) if is_dataclass(row[0]) else row[0] for row in rows)
     if is_dataclass(first) and not isinstance(first, type):
         return type(first)(**{
             item.name: getattr(first, item.name)

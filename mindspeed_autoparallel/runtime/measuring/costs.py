@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.runtime.measuring.layer_kinds import layer_block
+from mindspeed_autoparallel.profiles import layer_block
 from mindspeed_autoparallel.runtime.measuring.recorder import Mark
 from mindspeed_autoparallel.runtime.measuring.structure import Stack
 

@@ -18,19 +18,9 @@ def kinds_of(layers: Sequence[Any]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(_structure(layer), len(numbers)) for layer in layers)
 
 
-def layer_block(kind: int) -> str:
-    """Name of the block of a kind of layers in traces and measurements: ``layer``, ``layer:1``, ``layer:2``."""
-    return f"layer:{kind}" if kind else "layer"
-
-
 def fewest_layers(kinds: Sequence[int]) -> int:
     """Length of the shortest beginning that shows every kind."""
     return max(MIN_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds)))
-
-
-def shares(kinds: Sequence[int]) -> dict[str, float]:
-    """Block of each kind to its share of all layers."""
-    return {layer_block(kind): kinds.count(kind) / len(kinds) for kind in sorted(set(kinds))}
 
 
 def shorten(arguments: argparse.Namespace, num_layers: int) -> None:

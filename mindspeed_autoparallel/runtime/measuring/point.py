@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_autoparallel.profiles import layer_block
 from mindspeed_autoparallel.runtime.measuring.costs import Run, batch_bytes, block_costs, blocks_of
-from mindspeed_autoparallel.runtime.measuring.layer_kinds import layer_block
 from mindspeed_autoparallel.runtime.measuring.recorder import Recorder
 from mindspeed_autoparallel.runtime.measuring.relayout import Built
 from mindspeed_autoparallel.runtime.measuring.state import (
@@ -17,6 +17,7 @@ from mindspeed_autoparallel.runtime.measuring.state import (
     execution_order,
     parameters_by_block,
     resident_bytes,
+    workspace_bytes,
 )
 from mindspeed_autoparallel.runtime.measuring.steps import whole_steps
 from mindspeed_autoparallel.runtime.measuring.structure import Stack, find_stacks, unwrap
@@ -67,7 +68,8 @@ def measure_point(
         "steps": steps,
         "relative_times": _relative_times(timed, device.seconds_between),
         "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
-        "host_bytes": max(0, tracked.marks["forward begin"].live_bytes - kept),
+        "workspace_bytes": workspace_bytes(),
+        "host_bytes": max(0, tracked.marks["forward begin"].live_bytes - kept - workspace_bytes()),
         "memory_capacity_bytes": device.total_memory_bytes(),
     }
 
@@ -175,7 +177,7 @@ def describe_stack(
         "result_key": stack.result_key,
         "frozen": stack.frozen,
         "num_layers": len(stack.layers),
-        "layers": dict(layers),
+        "kinds": stack.kinds,
         "hidden_size": int(shape[-1]) if shape else 0,
         "tokens_per_sample": tokens // arguments.micro_batch_size,
         "num_heads": int(getattr(config, "num_attention_heads", 0) or 0),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_autoparallel.profiles import layer_block
 from mindspeed_autoparallel.runtime.measuring.costs import blocks_of
-from mindspeed_autoparallel.runtime.measuring.layer_kinds import layer_block
 from mindspeed_autoparallel.runtime.measuring.structure import Stack
 
 
@@ -104,6 +104,17 @@ def resident_bytes(model: Any, optimizer: Any) -> int:
         for item in tensors
     }
     return sum(views.values())
+
+
+def workspace_bytes() -> int:
+    """Megatron's global memory buffer: one storage per use and type, as large as its largest use so far.
+
+    Attention scores and gathered sequences go through it, so it grows with the microbatch and outlives it.
+    """
+    from megatron.core import parallel_state
+
+    buffers = parallel_state.get_global_memory_buffer().buffer.values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in buffers)
 
 
 def release(model: Any, optimizer: Any) -> None:

@@ -21,11 +21,12 @@ from mindspeed_autoparallel.profiles import (
     SharedBytes,
     StateBytes,
     VariableData,
+    layer_block,
+    mean_layer,
 )
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.host.description import Description
 from mindspeed_autoparallel.spec.model import Model, Module
-from mindspeed_autoparallel.tuning.traced.kinds import merged
 
 _MIN_RELATIVE_SPREAD = 0.05
 
@@ -42,8 +43,9 @@ def build_profile(
     interleaved_sends: str = "freed",
 ) -> Profile:
     """A profile of every point that was measured well; the full layer counts come from ``description``."""
-    good = {point: merged(result) for point, result in results.items() if result["status"] == "ok"}
+    good = {point: result for point, result in results.items() if result["status"] == "ok"}
     first = next(iter(good.values()))
+    layers = {module.name: module.num_layers for module in description.modules}
     model = _model(description, first, sequence_length, vocab_size)
     return Profile(
         model=model,
@@ -51,7 +53,9 @@ def build_profile(
         measurements=tuple(
             Measurement(
                 at=point,
-                modules={item["name"]: _module_cost(item, result) for item in result["modules"]},
+                modules={
+                    item["name"]: _module_cost(item, result, layers[item["name"]]) for item in result["modules"]
+                },
                 batch=_shared(result.get("batch_bytes", (0, 0))),
             )
             for point, result in good.items()
@@ -83,7 +87,8 @@ def _model(description: Description, result: dict[str, Any], sequence_length: in
     for index, (name, item) in enumerate(built.items()):
         layers = described[name].num_layers
         counts = {block: _number(item["blocks"][block]["parameters"]) for block in item["blocks"]}
-        total += counts["pre"] + counts["post"] + layers * counts["layer"]
+        kinds = [counts[layer_block(kind)] for kind in item["kinds"]]
+        total += counts["pre"] + counts["post"] + layers * sum(kinds) // len(kinds)
         # Encoders run side by side into the last module, which joins them.
         is_last = index == len(names) - 1
         modules.append(
@@ -114,12 +119,18 @@ def _number(parameters: dict[str, dict[str, int]]) -> int:
     return sum(kind["num_parameters"] for kind in parameters.values())
 
 
-def _module_cost(item: dict[str, Any], result: dict[str, Any]) -> ModuleCost:
+def _module_cost(item: dict[str, Any], result: dict[str, Any], num_layers: int) -> ModuleCost:
     ratio = result["bytes_per_trained_parameter"]
     blocks = item["blocks"]
-    boundary = {"layer": blocks["pre"]["output_bytes"] or blocks["layer"]["output_bytes"]}
+    boundary = blocks["pre"]["output_bytes"] or blocks["layer"]["output_bytes"]
+    pattern = tuple(item["kinds"])
+    kinds = tuple(_block(blocks[layer_block(kind)], ratio, boundary) for kind in range(len(set(pattern))))
+    # A reduced model alone does not tell where in the whole one its layers are.
+    known = len(kinds) > 1 and len(pattern) == num_layers
     return ModuleCost(
-        layer=_block(blocks["layer"], ratio, boundary["layer"]),
+        layer=mean_layer(kinds, pattern) if len(kinds) > 1 else kinds[0],
+        kinds=kinds if known else (),
+        pattern=pattern if known else (),
         pre=_block(blocks["pre"], ratio, None),
         post=_block(blocks["post"], ratio, None),
         side=_shared(item.get("side_bytes", (0, 0))),

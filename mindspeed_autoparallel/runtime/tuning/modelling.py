@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -113,9 +114,12 @@ def _with_recompute(measurement: Measurement, traces: Mapping[str, dict[str, Any
     for kind, trace in traces.items():
         for item in prices.timed(trace, measurement.at)["modules"]:
             module = modules[item["name"]]
-            recompute = {**module.layer.recompute, kind: _recompute_cost(item["blocks"]["layer"], module.layer)}
-            modules[item["name"]] = replace(module, layer=replace(module.layer, recompute=recompute))
+            modules[item["name"]] = module.with_layers(functools.partial(_with_kind, kind, item["blocks"]))
     return replace(measurement, modules={name: _useful(module) for name, module in modules.items()})
+
+
+def _with_kind(kind: str, traced: Mapping[str, Any], block: str, layer: BlockCost) -> BlockCost:
+    return replace(layer, recompute={**layer.recompute, kind: _recompute_cost(traced[block], layer)})
 
 
 def _recompute_cost(block: Mapping[str, Any], plain: BlockCost) -> RecomputeCost:
@@ -140,7 +144,9 @@ def _useful(module: ModuleCost) -> ModuleCost:
             _is_no_larger(kept[other], cost) for other in light if other in kept
         ):
             kept[kind] = cost
-    return replace(module, layer=replace(module.layer, recompute=kept))
+    return module.with_layers(
+        lambda block, layer: replace(layer, recompute={kind: layer.recompute[kind] for kind in kept})
+    )
 
 
 def _is_no_larger(one: RecomputeCost, other: RecomputeCost) -> bool:
@@ -169,4 +175,7 @@ def _name_useless(calibration: Calibration, plan: SearchPlan) -> None:
 
 
 def _saved(trace: Mapping[str, Any]) -> float:
-    return float(sum(module["blocks"]["layer"]["saved_bytes"] for module in trace["modules"]))
+    return float(sum(
+        block["saved_bytes"]
+        for module in trace["modules"] for name, block in module["blocks"].items() if name not in ("pre", "post")
+    ))  # fmt: skip

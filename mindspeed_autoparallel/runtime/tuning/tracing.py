@@ -23,7 +23,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.measuring import worker
 from mindspeed_autoparallel.runtime.measuring.costs import Run, batch_bytes, block_costs, blocks_of
-from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS, fewest_layers, shares, shorten
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS, fewest_layers, shorten
 from mindspeed_autoparallel.runtime.measuring.point import Microbatch, describe_stack, num_optimizer_shards
 from mindspeed_autoparallel.runtime.measuring.relayout import Built, HostCalls, RecordedCall, rebuild
 from mindspeed_autoparallel.runtime.measuring.state import (
@@ -44,7 +44,6 @@ from mindspeed_autoparallel.runtime.tuning.pretending import (
     pretend_ranks,
 )
 from mindspeed_autoparallel.runtime.tuning.room import has_room
-from mindspeed_autoparallel.tuning.traced.kinds import merged
 
 TRACE_SCHEMA_VERSION = 1
 _NUM_ERROR_LINES = 6
@@ -181,7 +180,7 @@ def _trace_all(
                 built = rebuild(calls, arguments, point, world_size)
                 traced = _trace(built, forward_step, arguments, calls.pretender, kinds)
                 result["variants"][variant] = traced
-                if has_room(merged(traced), {name: len(whole) for name, whole in kinds.items()}, room_bytes):
+                if has_room(traced, room_bytes):
                     roomy.add(way)
             except Exception as error:  # whatever the user's code raises in this layout: the others go on
                 built = Built(None, None, None)
@@ -242,7 +241,7 @@ def _trace(
         "modules": [
             {
                 **describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
-                "layer_shares": shares(kinds[stack.name]),
+                "kinds": kinds[stack.name],
                 "side_bytes": tracked.side_bytes.get(stack.name, (0, 0)),
                 "calls": {
                     block: {

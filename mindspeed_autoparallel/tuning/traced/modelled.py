@@ -6,6 +6,7 @@ that a switch wins by more than its model may be wrong; the ends of the interval
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ class Shown:
 
 
 BlockKey = tuple[str, str, str]
-"""Module, block (``pre``, ``layer``, ``post``), direction."""
+"""Module, block (``pre``, one per kind of layers, ``post``), direction."""
 Parts = Mapping[MeasuredAt, Mapping[BlockKey, Shown]]
 Change = Callable[[Measurement, Mapping[BlockKey, Shown], float], Measurement | None]
 """Costs with a switch on, counting on a share of what it hides; ``None`` where it makes no difference or cannot run."""
@@ -186,7 +187,7 @@ def activation_offload(shape: Callable[[MeasuredAt], Offload], host_bytes_per_s:
             return None
 
         def smaller(module: str, block: str, cost: BlockCost) -> BlockCost:
-            if block != "layer":
+            if block in ("pre", "post"):
                 return cost
             plain = cost.recompute["none"]
             freed = min(offload.freed_bytes, max(0, plain.saved_bytes - cost.output_bytes))
@@ -221,8 +222,7 @@ def _with_blocks(measurement: Measurement, change: Callable[[str, str, BlockCost
     modules = {}
     for name, module in measurement.modules.items():
         modules[name] = replace(
-            module,
-            layer=change(name, "layer", module.layer),
+            module.with_layers(functools.partial(change, name)),
             pre=None if module.pre is None else change(name, "pre", module.pre),
             post=None if module.post is None else change(name, "post", module.post),
         )

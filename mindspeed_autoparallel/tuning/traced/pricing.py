@@ -88,7 +88,7 @@ class Prices:
         return _collective_us(call["name"], size, len(ranks), link)
 
     def timed(self, trace: Trace, at: MeasuredAt) -> dict[str, Any]:
-        """``trace`` as a measurement of one kind of layers: with ``forward_us`` and ``backward_us`` in every block."""
+        """``trace`` with ``forward_us`` and ``backward_us`` in every block, as a measurement has them."""
         modules = []
         for module in trace["modules"]:
             blocks = {}

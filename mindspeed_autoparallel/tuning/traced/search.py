@@ -12,7 +12,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.profiles import BlockCost
+from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.recompute import base_kind, grouped_kind, in_words, layers_per_group
 from mindspeed_autoparallel.tuning.traced.candidates import Configuration, Dimensions, Space
@@ -240,11 +240,14 @@ def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], k
     module = profile.model.modules[0].name
     cost = configuration.candidate.measurement.modules[module]
     whole = layers_per_group(kind) > 0
-    extra = cost.layer.recompute["full" if whole else kind].extra_backward_us
+    profiled = "full" if whole else kind
     times = []
+    start = 0
     for stage, count in enumerate(layers):
         again = min(number, count) if whole else count
-        time_us = count * (cost.layer.forward_us + cost.layer.backward_us) + again * extra
+        time_us = sum(held * (layer.forward_us + layer.backward_us) for layer, held in cost.runs(start, count))
+        time_us += sum(held * layer.recompute[profiled].extra_backward_us for layer, held in cost.runs(start, again))
+        start += count
         for block, here in ((cost.pre, stage == 0), (cost.post, stage == len(layers) - 1)):
             if block is not None and here:
                 time_us += block.forward_us + block.backward_us
@@ -294,10 +297,10 @@ def _may_fit(
     module = profile.model.modules[0].name
     cost = configuration.candidate.measurement.modules[module]
     size, count = layout.pipeline_size, configuration.candidate.num_microbatches
-    held = range(0, len(layers), size)
-    static = sum(layers[stage] for stage in held) * _static_bytes(cost.layer, layout)
+    held = [(sum(layers[:stage]), layers[stage]) for stage in range(0, len(layers), size)]
+    static = sum(equal * _static_bytes(layer, layout) for stage in held for layer, equal in cost.runs(*stage))
     static += _static_bytes(cost.pre, layout) if cost.pre is not None else 0
-    saved = [_saved_bytes(cost.layer, kind, number, layers[stage]) - cost.layer.output_bytes for stage in held]
+    saved = [_saved_bytes(cost, kind, number, *stage) - cost.layer.output_bytes for stage in held]
     chunks = min(count, size)
     if layout.virtual_size > 1:
         chunks = min(count * layout.virtual_size, 2 * (size - 1) + (layout.virtual_size - 1) * size + 1)
@@ -305,13 +308,16 @@ def _may_fit(
     return static + chunks * max(0, min(saved)) + profile.device.runtime_overhead_bytes <= limit
 
 
-def _saved_bytes(layer: BlockCost, kind: str, number: int, count: int) -> int:
-    """Of ``count`` layers of a stage, the first ``number`` of which are recomputed where that is ``full``."""
-    plain, size = layer.recompute["none"].saved_bytes, layers_per_group(kind)
+def _saved_bytes(cost: ModuleCost, kind: str, number: int, start: int, count: int) -> int:
+    """Of a stage with ``count`` layers, the first ``number`` of which are recomputed where that is ``full``."""
+    size = layers_per_group(kind)
     if not size:
-        return count * layer.recompute[kind].saved_bytes
+        return sum(equal * layer.recompute[kind].saved_bytes for layer, equal in cost.runs(start, count))
     again = min(number, count)
-    return -(-again // size) * layer.recompute["full"].saved_bytes + (count - again) * plain
+    plain = cost.runs(start + again, count - again)
+    inputs = [layer.recompute["full"].saved_bytes for layer, _ in cost.runs(start, again)]
+    groups = -(-again // size) * min(inputs, default=0)
+    return groups + sum(equal * layer.recompute["none"].saved_bytes for layer, equal in plain)
 
 
 def _static_bytes(block: BlockCost, layout: Layout) -> int:

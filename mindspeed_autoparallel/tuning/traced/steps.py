@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from mindspeed_autoparallel.profiles import layer_block
 
 _DIRECTIONS = ("forward", "backward")
 
@@ -44,8 +47,9 @@ def _cost(result: Mapping[str, Any]) -> StepCost:
 
 def _blocks_us(result: Mapping[str, Any]) -> float:
     return float(sum(
-        costs[f"{direction}_us"] * module["layers"].get(block, 1)
+        costs[f"{direction}_us"] * numbers.get(block, 1)
         for module in result["modules"]
+        for numbers in [Counter(map(layer_block, module["kinds"]))]
         for block, costs in module["blocks"].items()
         for direction in _DIRECTIONS
     ))  # fmt: skip

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from mindspeed_autoparallel.runtime.measuring.layer_kinds import fewest_layers, layer_block, shares, shorten
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import fewest_layers, shorten
 
 
 @pytest.mark.parametrize(
@@ -12,11 +12,6 @@ from mindspeed_autoparallel.runtime.measuring.layer_kinds import fewest_layers, 
 )
 def test_the_shortest_beginning_shows_every_kind_and_has_two_layers(kinds, number):
     assert fewest_layers(kinds) == number
-
-
-def test_shares_are_of_all_layers():
-    assert shares((0, 0, 0, 1, 1, 1, 1, 1)) == {"layer": 0.375, "layer:1": 0.625}
-    assert shares((0, 0)) == {layer_block(0): 1.0}
 
 
 def test_lists_of_choices_per_layer_are_cut_with_the_layers():

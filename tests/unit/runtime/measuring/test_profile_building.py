@@ -31,7 +31,7 @@ def module(name, key, frozen=False):
     blocks = {"pre": block(), "layer": block(), "post": block()}
     return {
         "name": name, "result_key": key, "frozen": frozen, "hidden_size": 8, "tokens_per_sample": 16, "num_heads": 4,
-        "num_kv_heads": 2, "num_experts": 0, "layers": {"layer": 2}, "blocks": blocks,
+        "num_kv_heads": 2, "num_experts": 0, "kinds": [0, 0], "blocks": blocks,
     }  # fmt: skip
 
 

@@ -27,9 +27,10 @@ def trace_of(profile, at):
     (name, module), = profile.at(at).modules.items()  # fmt: skip
     blocks = {"pre": module.pre, "layer": module.layer, "post": module.post}
     return {
-        "bytes_per_trained_parameter": {"gradient": 4, "optimizer": 12}, "host_bytes": 0, "batch_bytes": (0, 0),
+        "bytes_per_trained_parameter": {"gradient": 4, "optimizer": 12}, "host_bytes": 0, "workspace_bytes": 0,
+        "batch_bytes": (0, 0),
         "modules": [{
-            "name": name, "side_bytes": (0, 0), "blocks": {block: written(cost) for block, cost in blocks.items()},
+            "name": name, "kinds": [0] * profile.model.num_layers, "side_bytes": (0, 0), "blocks": {block: written(cost) for block, cost in blocks.items()},
         }],
     }  # fmt: skip
 
@@ -41,8 +42,8 @@ def test_with_room_every_even_split_of_every_layout_fits_without_recompute(num_l
     cluster, seen = Cluster(num_nodes=1, devices_per_node=8), 0
     for measurement in profile.measurements:
         trace = trace_of(profile, measurement.at)
-        least = next(room for room in range(0, 2**40, 2**28) if has_room(trace, {"text_decoder": num_layers}, room))
-        assert not has_room(trace, {"text_decoder": num_layers}, least - 2**28)
+        least = next(room for room in range(0, 2**40, 2**28) if has_room(trace, room))
+        assert not has_room(trace, least - 2**28)
         tight = replace(profile, device=replace(profile.device, memory_capacity_bytes=least))
         space = enumerate_space([Family(name="", settings={}, profile=tight)], cluster, 64, dimensions)
         for configuration in space.configurations:

@@ -17,7 +17,7 @@ def measured(per_microbatch, per_step, num_microbatches=4, finalize=70.0, optimi
         return number * microbatch + finalize + optimizer + per_step
 
     return {
-        "modules": [{"layers": {"layer": 2}, "blocks": blocks}],
+        "modules": [{"kinds": [0, 0], "blocks": blocks}],
         "optimizer": {"step_us": optimizer, "finalize_us": finalize},
         "steps": {"one_us": step(1), "many_us": step(num_microbatches), "num_microbatches": num_microbatches},
     }
