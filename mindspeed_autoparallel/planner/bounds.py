@@ -5,6 +5,7 @@ Proofs: docs/decisions/0015-outer-search.md.
 
 from __future__ import annotations
 
+from mindspeed_autoparallel.cost.buckets import least_tail_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_bytes
 from mindspeed_autoparallel.cost.sharding import units_of
 from mindspeed_autoparallel.cost.step import embedding_us, rank_tail
@@ -97,6 +98,12 @@ def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> f
     blocks = _all_blocks(profile, measurement)
     if not updated_parameter_bytes(blocks, layout):
         return 0.0
+    if layout.bucket_elements and layout.sharding is None:
+        alone = layout.pipeline_size == 1
+        pre = measurement.modules[profile.model.modules[0].name].pre
+        first = blocks if alone else [PlacedBlock(name="", cost=pre)] if pre is not None else []
+        tied = embedding_us(profile.model, measurement, layout, cluster, profile.device)
+        return least_tail_us(blocks, first, layout, cluster, profile.device) + tied
     hidden = float("inf") if layout.overlap_gradient_reduce else 0.0
     # The whole minus its fixed parts is linear in bytes: an even share of it, plus the fixed parts once.
     tail = rank_tail(blocks, layout, cluster, profile.device, hidden_us=hidden)

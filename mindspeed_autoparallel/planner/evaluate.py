@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mindspeed_autoparallel.cost.buckets import RankTimes, bucketed_tails
 from mindspeed_autoparallel.cost.communication import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
 from mindspeed_autoparallel.cost.pairing import unpaired_us
@@ -98,11 +99,15 @@ def evaluate(
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
     ranks = [[block for v in range(rank, len(blocks), size) for block in blocks[v]] for rank in range(size)]
-    tails = tuple(
-        rank_tail(held, layout, cluster, device, hidden_us=sum(backward[rank::size]) / NS_PER_US)
-        for rank, held in enumerate(ranks)
-    )
-    worst = max(tails, key=lambda tail: tail.total_us)
+    if layout.bucket_elements and layout.sharding is None:
+        chunks = [[blocks[v] for v in range(rank, len(blocks), size)] for rank in range(size)]
+        tails, worst = bucketed_tails(chunks, _rank_times(forward, backward, size), layout, cluster, device)
+    else:
+        tails = tuple(
+            rank_tail(held, layout, cluster, device, hidden_us=sum(backward[rank::size]) / NS_PER_US)
+            for rank, held in enumerate(ranks)
+        )
+        worst = max(tails, key=lambda tail: tail.total_us)
     tied = embedding_us(profile.model, measurement, layout, cluster, device)
     pipeline_us = simulated.step_time / NS_PER_US
     spread: list[float] = []
@@ -133,6 +138,29 @@ def evaluate(
         throughput=global_batch_size * profile.model.sequence_length / (total_us / 1e6) / layout.num_devices
         if total_us else math.inf,
     )  # fmt: skip
+
+
+def with_layout(
+    evaluation: Evaluation, profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement
+) -> Evaluation:
+    """``evaluation`` under a layout that differs in overlap of reduction and gathering only: another tail."""
+    measurement = profile.at(measured_at(layout))
+    assert measurement is not None
+    blocks, size = placed_blocks(profile.model, measurement, placement), layout.pipeline_size
+    forward = [round(stage.forward_us * NS_PER_US) for stage in evaluation.stages]
+    backward = [round(stage.backward_us * NS_PER_US) for stage in evaluation.stages]
+    chunks = [[blocks[v] for v in range(rank, len(blocks), size)] for rank in range(size)]
+    tails, worst = bucketed_tails(chunks, _rank_times(forward, backward, size), layout, cluster, profile.device)
+    before = evaluation.step
+    more_us = worst.total_us - before.data_parallel_us - before.optimizer_us
+    total_us = before.total_us + more_us
+    step = replace(
+        before, total_us=total_us, data_parallel_us=worst.data_parallel_us, optimizer_us=worst.optimizer_us,
+        p50_us=None if before.p50_us is None else before.p50_us + more_us,
+        p95_us=None if before.p95_us is None else before.p95_us + more_us,
+    )  # fmt: skip
+    throughput = evaluation.throughput * before.total_us / total_us if total_us else math.inf
+    return replace(evaluation, step=step, tails=tails, throughput=throughput)
 
 
 def fits_rank(
@@ -179,6 +207,17 @@ def _sharded_times(
     units = units_of(blocks, times, layout, data_parallel_link(layout, cluster, device))
     forward_us, backward_us = passes_us(blocks, units, layout.sharding, device.hidden_share)
     return [round(forward_us * NS_PER_US)], [round(backward_us * NS_PER_US)]
+
+
+def _rank_times(forward: list[int], backward: list[int], size: int) -> list[RankTimes]:
+    return [
+        RankTimes(
+            forward_us=[time / NS_PER_US for time in forward[rank::size]],
+            backward_us=[time / NS_PER_US for time in backward[rank::size]],
+            forward_before_us=sum(forward[:rank]) / NS_PER_US, backward_before_us=sum(backward[:rank]) / NS_PER_US,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
 
 
 def _by_module(blocks: list[PlacedBlock]) -> dict[str, tuple[int, int]]:

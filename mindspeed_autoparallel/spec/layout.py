@@ -67,6 +67,10 @@ class Layout:
     sequence_parallel: bool = False
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
+    overlap_parameter_gather: bool = False
+    bucket_elements: int = 0
+    """Parameters per bucket of reduction and gathering (``cost.buckets``). 0: of the reduction all that overlaps hides
+    up to the length of the last backward, and nothing else does."""
     schedule: str = "1f1b"
     sharding: Sharding | None = None
     paired: bool = False

@@ -65,7 +65,7 @@ def _check() -> int:
     for configuration in space.configurations:
         found, _ = solve(configuration, cluster, 64, dimensions)
         if found is not None:
-            step_us = improved(found, cluster, 64).step_us
+            step_us = improved(found, cluster, 64, dimensions).step_us
             best[configuration.key] = min(step_us, best.get(configuration.key, step_us))
     wanted, given = sorted(best.values())[:3], [found.step_us for found in search(space, cluster, 64, dimensions).top]
     same = all(abs(a - b) < 1e-6 * a for a, b in zip(wanted, given, strict=True))

@@ -15,7 +15,8 @@ _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers
 _TUNED = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel",
-    "use_distributed_optimizer", "overlap_grad_reduce", "moe_token_dispatcher_type", "global_batch_size",
+    "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
+    "moe_token_dispatcher_type", "global_batch_size",
     "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", _LAYOUT, *_VIRTUAL, *_RECOMPUTE,
     "recompute_activations", "use_megatron_fsdp", "data_parallel_sharding_strategy",
 )  # fmt: skip
@@ -26,7 +27,7 @@ _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
 
 def values_of(plan: Plan, settings: Mapping[str, Any], recompute: str, num_recomputed: int) -> dict[str, Any]:
     """Argument destinations and values: everything that the configuration decides, switches that are off as well."""
-    values = {**sizes(plan), **settings}
+    values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather, **settings}
     module = plan.model.modules[0].name
     layers = plan.layers_of(module)
     if len(set(layers)) > 1:

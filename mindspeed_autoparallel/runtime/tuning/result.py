@@ -64,6 +64,7 @@ def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
             "tp": layout.tensor_size, "pp": layout.pipeline_size, "dp": layout.data_size, "cp": layout.context_size,
             "ep": layout.expert_size, "vpp": layout.virtual_size, "sp": layout.sequence_parallel,
             "dist_opt": layout.distributed_optimizer, "overlap_grad_reduce": layout.overlap_gradient_reduce,
+            "overlap_param_gather": layout.overlap_parameter_gather,
         },
         "micro_batch_size": layout.micro_batch_size,
         "global_batch_size": plan.global_batch_size,

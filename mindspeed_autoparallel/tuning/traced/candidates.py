@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from mindspeed_autoparallel.cost.buckets import megatron_bucket_elements
 from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US
 from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
@@ -43,8 +44,11 @@ class Dimensions:
 
     virtual_sizes: tuple[int, ...] = (1, 2, 3, 4)
     distributed_optimizer: tuple[bool, ...] = (True, False)
-    overlap_gradient_reduce: tuple[bool, ...] = (True,)
-    """Reducing beside the backward is never slower under the cost model and takes no memory: off only when asked."""
+    overlap_gradient_reduce: tuple[bool, ...] = (True, False)
+    overlap_parameter_gather: tuple[bool, ...] = (True, False)
+    """Where gradients are reduced in buckets, too, and the optimizer is distributed: Megatron has it there only."""
+    bucket_elements: int | None = None
+    """``None``: as many as Megatron takes by itself."""
     recompute: tuple[str, ...] = RECOMPUTE_KINDS
     layer_groups: bool = True
     """Full recompute of groups of layers, too."""
@@ -63,6 +67,10 @@ class Configuration:
     def layout(self) -> Layout:
         """Its sizes."""
         return self.candidate.layout
+
+    def under(self, layout: Layout) -> Configuration:
+        """The same with other overlaps."""
+        return replace(self, candidate=replace(self.candidate, layout=layout))
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -130,12 +138,31 @@ def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) 
         return
     for pipeline in (size for size in range(1, devices // shards + 1) if devices // shards % size == 0):
         for chunks in dimensions.virtual_sizes if pipeline > 1 else (1,):
+            replicas = devices // point.tensor_size // pipeline
             for whole in dimensions.distributed_optimizer:
-                for overlap in dimensions.overlap_gradient_reduce:
-                    yield Layout(
-                        pipeline_size=pipeline, tensor_size=point.tensor_size, context_size=point.context_size,
-                        expert_size=point.expert_size, micro_batch_size=point.micro_batch_size,
-                        data_size=devices // shards // pipeline, virtual_size=chunks,
-                        sequence_parallel=point.sequence_parallel, distributed_optimizer=whole,
-                        overlap_gradient_reduce=overlap, schedule="interleaved" if chunks > 1 else "1f1b",
-                    )  # fmt: skip
+                yield Layout(
+                    pipeline_size=pipeline, tensor_size=point.tensor_size, context_size=point.context_size,
+                    expert_size=point.expert_size, micro_batch_size=point.micro_batch_size,
+                    data_size=devices // shards // pipeline, virtual_size=chunks,
+                    sequence_parallel=point.sequence_parallel, distributed_optimizer=whole,
+                    # Of what may overlap, all: below any other choice (``overlaps``).
+                    overlap_gradient_reduce=True in dimensions.overlap_gradient_reduce,
+                    bucket_elements=dimensions.bucket_elements or megatron_bucket_elements(replicas),
+                    schedule="interleaved" if chunks > 1 else "1f1b",
+                )  # fmt: skip
+
+
+def overlaps(layout: Layout, dimensions: Dimensions) -> list[Layout]:
+    """``layout`` with every legal overlap of gradient reduction and parameter gathering: what they change is the tail.
+
+    Neither where no rank shares its parameters with another, or where sharded gradients are reduced all the time.
+    """
+    if layout.sharding is not None:
+        return [layout]
+    shared = layout.data_size * layout.context_size > 1
+    return [
+        replace(layout, overlap_gradient_reduce=reduce, overlap_parameter_gather=gather)
+        for reduce in (dimensions.overlap_gradient_reduce if shared else (False,))
+        for gather in dimensions.overlap_parameter_gather
+        if not gather or (reduce and layout.distributed_optimizer)
+    ]

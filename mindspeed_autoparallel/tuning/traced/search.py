@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate, with_layout
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.recompute import base_kind, grouped_kind, in_words, layers_per_group
-from mindspeed_autoparallel.tuning.traced.candidates import Configuration, Dimensions, Space
+from mindspeed_autoparallel.tuning.traced.candidates import Configuration, Dimensions, Space, overlaps
 from mindspeed_autoparallel.units import format_bytes
 
 _REACH = 1.25
@@ -114,7 +114,7 @@ def search(
     reach = _REACH * leading[min(count, len(leading)) - 1].step_us
     near = [found for found in leading if found.step_us < reach][: count * _NUM_IMPROVED]
     if dimensions.uneven_stages:
-        near = [improved(found, cluster, batch) for found in near]
+        near = [improved(found, cluster, batch, dimensions) for found in near]
     top = sorted(near, key=_order)[:count]
     return Outcome(
         top=tuple(top), num_legal=len(space.configurations), num_solved=num_solved, num_bounded=num_bounded,
@@ -122,9 +122,11 @@ def search(
     )  # fmt: skip
 
 
-def _order(found: Found) -> tuple[float, int, str]:
-    # Of equally fast ones the one with less memory, then any order as long as it is always the same.
-    return found.step_us, found.peak_bytes, found.configuration.layout.label()
+def _order(found: Found) -> tuple[float, int, int, str]:
+    # Of equally fast ones the one with less memory, then fewer switches, then any as long as it is always the same.
+    layout = found.configuration.layout
+    switches = layout.overlap_gradient_reduce + layout.overlap_parameter_gather + layout.distributed_optimizer
+    return found.step_us, found.peak_bytes, switches, layout.label()
 
 
 def solve(
@@ -161,7 +163,7 @@ def _lightest(
         if _placement_bound_us(configuration, layers, kind, 0) >= limit_us:
             return
         if _may_fit(configuration, cluster, layers, kind, 0):
-            found = _evaluated(configuration, cluster, batch, layers, kind, 0)
+            found = _evaluated(configuration, cluster, batch, layers, kind, 0, dimensions)
             yield found
             if found.evaluation.fits:
                 return
@@ -181,7 +183,7 @@ def _fewest(
     low, high = 1, max(layers)
     if not _has_full(configuration, dimensions) or _placement_bound_us(configuration, layers, "full", 1) >= limit_us:
         return
-    found = _evaluated(configuration, cluster, batch, layers, "full", high)
+    found = _evaluated(configuration, cluster, batch, layers, "full", high, dimensions)
     if not found.evaluation.fits:
         yield found
         return
@@ -189,7 +191,7 @@ def _fewest(
         low += 1
     while low < high:
         middle = (low + high) // 2
-        tried = _evaluated(configuration, cluster, batch, layers, "full", middle)
+        tried = _evaluated(configuration, cluster, batch, layers, "full", middle, dimensions)
         if tried.evaluation.fits:
             found, high = tried, middle
         else:
@@ -207,7 +209,7 @@ def _grouped(
         not dimensions.layer_groups
         or not _has_full(configuration, dimensions)
         or _placement_bound_us(configuration, layers, "full", longest) >= limit_us
-        or _evaluated(configuration, cluster, batch, layers, "full", longest).evaluation.fits
+        or _evaluated(configuration, cluster, batch, layers, "full", longest, dimensions).evaluation.fits
     ):
         return
     # Of sizes that make as many groups on every stage, the smallest computes fewest layers again at once.
@@ -215,7 +217,7 @@ def _grouped(
     for size in sorted(sizes - {1}):
         kind = grouped_kind(size)
         if _may_fit(configuration, cluster, layers, kind, longest):
-            found = _evaluated(configuration, cluster, batch, layers, kind, longest)
+            found = _evaluated(configuration, cluster, batch, layers, kind, longest, dimensions)
             yield found
             if found.evaluation.fits:
                 return
@@ -325,23 +327,31 @@ def _static_bytes(block: BlockCost, layout: Layout) -> int:
 
 
 def _evaluated(
-    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], kind: str, number: int
-) -> Found:
+    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], kind: str, number: int,
+    dimensions: Dimensions | None = None,
+) -> Found:  # fmt: skip
+    """With the overlaps of ``dimensions`` that shorten the step most; without, those of the configuration."""
     module = configuration.family.profile.model.modules[0].name
     recompute: dict[str, dict[str, tuple[int, ...]]] = {}
     if kind != "none":
         again = tuple(min(number, held) for held in layers) if layers_per_group(kind) else layers
         recompute = {module: {kind: again}}
     placement = ModulePlacement(layers={module: layers}, recompute=recompute)
-    evaluation = evaluate(
-        configuration.family.profile, cluster, configuration.layout, placement, batch, with_timeline=False
-    )
-    return Found(
-        configuration=configuration, placement=placement, recompute=kind, num_recomputed=number, evaluation=evaluation
-    )
+    profile = configuration.family.profile
+    evaluation = evaluate(profile, cluster, configuration.layout, placement, batch, with_timeline=False)
+    choices = [
+        Found(
+            configuration=configuration if layout == configuration.layout else configuration.under(layout),
+            placement=placement, recompute=kind, num_recomputed=number,
+            evaluation=evaluation if layout == configuration.layout
+            else with_layout(evaluation, profile, cluster, layout, placement),
+        )
+        for layout in (overlaps(configuration.layout, dimensions) if dimensions else [configuration.layout])
+    ]  # fmt: skip
+    return min(choices, key=_order)
 
 
-def improved(found: Found, cluster: Cluster, batch: int) -> Found:
+def improved(found: Found, cluster: Cluster, batch: int, dimensions: Dimensions) -> Found:
     """Move layers, one at a time, from the slowest stage to one that makes the step shorter, as long as one does."""
     configuration = found.configuration
     module = configuration.family.profile.model.modules[0].name
@@ -362,7 +372,9 @@ def improved(found: Found, cluster: Cluster, batch: int) -> Found:
             changed[slowest] -= 1
             changed[target] += 1
             moved.append(
-                _evaluated(configuration, cluster, batch, tuple(changed), found.recompute, found.num_recomputed)
+                _evaluated(
+                    configuration, cluster, batch, tuple(changed), found.recompute, found.num_recomputed, dimensions
+                )
             )
         better = [item for item in moved if item.evaluation.fits and item.step_us < found.step_us * (1 - 1e-9)]
         if not better:

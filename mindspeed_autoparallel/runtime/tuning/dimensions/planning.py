@@ -73,6 +73,7 @@ def _searched(
         "micro batch": words(sizes.micro_batch),
         "distributed optimizer (ZeRO-1)": words(dimensions.distributed_optimizer),
         "overlap of gradient reduction": words(dimensions.overlap_gradient_reduce),
+        "overlap of parameter gathering": words(dimensions.overlap_parameter_gather),
         "recompute": ", ".join(kinds),
     }  # fmt: skip
     if len(ways) > 1:

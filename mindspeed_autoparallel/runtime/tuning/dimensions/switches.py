@@ -14,4 +14,11 @@ def switches(asked: Asked) -> Dimensions:
         asked.left_out["uneven stages"] = (
             "this Megatron has no --pipeline-model-parallel-layout (0.13 and newer have it)"
         )
-    return Dimensions(recompute=recompute_kinds(asked), uneven_stages=uneven)
+    gathering = asked.has("overlap_param_gather")
+    if not gathering:
+        asked.left_out["overlap of parameter gathering"] = "this Megatron has no --overlap-param-gather"
+    bucket = asked.value("ddp_bucket_size")
+    return Dimensions(
+        recompute=recompute_kinds(asked), uneven_stages=uneven, bucket_elements=int(bucket) if bucket else None,
+        overlap_parameter_gather=(True, False) if gathering else (False,),
+    )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from mindspeed_autoparallel.runtime.tuning.dimensions.asked import Asked
 
 _NOT_SEARCHED = (
-    ("parameter-gather overlap", "overlap_param_gather", "kept as the script gives it: not in the cost model"),
     ("expert capacity and token dropping", "moe_expert_capacity_factor", "changes what is trained: kept as given"),
 )
 

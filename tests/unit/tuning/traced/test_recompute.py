@@ -47,9 +47,9 @@ def every_way(configuration, dimensions):
         longest = max(layers)
         for kind in layer.recompute:
             for number in range(1, longest + 1) if kind == "full" else (0,):
-                yield _evaluated(configuration, CLUSTER, BATCH, layers, kind, number)
+                yield _evaluated(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
         for size in range(2, longest + 1):
-            yield _evaluated(configuration, CLUSTER, BATCH, layers, grouped_kind(size), longest)
+            yield _evaluated(configuration, CLUSTER, BATCH, layers, grouped_kind(size), longest, dimensions)
 
 
 def test_the_fastest_way_that_fits_is_that_of_trying_every_one():
