@@ -70,7 +70,13 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
     if not fitting:
         if tightest is None:
             raise ConfigError(f"none of {number} layouts is legal: {dict(left_out.most_common(3))}.")
-        raise InfeasiblePlan(f"none of {number} layouts fits. The one that needs least: {tightest[1]}")
+        layers, devices = base["model"]["num_layers"], base["hw"]["num_gpus"]
+        sizes = ", ".join(str(size) for size in range(1, devices + 1) if devices % size == layers % size == 0)
+        raise InfeasiblePlan(
+            f"none of {number} layouts fits. The one that needs least: {tightest[1]} Stages are equal here: "
+            f"{layers} layers on {devices} devices make pipelines of {sizes}; plan --profile-source analytic splits them "
+            "unequally."
+        )
     fitting.sort(key=lambda item: item[:3])
     return {
         "schema_version": SCHEMA_VERSION,

@@ -2,7 +2,7 @@
 
     python docs/validation/auto_tuning/predict_rows.py DATA.json
 
-Prints the time of 1,500 requests, errors and ranking by data group, and the memory of two published expert models that
+Prints the time of 1,500 requests, errors and ranking by data group, and published runs of three expert models that
 ``DATA.json`` lists without their number of devices or sizes (taken from the models' own configuration files).
 """
 
@@ -38,6 +38,29 @@ QWEN3_30B = {
     "parallel": {"tp": 1, "ep": 16},
     "train": {"gbs": 1024, "mbs": 1},
 }  # fmt: skip
+
+GPT_OSS = {"type": "moe", "num_layers": 36, "hidden": 2880, "heads": 64, "kv_heads": 8, "head_size": 64, "ffn": 2880,
+           "moe_ffn": 2880, "seq": 4096, "vocab": 201088, "swiglu": True, "num_experts": 128, "topk": 4}  # fmt: skip
+LINKED = {"DGX-H100": 8, "DGX-B200": 8, "DGX-GB200": 64}
+"""Devices that share fast links; larger domains than a run has are the run's."""
+
+
+def gpt_oss(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[dict[str, Any], list[float]]]:
+    """Requests for the published GPT-OSS-120B layouts in bf16, which name no sizes, and tokens/s/device."""
+    found: dict[tuple[Any, ...], tuple[dict[str, Any], list[float]]] = {}
+    for row in rows:
+        gpu, layout, train = row.get("hw", {}).get("gpu"), row.get("parallel", {}), row.get("train", {})
+        if row.get("model", {}).get("name") != "GPT OSS 120B" or train.get("precision") != "BF16" or gpu not in LINKED:
+            continue
+        request = {
+            "model": GPT_OSS,
+            "hw": {"gpu": gpu, "num_gpus": row["hw"]["num_gpus"], "gpus_per_node": LINKED[gpu]},
+            "parallel": {name: layout[name] for name in ("tp", "pp", "ep")},
+            "train": {"gbs": train["gbs"], "mbs": train["mbs"]},
+        }
+        key = (gpu, layout["pp"], layout["ep"])
+        found.setdefault(key, (request, []))[1].append(row["measured"]["tokens_per_s_per_gpu"])
+    return found
 
 
 def ask(requests: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
@@ -85,6 +108,13 @@ def main() -> None:
         print(
             f"{group:24s} peak above 10 GiB {len(found):3d} rows, mean error "
             f"{sum(map(abs, found)) / len(found):.2%}, lowest {min(found):+.2%}, highest {max(found):+.2%}"
+        )
+    published = gpt_oss(rows)
+    for key, answer in zip(published, ask([request for request, _ in published.values()])[0], strict=True):
+        rates = published[key][1]
+        print(
+            f"GPT-OSS-120B on {key[0]}, pp {key[1]}, ep {key[2]}: {answer['tokens_per_s_per_device']:.0f} tokens per "
+            f"second and device predicted, {min(rates):.0f} to {max(rates):.0f} published"
         )
     for answer in ask([MIXTRAL_8X22B, QWEN3_30B])[0]:
         print(

@@ -60,6 +60,9 @@ def test_a_model_too_large_for_every_layout_is_infeasible_with_the_numbers() -> 
     base["model"].update({"hidden": 16384, "heads": 128, "num_layers": 96})
     with pytest.raises(InfeasiblePlan, match=r"needs [\d.]+ GiB of"):
         search(base)
+    base["model"]["num_layers"] = 94
+    with pytest.raises(InfeasiblePlan, match="94 layers on 8 devices make pipelines of 1, 2; plan"):
+        search(base)
 
 
 def test_a_batch_that_no_layout_can_split_is_bad_input_not_infeasible() -> None:
