@@ -74,8 +74,8 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
         sizes = ", ".join(str(size) for size in range(1, devices + 1) if devices % size == layers % size == 0)
         raise InfeasiblePlan(
             f"none of {number} layouts fits. The one that needs least: {tightest[1]} Stages are equal here: "
-            f"{layers} layers on {devices} devices make pipelines of {sizes}; plan --profile-source analytic splits them "
-            "unequally."
+            f"{layers} layers on {devices} devices make pipelines of {sizes}; plan --profile-source analytic "
+            "splits them unequally."
         )
     fitting.sort(key=lambda item: item[:3])
     return {
