@@ -19,7 +19,7 @@ from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_li
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
 from mindspeed_autoparallel.planner.variable_data import mean_factors, sampled_times
-from mindspeed_autoparallel.profiles import DeviceCost, MeasuredAt, Measurement, Profile, SharedBytes
+from mindspeed_autoparallel.profiles import DeviceCost, MeasuredAt, Measurement, Profile
 from mindspeed_autoparallel.schedule import Program, SimulatedStep, StepTimes, in_flight, make_program, simulate
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
@@ -133,7 +133,7 @@ def evaluate(
     limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
     return Evaluation(
         stages=_stage_plans(placement, layout, forward, backward), step=step, tails=tails, simulated=simulated,
-        memory=_memory(profile, layout, blocks, program, limit, messages, measurement.batch),
+        memory=_memory(profile, layout, blocks, program, limit, messages, measurement),
         link_us=tuple(link / NS_PER_US for link in links),
         throughput=global_batch_size * profile.model.sequence_length / (total_us / 1e6) / layout.num_devices
         if total_us else math.inf,
@@ -174,7 +174,7 @@ def fits_rank(
     (memory,) = _memory(
         profile, layout, placed_blocks(profile.model, measurement, placement), program,
         cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,
-        boundary_bytes(profile.model, measurement, placement), measurement.batch, only_rank=rank,
+        boundary_bytes(profile.model, measurement, placement), measurement, only_rank=rank,
     )  # fmt: skip
     return memory.peak_bytes <= memory.limit_bytes
 
@@ -257,8 +257,10 @@ def _stage_plans(
 
 def _memory(
     profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]], program: Program, limit: int,
-    messages: list[int], batch: SharedBytes, only_rank: int | None = None,
+    messages: list[int], measurement: Measurement, only_rank: int | None = None,
 ) -> tuple[RankMemory, ...]:
+    batch, overhead = measurement.batch, profile.overhead_bytes(measurement)
+    device = replace(profile.device, runtime_overhead_bytes=overhead)
     ranks = []
     for rank in range(layout.pipeline_size) if only_rank is None else (only_rank,):
         chunks = [blocks[v] for v in range(rank, len(blocks), layout.pipeline_size)]
@@ -279,10 +281,10 @@ def _memory(
             )
             for v in range(rank, len(blocks), layout.pipeline_size)
         ]  # fmt: skip
-        peak = rank_peak(chunks, program[rank], layout, profile.device, traffic)
+        peak = rank_peak(chunks, program[rank], layout, device, traffic)
         ranks.append(RankMemory(
             pipeline_rank=rank, peak_bytes=peak.peak_bytes, limit_bytes=limit, peak_point=peak.point, terms=peak.terms,
-            runtime_overhead_bytes=profile.device.runtime_overhead_bytes,
+            runtime_overhead_bytes=overhead,
         ))  # fmt: skip
     return tuple(ranks)
 

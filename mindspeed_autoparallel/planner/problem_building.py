@@ -62,7 +62,7 @@ def build_problem(
             ))  # fmt: skip
             before = (len(segments) - 1,)
         last[module.name] = len(segments) - 1
-    overhead = profile.device.runtime_overhead_bytes
+    overhead = profile.overhead_bytes(measurement)
     start = _latest_start(profile, measurement, layout, num_microbatches, pipeline_cutoff_us)
     messages = _messages(profile, measurement, layout, held, start, safe=safe)
     rows = limits if mindspeed else tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))

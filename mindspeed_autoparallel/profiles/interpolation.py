@@ -76,7 +76,8 @@ def _combine(sources: list[Measurement], rule: Callable[[list[float]], float], p
         name: _merge([source.modules[name] for source in sources], rule, alone) for name in sources[0].modules
     }
     batch = _merge([source.batch for source in sources], rule, alone)
-    return Measurement(at=point, modules=modules, batch=batch, interpolated_from=labels)
+    workspace = round(rule([source.workspace_bytes for source in sources]))
+    return Measurement(at=point, modules=modules, batch=batch, workspace_bytes=workspace, interpolated_from=labels)
 
 
 def _merge(values: list[Any], rule: Callable[[list[float]], float], copy_state: bool) -> Any:

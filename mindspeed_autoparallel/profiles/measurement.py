@@ -38,5 +38,7 @@ class Measurement:
     """By module name; every module of the model."""
     batch: SharedBytes = field(default_factory=SharedBytes)
     """The data of a microbatch, which every stage loads; ``kept_bytes`` are part of the first block's saved bytes."""
+    workspace_bytes: int = 0
+    """Buffers that the host keeps from microbatch to microbatch for all blocks together, on every stage."""
     interpolated_from: tuple[str, ...] = ()
     """Labels of the points this was computed from; empty when it was measured."""

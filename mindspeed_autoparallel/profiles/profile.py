@@ -103,6 +103,10 @@ class Profile:
             return None
         return interpolate(self.measurements, point)
 
+    def overhead_bytes(self, measurement: Measurement) -> int:
+        """What every rank holds beside the blocks: the device's overhead and the host's own buffers."""
+        return self.device.runtime_overhead_bytes + measurement.workspace_bytes
+
     def sha256(self) -> str:
         """Hash of the content, whatever the file's formatting."""
         return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()

@@ -2,16 +2,19 @@
 
 python docs/validation/auto_tuning/end_to_end.py OUT [--moe]
 
-OUT keeps the work dir; delete it for a cold run. Two CPU processes; quiet cores make the times mean something.
+OUT keeps the work dir; delete it for a cold run. Two CPU processes; quiet cores make the times mean something. What is
+fitted comes from the run's own launch; every layout is measured in two more launches, in opposite orders.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_autoparallel.profiles import MeasuredAt
@@ -28,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "docs/examples/pretrain_gpt.py"
 MODEL = (
     "--use-mcore-models --num-layers 4 --hidden-size 256 --ffn-hidden-size 640 --num-attention-heads 4 "
-    "--seq-length 256 --max-position-embeddings 256 --micro-batch-size 1 --global-batch-size 8 "
+    "--seq-length 256 --max-position-embeddings 256 --micro-batch-size 3 --global-batch-size 24 "
     "--tokenizer-type NullTokenizer --vocab-size 1024 --make-vocab-size-divisible-by 8 --lr 1e-3 --train-iters 4 "
     "--eval-interval 1000 --eval-iters 0 --transformer-impl local --no-gradient-accumulation-fusion "
     "--no-masked-softmax-fusion --no-persist-layer-norm --no-rope-fusion --num-workers 0 --normalization RMSNorm "
@@ -54,11 +57,19 @@ def main() -> int:
         subprocess.run([sys.executable, str(SCRIPT), *words], check=True, stdout=subprocess.DEVNULL)
         result = json.loads((work / "auto_tuning_result.json").read_text(encoding="utf-8"))
         print(f"{turn}: {result['num_device_launches']} launches on devices", flush=True)
-    traces = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in work.glob("traces/*/TP*.json")}
-    anchors = {path.stem for path in work.glob("measurements/*/TP*.json")}
-    measured = _measure(arguments.out.resolve() / "measured", words, [MeasuredAt(**t["at"]) for t in traces.values()])
-    _compare(work, traces, anchors, measured)
+    traces, fitted = _results(work / "traces"), _results(work / "measurements")
+    points = sorted((MeasuredAt(**trace["at"]) for trace in traces.values()), key=MeasuredAt.label)
+    rounds = [
+        _measure(arguments.out.resolve() / name, words, order)
+        for name, order in (("first", points), ("second", points[::-1]))
+    ]
+    _compare(work, traces, fitted, rounds)
     return 0
+
+
+def _results(folder: Path) -> dict[str, dict]:
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.rglob("TP*.json")}
+    return {name: result for name, result in found.items() if result["status"] == "ok"}
 
 
 def _measure(folder: Path, words: list[str], points: list[MeasuredAt]) -> dict[str, dict]:
@@ -74,47 +85,62 @@ def _measure(folder: Path, words: list[str], points: list[MeasuredAt]) -> dict[s
         log_dir=folder,
     )  # fmt: skip
     print(f"every layout measured whole: {outcome.status.value}")
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("TP*.json")}
-    return {name: result for name, result in found.items() if result["status"] == "ok"}
+    return _results(folder)
 
 
-def _compare(work: Path, traces: dict[str, dict], anchors: set[str], measured: dict[str, dict]) -> None:
+def _compare(work: Path, traces: dict[str, dict], fitted: dict[str, dict], rounds: list[dict[str, dict]]) -> None:
     base = KnowledgeBase(work / "knowledge.sqlite")
     ((device, software, _),) = base.fingerprints()
     tiers = fitted_tiers(base, device, software)
     prices = Prices(base=base, device=device, software=software, tiers={"inter": tiers["intra"], **tiers},
                     devices_per_node=NUM_PROCESSES)  # fmt: skip
-    blocks = {
-        (name, block, direction): Anchor(
-            block=block, direction=direction,
-            sums=prices.sums(traces[name]["variants"]["|none"], traces[name]["variants"]["|none"]["modules"][0], block,
-                             direction),
-            measured_us=result["modules"][0]["blocks"][block][f"{direction}_us"],
-        )
-        for name, result in measured.items() for block in ("pre", "layer", "post") for direction in DIRECTIONS
-    }  # fmt: skip
-    host = fit_host([anchor for (name, _, _), anchor in blocks.items() if name in anchors], asynchronous=False)
-    print(f"host {host.per_call_us:.1f} us per call, kernels x {host.scale:.2f}, from {len(anchors)} layouts")
-    header = f"{'layout':28s} {'layer':8s} {'predicted_us':>12s} {'measured_us':>12s} {'error':>7s}"
+    known = [anchor for name, result in fitted.items() for anchor in _anchors(prices, traces[name], result)]
+    host = fit_host(known, asynchronous=False)
+    scales = ", ".join(f"{kind} x {scale:.2f}" for kind, scale in sorted(host.communication_scales.items()))
+    print(f"host {host.per_call_us:.1f} us per call, kernels x {host.scale:.2f}, {scales}, from {len(fitted)} layouts, "
+          f"each predicted from the others within {host.relative_error:.1%}")  # fmt: skip
+    header = f"{'layout':28s} {'layer':8s} {'predicted_us':>12s} {'measured_us':>12s} {'error':>7s} {'rounds':>7s}"
     print(f"{header} {'saved_bytes':>12s} (traced - measured)")
-    errors = []
-    for (name, block, direction), anchor in sorted(blocks.items()):
-        if block != "layer":
-            continue
-        predicted = host.block_us(block, direction, anchor.sums)
-        error = predicted / anchor.measured_us - 1
-        trace, real = (
-            source["modules"][0]["blocks"][block]["saved_bytes"]
-            for source in (traces[name]["variants"]["|none"], measured[name])
+    outside, again, repeat, beyond = [], [], [], []
+    for name in sorted(traces):
+        first, second = ([a for a in _anchors(prices, traces[name], found[name]) if a.block == "layer"]
+                         for found in rounds)  # fmt: skip
+        unseen = fit_host([a for a in known if _sharding(a.at) != _sharding(first[0].at)], asynchronous=False)
+        for one, other in zip(first, second, strict=True):
+            measured = math.sqrt(one.measured_us * other.measured_us)
+            predicted = host.block_us(one.block, one.direction, one.at, one.sums)
+            error, spread = predicted / measured - 1, other.measured_us / one.measured_us - 1
+            repeat.append(abs(spread))
+            (again if name in fitted else outside).append(abs(error))
+            beyond.append(unseen.block_us(one.block, one.direction, one.at, one.sums) / measured - 1)
+            trace, real = (found["modules"][0]["blocks"]["layer"]["saved_bytes"]
+                           for found in (traces[name]["variants"]["|none"], rounds[0][name]))  # fmt: skip
+            print(f"{name:28s} {one.direction:8s} {predicted:12.0f} {measured:12.0f} {error:+7.1%} {spread:+7.1%} "
+                  f"{trace:12.0f} {trace - real:+.0f}{' (in the fit)' if name in fitted else ''}")  # fmt: skip
+    for title, errors in (
+        ("layouts not in the fit", outside), ("layouts in the fit, measured again", again),
+        ("the same layout in both launches", repeat),
+        ("every layout, nothing of its sharding in the fit", [abs(error) for error in beyond]),
+    ):  # fmt: skip
+        if errors:
+            print(f"{title}: mean {sum(errors) / len(errors):.1%}, worst {max(errors):.1%} of {len(errors)}")
+
+
+def _anchors(prices: Prices, trace: dict, result: dict) -> list[Anchor]:
+    variant, at = trace["variants"]["|none"], MeasuredAt(**trace["at"])
+    blocks = result["modules"][0]["blocks"]
+    return [
+        Anchor(
+            block=block, direction=direction, at=at,
+            sums=prices.sums(variant, variant["modules"][0], block, direction),
+            measured_us=blocks[block][f"{direction}_us"],
         )
-        if name not in anchors:
-            errors.append(abs(error))
-        print(
-            f"{name:28s} {direction:8s} {predicted:12.0f} {anchor.measured_us:12.0f} {error:+7.1%} {trace:12.0f} "
-            f"{trace - real:+.0f}{'' if name not in anchors else ' (in the fit)'}"
-        )
-    if errors:
-        print(f"layouts not in the fit: mean {sum(errors) / len(errors):.1%}, worst {max(errors):.1%} of {len(errors)}")
+        for block in ("pre", "layer", "post") for direction in DIRECTIONS
+    ]  # fmt: skip
+
+
+def _sharding(at: MeasuredAt) -> MeasuredAt:
+    return replace(at, micro_batch_size=1)
 
 
 if __name__ == "__main__":

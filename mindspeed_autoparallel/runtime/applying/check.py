@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.spec.plan import Plan
@@ -68,7 +68,7 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 def _report(plan: Plan) -> None:
     import torch.distributed as distributed
 
-    own = {"step_us": statistics.median(SESSION.step_us), "peak_bytes": SESSION.peak_bytes}
+    own = {"step_us": settled_us(SESSION.step_us), "peak_bytes": SESSION.peak_bytes}
     ranks: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(ranks, own)
     if distributed.get_rank() == 0:
@@ -80,6 +80,11 @@ def _report(plan: Plan) -> None:
         if current_device().name == "cpu":
             num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", len(ranks)))
             print(crowding(num_processes, os.cpu_count() or 1), end="", flush=True)
+
+
+def settled_us(steps_us: Sequence[float]) -> float:
+    """The middle of the later half: allocators and caches need some steps until a training runs as it will."""
+    return statistics.median(steps_us[len(steps_us) // 2 :])
 
 
 def comparison(plan: Plan, ranks: list[dict[str, float]]) -> str:

@@ -57,6 +57,7 @@ def build_profile(
                     item["name"]: _module_cost(item, result, layers[item["name"]]) for item in result["modules"]
                 },
                 batch=_shared(result.get("batch_bytes", (0, 0))),
+                workspace_bytes=int(result.get("workspace_bytes", 0)),
             )
             for point, result in good.items()
         ),

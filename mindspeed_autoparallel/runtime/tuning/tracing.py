@@ -32,6 +32,7 @@ from mindspeed_autoparallel.runtime.measuring.state import (
     parameters_by_block,
     release,
     resident_bytes,
+    workspace_bytes,
 )
 from mindspeed_autoparallel.runtime.measuring.structure import find_stacks, unwrap
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
@@ -256,7 +257,11 @@ def _trace(
         "operators": [asdict(operator) for operator in table],
         "batch_bytes": batch_bytes(tracked),
         "bytes_per_trained_parameter": {"gradient": ratio.gradient, "optimizer": ratio.optimizer},
-        "host_bytes": max(0, tracked.marks["forward begin"].live_bytes - resident_bytes(model, built.optimizer)),
+        "workspace_bytes": workspace_bytes(),
+        "host_bytes": max(
+            0,
+            tracked.marks["forward begin"].live_bytes - resident_bytes(model, built.optimizer) - workspace_bytes(),
+        ),
         "trained_parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
         "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
     }

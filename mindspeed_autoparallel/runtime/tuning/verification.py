@@ -19,7 +19,8 @@ from mindspeed_autoparallel.runtime.tuning.result import Recommendation
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.units import US_PER_MS
 
-_NUM_STEPS = 6
+_NUM_STEPS = 16
+"""The first is not timed, the second tells memory, and the later half of the others the time."""
 
 
 def verify(
