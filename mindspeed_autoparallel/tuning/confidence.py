@@ -38,7 +38,7 @@ def half_width(work: Workload, device: Device) -> tuple[float, str]:
     efficiency = device.efficiency(work.stack)
     kind = extrapolation(work, device)
     unknown = 2 * max(efficiency.relative_error, *efficiency.intervals.values(), 0.0)
-    width = efficiency.intervals.get(kind, unknown)
+    width = max(efficiency.intervals.get(kind, unknown), efficiency.intervals.get("seen", 0.0))
     if work.num_devices > work.devices_per_node:
         width = max(width, efficiency.intervals.get("more_devices", unknown))
     return width, kind

@@ -62,6 +62,11 @@ def test_several_nodes_never_narrow_the_interval() -> None:
     assert half_width(_work(model={"hidden": 12288, "heads": 96}, hw={"num_gpus": 16}), device)[0] == 0.3
 
 
+def test_nothing_is_surer_than_what_was_seen() -> None:
+    device = _device(intervals={**_WIDTHS, "seen": 0.07})
+    assert half_width(_work(hw={"num_gpus": 16}), device) == (0.07, "more_devices")
+
+
 def test_a_kind_without_held_out_runs_gets_twice_the_widest_of_the_others() -> None:
     device = _device(intervals={"seen": 0.03, "unseen_large_shape": 0.1}, relative_error=0.02)
     assert half_width(_work(model={"hidden": 1024}), device) == (0.2, "unseen_shape")
