@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     document = read_json(arguments.data, "measured data")
     rows = document.get("rows") if isinstance(document, dict) else document
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f'{arguments.data} must hold {{"rows": [...]}} with one object per measured run.')
     result = scoreboard(rows)
     if arguments.json:

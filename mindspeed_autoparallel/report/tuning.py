@@ -37,7 +37,7 @@ def render_table(result: Mapping[str, Any]) -> str:
     for plan in result["top"]:
         lines += ["", f"{plan['number']}. paste: {' '.join(plan['argv'])}"]
     for measured in result.get("verified", ()):
-        lines.append(_verified_line(measured))
+        lines += _verified_lines(measured)
     lines += ["", *_modelled(result), _about(result)]
     lines += [f"note: {note}" for note in result["notes"]]
     lines += [f"not searched: {name}: {reason}" for name, reason in result["left_out_dimensions"].items()]
@@ -65,15 +65,15 @@ def _about(result: Mapping[str, Any]) -> str:
     )
 
 
-def _verified_line(measured: Mapping[str, Any]) -> str:
+def _verified_lines(measured: Mapping[str, Any]) -> list[str]:
     if measured["status"] != "ok":
-        return f"{measured['number']}. not verified: {measured['reason']}"
-    return (
+        return f"{measured['number']}. not verified: {measured['reason']}".splitlines()
+    return [
         f"{measured['number']}. measured: step {measured['measured_step_ms']:.1f} ms (predicted "
         f"{measured['predicted_step_ms']:.1f}, {measured['step_error']:+.1%}), peak "
         f"{format_bytes(measured['measured_peak_bytes'])} (predicted {format_bytes(measured['predicted_peak_bytes'])}, "
         f"{measured['memory_error']:+.1%})" + (f"; {measured['note']}" if measured.get("note") else "")
-    )
+    ]
 
 
 def render_tuning_page(result: Mapping[str, Any]) -> str:
@@ -90,8 +90,7 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
     if modelled := _modelled(result):
         sections.insert(1, ("Modelled, not measured", "".join(element("p", text(line)) for line in modelled)))
     if result.get("verified"):
-        lines = "".join(element("p", text(_verified_line(item))) for item in result["verified"])
-        sections.insert(1, ("Measured", lines))
+        sections.insert(1, ("Measured", "".join(_verified(item) for item in result["verified"])))
     body = "".join(element("section", element("h2", text(title)) + inner) for title, inner in sections)
     title = f"{result['ranks']} devices: {result['top'][0]['label']}"
     return (
@@ -101,6 +100,11 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
         f"<title>{text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
         f"<header><h1>{text(title)}</h1></header>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def _verified(measured: Mapping[str, Any]) -> str:
+    first, *rest = _verified_lines(measured)
+    return element("p", text(first)) + (element("pre", text("\n".join(rest))) if rest else "")
 
 
 def _flags(plan: Mapping[str, Any]) -> str:

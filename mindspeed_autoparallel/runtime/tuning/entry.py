@@ -171,9 +171,11 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
         elif request.verify:
             from mindspeed_autoparallel.runtime.tuning.verification import verify
 
-            result["verified"] = verify(request, picks, launches, voice.info)
-            result["num_device_launches"] = launches.num_on_devices
-            rewrite(request.work_dir, result)
+            result["verified"] = []
+            for item in verify(request, picks, launches, device, voice.info):
+                result["verified"].append(item)
+                result["num_device_launches"] = launches.num_on_devices
+                rewrite(request.work_dir, result)
     print(table(result), end="", flush=True)
     voice.info(f"result: {request.work_dir / RESULT_FILE}; page: {request.work_dir / PAGE_FILE}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -11,16 +12,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mindspeed_autoparallel.errors import ConfigError
 
 LOCK_FILE = ".lock"
+HOLDER_FILE = ".holder"
 _BEAT_S = 1.0
 _WATCHED_S = 6.0
 """A holder on another node is watched this long; a shared file system shows what it writes a little later."""
 _LENGTH = 400
-"""Of what the file holds: always the same, so that a reader never sees half of an old and half of a new one."""
+"""Of what the holder's file has: always the same, so that a reader never sees an empty one."""
 
 
 @contextlib.contextmanager
@@ -28,26 +30,23 @@ def only_one(work_dir: Path) -> Iterator[None]:
     """Hold ``work_dir`` until the context ends; ``ConfigError`` names the process that holds it already.
 
     On one machine the system's file lock decides, and lets go when the holder dies, however it does. Some shared file
-    systems keep such locks on each node for itself, so the holder also counts up in the file, and one on another node
+    systems keep such locks on each node for itself, so the holder also counts up in a file, and one on another node
     that still does is believed.
     """
-    path = work_dir / LOCK_FILE
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        locked = _lock(handle, path)
+    path = work_dir / HOLDER_FILE
+    with (work_dir / LOCK_FILE).open("a", encoding="utf-8") as stream:
+        locked = _lock(stream, path)
         holder = _read(path)
         if holder and not (locked and holder.get("machine") == _machine()) and _counts(path, holder):
             raise _held(path)
-        with _counting(handle):
+        with _counting(path):
             yield
-    finally:
-        os.close(handle)
 
 
-def _lock(handle: int, path: Path) -> bool:
+def _lock(stream: TextIO, path: Path) -> bool:
     """Whether this file system has locks at all."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise _held(path) from error
     except OSError:
@@ -84,22 +83,22 @@ def _counts(path: Path, holder: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _counting(handle: int) -> Iterator[None]:
+def _counting(path: Path) -> Iterator[None]:
     ended = threading.Event()
     about = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
 
-    def count() -> None:
-        # Starts where no earlier holder of this file was.
-        number = time.time_ns()
-        while True:
-            text = json.dumps({**about, "count": number}).ljust(_LENGTH)
-            with contextlib.suppress(OSError):  # a full disk: the bytes are there already, and the run itself will say
-                os.pwrite(handle, text.encode(), 0)
-                os.fsync(handle)
-            if ended.wait(_BEAT_S):
-                return
-            number += 1
+    numbers = itertools.count(time.time_ns())  # from where no earlier holder was
 
+    def write() -> None:
+        text = json.dumps({**about, "count": next(numbers)}).ljust(_LENGTH)
+        with contextlib.suppress(OSError):  # the run itself says that a disk is full
+            _overwrite(path, text.encode())
+
+    def count() -> None:
+        while not ended.wait(_BEAT_S):
+            write()
+
+    write()
     counter = threading.Thread(target=count, daemon=True)
     counter.start()
     try:
@@ -107,7 +106,16 @@ def _counting(handle: int) -> Iterator[None]:
     finally:
         ended.set()
         counter.join()
-        os.ftruncate(handle, 0)
+        path.unlink(missing_ok=True)
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    # In place and without waiting for the disk: closing it is what shows it to other nodes.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(handle, content, 0)
+    finally:
+        os.close(handle)
 
 
 def _machine() -> str:

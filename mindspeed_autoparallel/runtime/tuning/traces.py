@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ class Traces:
     def _key(self) -> str:
         digest = hash_of_sources(Path(sys.argv[0]))
         digest.update(json.dumps([
-            self.request.description.model_hash, self.request.num_ranks, self.variants, _arguments(sys.argv[1:]),
+            self.request.description.model_hash, self.request.num_ranks, self.variants, without_places(sys.argv[1:]),
             [self._wanted(point) for point in self.plan.points],
             _release("torch"), _release("megatron-core"),
         ], default=str).encode())  # fmt: skip
@@ -155,7 +155,8 @@ def _release(package: str) -> str:
         return "a source checkout"
 
 
-def _arguments(argv: list[str]) -> list[str]:
+def without_places(argv: Sequence[str]) -> list[str]:
+    """A command line without flags that only say where something is, or what is searched anyway."""
     kept, skip = [], False
     for word in argv:
         if word.startswith("--"):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.planner.assembly import plan_of
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
+from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 from mindspeed_autoparallel.runtime.tuning.argv import with_configuration, words_of
+from mindspeed_autoparallel.runtime.tuning.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.result import Recommendation
+from mindspeed_autoparallel.runtime.tuning.traces import without_places
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.units import US_PER_MS
 
@@ -24,19 +30,23 @@ _NUM_STEPS = 16
 
 
 def verify(
-    request: TuningRequest, picks: Sequence[Recommendation], launches: Launches, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+    request: TuningRequest, picks: Sequence[Recommendation], launches: Launches, device: Any,
+    say: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """One launch per configuration that fits the measuring devices; the others say why they were not run.
 
     With fewer devices than ranks the data-parallel size is reduced, and the prediction compared is that of the reduced
-    job.
+    job. What an earlier run measured of the same command on the same device is not measured again.
     """
-    return [_verified(request, pick, number, launches, say) for number, pick in enumerate(picks, start=1)]
+    sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), fingerprint_of(device).to_json()]
+    for number, pick in enumerate(picks, start=1):
+        yield _verified(request, pick, number, launches, sources, say)
 
 
 def _verified(
-    request: TuningRequest, pick: Recommendation, number: int, launches: Launches, say: Callable[[str], None]
-) -> dict[str, Any]:
+    request: TuningRequest, pick: Recommendation, number: int, launches: Launches, sources: list[Any],
+    say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
     layout = pick.plan.layout
     world = request.num_measuring
     reduced = reduced_layout(layout, world)
@@ -49,14 +59,20 @@ def _verified(
     batch = pick.plan.global_batch_size // layout.data_size * reduced.data_size
     plan = _plan_of(request, pick, reduced, batch)
     words = words_of({**pick.values, "global_batch_size": batch})
-    target = request.work_dir / "verify" / f"configuration_{number}.json"
-    target.unlink(missing_ok=True)
+    argv = tuple(with_configuration(sys.argv, words, keep_tuning=True))
+    environment = pick.found.configuration.family.environment
+    ran = json.dumps([*sources, without_places(argv), words, dict(environment), world, _NUM_STEPS])
+    target = request.work_dir / "verify" / f"{hashlib.sha256(ran.encode()).hexdigest()[:16]}.json"
+    if target.exists():
+        say(f"configuration {number}, {reduced.label()}, was run before: {target}")
+        ranks = read_json(target, "verification")["ranks"]
+        return {"number": number, "status": "ok", **_compared(plan, ranks, layout)}
     say(f"verifying configuration {number}: {reduced.label()} on {world} devices")
     outcome = launches.on_devices(
         "verify",
         {"kind": "verify", "plan": to_json(plan), "num_steps": _NUM_STEPS, "result": str(target)},
-        tuple(with_configuration(sys.argv, words, keep_tuning=True)),
-        pick.found.configuration.family.environment,
+        argv,
+        environment,
     )
     if outcome.status is not LaunchStatus.OK or not target.exists():
         return {"number": number, "status": outcome.status.value, "reason": outcome.describe()}

@@ -77,3 +77,12 @@ def test_a_broken_row_is_left_out_with_its_reason_and_the_others_are_scored(chan
     ((said, count),) = result["left_out"].items()
     assert said.startswith(f"g: {reason}")
     assert count == 1
+
+
+@pytest.mark.parametrize("document", [{"rows": []}, {"rows": [1]}, {}, 5])
+def test_command_says_what_the_file_must_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: object
+) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(document))
+    assert main(["scoreboard", str(tmp_path / "rows.json")]) == 2
+    assert 'must hold {"rows": [...]} with one object per measured run' in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.tuning import lock
-from mindspeed_autoparallel.runtime.tuning.lock import LOCK_FILE, only_one
+from mindspeed_autoparallel.runtime.tuning.lock import HOLDER_FILE, only_one
 
 HOLD = (
     "import sys, time\nfrom pathlib import Path\nfrom mindspeed_autoparallel.runtime.tuning.lock import only_one\n"
@@ -49,7 +49,7 @@ def test_a_second_process_is_refused_and_told_who_is_there(tmp_path, holder):
 def test_after_a_killed_holder_the_next_one_starts_at_once(tmp_path, holder, monkeypatch):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == holder.pid
+    assert json.loads((tmp_path / HOLDER_FILE).read_text())["pid"] == holder.pid
     monkeypatch.setattr(lock, "_counts", lambda *_: pytest.fail("the same machine needs no watching"))
     with only_one(tmp_path):
         pass
@@ -57,7 +57,7 @@ def test_after_a_killed_holder_the_next_one_starts_at_once(tmp_path, holder, mon
 
 def test_a_holder_on_another_node_that_counts_is_believed(tmp_path, quick):
     """Its lock is not seen here, as on file systems that keep locks on each node."""
-    path, ended = tmp_path / LOCK_FILE, threading.Event()
+    path, ended = tmp_path / HOLDER_FILE, threading.Event()
 
     def count():
         number = 0
@@ -77,15 +77,15 @@ def test_a_holder_on_another_node_that_counts_is_believed(tmp_path, quick):
 
 
 def test_a_holder_on_another_node_that_died_does_not_keep_the_work_dir(tmp_path, quick):
-    elsewhere(tmp_path / LOCK_FILE, 5)
+    elsewhere(tmp_path / HOLDER_FILE, 5)
     with only_one(tmp_path):
         deadline = time.monotonic() + 30
-        while json.loads((tmp_path / LOCK_FILE).read_text())["pid"] != os.getpid():
+        while json.loads((tmp_path / HOLDER_FILE).read_text())["pid"] != os.getpid():
             assert time.monotonic() < deadline
-        first = json.loads((tmp_path / LOCK_FILE).read_text())["count"]
-        while json.loads((tmp_path / LOCK_FILE).read_text())["count"] == first:
+        first = json.loads((tmp_path / HOLDER_FILE).read_text())["count"]
+        while json.loads((tmp_path / HOLDER_FILE).read_text())["count"] == first:
             assert time.monotonic() < deadline
-    assert (tmp_path / LOCK_FILE).read_text() == ""
+    assert not (tmp_path / HOLDER_FILE).exists()
 
 
 def test_where_there_are_no_locks_the_holder_is_watched(tmp_path, holder, monkeypatch):
