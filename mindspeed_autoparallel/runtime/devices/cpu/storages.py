@@ -96,6 +96,8 @@ class TrackedStorages(TorchDispatchMode):
         return result
 
     def _add(self, tensor: Any) -> None:
+        # A DTensor claims a storage as large as its view of one, but its local tensor alone has memory.
+        tensor = getattr(tensor, "_local_tensor", tensor)
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
