@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+from mindspeed_autoparallel.cost.hiding import sent_once_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,8 @@ class Fabric:
         time = self.link_latency_us * math.log2(ranks) + size_bytes * (local - 1) / local / self.link_bytes_per_us
         if nodes == 1:
             return time
-        reached = (nodes - 1) * (1 - (1 - 1 / nodes) ** copies)
-        network = size_bytes / copies * reached / (self.inter_bytes_per_us / self.devices_per_node)
+        leaving = size_bytes * sent_once_share(copies, nodes) * (nodes - 1) / nodes
+        network = leaving / (self.inter_bytes_per_us / self.devices_per_node)
         return max(time, self.inter_latency_us * math.log2(nodes) + network)
 
     def send_us(self, size_bytes: float, stride: int) -> float:
