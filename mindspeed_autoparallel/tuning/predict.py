@@ -10,11 +10,10 @@ from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import read_workload
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.tuning.confidence import half_width
+from mindspeed_autoparallel.tuning.confidence import half_width, peak_half_width
 
 SCHEMA_VERSION = 1
 _GIB = 2**30
-_MEMORY_ERROR = 0.05
 
 
 def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:
@@ -37,6 +36,7 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
     peaks = [stage.peak_bytes / _GIB for stage in stages]
     worst = max(range(len(peaks)), key=lambda stage: peaks[stage])
     spread, kind = half_width(work, device)
+    peak_spread = peak_half_width(peaks[worst])
     answer: dict[str, Any] = {
         "id": identity,
         "status": "ok",
@@ -51,7 +51,7 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
         },
         "bubble_fraction": time.bubble_fraction,
         "peak_memory_gib": peaks[worst],
-        "peak_memory_interval_gib": [peaks[worst] * (1 - _MEMORY_ERROR), peaks[worst] * (1 + _MEMORY_ERROR)],
+        "peak_memory_interval_gib": [peaks[worst] / (1 + peak_spread), peaks[worst] * (1 + peak_spread)],
         "stages": [
             {
                 "stage": index,

@@ -18,6 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.tuning.confidence import peak_half_width
 from mindspeed_autoparallel.tuning.measured_rows import request_of_row
 from mindspeed_autoparallel.tuning.scoreboard import measured_peak_gib, measured_step_ms, ranking_by_group
 
@@ -86,17 +87,21 @@ def main() -> None:
     print(f"{NUM_TIMED} requests in {seconds:.1f} s")
     times: dict[str, list[Any]] = defaultdict(list)
     peaks: dict[str, list[float]] = defaultdict(list)
+    held: dict[str, list[bool]] = defaultdict(list)
     for (row, _), answer in zip(asked, answers, strict=True):
         if answer["status"] == "error":
             continue
         step, peak = measured_step_ms(row), measured_peak_gib(row)
         if step:
             times[row["group"]].append((row, answer["step_time_ms"], step))
-        if peak and peak > 10:
+        if peak:
             # Some sources log the last rank only.
             last = "mem_max_allocated_bytes" in row["measured"]
             predicted = answer["stages"][-1]["peak_memory_gib"] if last else answer["peak_memory_gib"]
-            peaks[row["group"]].append(predicted / peak - 1)
+            width = peak_half_width(predicted)
+            held["above" if predicted >= 10 else "below"].append(1 / (1 + width) <= predicted / peak <= 1 + width)
+            if peak > 10:
+                peaks[row["group"]].append(predicted / peak - 1)
     for group, compared in sorted(times.items()):
         errors = [abs(predicted / measured - 1) for _, predicted, measured in compared]
         ranking = ranking_by_group(compared)
@@ -109,6 +114,8 @@ def main() -> None:
             f"{group:24s} peak above 10 GiB {len(found):3d} rows, mean error "
             f"{sum(map(abs, found)) / len(found):.2%}, lowest {min(found):+.2%}, highest {max(found):+.2%}"
         )
+    for size, inside in held.items():
+        print(f"peak predicted {size} 10 GiB: measured one within the interval in {sum(inside)} of {len(inside)} rows")
     published = gpt_oss(rows)
     for key, answer in zip(published, ask([request for request, _ in published.values()])[0], strict=True):
         rates = published[key][1]
