@@ -58,7 +58,7 @@ class Fabric:
         """
         if ranks <= 1:
             return 0.0
-        nodes = max(1, ranks * stride // self.devices_per_node)
+        nodes = min(ranks, max(1, ranks * stride // self.devices_per_node))
         local = ranks // nodes
         time = self.link_latency_us * math.log2(ranks) + size_bytes * (local - 1) / local / self.link_bytes_per_us
         if nodes == 1:

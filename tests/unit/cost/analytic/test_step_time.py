@@ -115,6 +115,8 @@ def test_tokens_travel_once_to_each_node_and_over_each_devices_own_share_of_the_
     assert fabric.dispatch_us(1024.0, 16, 1, 1) == pytest.approx(512.0)
     # Eight copies: nearly every token has an expert on the other node, which one of its eight copies reaches.
     assert fabric.dispatch_us(1024.0, 16, 1, 8) == pytest.approx(1024 / 8 * (1 - 0.5**8))
+    # Ranks that lie further apart than a node is wide are on a node each.
+    assert fabric.dispatch_us(1024.0, 2, 64, 1) == pytest.approx(512.0)
     # Over more nodes more of the copies travel, never more than all.
     costs = [fabric.dispatch_us(1024.0, 8 * nodes, 1, 4) for nodes in (1, 2, 4, 8, 64)]
     assert costs == sorted(costs)
