@@ -50,8 +50,10 @@ def _custom(folder: Path, between: str) -> Path:
     return script
 
 
-def _trace(capsys: pytest.CaptureFixture[str], script: Path, *flags: str) -> tuple[int, str, str]:
-    code = main(["trace", "--script", str(script), *flags, "--json", "--", *_FLAGS.split()])
+def _trace(
+    capsys: pytest.CaptureFixture[str], script: Path, *flags: str, model: tuple[str, ...] = ()
+) -> tuple[int, str, str]:
+    code = main(["trace", "--script", str(script), *flags, "--json", "--", *_FLAGS.split(), *model])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -73,6 +75,20 @@ def test_a_custom_layer_is_traced_as_it_is_and_kept(tmp_path: Path, capsys: pyte
     (newest,) = sorted((tmp_path / "kept").iterdir(), key=lambda path: path.stat().st_mtime)[1:]
     newest.write_text(json.dumps({**json.loads(newest.read_text()), "kept": True}))
     assert json.loads(_trace(capsys, tmp_path / "train.py", *flags)[1])["kept"]
+
+
+def test_dense_layers_before_those_with_experts_are_traced_as_two_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    experts = ("--num-experts", "4", "--moe-router-topk", "2", "--moe-token-dispatcher-type", "alltoall")
+    code, out, err = _trace(capsys, _EXAMPLE, "--expert", "2", model=(*experts, "--moe-layer-freq", "([0]*2+[1]*2)"))
+    assert code == 0, err
+    (module,) = json.loads(out)["modules"]
+    assert module["kinds"] == [0, 0, 1, 1]
+    assert list(module["blocks"]) == ["pre", "layer", "layer:1", "post"]
+    dense, sparse = (module["blocks"][block]["parameters"] for block in ("layer", "layer:1"))
+    # An MLP of three matrices of 64 x 128, or two of four experts and a router; the rest of the layers is alike.
+    matrices = 3 * 64 * 128
+    assert dense["dense"]["num_parameters"] - sparse["dense"]["num_parameters"] == matrices - 4 * 64
+    assert (dense["expert"]["num_parameters"], sparse["expert"]["num_parameters"]) == (0, 2 * matrices)
 
 
 def test_a_layer_that_needs_data_is_named_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
