@@ -45,9 +45,11 @@ class Recommendation:
 
     @property
     def title(self) -> str:
-        """How its layers are run, beside its layout."""
-        family = self.found.configuration.family
-        return " ".join([*([family.name] if family.name else []), *self.modelled])
+        """How its layers are run, beside what its layout's label says."""
+        layout = self.plan.layout
+        told = layout.sharding.label if layout.sharding is not None else ""
+        names = [self.found.configuration.family.name, *self.modelled]
+        return " ".join(name for name in names if name and not (told and name.startswith(told)))
 
 
 def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:

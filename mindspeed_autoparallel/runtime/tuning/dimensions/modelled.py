@@ -164,7 +164,8 @@ def _offload(asked: Asked, target: Target) -> Answer:
             title="swap of attention's activations", settings={"swap_attention": True},
             change=activation_offload(_bytes_of(asked, ATTENTION), rate),
         )]  # fmt: skip
-    choices = [ATTENTION, *([EXPERTS, ATTENTION + EXPERTS] if asked.request.num_experts else [])]
+    everywhere = asked.request.num_experts and asked.value("moe_layer_freq", 1) == 1
+    choices = [ATTENTION, *([EXPERTS, ATTENTION + EXPERTS] if everywhere else [])]
     return [
         Switch(
             title=f"{_OFFLOAD} ({', '.join(modules)})",
