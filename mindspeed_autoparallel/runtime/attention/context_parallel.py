@@ -1,4 +1,4 @@
-"""Attention over a context-parallel group on any device: gather keys and values, keep queries local.
+"""Attention over a context-parallel group on any device: gather keys and values, or exchange rows for heads.
 
 ``gather_rows`` gathers shards of any sizes; its backward sums the gradients of all ranks and returns the own shard. The
 module has the call signature of Megatron's ``DotProductAttention``, so a layer spec can name it as ``core_attention``
@@ -52,6 +52,19 @@ def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_ba
     return gathered
 
 
+def exchange(tensor: torch.Tensor, group: Any, *, to_heads: bool) -> torch.Tensor:
+    """Own rows of all heads ``[s, b, n, d]`` to all rows of an n-th of the heads, in rank order, or back."""
+    from megatron.core.tensor_parallel.mappings import all_to_all
+
+    size = torch.distributed.get_world_size(group)
+    if to_heads:
+        parts = tensor.unflatten(2, (size, -1)).permute(2, 0, 1, 3, 4).contiguous()
+        exchanged: torch.Tensor = all_to_all(group, parts)
+        return exchanged.flatten(0, 1)
+    exchanged = all_to_all(group, tensor.unflatten(0, (size, -1)).contiguous())
+    return exchanged.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None, dropout: float
 ) -> torch.Tensor:
@@ -86,6 +99,7 @@ class ContextParallelAttention(torch.nn.Module):
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.group = getattr(pg_collection, "cp", None) or parallel_state.get_context_parallel_group()
+        self.exchanges_heads = cp_comm_type == "a2a"
         self._positions: dict[Any, Any] = {}
 
     def forward(
@@ -110,12 +124,25 @@ class ContextParallelAttention(torch.nn.Module):
         if packed_seq_params is not None:
             return self._packed(query, key, value, packed_seq_params, causal, size)
         mask = None if causal or kind == AttnMaskType.no_mask or attention_mask is None else ~attention_mask
-        if size > 1:
-            key, value = (gather_rows(t, [t.shape[0]] * size, self.group) for t in (key, value))
+        by_heads = self.exchanges_heads and size > 1
+        local = query.shape[0]
+        if by_heads:
+            query, key, value = (self._all_rows(t, size) for t in (query, key, value))
+        elif size > 1:
+            key, value = (gather_rows(t, [local] * size, self.group) for t in (key, value))
         if causal:
-            mask = self._causal_mask(query.shape[0], size, query.device)
+            mask = self._causal_mask(local, size, query.device, every_query=by_heads)
         out = self._attend(query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3), mask)
-        return out.permute(2, 0, 1, 3).flatten(-2)
+        out = out.permute(2, 0, 1, 3)
+        return (exchange(out, self.group, to_heads=False) if by_heads else out).flatten(-2)
+
+    def _all_rows(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        if tensor.shape[2] % size:
+            raise ConfigError(
+                f"--cp-comm-type a2a gives each of {size} context ranks as many heads, but a tensor rank has "
+                f"{tensor.shape[2]}; choose allgather."
+            )
+        return exchange(tensor, self.group, to_heads=True)
 
     def _attend(self, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
         if not (self.training and self.dropout):
@@ -125,14 +152,15 @@ class ContextParallelAttention(torch.nn.Module):
         with tensor_parallel.get_cuda_rng_tracker().fork():
             return attend(query, key, value, self.scale, mask, self.dropout)
 
-    def _causal_mask(self, local: int, size: int, device: Any) -> torch.Tensor:
-        signature = (local, size, device)
+    def _causal_mask(self, local: int, size: int, device: Any, *, every_query: bool = False) -> torch.Tensor:
+        signature = (local, size, device, every_query)
         if signature not in self._positions:
             rank = torch.distributed.get_rank(self.group)
             runs = [shards.zigzag_runs(local * size, size, r) for r in range(size)]
             # Made on the device, and of shapes only where nothing else has data: the mask is a sequence squared.
             held = [torch.cat([torch.arange(*run, device=device) for run in rank_runs]) for rank_runs in runs]
-            self._positions = {signature: held[rank][:, None] >= torch.cat(held)[None, :]}
+            queries = torch.cat(held) if every_query else held[rank]
+            self._positions = {signature: queries[:, None] >= torch.cat(held)[None, :]}
         mask: torch.Tensor = self._positions[signature]
         return mask
 

@@ -48,6 +48,7 @@ def configuration(request: TraceRequest) -> Any:
         tensor_model_parallel_size=request.tensor,
         pipeline_model_parallel_size=request.pipeline,
         context_parallel_size=request.context,
+        cp_comm_type=request.context_exchange,
         sequence_parallel=request.sequence_parallel,
         use_cpu_initialization=True,
         perform_initialization=False,

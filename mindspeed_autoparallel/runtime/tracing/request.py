@@ -12,6 +12,7 @@ from mindspeed_autoparallel.spec.recompute import is_known
 
 BLOCKS = ("layer", "embedding", "head", "stage")
 _DISPATCHERS = ("alltoall", "allgather")
+_EXCHANGES = ("allgather", "a2a")
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -55,6 +56,8 @@ class TraceRequest:
     expert_ffn: int = 0
     """0: as ``ffn``."""
     shared_ffn: int = 0
+    context_exchange: str = "allgather"
+    """Of attention, over context ranks; or ``a2a``: rows for heads."""
     dispatcher: str = "alltoall"
     """Or ``allgather``: how tokens get to experts."""
     recompute: str = "none"
@@ -112,7 +115,8 @@ def _check(request: TraceRequest) -> None:
                  "virtual", "num_microbatches"):  # fmt: skip
         if getattr(request, name) < 1:
             raise ConfigError(f"{name} is {getattr(request, name)}, must be at least 1.")
-    for name, allowed in (("block", BLOCKS), ("dispatcher", _DISPATCHERS), ("dtype", _DTYPES)):
+    choices = {"block": BLOCKS, "dispatcher": _DISPATCHERS, "context_exchange": _EXCHANGES, "dtype": _DTYPES}
+    for name, allowed in choices.items():
         if getattr(request, name) not in allowed:
             raise ConfigError(f"{name} is {getattr(request, name)!r}, must be one of {', '.join(allowed)}.")
     if not is_known(request.recompute):

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
@@ -22,6 +22,7 @@ from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.tuning.untraced import tell_refused
 
 PLAIN = "none"
 _PLACES = (
@@ -110,7 +111,16 @@ class Traces:
                 if unfinished:
                     self._give_up(unfinished[0], ended.describe())
             found = self.read()
-        return found
+        return self._without_refused(found)
+
+    def _without_refused(self, found: dict[MeasuredAt, dict[str, Any]]) -> dict[MeasuredAt, dict[str, Any]]:
+        """What Megatron refuses is left out and not measured."""
+        refused = {point: result for point, result in found.items() if result.get("refused")}
+        self.plan.left_out.update(tell_refused(refused))
+        if len(refused) == len(found):
+            reasons = "; ".join(sorted({str(result["summary"]) for result in refused.values()}))
+            raise ConfigError(f"Megatron refuses this model in every layout: {reasons}")
+        return {point: result for point, result in found.items() if point not in refused}
 
     def _order(self, points: list[MeasuredAt]) -> dict[str, Any]:
         task = measure_task(self.request, tuple(points), self.folder)

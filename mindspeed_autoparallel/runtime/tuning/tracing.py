@@ -63,6 +63,8 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     # The whole model is set up first: it tells which layers are alike.
     worker.prepare(arguments, {**data["measure"], "num_layers": {"text_decoder": arguments.num_layers}})
     arguments.num_workers = 0
+    if getattr(arguments, "moe_permute_fusion", False):
+        arguments.moe_permute_fusion = False  # its kernels run on accelerators only
     for name in ("use_gloo_process_groups", "enable_gloo_process_groups"):
         if hasattr(arguments, name):
             setattr(arguments, name, False)
@@ -185,7 +187,9 @@ def _trace_all(
                     roomy.add(way)
             except Exception as error:  # whatever the user's code raises in this layout: the others go on
                 built = Built(None, None, None)
-                result["variants"][variant] = {"status": "failed", "reason": _reason(error)}
+                result["variants"][variant] = {
+                    "status": "failed", "reason": _reason(error), "refused": _is_refusal(error),
+                }  # fmt: skip
         _finish(task, point, result)
 
 
@@ -200,11 +204,20 @@ def _kinds_of_layers(built: Built) -> dict[str, tuple[int, ...]]:
 def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> None:
     first = next(iter(result["variants"].values()))
     if first.get("status") == "failed":
-        result.update(status="failed", reason=first["reason"], summary=first["reason"].splitlines()[-1])
+        result.update(
+            status="failed", reason=first["reason"], summary=first["reason"].splitlines()[-1], refused=first["refused"]
+        )
     write_json_atomic(
         Path(task.result_file(point)), {"schema_version": TRACE_SCHEMA_VERSION, "at": asdict(point), **result}
     )
     print(f"traced {point.label()}: {result['status']}", flush=True)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Megatron itself says no, as it would on real ranks: there is nothing to measure either."""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    says_no = isinstance(error, (AssertionError, ValueError, NotImplementedError))
+    return says_no and "megatron" in Path(raised_in).parts
 
 
 def _reason(error: BaseException) -> str:

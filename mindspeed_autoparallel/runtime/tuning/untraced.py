@@ -21,12 +21,24 @@ def tell_untraced(
         groups[point in measured, str(found[point]["summary"])].append(point.label())
     notes, left_out = [], {}
     for (whole, reason), labels in groups.items():
-        names = labels[0] if len(labels) == 1 else f"{len(labels)} layouts ({labels[0]} to {labels[-1]})"
+        names = _names(labels)
         if whole:
             notes.append(f"{names} could not be traced and {_were(labels)} measured whole: {reason}")
         else:
             left_out[names] = f"could not be traced, and the measuring devices cannot hold it whole: {reason}"
     return notes, left_out
+
+
+def tell_refused(refused: Mapping[MeasuredAt, Mapping[str, Any]]) -> dict[str, str]:
+    """``{layouts: reason}`` of layouts that Megatron itself does not take."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for point, result in refused.items():
+        groups[str(result["summary"])].append(point.label())
+    return {_names(labels): f"Megatron refuses it: {reason}" for reason, labels in groups.items()}
+
+
+def _names(labels: list[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{len(labels)} layouts ({labels[0]} to {labels[-1]})"
 
 
 def _were(labels: list[str]) -> str:

@@ -45,6 +45,7 @@ _TWO_RANKS = {
     "experts, gathered tokens": _with(_EXPERTS, expert=2, dispatcher="allgather"),
     "grouped queries, plain MLP": _with(_BASE, tensor=2, kv_heads=2, gated=False),
     "context": _with(_BASE, context=2),
+    "context, rows exchanged for heads": _with(_BASE, context=2, context_exchange="a2a"),
     "context, full recompute": _with(_BASE, context=2, recompute="full"),
     "experts": _with(_EXPERTS, expert=2),
     "experts, full recompute": _with(_EXPERTS, expert=2, recompute="full"),

@@ -4,7 +4,8 @@
 ``asked``       what every dimension is asked with: request, parsed arguments, device, and where reasons go
 ``sizes``       tensor, sequence, context, expert parallel, micro batch: the points that are traced
 ``ways``        a way to run the same layers, as Megatron's arguments; which points it is traced at
-``experts``     ways of experts: dispatcher, expert tensor parallel
+``context``     ways of attention over context ranks
+``experts``     ways of experts: dispatcher, rearrangement of tokens, expert tensor parallel
 ``recompute``   what is thrown away in forward and computed again in backward
 ``switches``    optimizer and communication: what the cost model knows without a trace
 ``unsearched``  what is left out everywhere, with the reason

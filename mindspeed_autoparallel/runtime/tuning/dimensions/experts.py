@@ -18,6 +18,19 @@ def dispatchers(asked: Asked) -> list[Way]:
     ]
 
 
+def token_rearrangement(asked: Asked) -> list[Way]:
+    """None: the fused kernels run on accelerators only, and no time of theirs is known."""
+    if asked.request.num_experts:
+        name = "fused token rearrangement (--moe-permute-fusion)"
+        if not asked.has("moe_permute_fusion"):
+            asked.left_out[name] = "this Megatron has no --moe-permute-fusion (0.12 and newer have it)"
+        elif asked.device_name == "cpu":
+            asked.left_out[name] = "its kernels run on GPUs (Transformer Engine) and NPUs (MindSpeed) only"
+        else:
+            asked.left_out[name] = "its kernels cannot be traced: kept as the script gives it, traced as if it were off"
+    return []
+
+
 def whole_experts(asked: Asked) -> list[Way]:
     """Experts that tensor ranks do not split."""
     if not asked.request.num_experts or asked.request.devices_per_node == 1:

@@ -9,7 +9,8 @@ from typing import Any
 
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.tuning.dimensions.asked import Asked, words
-from mindspeed_autoparallel.runtime.tuning.dimensions.experts import dispatchers, whole_experts
+from mindspeed_autoparallel.runtime.tuning.dimensions.context import attention_exchanges
+from mindspeed_autoparallel.runtime.tuning.dimensions.experts import dispatchers, token_rearrangement, whole_experts
 from mindspeed_autoparallel.runtime.tuning.dimensions.recompute import selective_kinds
 from mindspeed_autoparallel.runtime.tuning.dimensions.sizes import Sizes, worthwhile_sizes
 from mindspeed_autoparallel.runtime.tuning.dimensions.switches import switches
@@ -19,7 +20,9 @@ from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.spec.recompute import in_words
 from mindspeed_autoparallel.tuning.traced.candidates import Dimensions
 
-_WAYS: tuple[Callable[[Asked], list[Way]], ...] = (dispatchers, whole_experts)
+_WAYS: tuple[Callable[[Asked], list[Way]], ...] = (
+    attention_exchanges, dispatchers, token_rearrangement, whole_experts,
+)  # fmt: skip
 """Each adds its ways, or the reason why there are none."""
 
 
@@ -44,8 +47,10 @@ def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_na
     asked = Asked(request=request, arguments=arguments, device_name=device_name)
     sizes = worthwhile_sizes(asked)
     ways = [Way(), *(way for dimension in _WAYS for way in dimension(asked))]
-    # A way that differs nowhere is not searched.
-    ways = [way for way in ways if any(way.matters(point) for point in sizes.points)]
+    for way in ways:
+        if not any(way.matters(point) for point in sizes.points):
+            asked.left_out[way.title] = "it differs from the script's own way in no layout that is traced"
+    ways = [way for way in ways if way.title not in asked.left_out]
     dimensions = switches(asked)
     recompute = selective_kinds(asked)
     name_unsearched(asked)

@@ -124,3 +124,28 @@ def test_a_launcher_above_us_is_refused(tmp_path, monkeypatch):
 def test_the_work_dir_is_private(tmp_path):
     request = read_request(arguments(tmp_path))
     assert Path(request.work_dir).stat().st_mode & 0o777 == 0o700
+
+
+def test_rows_of_attention_are_exchanged_for_heads_where_context_and_tensor_ranks_divide_them(request_):
+    host = argparse.Namespace(**vars(HOST), cp_comm_type=["p2p"], transformer_impl="local")
+    plan = plan_search(replace(request_, num_query_groups=4), host, "cpu")
+    (way,) = plan.ways[1:]
+    assert way.settings == {"cp_comm_type": ["a2a"]}
+    wanted = {(p.tensor_size, p.context_size) for p in plan.points if way.matters(p)}
+    assert wanted == {(1, 2), (1, 4), (2, 2)}
+    assert any("ring attention" in name for name in plan.left_out)
+    odd = plan_search(replace(request_, num_heads=3, num_query_groups=3), host, "cpu")
+    assert len(odd.ways) == 1
+    assert "no layout" in odd.left_out["all-to-all of attention heads"]
+    other = argparse.Namespace(**{**vars(host), "transformer_impl": "transformer_engine"})
+    assert "cannot be traced" in plan_search(request_, other, "cuda").left_out["ways of context parallelism"]
+
+
+def test_fused_rearrangement_of_tokens_says_why_it_is_not_searched(request_):
+    moe = replace(request_, num_experts=4)
+    name = "fused token rearrangement (--moe-permute-fusion)"
+    has = argparse.Namespace(**vars(HOST), moe_permute_fusion=False)
+    assert "no --moe-permute-fusion" in plan_search(moe, HOST, "cuda").left_out[name]
+    assert "GPUs" in plan_search(moe, has, "cpu").left_out[name]
+    assert "cannot be traced" in plan_search(moe, has, "npu").left_out[name]
+    assert name not in plan_search(request_, has, "cuda").left_out

@@ -1,7 +1,7 @@
 """A reason that many layouts share is told once."""
 
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.tuning.untraced import tell_untraced
+from mindspeed_autoparallel.runtime.tuning.untraced import tell_refused, tell_untraced
 
 
 def _point(tensor: int, batch: int) -> MeasuredAt:
@@ -25,3 +25,10 @@ def test_layouts_are_told_once_per_reason_and_fate() -> None:
 
 def test_nothing_is_told_where_all_was_traced() -> None:
     assert tell_untraced([], [], {}) == ([], {})
+
+
+def test_what_megatron_refuses_is_told_once_per_reason():
+    points = [MeasuredAt(context_size=2, micro_batch_size=size) for size in (1, 2)]
+    assert tell_refused({point: {"summary": "AssertionError: no"} for point in points}) == {
+        f"2 layouts ({points[0].label()} to {points[1].label()})": "Megatron refuses it: AssertionError: no"
+    }
