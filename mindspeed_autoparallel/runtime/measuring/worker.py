@@ -24,6 +24,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     """Turn the user's arguments into those of the reduced model in the first layout; nothing is loaded or saved."""
     task = MeasureTask.from_json(data)
     SESSION.task, SESSION.arguments = task, arguments
+    SESSION.experts_follow_tensor = getattr(arguments, "expert_tensor_parallel_size", 0) is None
     set_arguments(arguments, task.points[0], arguments.world_size)
     arguments.pipeline_model_parallel_size = 1
     for name in ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage",
@@ -62,6 +63,8 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
     # The host's own argument names; its updated namespace is what it built the first layout from.
     bound = inspect.signature(getattr(wrapped, "__wrapped__", wrapped)).bind(*args, **kwargs).arguments
     built = Built(bound["model"], bound["optimizer"], bound["train_data_iterator"])
+    if SESSION.experts_follow_tensor:
+        _let_experts_follow()
     SESSION.take_over(SESSION.task, bound["forward_step_func"], bound.get("config"), built)
     sys.stdout.flush()
     import torch
@@ -69,6 +72,16 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     sys.exit(0)
+
+
+def _let_experts_follow() -> None:
+    """Megatron's checks put the first layout's tensor-parallel size where the user gave none for experts."""
+    from megatron.training import get_args
+
+    arguments = get_args()
+    for name in ("expert_tensor_parallel_size", "expert_tensor_parallel_num_weight_shards"):
+        if hasattr(arguments, name):
+            setattr(arguments, name, None)
 
 
 def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> None:
@@ -110,6 +123,8 @@ class _Session:
         self.task: MeasureTask | None = None
         self.calls = HostCalls()
         self.arguments: Any = None
+        self.experts_follow_tensor = False
+        """Whether experts are split as the other layers are, in every layout."""
         self.take_over: Callable[[MeasureTask, Callable[..., Any], Any, Built], None] = measure_all
         """What happens where training would begin: ``(task, forward_step, config, first layout)``."""
 

@@ -57,6 +57,21 @@ def test_children_get_the_announced_variables_and_no_secrets(cold):
     assert not any("hunter2" in path.read_text(errors="replace") for path in files)
 
 
+def test_tensor_ranks_split_experts_unless_told_otherwise(cold):
+    kind, _, work, _ = cold
+    if kind == "gpt":
+        pytest.skip("no experts")
+    traces = points_of(work / "traces")
+    (wide,) = (trace for name, trace in traces.items() if name.startswith("TP2_CP1_EP1_MBS1_"))
+
+    def num_parameters(trace, variant):
+        counts = trace["variants"][variant]["modules"][0]["blocks"]["layer"]["parameters"]
+        return sum(count["num_parameters"] for count in counts.values())
+
+    alone = num_parameters(traces["TP1_CP1_EP1_MBS1.json"], "|none")
+    assert num_parameters(wide, "|none") < 0.6 * alone < num_parameters(wide, "whole experts|none")
+
+
 def test_what_is_traced_is_what_real_ranks_hold(cold):
     """Bytes kept, of parameters and of peaks; gloo copies what it reduces and gathers, so those peaks are higher."""
     _, _, work, _ = cold
