@@ -34,8 +34,9 @@ def row(plan: Mapping[str, Any]) -> list[str]:
 def render_table(result: Mapping[str, Any]) -> str:
     """Three rows, the flags to paste under them, and what was left out."""
     lines = aligned([HEADER, *(row(plan) for plan in result["top"])], left=1)
+    lines += ["", *_compared(result)]
     for plan in result["top"]:
-        lines += ["", f"{plan['number']}. paste: {' '.join(plan['argv'])}"]
+        lines += ["", f"{plan['number']}. paste: {' '.join(plan['argv'])}", f"    limits: {'; '.join(plan['limits'])}"]
     for measured in result.get("verified", ()):
         lines += _verified_lines(measured)
     lines += ["", *_modelled(result), _about(result)]
@@ -43,6 +44,18 @@ def render_table(result: Mapping[str, Any]) -> str:
     lines += [f"not searched: {name}: {reason}" for name, reason in result["left_out_dimensions"].items()]
     # Names come from files: nothing in them may move the cursor or add lines.
     return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
+
+
+def _compared(result: Mapping[str, Any]) -> list[str]:
+    """How much slower the others are than the first, and whether that can be told."""
+    best, *others = result["top"]
+    slower = [f"{plan['number']} is {plan['step_time_ms'] / best['step_time_ms'] - 1:.1%} slower" for plan in others]
+    near = [plan for plan in others if plan["step_time_interval_ms"][0] < best["step_time_interval_ms"][1]]
+    lines = [f"predicted step times: 1 is the fastest, {', '.join(slower)}"] if slower else []
+    if near and not result.get("verified"):
+        names = ", ".join(str(plan["number"]) for plan in (best, *near))
+        lines.append(f"the intervals of {names} overlap: --auto-tuning-verify measures which is faster")
+    return lines
 
 
 def _modelled(result: Mapping[str, Any]) -> list[str]:
@@ -60,9 +73,13 @@ def _about(result: Mapping[str, Any]) -> str:
     return (
         f"{search['num_candidates']} combinations: {search['num_legal']} legal, {search['num_solved']} solved exactly, "
         f"{search['num_bounded']} proved slower, {search['num_without_room']} of the solved without room; "
-        f"{search['seconds']:.1f} s. {result['num_device_launches']} launches on {result['device']}, "
+        f"{search['seconds']:.1f} s. {_launches(result['num_device_launches'])} on {result['device']}, "
         f"{result['knowledge']['covered_time_share']:.1%} of the operators' time measured"
     )
+
+
+def _launches(number: int) -> str:
+    return "1 launch" if number == 1 else f"{number} launches"
 
 
 def _verified_lines(measured: Mapping[str, Any]) -> list[str]:
@@ -80,11 +97,15 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
     """A self-contained page: the configurations, memory of every stage, flags, what was searched and what was not."""
     sections = [
         ("Configurations", table(HEADER, [[text(cell) for cell in row(plan)] for plan in result["top"]], (2, 5, 6))),
+        ("Why the first, and what limits each", _why(result)),
         ("Flags to paste", "".join(_flags(plan) for plan in result["top"])),
         ("Memory of each pipeline rank", "".join(_memory(plan) for plan in result["top"])),
         ("Searched", _pairs(result["searched"].items())),
         ("Not searched, and why", _pairs(result["left_out_dimensions"].items())),
-        ("Combinations left out", _pairs((f"{number} times", rule) for rule, number in result["left_out"].items())),
+        (
+            "Combinations left out, with N for their numbers",
+            _pairs(((number, rule) for rule, number in result["left_out"].items()), ("how many", "because")),
+        ),
         ("Where the figures come from", _pairs([("search", _about(result)), *(("note", n) for n in result["notes"])])),
     ]
     if modelled := _modelled(result):
@@ -104,13 +125,20 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
 
 def _verified(measured: Mapping[str, Any]) -> str:
     first, *rest = _verified_lines(measured)
-    return element("p", text(first)) + (element("pre", text("\n".join(rest))) if rest else "")
+    return element("p", text(first)) + "".join(element("p", text(line), class_="mono") for line in rest)
 
 
 def _flags(plan: Mapping[str, Any]) -> str:
     link = element("a", text("stages, memory and timeline"), href=plan["plan"].replace(".json", ".html"))
     return element("h3", text(f"{plan['number']}. {plan['label']}") + " · " + link) + element(
-        "pre", text(" ".join(plan["argv"]))
+        "p", text(" ".join(plan["argv"])), class_="mono"
+    )
+
+
+def _why(result: Mapping[str, Any]) -> str:
+    told = "".join(element("p", text(line)) for line in _compared(result))
+    return told + table(
+        ("no", "limits"), [[text(plan["number"]), text("; ".join(plan["limits"]))] for plan in result["top"]]
     )
 
 
@@ -127,8 +155,8 @@ def _memory(plan: Mapping[str, Any]) -> str:
     )
 
 
-def _pairs(items: Any) -> str:
-    pairs: Sequence[tuple[str, Any]] = list(items)
-    return table(("what", "value"), [[text(name), text(value)] for name, value in pairs]) if pairs else element(
+def _pairs(items: Any, header: tuple[str, str] = ("what", "value")) -> str:
+    pairs: Sequence[tuple[Any, Any]] = list(items)
+    return table(header, [[text(name), text(value)] for name, value in pairs]) if pairs else element(
         "p", "nothing"
     )

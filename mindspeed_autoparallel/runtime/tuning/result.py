@@ -86,6 +86,7 @@ def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
              "peak_point": rank.peak_point, "terms": rank.terms}
             for rank in plan.memory
         ],
+        "limits": list(plan.search.limits),
         "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
         "argv": list(recommendation.words),
         "command": shlex.join(masked_words(recommendation.command)),

@@ -1,0 +1,55 @@
+"""The result of a tuning run for people: why the first is first, what limits each, what was left out."""
+
+import pytest
+
+from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
+
+
+def plan(number, step_ms, interval, **more):
+    memory = [{"pipeline_rank": 0, "peak_bytes": 2**30, "limit_bytes": 2**31, "peak_point": "backward of layer 1"}]
+    return {
+        "number": number, "label": f"PP{number} TP1", "step_time_ms": step_ms, "step_time_interval_ms": interval,
+        "bubble_fraction": 0.1, "memory": memory, "tokens_per_s_per_device": 5.0,
+        "recompute": {"kind": "none", "layers_per_stage": [0]}, "argv": ["--tensor-model-parallel-size", "1"],
+        "plan": f"auto_tuning_plan_{number}.json", "limits": ["bubble: ranks waiting for others: 10.0% of the step"], **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def result():
+    return {
+        "ranks": 4, "device": "cpu", "num_device_launches": 1, "knowledge": {"covered_time_share": 1.0}, "notes": [],
+        "top": [plan(1, 100.0, [90, 110]), plan(2, 105.0, [95, 115]), plan(3, 150.0, [140, 160])],
+        "search": {"num_candidates": 9, "num_legal": 5, "num_solved": 4, "num_bounded": 1, "num_without_room": 0, "seconds": 0.5},
+        "searched": {"tensor parallel": "1, 2"}, "left_out_dimensions": {"MC2": "needs an Ascend NPU"},
+        "left_out": {"N stages are more than the N layers.": 4},
+    }  # fmt: skip
+
+
+@pytest.fixture(params=[render_table, render_tuning_page])
+def shown(request):
+    return request.param
+
+
+def test_it_says_how_much_slower_the_others_are_and_what_limits_each(result, shown):
+    text = shown(result)
+    assert "2 is 5.0% slower, 3 is 50.0% slower" in text
+    assert text.count("bubble: ranks waiting for others: 10.0% of the step") == 3
+    assert "needs an Ascend NPU" in text
+    assert "1 launch on cpu" in text
+
+
+def test_intervals_that_overlap_are_a_reason_to_verify_until_it_was_done(result, shown):
+    assert "the intervals of 1, 2 overlap: --auto-tuning-verify" in shown(result)
+    failed = {"number": 1, "status": "failed", "reason": "failed on node 1 after 3 s\n    the last line"}
+    text = shown({**result, "verified": [failed]})
+    assert "overlap" not in text
+    assert "1. not verified: failed on node 1 after 3 s" in text
+    assert "the last line" in text
+    assert "?" not in render_table({**result, "verified": [failed]})
+
+
+def test_one_configuration_is_compared_with_nothing(result, shown):
+    text = shown({**result, "top": result["top"][:1]})
+    assert "slower" not in text.replace("proved slower", "")
+    assert "overlap" not in text.replace("overlap of", "")
