@@ -227,4 +227,7 @@ def find_device(name: str, extra: tuple[Device, ...] = ()) -> Device:
     if best is not None:
         return best[1]
     names = ", ".join(device.name for device in (*extra, *known_devices()))
-    raise ConfigError(f"unknown device {name!r}. Known: {names}. Describe others with --device-file.")
+    raise ConfigError(
+        f"unknown device {name!r}. Known: {names}. Describe others with --device-file (--profile-device-file on a "
+        "training script)."
+    )

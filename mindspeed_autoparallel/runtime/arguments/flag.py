@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,15 +43,20 @@ class FlagGroup:
 
 def positive_int(text: str) -> int:
     """An integer of at least 1, or argparse's error."""
-    value = int(text)
-    if value < 1:
-        raise ValueError(f"{value} is below 1")
-    return value
+    return _integer(text, 1)
 
 
 def non_negative_int(text: str) -> int:
     """An integer of at least 0, or argparse's error."""
-    value = int(text)
-    if value < 0:
-        raise ValueError(f"{value} is below 0")
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        # Of other exceptions argparse tells the function's name only.
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
     return value
