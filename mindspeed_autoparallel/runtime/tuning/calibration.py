@@ -16,6 +16,7 @@ from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
 from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, coverage
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS
 from mindspeed_autoparallel.runtime.tuning.calibrating import LINKS_FILE, OPERATORS_FILE
 from mindspeed_autoparallel.runtime.tuning.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
@@ -93,7 +94,7 @@ class Calibration:
             f"one launch on {self.request.num_nodes} x {self.request.num_processes_per_node} devices: {len(operators)} "
             f"operators, {len(collectives)} collectives, {len(points)} whole layouts"
         )
-        task = measure_task(self.request, points or tuple(self.found)[:1], self.folder)
+        task = measure_task(self.request, points or tuple(self.found)[:1], self.folder, self._num_layers())
         self.unfinished.begin([task.result_file(point) for point in points])
         outcome = launches.on_devices("calibrate", {
             "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
@@ -117,6 +118,12 @@ class Calibration:
         if not self.unfinished.is_there:
             return ()
         return tuple(point for point in (*self.found, *self.failed) if self._result(point) is not None)
+
+    def _num_layers(self) -> int:
+        """As many as were traced: they show every kind of layers."""
+        variants = [variant for result in self.found.values() for variant in result["variants"].values()]
+        modules = [module for variant in variants for module in variant.get("modules", ())]
+        return max((module["num_layers"] for module in modules), default=MIN_LAYERS)
 
     def measured(self) -> dict[MeasuredAt, dict[str, Any]]:
         """Points that could not be traced and were measured instead."""
