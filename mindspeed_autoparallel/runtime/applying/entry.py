@@ -14,7 +14,15 @@ from typing import Any
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.applying import check
-from mindspeed_autoparallel.runtime.applying.native import model_keys, native_flags, pipeline_layout, sizes
+from mindspeed_autoparallel.runtime.applying.native import (
+    RECOMPUTE_ARGUMENTS,
+    kind_everywhere,
+    model_keys,
+    native_flags,
+    pipeline_layout,
+    recompute_arguments,
+    sizes,
+)
 from mindspeed_autoparallel.runtime.host.description import Description, describe
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -71,7 +79,7 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
         block: Any = content
         for key in module.keys:
             block = block[key]
-        for stale in ("recompute_granularity", "recompute_method", "recompute_num_layers"):
+        for stale in RECOMPUTE_ARGUMENTS:
             block.pop(stale, None)
         block.update(model_keys(plan, module.name))
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
@@ -79,7 +87,7 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
     # Every rank writes the same content through a rename, so that none waits for another before torch is up.
     write_json_atomic(applied, content)
     arguments.mm_model = str(applied)
-    for name in ("recompute_granularity", "recompute_method", "recompute_num_layers"):
+    for name in RECOMPUTE_ARGUMENTS:
         setattr(arguments, name, None)
     if os.environ.get("RANK", "0") == "0":
         print(_difference(description, content, applied), flush=True)
@@ -106,6 +114,13 @@ def _apply_to_language_model(plan: Plan, arguments: Any) -> None:
             )
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     pipeline_rank = int(os.environ.get("RANK", "0")) // (world_size // layout.pipeline_size)
+    for name in RECOMPUTE_ARGUMENTS:
+        setattr(arguments, name, None)
+    kind = kind_everywhere(plan)
+    if kind is not None:
+        for name, value in recompute_arguments(kind).items():
+            setattr(arguments, name, value)
+        return
     recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
     by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
     # Megatron's own block method: the first layers of each chunk are recomputed, so every rank has its own number.
@@ -117,6 +132,6 @@ def _apply_to_language_model(plan: Plan, arguments: Any) -> None:
             "than planned, so steps take longer than predicted and memory stays below the prediction.",
             flush=True,
         )
-    arguments.recompute_granularity = "full" if own else None
-    arguments.recompute_method = "block" if own else None
-    arguments.recompute_num_layers = own or None
+    if own:
+        for name, value in recompute_arguments("full", own).items():
+            setattr(arguments, name, value)

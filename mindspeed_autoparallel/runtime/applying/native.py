@@ -6,7 +6,9 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.spec.plan import Plan
-from mindspeed_autoparallel.spec.recompute import layers_per_group, modules_of
+from mindspeed_autoparallel.spec.recompute import in_words, layers_per_group, modules_of
+
+RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
 def sizes(plan: Plan) -> dict[str, Any]:
@@ -34,6 +36,25 @@ def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, Any]:
         return {}
     modules = modules_of(kind)
     return {"recompute_granularity": "selective", **({"recompute_modules": list(modules)} if modules else {})}
+
+
+def kind_everywhere(plan: Plan) -> str | None:
+    """The one recompute kind of all layers of a language model, where it is not single layers; ``None`` elsewhere.
+
+    Raises ``PlanError`` where stages differ in it: flags of Megatron hold for every layer of every rank.
+    """
+    (module,) = plan.model.modules
+    rows = [stage.recompute.get(module.name, {}) for stage in plan.stages]
+    kinds = sorted({kind for row in rows for kind, count in row.items() if count})
+    if not kinds or kinds == ["full"]:
+        return None
+    kind = kinds[0]
+    if len(kinds) > 1 or plan.recomputed_of(module.name, kind) != plan.layers_of(module.name):
+        raise PlanError(
+            f"the plan recomputes {', '.join(in_words(kind) for kind in kinds)} in some layers only; Megatron's flags "
+            "can say that of whole layers (full), and of all layers alike. Edit the plan, or search it again."
+        )
+    return kind
 
 
 def pipeline_layout(plan: Plan) -> str:
@@ -67,6 +88,12 @@ def native_flags(plan: Plan) -> list[str]:
 
 def model_keys(plan: Plan, module: str) -> dict[str, Any]:
     """What a module's block of model.json gets: layers and recomputed layers per stage (per chunk with VPP)."""
+    others = {kind for stage in plan.stages for kind in stage.recompute.get(module, {})} - {"full"}
+    if others:
+        raise PlanError(
+            f"the plan recomputes {', '.join(map(in_words, sorted(others)))} in {module}, which no key of model.json "
+            "says per stage: whole layers (full) alone can be applied."
+        )
     layers = list(plan.layers_of(module))
     full = list(plan.recomputed_of(module, "full"))
     keys: dict[str, Any] = {"pipeline_num_layers": _by_chunk(plan, layers)}

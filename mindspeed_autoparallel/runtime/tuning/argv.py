@@ -6,18 +6,22 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_autoparallel.runtime.applying.native import pipeline_layout, recompute_arguments, sizes
+from mindspeed_autoparallel.runtime.applying.native import (
+    RECOMPUTE_ARGUMENTS,
+    pipeline_layout,
+    recompute_arguments,
+    sizes,
+)
 from mindspeed_autoparallel.spec.plan import Plan
 
 _VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 _LAYOUT = "pipeline_model_parallel_layout"
-_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 _TUNED = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "sequence_parallel",
     "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
     "moe_token_dispatcher_type", "global_batch_size",
-    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", _LAYOUT, *_VIRTUAL, *_RECOMPUTE,
+    "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", _LAYOUT, *_VIRTUAL, *RECOMPUTE_ARGUMENTS,
     "recompute_activations", "use_megatron_fsdp", "data_parallel_sharding_strategy",
 )  # fmt: skip
 """What a configuration decides; on the user's command line it is replaced."""
@@ -87,7 +91,7 @@ def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)
-    for name in (*_VIRTUAL, _LAYOUT, *_RECOMPUTE, "recompute_activations"):
+    for name in (*_VIRTUAL, _LAYOUT, *RECOMPUTE_ARGUMENTS, "recompute_activations"):
         if hasattr(tried, name):
             setattr(tried, name, None)
     for name, value in values.items():

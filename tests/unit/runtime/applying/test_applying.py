@@ -8,7 +8,7 @@ import pytest
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.runtime.applying.check import comparison, crowding
 from mindspeed_autoparallel.runtime.applying.entry import apply_plan
-from mindspeed_autoparallel.runtime.applying.native import model_keys, native_flags, pipeline_layout
+from mindspeed_autoparallel.runtime.applying.native import kind_everywhere, model_keys, native_flags, pipeline_layout
 from mindspeed_autoparallel.runtime.host.description import describe
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.layout import Layout
@@ -17,7 +17,7 @@ from mindspeed_autoparallel.spec.plan import Plan, ProfileRecord, RankMemory, Se
 from mindspeed_autoparallel.units import MIB
 
 
-def make_plan(layers, recompute=None, model_hash="", virtual_size=1, **layout):
+def make_plan(layers, recompute=None, model_hash="", virtual_size=1, kind="full", **layout):
     """``layers``: module -> layers per virtual stage."""
     num_stages = len(next(iter(layers.values())))
     pipeline_size = num_stages // virtual_size
@@ -33,7 +33,7 @@ def make_plan(layers, recompute=None, model_hash="", virtual_size=1, **layout):
             chunk=stage // pipeline_size,
             layers={name: counts[stage] for name, counts in layers.items()},
             first_layer={},
-            recompute={name: {"full": counts[stage]} for name, counts in (recompute or {}).items() if counts[stage]},
+            recompute={name: {kind: counts[stage]} for name, counts in (recompute or {}).items() if counts[stage]},
             forward_us=1.0,
             backward_us=2.0,
         )
@@ -175,6 +175,34 @@ def test_every_rank_of_a_language_model_recomputes_its_own_stages_layers(tmp_pat
         apply_plan(arguments)
         assert (arguments.recompute_granularity, arguments.recompute_num_layers) == expected
         assert arguments.pipeline_model_parallel_layout == "Et*2|t*2L"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("selective", ("selective", None, None, None)),
+        ("selective:layernorm,mlp", ("selective", None, None, ["layernorm", "mlp"])),
+        ("full:2", ("full", "uniform", 2, None)),
+    ],
+)
+def test_a_language_model_recomputes_modules_or_groups_of_layers_as_planned(kind, expected, tmp_path, monkeypatch):
+    make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 2]}, kind=kind).write(tmp_path / "plan.json")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    arguments = argparse.Namespace(
+        num_layers=4, auto_parallel_plan=str(tmp_path / "plan.json"), auto_parallel_check_steps=3,
+        pipeline_model_parallel_layout=None, recompute_method="block",
+    )  # fmt: skip
+    apply_plan(arguments)
+    found = (arguments.recompute_granularity, arguments.recompute_method, arguments.recompute_num_layers)
+    assert (*found, arguments.recompute_modules) == expected
+
+
+def test_recompute_that_the_host_cannot_be_told_is_refused():
+    some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
+    with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):
+        kind_everywhere(some)
+    with pytest.raises(PlanError, match=r"selective \(mlp\) in text_decoder"):
+        model_keys(some, "text_decoder")
 
 
 def test_chunks_that_should_recompute_differently_are_named(tmp_path, monkeypatch, capsys):
