@@ -91,6 +91,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
     from mindspeed_autoparallel.runtime.tuning.result import PAGE_FILE, RESULT_FILE, rewrite, table, write
     from mindspeed_autoparallel.runtime.tuning.switching import modelled_families, target_of
     from mindspeed_autoparallel.runtime.tuning.traces import Traces
+    from mindspeed_autoparallel.runtime.tuning.untraced import tell_untraced
 
     device = current_device()
     base = KnowledgeBase(request.knowledge_file)
@@ -122,13 +123,9 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
             else Computed(request, traces, found, target, base)
         )  # fmt: skip
         covered = calibration.take(launches, voice.info)
-        measured = calibration.measured()
-        for point in calibration.failed:
-            reason = f"could not be traced: {found[point]['summary']}"
-            if point in measured:
-                calibration.notes.append(f"{point.label()} was measured whole: it {reason}")
-            else:
-                plan.left_out[point.label()] = reason
+        notes, impossible = tell_untraced(calibration.failed, calibration.measured(), found)
+        calibration.notes += notes
+        plan.left_out.update(impossible)
         voice.info("stage 2 of 3: model")
         kinds, prices = families(calibration, plan, arguments, capacity_bytes)
         asked = Asked(request=request, arguments=arguments, device_name=kind)
