@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
@@ -20,6 +21,7 @@ from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS
 from mindspeed_autoparallel.runtime.tuning.calibrating import LINKS_FILE, OPERATORS_FILE
 from mindspeed_autoparallel.runtime.tuning.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
+from mindspeed_autoparallel.runtime.tuning.progress import num_written, telling
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, Traces, measure_task, variant_name
 from mindspeed_autoparallel.runtime.tuning.unfinished import Unfinished
@@ -96,11 +98,12 @@ class Calibration:
         )
         task = measure_task(self.request, points or tuple(self.found)[:1], self.folder, self._num_layers())
         self.unfinished.begin([task.result_file(point) for point in points])
-        outcome = launches.on_devices("calibrate", {
-            "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
-            "operators": [asdict(operator) for operator in operators], "collectives": collectives,
-            "sizes": list(SIZES),
-        })  # fmt: skip
+        with telling(say, self._progress(len(operators), [task.result_file(point) for point in points])):
+            outcome = launches.on_devices("calibrate", {
+                "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
+                "operators": [asdict(operator) for operator in operators], "collectives": collectives,
+                "sizes": list(SIZES),
+            })  # fmt: skip
         self._store(points)
         self.unfinished.end()
         after = self.coverage() if operators else covered
@@ -112,6 +115,18 @@ class Calibration:
         if outcome.status is not LaunchStatus.OK:
             self.notes.append(f"the measuring launch ended with {outcome.status.value}; what it finished is used")
         return after
+
+    def _progress(self, num_operators: int, layouts: list[Path]) -> Callable[[], str]:
+        rows, started = self.folder / OPERATORS_FILE, time.time()
+
+        def describe() -> str:
+            measured = len(rows_of(rows)) if num_written([rows], started) else 0
+            return (
+                f"measured {measured} of {num_operators} operators, {num_written(layouts, started)} of {len(layouts)} "
+                "whole layouts"
+            )
+
+        return describe
 
     def _recovered(self) -> tuple[MeasuredAt, ...]:
         """Layouts that a launch measured whole before it was cut off."""

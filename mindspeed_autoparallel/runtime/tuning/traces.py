@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
+from mindspeed_autoparallel.runtime.tuning.progress import num_written, telling
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.untraced import tell_refused
 
@@ -92,7 +94,8 @@ class Traces:
         while missing := [point for point in self._task.points if point not in found]:
             say(f"tracing {len(missing)} points x {len(self.variants)} variants on the CPU of this node")
             parts = shares(missing, max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2)))
-            outcomes = launches.traces([self._order(points) for points in parts])
+            with telling(say, self._progress(missing)):
+                outcomes = launches.traces([self._order(points) for points in parts])
             outcome = worst(outcomes)
             finished = self.read()
             if not finished and outcome.status is LaunchStatus.OK:
@@ -121,6 +124,10 @@ class Traces:
             reasons = "; ".join(sorted({str(result["summary"]) for result in refused.values()}))
             raise ConfigError(f"Megatron refuses this model in every layout: {reasons}")
         return {point: result for point, result in found.items() if point not in refused}
+
+    def _progress(self, missing: list[MeasuredAt]) -> Callable[[], str]:
+        files, started = [self._task.result_file(point) for point in missing], time.time()
+        return lambda: f"traced {num_written(files, started)} of {len(files)} points"
 
     def _order(self, points: list[MeasuredAt]) -> dict[str, Any]:
         task = measure_task(self.request, tuple(points), self.folder)

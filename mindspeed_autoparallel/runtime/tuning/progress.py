@@ -1,0 +1,43 @@
+"""Lines on how far a launch has come, read off the files it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+EVERY_S = 15.0
+
+
+@contextlib.contextmanager
+def telling(say: Callable[[str], None], describe: Callable[[], str], every_s: float = EVERY_S) -> Iterator[None]:
+    """Inside, ``describe`` is asked every ``every_s`` seconds and said when it has changed."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        last = describe()
+        while not ended.wait(every_s):
+            if (line := describe()) != last:
+                say(line)
+                last = line
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+
+
+def num_written(files: Iterable[Path], since: float) -> int:
+    """How many of ``files`` were written after ``since``, in seconds of the clock; an earlier run's do not count."""
+    return sum(_is_newer(file, since) for file in files)
+
+
+def _is_newer(file: Path, since: float) -> bool:
+    try:
+        return file.stat().st_mtime >= since
+    except OSError:  # not there yet
+        return False
