@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
 from mindspeed_autoparallel.operators.search.problem import Machine
-from mindspeed_autoparallel.operators.search.rounds import improve
+from mindspeed_autoparallel.operators.search.rounds import LEAST_GAIN, improve
 from mindspeed_autoparallel.operators.search.state import Decisions
 from mindspeed_autoparallel.operators.strategies import OperatorPlan
-
-_LEAST_GAIN = 1e-6
 
 
 def improve_from_uniform(
@@ -35,6 +33,6 @@ def improve_from_uniform(
         uniform, cost = derived.uniform.decisions, derived.uniform_cost
         kept = all(uniform.choices[name][dim] == axis for dim, fixed in enumerate(pins) for name, axis in fixed.items())
         fits = parameter_limit_bytes is None or cost.parameter_bytes <= parameter_limit_bytes
-        if not (kept and fits and derived.extra_us < -_LEAST_GAIN * cost.total_us):
+        if not (kept and fits and derived.extra_us < -LEAST_GAIN * cost.total_us):
             return decisions
         decisions = uniform

@@ -8,7 +8,8 @@ from mindspeed_autoparallel.operators.search.exact import solve_exact
 from mindspeed_autoparallel.operators.search.problem import Machine, build_problem
 from mindspeed_autoparallel.operators.search.state import Decisions
 
-_LEAST_GAIN = 1e-6
+LEAST_GAIN = 1e-6
+"""Share of the cost below which another plan is not called cheaper."""
 _MOST_ROUNDS = 4
 
 
@@ -31,7 +32,7 @@ def improve(
         # Operators that have become alike may still differ in this cut: then there is nothing to compare with.
         if problem.spread(before) == chosen:
             after = solve_exact(problem, parameter_limit_bytes=parameter_limit_bytes)
-            if problem.total_us(after) < problem.total_us(before) * (1 - _LEAST_GAIN):
+            if problem.total_us(after) < problem.total_us(before) * (1 - LEAST_GAIN):
                 decisions, unchanged = others.insert(dim, parts, problem.spread(after)), 0
                 continue
         unchanged += 1

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mindspeed_autoparallel.runtime.tracing.shapes import run_on_shapes
+from mindspeed_autoparallel.runtime.tuning.shapes import run_on_shapes
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

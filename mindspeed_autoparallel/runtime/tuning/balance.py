@@ -22,7 +22,7 @@ def balanced_map(num_tokens: int, num_experts: int, topk: int) -> Any:
 
 
 def _balance_router(module: Any) -> None:
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from mindspeed_autoparallel.runtime.tuning.shapes import really
 
     routing = module.TopKRouter.routing
 
@@ -31,7 +31,7 @@ def _balance_router(module: Any) -> None:
         probs, routed = routing(self, *args, **kwargs)
         if self.config.moe_expert_capacity_factor is not None:
             return probs, routed
-        with unset_fake_temporarily():
+        with really():
             chosen = balanced_map(routed.shape[0], routed.shape[1], self.topk).to(routed.device)
         return probs, chosen
 

@@ -97,8 +97,9 @@ class Calibration:
             f"operators, {len(collectives)} collectives, {len(points)} whole layouts"
         )
         task = measure_task(self.request, points or tuple(self.found)[:1], self.folder, self._num_layers())
-        self.unfinished.begin([task.result_file(point) for point in points])
-        with telling(say, self._progress(len(operators), [task.result_file(point) for point in points])):
+        layouts = [task.result_file(point) for point in points]
+        self.unfinished.begin(layouts)
+        with telling(say, self._progress(len(operators), layouts)):
             outcome = launches.on_devices("calibrate", {
                 "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
                 "operators": [asdict(operator) for operator in operators], "collectives": collectives,

@@ -8,13 +8,13 @@ import itertools
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.tuning.repeating import repeating
 
 LOCK_FILE = ".lock"
 HOLDER_FILE = ".holder"
@@ -84,7 +84,6 @@ def _counts(path: Path, holder: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _counting(path: Path) -> Iterator[None]:
-    ended = threading.Event()
     about = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid()}
 
     numbers = itertools.count(time.time_ns())  # from where no earlier holder was
@@ -94,18 +93,11 @@ def _counting(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the run itself says that a disk is full
             _overwrite(path, text.encode())
 
-    def count() -> None:
-        while not ended.wait(_BEAT_S):
-            write()
-
     write()
-    counter = threading.Thread(target=count, daemon=True)
-    counter.start()
     try:
-        yield
+        with repeating(write, _BEAT_S):
+            yield
     finally:
-        ended.set()
-        counter.join()
         path.unlink(missing_ok=True)
 
 

@@ -19,6 +19,7 @@ from mindspeed_autoparallel.patching import call_after_import
 from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages
 from mindspeed_autoparallel.runtime.tuning.calls import Collective, is_free, operator_of
+from mindspeed_autoparallel.runtime.tuning.shapes import is_fake, really, run_on_shapes
 
 _COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -78,18 +79,10 @@ class Pretender(TrackedStorages):
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
         tensors = [item for item in tree_iter((args, kwargs)) if isinstance(item, torch.Tensor)]
-        if tensors and not any(is_fake(tensor) for tensor in tensors):
-            with really():
-                return function(*args, **kwargs)
-        if str(function) == "aten.masked_select.default" and not is_fake(args[1]):
-            # The size depends on the mask, which is known.
-            with really():
-                size = int(args[1].expand(args[0].shape).sum())
-            return args[0].new_empty(size)
-        if str(function) == "aten._local_scalar_dense.default":
+        if str(function) == "aten._local_scalar_dense.default" and is_fake(args[0]):
             # Somebody logs or checks a number: no value, no flag raised.
             return {torch.bool: False}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
-        return function(*args, **kwargs)
+        return run_on_shapes(function, str(function), tensors, args, kwargs)
 
     def _add_storage(self, storage: Any) -> None:
         # Fake tensors live on the meta device, which the base class leaves out.
@@ -107,20 +100,6 @@ class Pretender(TrackedStorages):
             self.log.operators.append(None)
         elif name.startswith("aten."):
             self.log.operators.append(None if is_free(name) else operator_of(name, args, kwargs))
-
-
-def is_fake(tensor: Any) -> bool:
-    """Whether ``tensor`` has a shape only."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
-
-
-def really() -> Any:
-    """A context in which new tensors have data."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    return unset_fake_temporarily()
 
 
 def pretend_ranks() -> None:

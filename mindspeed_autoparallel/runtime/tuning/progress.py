@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from mindspeed_autoparallel.runtime.tuning.repeating import repeating
 
 EVERY_S = 15.0
 
@@ -13,22 +14,16 @@ EVERY_S = 15.0
 @contextlib.contextmanager
 def telling(say: Callable[[str], None], describe: Callable[[], str], every_s: float = EVERY_S) -> Iterator[None]:
     """Inside, ``describe`` is asked every ``every_s`` seconds and said when it has changed."""
-    ended = threading.Event()
+    last = describe()
 
     def tell() -> None:
-        last = describe()
-        while not ended.wait(every_s):
-            if (line := describe()) != last:
-                say(line)
-                last = line
+        nonlocal last
+        if (line := describe()) != last:
+            say(line)
+            last = line
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
+    with repeating(tell, every_s):
         yield
-    finally:
-        ended.set()
-        teller.join()
 
 
 def num_written(files: Iterable[Path], since: float) -> int:

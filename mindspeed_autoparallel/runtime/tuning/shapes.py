@@ -10,8 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from mindspeed_autoparallel.runtime.tuning.pretending import is_fake, really
+
+def is_fake(tensor: Any) -> bool:
+    """Whether ``tensor`` has a shape only."""
+    return isinstance(tensor, FakeTensor)
+
+
+def really() -> Any:
+    """A context in which new tensors have data."""
+    return unset_fake_temporarily()
 
 
 def run_on_shapes(function: Any, name: str, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
