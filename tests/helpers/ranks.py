@@ -9,7 +9,7 @@
 
     assert [rank.result for rank in run_ranks(2, worker, 8)] == [[0, 8], [1, 8]]
 
-Environment as torchrun sets it, a free port, one thread per rank, the CPU device, a scratch working directory.
+Environment as torchrun sets it, a port of its own, one thread per rank, the CPU device, a scratch working directory.
 Every process is gone when the call returns, whatever happened.
 """
 
@@ -20,7 +20,6 @@ import inspect
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
 RESULT = "RESULT "
 """A rank hands a result back as a line of standard output: this word and JSON (functions do it by returning)."""
@@ -87,29 +88,28 @@ def run_ranks(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
     cwd: Path | None = None,
+    stdin: str = "",
     check: bool = True,
 ) -> list[RankOutput]:
     """Run ``program`` on ``num_ranks`` processes; their outputs, by rank.
 
     ``program``: a script's path, Python source as text, or a module-level function (JSON arguments and result).
     ``python_path``: folders put before PYTHONPATH, such as another Megatron release.
+    ``stdin``: what every rank reads from its standard input.
     ``check``: raise ``AssertionError`` with the last lines of the ranks that failed; False: hand the outputs back.
     A rank that fails ends the others after a few seconds, ``timeout_s`` ends all.
     """
-    for _ in range(3):
-        with tempfile.TemporaryDirectory(prefix="ranks-") as scratch:
-            outputs, in_time = _run_once(
-                num_ranks,
-                _command(program, arguments, Path(scratch)),
-                Path(scratch),
-                cwd,
-                python_path,
-                environment or {},
-                timeout_s,
-            )
-        # Another process may take the port between its choice and rank 0's bind.
-        if not any("EADDRINUSE" in output.stderr for output in outputs):
-            break
+    with tempfile.TemporaryDirectory(prefix="ranks-") as scratch, reserved_port() as port:
+        Path(scratch, "in").write_text(stdin, encoding="utf-8")
+        outputs, in_time = _run_once(
+            num_ranks,
+            _command(program, arguments, Path(scratch)),
+            Path(scratch),
+            cwd,
+            python_path,
+            {"MASTER_PORT": str(port), **(environment or {})},
+            timeout_s,
+        )
     failed = [output for output in outputs if output.returncode != 0]
     if check and failed:
         # The cause first: ranks that were ended, or lost their peer, come after the one that broke by itself.
@@ -117,13 +117,6 @@ def run_ranks(
         text = "" if in_time else f"not finished after {timeout_s:.0f} s\n"
         raise AssertionError(text + "\n".join(_failure(output) for output in failed))
     return outputs
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _command(program: Path | str | Callable[..., Any], arguments: tuple[Any, ...], scratch: Path) -> list[str]:
@@ -151,7 +144,6 @@ def _run_once(
         "OMP_NUM_THREADS": "1",
         "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         # This folder too: the module of a function imports its helpers again.
@@ -161,11 +153,12 @@ def _run_once(
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(num_ranks):
-            with open(scratch / f"{rank}.out", "wb") as out, open(scratch / f"{rank}.err", "wb") as error:
+            out, error = open(scratch / f"{rank}.out", "wb"), open(scratch / f"{rank}.err", "wb")
+            with open(scratch / "in", "rb") as read, out, error:
                 processes.append(
                     subprocess.Popen(
                         command,
-                        stdin=subprocess.DEVNULL,
+                        stdin=read,
                         stdout=out,
                         stderr=error,
                         cwd=cwd or scratch,

@@ -20,7 +20,6 @@ from pathlib import Path
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.runtime.launch import LaunchSpec
-from mindspeed_autoparallel.runtime.launch.coordinator import free_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.tuning.traced.host import Anchor, fit_host
@@ -80,10 +79,7 @@ def _measure(folder: Path, words: list[str], points: list[MeasuredAt]) -> dict[s
         "kind": "calibrate", "measure": task.to_json(), "measure_points": True, "operators": [], "collectives": [],
         "sizes": [],
     })  # fmt: skip
-    outcome = run_local_processes(
-        spec, node_rank=0, num_processes=NUM_PROCESSES, num_nodes=1, master_addr="localhost", master_port=free_port(),
-        log_dir=folder,
-    )  # fmt: skip
+    outcome = run_local_processes(spec, node_rank=0, num_processes=NUM_PROCESSES, num_nodes=1, log_dir=folder)
     print(f"every layout measured whole: {outcome.status.value}")
     return _results(folder)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -48,11 +47,8 @@ def prepare(folder: Path) -> list[str]:
 
 def peak_mib(files: list[str], mode: str, num_microbatches: int) -> tuple[float, list[str]]:
     """Largest resident size of a process of the job, and the losses it printed."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
         str(ROOT / "docs" / "examples" / "pretrain_vlm.py"), *TRAINING, *files,
         f"--global-batch-size={num_microbatches}", "--hetero-parallel", "--hetero-encoder-mbs-scale=2",
         f"--hetero-memory={mode}",

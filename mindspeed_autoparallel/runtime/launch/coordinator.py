@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import ConfigError, LaunchError
+from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.runtime.launch import liveness, meeting
 from mindspeed_autoparallel.runtime.launch.liveness import Beats, Watch
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
+from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free, reserved_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 
 _POLL_S = 0.2
@@ -90,26 +90,26 @@ class Coordinator:
             return self._without_nodes(0.0, ("not started",))
         number = self._num_launches
         self._num_launches += 1
-        worker_port = free_port()
-        if self._store is not None:
-            order = {"spec": spec.to_json(), "worker_port": worker_port}
-            self._store.set(f"launch/{number}", json.dumps(order))
-        if self._watch is not None:
-            self._watch.begin()
         aborted = f"abort/{number}"
         try:
-            outcome = run_local_processes(
-                spec,
-                node_rank=0,
-                num_processes=self.num_processes_per_node,
-                num_nodes=self.num_nodes,
-                master_addr=self.master_addr,
-                master_port=worker_port,
-                log_dir=self.log_dir,
-                should_stop=lambda: self._watch is not None and (
-                    self._store.check([aborted]) or bool(self._watch.gone())
-                ),
-            )
+            with reserved_port() as worker_port:
+                if self._store is not None:
+                    order = {"spec": spec.to_json(), "worker_port": worker_port}
+                    self._store.set(f"launch/{number}", json.dumps(order))
+                if self._watch is not None:
+                    self._watch.begin()
+                outcome = run_local_processes(
+                    spec,
+                    node_rank=0,
+                    num_processes=self.num_processes_per_node,
+                    num_nodes=self.num_nodes,
+                    master_addr=self.master_addr,
+                    master_port=worker_port,
+                    log_dir=self.log_dir,
+                    should_stop=lambda: (
+                        self._watch is not None and (self._store.check([aborted]) or bool(self._watch.gone()))
+                    ),
+                )
         except BaseException:
             if self._store is not None:
                 self._store.set(aborted, "1")
@@ -205,23 +205,3 @@ def run_agent(
         with contextlib.suppress(Exception):
             beats.leave(str(error) or type(error).__name__)
         raise
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
-
-
-def check_port_is_free(port: int) -> None:
-    """Raise ``ConfigError`` when something already listens on ``port`` of this machine."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise ConfigError(
-                f"--master-port {port} cannot be used on this node: {error.strerror}. "
-                "Choose another port, the same on every node, or end the process that holds it."
-            ) from error

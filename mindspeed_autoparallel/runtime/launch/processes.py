@@ -18,6 +18,7 @@ from mindspeed_autoparallel.redaction import masked_text, secret_values
 from mindspeed_autoparallel.runtime.host.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.launch.environment import child_environment
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
 OUT_OF_MEMORY_EXIT_CODE = 77
 """What a measuring process exits with when its device has no memory left."""
@@ -34,16 +35,16 @@ def run_local_processes(
     node_rank: int,
     num_processes: int,
     num_nodes: int,
-    master_addr: str,
-    master_port: int,
     log_dir: Path,
+    master_addr: str = "localhost",
+    master_port: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     parent_environment: Mapping[str, str] | None = None,
 ) -> LaunchOutcome:
     """Run ``spec`` as ``num_processes`` processes of this node and wait for them.
 
     All of them are killed when one fails, when the launch times out, when ``should_stop`` says so, and when this
-    process is interrupted or dies.
+    process is interrupted or dies. ``master_port``: where rank 0 listens; None, on a single node: one reserved for it.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     task_file = log_dir / f"{spec.launch_id}.node{node_rank}.task.json"
@@ -52,7 +53,9 @@ def run_local_processes(
     secrets = secret_values(spec.argv)
     children: list[subprocess.Popen[bytes]] = []
     logs: list[Path] = []
+    held = contextlib.ExitStack()
     try:
+        port = held.enter_context(reserved_port()) if master_port is None else master_port
         for local_rank in range(num_processes):
             rank = node_rank * num_processes + local_rank
             environment = child_environment(
@@ -65,7 +68,7 @@ def run_local_processes(
                     "WORLD_SIZE": str(num_processes * num_nodes),
                     "LOCAL_WORLD_SIZE": str(num_processes),
                     "MASTER_ADDR": master_addr,
-                    "MASTER_PORT": str(master_port),
+                    "MASTER_PORT": str(port),
                 },
             )
             log = log_dir / f"{spec.launch_id}.rank{rank}.log"
@@ -85,6 +88,7 @@ def run_local_processes(
         outcome = _watch(children, logs, spec, node_rank, started, should_stop)
     finally:
         _end(children)
+        held.close()
         _mask(logs, secrets)
     return replace(outcome, last_lines=tuple(masked_text(line, secrets) for line in outcome.last_lines))
 

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles import Profile, read_profile
 from mindspeed_autoparallel.runtime.host.sends import interleaved_sends
 from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
-from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free
+from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.runtime.search.analytic import computed_profile
 from mindspeed_autoparallel.runtime.search.device_cost import device_cost
 from mindspeed_autoparallel.runtime.search.measurements import Measurements

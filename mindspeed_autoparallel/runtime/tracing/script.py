@@ -14,7 +14,6 @@ from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.applying.native import recompute_arguments
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.coordinator import free_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.tracing.process import release_of
@@ -59,9 +58,7 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
 
 def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
-        task = MeasureTask(
-            points=(request.point,), result_dir=folder, num_layers={}, model_file=None
-        )
+        task = MeasureTask(points=(request.point,), result_dir=folder, num_layers={}, model_file=None)
         spec = LaunchSpec(
             launch_id=f"trace-{os.getpid()}",
             # The flag arms what takes the script over where its training would begin.
@@ -77,10 +74,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
             },
             timeout_s=timeout_s,
         )
-        outcome = run_local_processes(
-            spec, node_rank=0, num_processes=1, num_nodes=1, master_addr="localhost", master_port=free_port(),
-            log_dir=Path(folder) / "logs",
-        )  # fmt: skip
+        outcome = run_local_processes(spec, node_rank=0, num_processes=1, num_nodes=1, log_dir=Path(folder) / "logs")
         file = Path(task.result_file(request.point))
         if not file.exists():
             raise LaunchError(

@@ -17,7 +17,6 @@ from mindspeed_autoparallel.profiles.device import COLLECTIVES
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.runtime.host.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.coordinator import free_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.tuning.calibrating import LINKS_FILE, OPERATORS_FILE, fill
 from mindspeed_autoparallel.runtime.tuning.fingerprint import Fingerprint, fingerprint_of
@@ -42,9 +41,8 @@ def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int,
             timeout_s=timeout_s,
         )
         outcome = run_local_processes(
-            spec, node_rank=0, num_processes=num_processes, num_nodes=1, master_addr="localhost",
-            master_port=free_port(), log_dir=folder / "logs",
-        )  # fmt: skip
+            spec, node_rank=0, num_processes=num_processes, num_nodes=1, log_dir=folder / "logs"
+        )
         measured, failed = operator_samples(rows_of(folder / OPERATORS_FILE), "calibrate")
         links = link_samples(rows_of(folder / LINKS_FILE), "calibrate")
         if measured or links:

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
-from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free
+from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.runtime.search.analytic import asked_device, kind_of
 from mindspeed_autoparallel.runtime.tuning.lock import only_one
 from mindspeed_autoparallel.runtime.tuning.request import SEED_MINIMUM_RANKS, TuningRequest, read_request
@@ -129,9 +129,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
         voice.info("stage 2 of 3: model")
         kinds, prices = families(calibration, plan, arguments, capacity_bytes)
         asked = Asked(request=request, arguments=arguments, device_name=kind)
-        kinds += modelled_families(
-            kinds, plan, asked, calibration, prices, target_of(calibration.device_name, target)
-        )
+        kinds += modelled_families(kinds, plan, asked, calibration, prices, target_of(calibration.device_name, target))
         if target is not None:
             kinds = marked(kinds)
         voice.info("stage 3 of 3: search")

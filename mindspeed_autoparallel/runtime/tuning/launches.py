@@ -16,7 +16,6 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.coordinator import free_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 
@@ -65,8 +64,8 @@ class Launches:
     def _trace(self, task: dict[str, Any]) -> LaunchOutcome:
         spec = self._spec("trace", task, tuple(sys.argv), {"MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"})
         return self._kept("trace", spec, lambda: run_local_processes(
-            spec, node_rank=0, num_processes=1, num_nodes=1, master_addr="localhost", master_port=free_port(),
-            log_dir=self.coordinator.log_dir, should_stop=self._stopping.is_set,
+            spec, node_rank=0, num_processes=1, num_nodes=1, log_dir=self.coordinator.log_dir,
+            should_stop=self._stopping.is_set,
         ))  # fmt: skip
 
     def on_devices(

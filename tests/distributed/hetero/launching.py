@@ -1,7 +1,6 @@
 """Start a script of this folder on several real processes and compare what it recorded with the reference."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,6 @@ HERE = Path(__file__).parent
 
 def launch(script, num_processes, *arguments, megatron_path=None, timeout=560):
     """Standard output of the job; fails the test with the log's tail when a process fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     helpers = HERE.parents[1] / "helpers"
     paths = [p for p in (megatron_path, str(HERE.parents[2]), str(helpers), os.environ.get("PYTHONPATH")) if p]
     environment = {
@@ -30,9 +26,8 @@ def launch(script, num_processes, *arguments, megatron_path=None, timeout=560):
         sys.executable,
         "-m",
         "torch.distributed.run",
+        "--standalone",
         f"--nproc-per-node={num_processes}",
-        "--master-addr=127.0.0.1",
-        f"--master-port={port}",
         str(HERE / script),
         *map(str, arguments),
     ]

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,19 +73,9 @@ def data_file(folder: Path) -> str:
 def start(num_processes: int, *arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
     environment = {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
-    for _ in range(3):
-        with socket.socket() as probe:
-            probe.bind(("localhost", 0))
-            port = probe.getsockname()[1]
-        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(num_processes), "--master_port", str(port)]
-        command = [sys.executable, *launcher, str(script), *TRAINING, *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
-        )
-        # Another process may take the port between its choice and its use.
-        if "EADDRINUSE" not in done.stderr:
-            break
-    return done
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_processes)]
+    command = [sys.executable, *launcher, str(script), *TRAINING, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 def train(num_processes: int, *arguments: str, script: Path = SCRIPT) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.launch.coordinator import check_port_is_free, free_port
+from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -59,7 +57,7 @@ def nodes(tmp_path):
     """Starts a coordinator or an agent; ends whatever is left."""
     for name, text in (("good.py", GOOD), ("bad.py", BAD), ("hang.py", HANG)):
         (tmp_path / name).write_text(text)
-    port, started = free_port(), []
+    started = []
 
     def start(rank, *scripts, **options):
         code = AGENT if rank else COORDINATOR
@@ -70,7 +68,8 @@ def nodes(tmp_path):
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
-    yield start
+    with reserved_port() as port:
+        yield start
     for process in started:
         process.kill()
 
@@ -184,12 +183,3 @@ def test_a_second_process_of_one_node_is_refused_and_the_first_goes_on(nodes):
 def test_an_agent_without_main_node_says_so(nodes):
     _, error = nodes(1, join_timeout_s=1).communicate(timeout=60)
     assert "cannot reach the main node" in error
-
-
-def test_a_master_port_in_use_is_an_error_before_anything_starts():
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--master-port {port} cannot be used"):
-            check_port_is_free(port)

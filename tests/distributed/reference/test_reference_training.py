@@ -6,13 +6,14 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
 pytestmark = [
     pytest.mark.distributed,
@@ -42,16 +43,10 @@ def _environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
-
-
 def _run(*command: str, processes: int = 0) -> str:
     start = [sys.executable]
     if processes:
-        start += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(_free_port())]
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     done = subprocess.run(
         [*start, *command], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=900, check=False
     )
@@ -136,9 +131,12 @@ def test_training_halves_the_loss_and_its_checkpoint_trains_on_under_another_lay
 
 
 def test_launch_script_of_the_72b_model_runs_with_other_sizes_and_paths() -> None:
-    environment = {**_environment(), "PYTHON": sys.executable, "MASTER_PORT": str(_free_port())}
     command = ["bash", str(ROOT / "docs" / "examples" / "pretrain_qwen2vl.sh")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    with reserved_port() as port:
+        environment = {**_environment(), "PYTHON": sys.executable, "MASTER_PORT": str(port)}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-5000:]
     assert len(re.findall(r"lm loss: \d", output)) == 5

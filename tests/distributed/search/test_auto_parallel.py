@@ -2,12 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 ROOT = Path(__file__).parents[3]
@@ -24,12 +25,6 @@ FLAGS = f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size
 @pytest.fixture(autouse=True)
 def _examples_are_here():
     pytest.importorskip("megatron.training")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def start(*words, out):
@@ -90,11 +85,11 @@ def test_search_measures_once_plans_and_its_plan_is_trained(tmp_path):
 
 
 def test_two_nodes_measure_together(tmp_path):
-    port = free_port()
-    common = ("--nnodes", 2, "--nproc-per-node", 1, "--master-port", port, "--micro-batch-size", 1)
-    other = search(tmp_path, *common, "--node-rank", 1, batch=1)
-    main = search(tmp_path, *common, "--node-rank", 0, batch=1)
-    code, text = finish(main)
+    with reserved_port() as port:
+        common = ("--nnodes", 2, "--nproc-per-node", 1, "--master-port", port, "--micro-batch-size", 1)
+        other = search(tmp_path, *common, "--node-rank", 1, batch=1)
+        main = search(tmp_path, *common, "--node-rank", 0, batch=1)
+        code, text = finish(main)
     assert code == 0, text[-3000:]
     assert "links inside a node were not measured" in text, text[-3000:]
     code, text = finish(other, timeout=60)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,17 +50,10 @@ def search(out: Path, model: Path, *words: object) -> subprocess.CompletedProces
 
 
 def train(num_processes: int, *words: object) -> dict[int, tuple[float, float]]:
-    for _ in range(3):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        done = run(
-            "-m", "torch.distributed.run", "--nproc-per-node", num_processes, "--master-port", port,
-            "docs/examples/pretrain_vlm.py", *FLAGS, *words,
-        )  # fmt: skip
-        # Another process may take the port between its choice and its use.
-        if "EADDRINUSE" not in done.stderr:
-            break
+    done = run(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_processes,
+        "docs/examples/pretrain_vlm.py", *FLAGS, *words,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     pattern = r"iteration +(\d+)/.*?lm loss: ([0-9.E+-]+) .*?grad norm: ([0-9.]+)"
     return {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, done.stdout)}

@@ -2,14 +2,10 @@
 
 import dataclasses
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from typing import Any
 
 import pytest
+from ranks import run_ranks
 
 pytest.importorskip("megatron.core")
 
@@ -74,33 +70,10 @@ _FOUR_RANKS = {
 
 def _real(requests: list[TraceRequest]) -> list[dict[str, Any]]:
     """The same requests on as many real processes as the first one's world has; of each, what its rank found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    num_ranks = requests[0].num_ranks
-    common = {**os.environ, "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    workers = []
-    try:
-        for rank in range(num_ranks):
-            workers.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "mindspeed_autoparallel.runtime.tracing", "gloo"],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                    env={**common, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                )
-            )  # fmt: skip
-            assert workers[-1].stdin is not None
-            workers[-1].stdin.write(json.dumps([dataclasses.asdict(request) for request in requests]))
-            workers[-1].stdin.close()
-            workers[-1].stdin = None
-        deadline = time.monotonic() + 400
-        outputs = [worker.communicate(timeout=max(1.0, deadline - time.monotonic())) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    assert [worker.returncode for worker in workers] == [0] * num_ranks, [error[-1500:] for _, error in outputs]
-    lines = [line for output, _ in outputs for line in output.splitlines() if line.startswith("TRACE ")]
+    program = "import sys; from mindspeed_autoparallel.runtime.tracing.__main__ import main; sys.exit(main())"
+    asked = json.dumps([dataclasses.asdict(request) for request in requests])
+    ranks = run_ranks(requests[0].num_ranks, program, "gloo", stdin=asked, timeout_s=400)
+    lines = [line for rank in ranks for line in rank.stdout.splitlines() if line.startswith("TRACE ")]
     found = {result.pop("index"): result for result in (json.loads(line[len("TRACE ") :]) for line in lines)}
     return [found[index] for index in range(len(requests))]
 

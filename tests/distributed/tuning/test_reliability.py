@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from auto_tuning import ENVIRONMENT, GPT, ROOT, SCRIPT, finish, result_of, start, tune
-from ranks import free_port
+
+from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 BUILD = "    spec = get_gpt_layer_local_spec("
@@ -199,13 +200,12 @@ def test_what_a_measuring_launch_had_finished_when_it_was_cut_off_is_not_measure
 
 def test_nodes_that_die_are_named_and_the_run_goes_on_where_it_was(again, tmp_path, done):
     """First in the measuring launch, which leaves too little to search by; then while its result is verified."""
-    words = ("--nnodes", 2, "--nproc-per-node", 1, "--auto-tuning-verify")
+    words = ("--nnodes", 2, "--nproc-per-node", 1, "--auto-tuning-verify", "--master-port")
 
-    def run_and_kill(kind):
+    def run_and_kill(kind, port):
         again.hook(f"if kind == {kind!r}: time.sleep(3600)")
-        both = (*words, "--master-port", free_port())
-        other = again.run(tmp_path / "other", *both, "--node-rank", 1, wait=False)
-        main = again.run(tmp_path / "work", *both, "--node-rank", 0, wait=False)
+        other = again.run(tmp_path / "other", *words, port, "--node-rank", 1, wait=False)
+        main = again.run(tmp_path / "work", *words, port, "--node-rank", 0, wait=False)
         try:
             wait_until(lambda: list((tmp_path / "other").glob(f"logs/node1/{kind}-*.log")), main)
             other.kill()
@@ -218,11 +218,13 @@ def test_nodes_that_die_are_named_and_the_run_goes_on_where_it_was(again, tmp_pa
         assert_no_child_is_left(tmp_path)
         return code, text
 
-    code, text = run_and_kill("calibrate")
+    with reserved_port() as port:
+        code, text = run_and_kill("calibrate", port)
     assert code == 2, text[-3000:]
     (launch,) = (item for item in launches_of(tmp_path / "work") if item["purpose"] == "calibrate")
     assert (launch["status"], launch["node_rank"]) == ("failed", 1)
-    code, text = run_and_kill("verify")
+    with reserved_port() as port:
+        code, text = run_and_kill("verify", port)
     assert (code, "points were traced before" in text) == (0, True), text[-3000:]
     result = result_of(tmp_path / "work")
     assert not any("between nodes were never sampled" in note for note in result["notes"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import types
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -41,10 +40,7 @@ def one_process() -> Iterator[None]:
     # Nothing here drops out, so the generators of a GPU that attention forks are not needed.
     generators = types.SimpleNamespace(fork=nullcontext)
     patch.setattr(tensor_parallel, "get_cuda_rng_tracker", lambda *args, **kwargs: generators)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     yield
     parallel_state.destroy_model_parallel()
