@@ -154,19 +154,33 @@ def _lightest(
     configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions,
     limit_us: float,
 ) -> Iterator[Found]:  # fmt: skip
-    """No recompute, or of some modules in all layers: the one that adds least of those that fit.
+    """No recompute, or of some modules in all layers: the fastest that fits.
 
     A schedule is monotone in its stage times, and what longer backwards hide of the gradient reduction they add to the
-    pipeline, so of two kinds that fit the one that adds less is not slower.
+    pipeline, so what adds no less to every kind of layers than another that fits is not faster. Where layers are all
+    alike that leaves one; where a kind adds less to some layers and more to others, both are tried.
     """
+    fitting: list[str] = []
     for kind in _kinds(configuration, dimensions):
+        if any(_adds_no_less(configuration, kind, other) for other in fitting):
+            continue
         if _placement_bound_us(configuration, layers, kind, 0) >= limit_us:
-            return
+            continue
         if _may_fit(configuration, cluster, layers, kind, 0):
             found = _evaluated(configuration, cluster, batch, layers, kind, 0, dimensions)
             yield found
             if found.evaluation.fits:
-                return
+                fitting.append(kind)
+                limit_us = min(limit_us, found.step_us)
+
+
+def _adds_no_less(configuration: Configuration, kind: str, other: str) -> bool:
+    module = configuration.family.profile.model.modules[0].name
+    cost = configuration.candidate.measurement.modules[module]
+    return all(
+        layer.recompute[kind].extra_backward_us >= layer.recompute[other].extra_backward_us
+        for layer in cost.kinds or (cost.layer,)
+    )
 
 
 def _kinds(configuration: Configuration, dimensions: Dimensions) -> list[str]:

@@ -1,12 +1,14 @@
 """Layers of several kinds: stages cost what the layers they hold cost, and nothing that could be best is passed over."""
 
+import random
 from dataclasses import replace
 
 import pytest
 from language_profile import language_profile
 
-from mindspeed_autoparallel.profiles import mean_layer
+from mindspeed_autoparallel.profiles import RecomputeCost, mean_layer
 from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec.recompute import grouped_kind
 from mindspeed_autoparallel.tuning.traced.candidates import Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.tuning.traced.search import (
     _evaluated,
@@ -44,18 +46,54 @@ def mixed_profile(capacity_mib):
     ))  # fmt: skip
 
 
-def space(capacity_mib=30_000):
-    return enumerate_space(
-        [Family(name="", settings={}, profile=mixed_profile(capacity_mib))], CLUSTER, BATCH, DIMENSIONS
-    )
+def random_profile(seed, capacity_mib):
+    """Kinds of layers that differ in work, in what they save, and in what each way to compute again takes and frees."""
+    profile = language_profile(num_layers=8, capacity_mib=capacity_mib, tensor=(1, 2), batches=(1, 2))
+    draw = random.Random(seed)
+    pattern = draw.choice([PATTERN, (0, 1) * 4, (0, 1, 2, 0, 1, 2, 0, 1), (0,) * 7 + (1,)])
+    shares = [
+        [draw.choice([0.4, 1, 2.5]), draw.choice([0.5, 1, 2]), *((draw.random(), draw.random()) for _ in range(3))]
+        for _ in set(pattern)
+    ]
+
+    def kind_of(layer, work, size, *ways):
+        forward_us = work * layer.forward_us
+        plain = replace(layer.recompute["none"], saved_bytes=round(size * layer.recompute["none"].saved_bytes))
+        modules = {
+            f"selective:{name}": RecomputeCost(
+                saved_bytes=round(plain.saved_bytes * kept), extra_backward_us=forward_us * extra,
+                backward_peak_bytes=plain.backward_peak_bytes + round(plain.saved_bytes * (1 - kept)),
+            )
+            for name, (kept, extra) in zip(("layernorm", "mlp", "core_attn"), ways, strict=True)
+        }  # fmt: skip
+        full = replace(layer.recompute["full"], extra_backward_us=forward_us, backward_peak_bytes=plain.saved_bytes)
+        return replace(
+            layer, forward_us=forward_us, backward_us=2 * forward_us, recompute={"none": plain, **modules, "full": full}
+        )
+
+    def mix(module):
+        kinds = tuple(kind_of(module.layer, *share) for share in shares)
+        return replace(module, layer=mean_layer(kinds, pattern), kinds=kinds, pattern=pattern)
+
+    return replace(profile, measurements=tuple(
+        replace(item, modules={name: mix(module) for name, module in item.modules.items()})
+        for item in profile.measurements
+    ))  # fmt: skip
 
 
-def ways(configuration):
+def space(capacity_mib=30_000, profile=None):
+    family = Family(name="", settings={}, profile=profile or mixed_profile(capacity_mib))
+    return enumerate_space([family], CLUSTER, BATCH, DIMENSIONS)
+
+
+def ways(configuration, with_groups=False):
     layer = configuration.candidate.measurement.modules["text_decoder"].layer
     for layers in _splits(configuration, DIMENSIONS):
         for kind in layer.recompute:
             for number in range(1, max(layers) + 1) if kind == "full" else (0,):
                 yield layers, kind, number
+        for size in range(2, max(layers) + 1) if with_groups else ():
+            yield layers, grouped_kind(size), max(layers)
 
 
 def test_a_stage_takes_what_its_own_layers_take():
@@ -93,3 +131,62 @@ def test_the_search_finds_what_solving_every_configuration_finds():
             best[configuration.key] = min(solved.step_us, best.get(configuration.key, solved.step_us))
     outcome = search(found, CLUSTER, BATCH, replace(DIMENSIONS, uneven_stages=False))
     assert [item.step_us for item in outcome.top] == pytest.approx(sorted(best.values())[:3])
+
+
+@pytest.mark.parametrize("capacity_mib", [9_000, 13_000, 18_000])
+def test_the_fastest_recompute_that_fits_is_found_whatever_each_kind_of_layers_pays_for_it(capacity_mib):
+    used = set()
+    for seed in range(3):
+        configurations = space(profile=random_profile(seed, capacity_mib)).configurations
+        for configuration in (item for item in configurations if item.layout.distributed_optimizer):
+            found = [
+                _evaluated(configuration, CLUSTER, BATCH, *way, DIMENSIONS)
+                for way in ways(configuration, with_groups=True)
+            ]
+            fitting = [item.step_us for item in found if item.evaluation.fits]
+            best, _ = solve(configuration, CLUSTER, BATCH, DIMENSIONS)
+            where = f"{configuration.layout.label()}, seed {seed}"
+            assert (best is None) == (not fitting), where
+            if best is not None:
+                assert best.step_us == pytest.approx(min(fitting)), where
+                used.add(best.recompute)
+    assert len(used) > 1
+
+
+def test_what_adds_less_to_the_mean_layer_may_be_slower_where_the_slowest_stage_pays_for_it():
+    """One heavy layer in eight is alone on its stage: what costs it nothing wins, though the others pay more."""
+
+    def mix(module):
+        plain = module.layer.recompute["none"]
+
+        def kind_of(work, extras):
+            return replace(
+                module.layer, forward_us=work * module.layer.forward_us, backward_us=work * module.layer.backward_us,
+                recompute={"none": replace(plain, saved_bytes=64 * plain.saved_bytes), **{
+                    f"selective:{name}": replace(
+                        plain, saved_bytes=plain.saved_bytes // 2, extra_backward_us=extra * module.layer.forward_us
+                    )
+                    for name, extra in extras.items()
+                }},
+            )  # fmt: skip
+
+        kinds = (kind_of(1.0, {"mlp": 0.0, "core_attn": 0.2}), kind_of(6.0, {"mlp": 1.0, "core_attn": 0.0}))
+        pattern = (0, 0, 0, 1, 0, 0, 0, 0)
+        return replace(module, layer=mean_layer(kinds, pattern), kinds=kinds, pattern=pattern)
+
+    profile = mixed_profile(40_000)
+    profile = replace(profile, measurements=tuple(
+        replace(item, modules={
+            name: mix(replace(module, kinds=(), pattern=())) for name, module in item.modules.items()
+        })
+        for item in profile.measurements
+    ))  # fmt: skip
+    configuration = next(
+        item for item in space(profile=profile).configurations
+        if (item.layout.pipeline_size, item.layout.virtual_size, item.layout.micro_batch_size) == (4, 2, 1)
+    )  # fmt: skip
+    extra = {name: cost.extra_backward_us for name, cost in
+             configuration.candidate.measurement.modules["text_decoder"].layer.recompute.items()}  # fmt: skip
+    best, _ = solve(configuration, CLUSTER, BATCH, DIMENSIONS)
+    assert extra["selective:mlp"] < extra["selective:core_attn"]
+    assert best.recompute == "selective:core_attn"
