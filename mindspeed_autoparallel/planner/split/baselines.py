@@ -65,16 +65,19 @@ def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
                 saved = segment.kinds[0].memory[v] - kind.memory[v]
                 if saved > 0 and rows[k][0][v]:
                     choices.append((-saved / (kind.extra_backward + 1e-9), k, q, v))
-    for _, k, q, v in sorted(choices):
+    groups = {k: group for group in problem.groups for k in group}
+    for _, chosen, q, v in sorted(choices):
         stage = v % problem.num_stages
-        while rows[k][0][v]:
-            over = stage_memory(problem, _freeze(rows))[stage] - problem.memory_limit[stage]
-            if over <= 0:
-                break
-            saved = problem.segments[k].kinds[0].memory[v] - problem.segments[k].kinds[q].memory[v]
-            move = min(rows[k][0][v], -(-over // saved))
-            rows[k][0][v] -= move
-            rows[k][q][v] += move
+        # Of a stack, the first layers on a stage: those of earlier segments, too.
+        for k in groups[chosen]:
+            while k <= chosen and rows[k][0][v]:
+                over = stage_memory(problem, _freeze(rows))[stage] - problem.memory_limit[stage]
+                if over <= 0:
+                    break
+                saved = max(1, problem.segments[k].kinds[0].memory[v] - problem.segments[k].kinds[q].memory[v])
+                move = min(rows[k][0][v], -(-over // saved))
+                rows[k][0][v] -= move
+                rows[k][q][v] += move
     return _freeze(rows)
 
 

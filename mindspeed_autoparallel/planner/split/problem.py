@@ -37,6 +37,9 @@ class Segment:
     """Indices of segments that must be complete before this one begins (the same stage will do)."""
     beside: int | None = None
     """Index of a segment that must have a layer on the same virtual stage: where a pre or post block sits."""
+    continues: bool = False
+    """The same stack as the segment before it, with layers of another kind: the first layers of the stack on a stage
+    are those of ``kinds[1]``, then come those of ``kinds[2]`` and so on, the plain ones last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,10 @@ class SplitProblem:
             for kind in segment.kinds:
                 if len(kind.memory) != self.num_virtual or kind.extra_backward < 0 or min(kind.memory) < 0:
                     raise ConfigError(f"{segment.name}, {kind.name}: one memory of at least 0 per virtual stage.")
+        names = [[kind.name for kind in segment.kinds] for segment in self.segments]
+        for index, segment in enumerate(self.segments):
+            if segment.continues and (not index or names[index] != names[index - 1]):
+                raise ConfigError(f"{segment.name} must follow a segment of the same kinds to continue it.")
         if any(len(tail.by_segment) != len(self.segments) for tail in self.tails):
             raise ConfigError("a tail needs a time for every segment.")
         layers = sum(segment.num_layers for segment in self.segments if segment.beside is None)
@@ -106,3 +113,15 @@ class SplitProblem:
     @property
     def num_virtual(self) -> int:
         return self.num_stages * self.num_chunks
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the segments of every stack."""
+        groups: list[tuple[int, ...]] = []
+        for index, segment in enumerate(self.segments):
+            groups.append((*groups.pop(), index) if segment.continues else (index,))
+        return tuple(groups)
+
+    def room(self, stage: int) -> int:
+        """Memory for what is placed on a stage."""
+        return self.memory_limit[stage] - (self.fixed_memory[stage] if self.fixed_memory else 0)

@@ -7,17 +7,15 @@ monotone in stage times. A plan is a path of this graph. See docs/decisions/0019
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.problem import LayerKind, SplitProblem
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.recompute_choice import Array as Array
+from mindspeed_autoparallel.planner.split.recompute_choice import RecomputeChoice
 from mindspeed_autoparallel.planner.split.solution import Placement
 
-Array = Any
-"""A numpy array."""
 NEVER = 2**60
 MOST_LAYERS = 600
 """Ranges grow with its square."""
@@ -72,8 +70,7 @@ class Chain:
             self.counts[k, at + size + 1 :] = size
             at += size
         self._start, self._end = self._allowed()
-        self._fronts: dict[tuple[int, int, int, tuple[int, ...]], list[Option]] = {}
-        self._kept: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[tuple[int, ...], ...]] | None] = {}
+        self.choice = RecomputeChoice(problem)
 
     def _allowed(self) -> tuple[Array, Array]:
         """Every range that a stage may hold: not empty where that is forbidden, blocks with their layers."""
@@ -98,14 +95,8 @@ class Chain:
         least[-1] = -NEVER
         ways = []
         for stage in range(num - 1, -1, -1):
-            used = numpy.full(len(held), NEVER)
-            for peak in sorted({kind.transient for s in self.problem.segments for kind in s.kinds}):
-                each = numpy.array([
-                    min((kind.memory[stage] for kind in s.kinds if kind.transient <= peak), default=NEVER // 2**10)
-                    for s in self.problem.segments
-                ])  # fmt: skip
-                used = numpy.minimum(used, held @ each + numpy.where(held.any(axis=1), peak, 0))
-            ways.append(numpy.maximum(used - self._room(stage), least[self._end]))
+            used = self._least_memory(stage, held)
+            ways.append(numpy.maximum(used - self.problem.room(stage), least[self._end]))
             least = numpy.full(self.num_layers + 1, NEVER)
             least[self._start[first]] = numpy.minimum.reduceat(ways[-1], first)
         node, ends = 0, []
@@ -114,6 +105,21 @@ class Chain:
             node = int(self._end[here[numpy.argmin(way[here])]])
             ends.append(node)
         return int(least[0]), ends
+
+    def _least_memory(self, stage: int, held: Array) -> Array:
+        """Of every range that a stage may hold, recomputed in the way that needs least."""
+        segments = self.problem.segments
+        if any(segment.continues for segment in segments):
+            least = [self.choice.least_memory(stage, tuple(row)) for row in held.tolist()]
+            return numpy.array([NEVER if size is None else size for size in least])
+        used = numpy.full(len(held), NEVER)
+        for peak in sorted({kind.transient for s in segments for kind in s.kinds}):
+            each = numpy.array([
+                min((kind.memory[stage] for kind in s.kinds if kind.transient <= peak), default=NEVER // 2**10)
+                for s in segments
+            ])  # fmt: skip
+            used = numpy.minimum(used, held @ each + numpy.where(held.any(axis=1), peak, 0))
+        return used
 
     def ranges(self, longest: int) -> list[Ranges]:
         """By stage: every range that could fit and keeps its stage busy for at most ``longest``, nothing recomputed."""
@@ -130,7 +136,7 @@ class Chain:
         found = []
         for stage in range(problem.num_stages):
             least = numpy.array([min(kind.memory[stage] for kind in s.kinds) for s in problem.segments]) @ counts
-            fits = least[end] - least[start] <= self._room(stage)
+            fits = least[end] - least[start] <= self.problem.room(stage)
             if stage == 0:
                 fits &= start == 0
             if stage == problem.num_stages - 1:
@@ -141,22 +147,18 @@ class Chain:
             ))  # fmt: skip
         return found
 
-    def _room(self, stage: int) -> int:
-        problem = self.problem
-        return problem.memory_limit[stage] - (problem.fixed_memory[stage] if problem.fixed_memory else 0)
-
     def recompute(self, stage: int, ranges: Ranges) -> None:
         """Drop what does not fit the stage, and add the least recomputation to what does."""
         segments = self.problem.segments
         held = (self.counts[:, ranges.end] - self.counts[:, ranges.start]).T
         plain = numpy.array([s.kinds[0].memory[stage] for s in segments])
         transient = numpy.array([s.kinds[0].transient for s in segments])
-        free = held @ plain + numpy.where(held > 0, transient, 0).max(axis=1) <= self._room(stage)
+        free = held @ plain + numpy.where(held > 0, transient, 0).max(axis=1) <= self.problem.room(stage)
         if any(s.kinds[0].extra_backward for s in segments):
             free[:] = False
         extra: Array = numpy.zeros(len(ranges), dtype=numpy.int64)
         for index in numpy.flatnonzero(~free):
-            kinds = self.best_kinds(stage, tuple(held[index].tolist()))
+            kinds = self.choice.best(stage, tuple(held[index].tolist()))
             extra[index] = NEVER if kinds is None else kinds[0]
         ranges.backward = ranges.backward + extra
         ranges.keep(extra < NEVER)
@@ -171,46 +173,6 @@ class Chain:
             length = numpy.maximum(length, ticks @ held + fixed)
         return length
 
-    def best_kinds(self, stage: int, held: tuple[int, ...]) -> tuple[int, tuple[tuple[int, ...], ...]] | None:
-        """Least added backward time for these layers on this stage, and the layers by segment and kind."""
-        key = (stage, held)
-        if key not in self._kept:
-            self._kept[key] = self._best_kinds(stage, held)
-        return self._kept[key]
-
-    def _best_kinds(self, stage: int, held: tuple[int, ...]) -> tuple[int, tuple[tuple[int, ...], ...]] | None:
-        segments = self.problem.segments
-        present = [k for k, count in enumerate(held) if count]
-        # Long fronts last: the last one is searched, not multiplied out.
-        present.sort(key=lambda k: (len(segments[k].kinds) > 1, held[k]))
-        transients = sorted({kind.transient for k in present for kind in segments[k].kinds}) or [0]
-        best: Option | None = None
-        for peak in transients:
-            # Charging ``peak`` to plans that need less is made good by the smaller peaks' own turns.
-            room = self._room(stage) - peak
-            front: list[Option] = [(0, 0, ())] if room >= 0 else []
-            for k in present[:-1]:
-                front = _merge(front, self._spread(k, held[k], stage, peak), room)
-            if present:
-                front = _best_pair(front, self._spread(present[-1], held[present[-1]], stage, peak), room)
-            if front and (best is None or front[0][1] < best[1]):
-                best = front[0]
-        if best is None:
-            return None
-        rows: list[tuple[int, ...]] = [(0,) * len(s.kinds) for s in segments]
-        for k, row in zip(present, best[2], strict=True):
-            rows[k] = row
-        return best[1], tuple(rows)
-
-    def _spread(self, segment: int, count: int, stage: int, peak: int) -> list[Option]:
-        """The front of all ways to give a segment's ``count`` layers kinds of at most ``peak`` transient."""
-        kinds = self.problem.segments[segment].kinds
-        usable = tuple(q for q, kind in enumerate(kinds) if kind.transient <= peak)
-        key = (segment, count, stage, usable)
-        if key not in self._fronts:
-            self._fronts[key] = _spread(kinds, usable, count, stage) if usable else []
-        return self._fronts[key]
-
     def times(self, stage: int, start: int, end: int) -> tuple[int, int, int] | None:
         """Forward, backward (with the least recomputation) and tail; ``None``: the range cannot be on that stage."""
         segments = self.problem.segments
@@ -223,7 +185,7 @@ class Chain:
             count for count, segment in zip(held, segments, strict=True) if segment.beside is None
         ):
             return None
-        kinds = self.best_kinds(stage, held)
+        kinds = self.choice.best(stage, held)
         if kinds is None:
             return None
         forward = sum(count * segment.forward for count, segment in zip(held, segments, strict=True))
@@ -235,7 +197,7 @@ class Chain:
         columns = []
         for stage, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             held = tuple((self.counts[:, end] - self.counts[:, start]).tolist())
-            kinds = self.best_kinds(stage, held)
+            kinds = self.choice.best(stage, held)
             assert kinds is not None  # its range was kept
             columns.append(kinds[1])
         return tuple(
@@ -250,50 +212,3 @@ class Chain:
             done += sum(row[stage] for rows in placement for row in rows)
             ends.append(done)
         return ends
-
-
-Option = tuple[int, int, tuple[tuple[int, ...], ...]]
-"""Memory, added backward time, layers by kind of each segment so far; fronts rise in memory and fall in time."""
-
-
-def _spread(kinds: tuple[LayerKind, ...], usable: tuple[int, ...], count: int, stage: int) -> list[Option]:
-    first, *others = usable
-    ways = [(0, 0, (0,) * len(kinds), 0)]
-    for q in others:
-        ways = [
-            (memory + n * kinds[q].memory[stage], extra + n * kinds[q].extra_backward,
-             (*row[:q], n, *row[q + 1 :]), used + n)
-            for memory, extra, row, used in ways for n in range(count - used + 1)
-        ]  # fmt: skip
-    plain = kinds[first]
-    return _front([
-        (memory + (count - used) * plain.memory[stage], extra + (count - used) * plain.extra_backward,
-         ((*row[:first], count - used, *row[first + 1 :]),))
-        for memory, extra, row, used in ways
-    ])  # fmt: skip
-
-
-def _merge(left: list[Option], right: list[Option], room: int) -> list[Option]:
-    return _front([
-        (a[0] + b[0], a[1] + b[1], (*a[2], *b[2])) for a in left for b in right if a[0] + b[0] <= room
-    ])  # fmt: skip
-
-
-def _best_pair(left: list[Option], right: list[Option], room: int) -> list[Option]:
-    """The sum of least time, alone in its list, or nothing."""
-    sizes = [option[0] for option in right]
-    best: Option | None = None
-    for a in left:
-        index = bisect_right(sizes, room - a[0]) - 1
-        if index >= 0 and (best is None or a[1] + right[index][1] < best[1]):
-            b = right[index]
-            best = a[0] + b[0], a[1] + b[1], (*a[2], *b[2])
-    return [] if best is None else [best]
-
-
-def _front(options: list[Option]) -> list[Option]:
-    found: list[Option] = []
-    for option in sorted(options):
-        if not found or option[1] < found[-1][1]:
-            found.append(option)
-    return found

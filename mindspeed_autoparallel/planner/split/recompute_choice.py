@@ -1,0 +1,168 @@
+"""Of all ways to recompute the layers of a stage, the one that takes least time of those that fit.
+
+Layers of several kinds in one stack (a group of segments) are recomputed as hosts do it: the first ones of the stage.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from bisect import bisect_right
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.planner.split.problem import LayerKind, SplitProblem
+
+Array = Any
+"""A numpy array."""
+Rows = tuple[tuple[int, ...], ...]
+"""Layers by kind of each segment."""
+Option = tuple[int, int, Rows]
+"""Memory, added backward time, rows of the segments so far; fronts rise in memory and fall in time."""
+Run = tuple[tuple[LayerKind, ...], int, tuple[bool, ...]]
+"""Kinds of one segment, how many of its layers, and which kinds they may have."""
+
+
+class RecomputeChoice:
+    """Remembers what it found."""
+
+    def __init__(self, problem: SplitProblem) -> None:
+        self.problem = problem
+        self._fronts: dict[tuple[object, ...], list[Option]] = {}
+        self._best: dict[tuple[int, tuple[int, ...]], tuple[int, Rows] | None] = {}
+
+    def best(self, stage: int, held: tuple[int, ...]) -> tuple[int, Rows] | None:
+        """Least added backward time for these layers (by segment) on this stage, and the layers by segment and kind."""
+        key = (stage, held)
+        if key not in self._best:
+            self._best[key] = self._find(stage, held)
+        return self._best[key]
+
+    def least_memory(self, stage: int, held: tuple[int, ...]) -> int | None:
+        """Of any way, transient included; ``None`` where there is none."""
+        totals = []
+        for peak in self._transients(held):
+            fronts = [self._front(group, held, stage, peak) for group in self._present(held)]
+            if all(fronts):
+                totals.append(sum(front[0][0] for front in fronts) + peak)
+        return min(totals, default=None)
+
+    def _find(self, stage: int, held: tuple[int, ...]) -> tuple[int, Rows] | None:
+        segments = self.problem.segments
+        # Long fronts last: the last one is searched, not multiplied out.
+        present = sorted(
+            self._present(held), key=lambda group: (len(segments[group[0]].kinds) > 1, sum(held[k] for k in group))
+        )
+        best: Option | None = None
+        for peak in self._transients(held):
+            # Charging ``peak`` to plans that need less is made good by the smaller peaks' own turns.
+            room = self.problem.room(stage) - peak
+            front: list[Option] = [(0, 0, ())] if room >= 0 else []
+            for group in present[:-1]:
+                front = _merge(front, self._front(group, held, stage, peak), room)
+            if present:
+                front = _best_pair(front, self._front(present[-1], held, stage, peak), room)
+            if front and (best is None or front[0][1] < best[1]):
+                best = front[0]
+        if best is None:
+            return None
+        rows: list[tuple[int, ...]] = [(0,) * len(s.kinds) for s in segments]
+        for k, row in zip(itertools.chain(*present), best[2], strict=True):
+            rows[k] = row
+        return best[1], tuple(rows)
+
+    def _present(self, held: tuple[int, ...]) -> list[tuple[int, ...]]:
+        return [group for group in self.problem.groups if any(held[k] for k in group)]
+
+    def _transients(self, held: tuple[int, ...]) -> list[int]:
+        segments = zip(self.problem.segments, held, strict=True)
+        return sorted({kind.transient for segment, count in segments if count for kind in segment.kinds}) or [0]
+
+    def _front(self, group: tuple[int, ...], held: tuple[int, ...], stage: int, peak: int) -> list[Option]:
+        """The front of all ways to give the layers of a group kinds of at most ``peak`` transient."""
+        segments = [self.problem.segments[k] for k in group]
+        counts = tuple(held[k] for k in group)
+        usable = tuple(tuple(kind.transient <= peak for kind in segment.kinds) for segment in segments)
+        key = (group, counts, stage, usable)
+        if key not in self._fronts:
+            runs = [(s.kinds, count, allowed) for s, count, allowed in zip(segments, counts, usable, strict=True)]
+            self._fronts[key] = _ways(runs, stage)
+        return self._fronts[key]
+
+
+def _ways(runs: list[Run], stage: int) -> list[Option]:
+    """Layers of a stack in their order: the first ones under the first kind that recomputes, and so on, plain last."""
+    num_kinds, total = len(runs[0][0]), sum(count for _, count, _ in runs)
+    order = [*range(1, num_kinds), 0]
+    cuts = _cuts(total, num_kinds - 1)
+    edges = numpy.concatenate(
+        [numpy.zeros((len(cuts), 1), dtype=int), cuts, numpy.full((len(cuts), 1), total)], axis=1
+    )
+    memory, extra, refused = (
+        sum(
+            (before[edges[:, place + 1]] - before[edges[:, place]])
+            for place, before in enumerate(_before(runs, order, value))
+        )
+        for value in (
+            lambda kind, allowed: kind.memory[stage],
+            lambda kind, allowed: kind.extra_backward,
+            lambda kind, allowed: not allowed,
+        )
+    )
+    found: list[Option] = []
+    for index in numpy.lexsort((extra, memory)):
+        if not refused[index] and (not found or extra[index] < found[-1][1]):
+            found.append((int(memory[index]), int(extra[index]), _rows(runs, order, edges[index].tolist())))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _cuts(total: int, number: int) -> Array:
+    """Every way to cut a row of layers into ``number`` + 1 parts, in order."""
+    ways = list(itertools.combinations_with_replacement(range(total + 1), number))
+    return numpy.array(ways, dtype=int).reshape(len(ways), number)
+
+
+def _before(runs: list[Run], order: list[int], value: Any) -> list[Array]:
+    """By kind in ``order``: the sum of a value over the layers before each."""
+    counts = [count for _, count, _ in runs]
+    tables = []
+    for q in order:
+        values = [value(kinds[q], allowed[q]) for kinds, _, allowed in runs]
+        each: Array = numpy.repeat(numpy.array(values, dtype=int), counts)
+        tables.append(numpy.concatenate([[0], numpy.cumsum(each)]))
+    return tables
+
+
+def _rows(runs: list[Run], order: list[int], edges: list[int]) -> Rows:
+    rows, start = [], 0
+    for kinds, count, _ in runs:
+        row, end = [0] * len(kinds), start + count
+        for q, (low, high) in zip(order, itertools.pairwise(edges), strict=True):
+            row[q] = max(0, min(high, end) - max(low, start))
+        rows.append(tuple(row))
+        start = end
+    return tuple(rows)
+
+
+def _merge(left: list[Option], right: list[Option], room: int) -> list[Option]:
+    found: list[Option] = []
+    for option in sorted(
+        (a[0] + b[0], a[1] + b[1], (*a[2], *b[2])) for a in left for b in right if a[0] + b[0] <= room
+    ):
+        if not found or option[1] < found[-1][1]:
+            found.append(option)
+    return found
+
+
+def _best_pair(left: list[Option], right: list[Option], room: int) -> list[Option]:
+    """The sum of least time, alone in its list, or nothing."""
+    sizes = [option[0] for option in right]
+    best: Option | None = None
+    for a in left:
+        index = bisect_right(sizes, room - a[0]) - 1
+        if index >= 0 and (best is None or a[1] + right[index][1] < best[1]):
+            b = right[index]
+            best = a[0] + b[0], a[1] + b[1], (*a[2], *b[2])
+    return [] if best is None else [best]
