@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
-from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, SearchRecord
+from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, RankMemory, SearchRecord
 from mindspeed_autoparallel.units import format_bytes
 
 COSTS = "costs"
@@ -90,13 +91,17 @@ def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
     for size_us, what in sorted(parts, key=lambda part: -part[0]):
         if step.total_us and size_us / step.total_us >= 0.005:
             limits.append(f"{what}: {size_us / step.total_us:.1%} of the step")
-    tightest = min(found.memory, key=lambda rank: (rank.limit_bytes - rank.peak_bytes, rank.pipeline_rank))
-    free = tightest.limit_bytes - tightest.peak_bytes
-    limits.append(
-        f"memory of pipeline rank {tightest.pipeline_rank}: {format_bytes(free)} of "
-        f"{format_bytes(tightest.limit_bytes)} free at {tightest.peak_point}"
+    return (*limits, fullest_rank(found.memory))
+
+
+def fullest_rank(memory: Sequence[RankMemory]) -> str:
+    """How much of its memory the rank that has least left needs, and when."""
+    rank = min(memory, key=lambda rank: (rank.limit_bytes - rank.peak_bytes, rank.pipeline_rank))
+    share = rank.peak_bytes / rank.limit_bytes if rank.limit_bytes else math.inf
+    return (
+        f"memory of pipeline rank {rank.pipeline_rank}: {format_bytes(rank.peak_bytes)} of "
+        f"{format_bytes(rank.limit_bytes)} ({share:.1%}) at {rank.peak_point}"
     )
-    return tuple(limits)
 
 
 def _baselines(profile: Profile, cluster: Cluster, best: Candidate, global_batch_size: int) -> tuple[Baseline, ...]:

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.spec.plan import Plan, StagePlan
 from mindspeed_autoparallel.spec.recompute import in_words
+from mindspeed_autoparallel.units import format_us
 
 Data = dict[str, Any]
 
@@ -100,9 +101,14 @@ def warnings(plan: Plan) -> list[str]:
         found.append("The profile was imported from another tool: its measurements cannot be checked here.")
     if plan.profile.notes:
         found.append(f"{_count(len(plan.profile.notes), 'cost')} interpolated or assumed: see the profile's notes.")
-    if plan.search.status != "optimal":
-        gap = f"{plan.search.gap_fraction * 100:.1f} %"
-        found.append(f"The search stopped before a proof: a plan up to {gap} faster may exist.")
+    faster = min((other for other in plan.alternatives), key=lambda other: other.step_us, default=None)
+    if faster is not None and faster.step_us < plan.step.total_us:
+        found.append(f"Another plan is faster: {faster.layout.label()} with {format_us(faster.step_us)}.")
+    elif plan.search.status != "optimal":
+        why = "The search stopped before a proof"
+        if plan.search.status == "improved":
+            why = "Layers of pipelines were moved between stages step by step"
+        found.append(f"{why}: a plan up to {plan.search.gap_fraction * 100:.1f} % faster may exist.")
     unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)
     if unknown:
         found.append(f"{_count(unknown, 'configuration')} not covered by the profile: not part of the proof.")

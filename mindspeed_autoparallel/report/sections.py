@@ -19,7 +19,7 @@ def headline(values: Data) -> str:
     head = values["headline"]
     badge = element("span", text(head["proof"]), class_="badge good" if head["proved"] else "badge warn")
     where = f"{head['num_nodes']} × {head['devices_per_node']} devices · {head['schedule']}"
-    batch = f"global batch {head['global_batch_size']} · {head['num_microbatches']} microbatches"
+    batch = f"global batch {head['global_batch_size']} · {_microbatches(head['num_microbatches'])}"
     title = element(
         "div",
         element("h1", text(head["layout"]))
@@ -35,7 +35,7 @@ def headline(values: Data) -> str:
         ("Throughput", f"{head['tokens_per_s_per_device']:,.0f}", "tokens/s per device"),
         ("Bubble", percent(head["bubble_fraction"]), "of the pipeline, average rank"),
         ("Gap to the bound", percent(head["gap_fraction"]), bound),
-        ("Without a search", *gain),
+        *([("Without a search", *gain)] if values["baselines"][1:] else []),
     ]
     notes = "".join(element("li", text(warning)) for warning in head["warnings"])
     button = element("button", "Light / dark", id="theme", type="button")
@@ -44,6 +44,10 @@ def headline(values: Data) -> str:
         + (element("ul", notes, class_="warnings", aria_label="Warnings") if notes else "")
         + draw_tiles(tiles)
     )
+
+
+def _microbatches(number: int) -> str:
+    return "1 microbatch" if number == 1 else f"{number} microbatches"
 
 
 def why(values: Data) -> str:
@@ -73,13 +77,14 @@ def why(values: Data) -> str:
     none = element("p", "Nothing recorded.", class_="soft")
     held = element("h3", "What holds it back") + (element("ul", limits, class_="plain") if limits else none)
     helped = element("h3", "What would help")
-    helped += table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else none
+    helped += table(["change", "step", "gain per sample"], helps, (1, 2)) if helps else ""
     parts = ", ".join(f"{part['name']} {format_us(part['us'])}" for part in values["step_parts"])
+    compared = "Step time against rules of thumb in the same layout. " if rows[1:] else ""
     return (
         element("h2", "Why this plan")
-        + element("p", text(f"Step time against rules of thumb in the same layout. The step: {parts}."), class_="sub")
-        + element("div", "".join(bars), class_="bars")
-        + element("div", element("div", held) + element("div", helped), class_="two")
+        + element("p", text(f"{compared}The step: {parts}."), class_="sub")
+        + (element("div", "".join(bars), class_="bars") if rows[1:] else "")
+        + element("div", element("div", held) + (element("div", helped) if helps else ""), class_="two")
     )
 
 
@@ -184,7 +189,7 @@ def timeline(values: Data) -> str:
     buttons += element("span", class_="gap")
     buttons += element("button", "−", id="wider", type="button", aria_label="Zoom out")
     buttons += element("button", "+", id="closer", type="button", aria_label="Zoom in")
-    note = f"Exact replay of the schedule: {format_us(shown['end_us'])} for {shown['num_microbatches']} microbatches"
+    note = f"Exact replay of the schedule: {format_us(shown['end_us'])} for {_microbatches(shown['num_microbatches'])}"
     if shown["message_us"] > 0:
         how = "each, inferred from the predicted time" if shown["inferred"] else "at most"
         note += f", messages between stages {format_us(shown['message_us'])} {how}"
@@ -253,7 +258,7 @@ def ruled_out(values: Data) -> str:
     return (
         element("h2", "What was ruled out, and why")
         + element("p", text(note), class_="sub")
-        + (tools + "".join(drawn) if groups else element("p", "The plan records no verdicts.", class_="soft"))
+        + (tools + "".join(drawn) if groups else element("p", "The plan has their numbers only.", class_="soft"))
     )
 
 

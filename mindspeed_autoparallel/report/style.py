@@ -89,7 +89,7 @@ summary .n { font-variant-numeric: tabular-nums; }
 ul.plain { margin: 0; padding-left: 20px; } ul.plain li { margin: 3px 0; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 8px 36px; }
 .mono { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: 12.5px;
-  overflow-wrap: anywhere; }
+  overflow-wrap: anywhere; max-width: none; }
 .group { border-top: 1px solid var(--line); margin: 0; padding: 5px 0; }
 .group .scroll { max-height: 380px; overflow: auto; }
 #search { min-width: 260px; flex: 1; max-width: 420px; }

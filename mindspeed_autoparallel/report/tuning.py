@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_autoparallel.report.markup import element, table, text
+from mindspeed_autoparallel.report.markup import draw_tiles, element, table, text
 from mindspeed_autoparallel.report.page import POLICY
 from mindspeed_autoparallel.report.style import CSS
 from mindspeed_autoparallel.report.table import aligned
 from mindspeed_autoparallel.units import format_bytes
 
+_ROUNDING = 1e-6
+_INCOMPARABLE = "not comparable"
+"""In the note of a verifying run whose time says nothing."""
+SHORT_NAMES = (
+    "PP pipeline stages, TP tensor, DP data, CP context, EP expert parallel, VPP virtual stages per rank, MBS samples "
+    "of a microbatch, SP sequence parallel; whole-optimizer: without the distributed optimizer."
+)
 HEADER = ("no", "configuration", "step_ms", "interval_ms", "bubble", "peak", "tokens/s/device", "recompute")
 
 
@@ -36,10 +43,13 @@ def render_table(result: Mapping[str, Any]) -> str:
     lines = aligned([HEADER, *(row(plan) for plan in result["top"])], left=1)
     lines += ["", *_compared(result)]
     for plan in result["top"]:
-        lines += ["", f"{plan['number']}. paste: {' '.join(plan['argv'])}", f"    limits: {'; '.join(plan['limits'])}"]
+        lines += ["", f"{plan['number']}. paste: {' '.join(plan['argv'])}"]
+        if plan["take_out"]:
+            lines.append(f"    and take out of your command: {' '.join(plan['take_out'])}")
+        lines.append(f"    limits: {'; '.join(plan['limits'])}")
     for measured in result.get("verified", ()):
         lines += _verified_lines(measured)
-    lines += ["", *_modelled(result), _about(result)]
+    lines += [*_measured_order(result), "", *_modelled(result), _about(result)]
     lines += [f"note: {note}" for note in result["notes"]]
     lines += [f"not searched: {name}: {reason}" for name, reason in result["left_out_dimensions"].items()]
     # Names come from files: nothing in them may move the cursor or add lines.
@@ -47,7 +57,7 @@ def render_table(result: Mapping[str, Any]) -> str:
 
 
 def _compared(result: Mapping[str, Any]) -> list[str]:
-    """How much slower the others are than the first, and whether that can be told."""
+    """How much slower the others and the script itself are than the first, and whether that can be told."""
     best, *others = result["top"]
     slower = [f"{plan['number']} is {plan['step_time_ms'] / best['step_time_ms'] - 1:.1%} slower" for plan in others]
     near = [plan for plan in others if plan["step_time_interval_ms"][0] < best["step_time_interval_ms"][1]]
@@ -55,7 +65,45 @@ def _compared(result: Mapping[str, Any]) -> list[str]:
     if near and not result.get("verified"):
         names = ", ".join(str(plan["number"]) for plan in (best, *near))
         lines.append(f"the intervals of {names} overlap: --auto-tuning-verify measures which is faster")
-    return lines
+    return [*lines, _as_given(result), _proved(result)]
+
+
+def _as_given(result: Mapping[str, Any]) -> str:
+    given, best = result["as_given"], result["top"][0]
+    if "reason" in given:
+        return f"your script as it is was not predicted: {given['reason']}"
+    told = f"your script as it is ({given['label']}) takes {given['step_time_ms']:.1f} ms by the same prediction"
+    if not given["fits"]:
+        needed = f"{format_bytes(given['peak_bytes'])} of {format_bytes(given['limit_bytes'])}"
+        return f"{told}, and does not fit: it needs {needed}"
+    shorter = 1 - best["step_time_ms"] / given["step_time_ms"]
+    return f"{told}: {f'1 takes {shorter:.1%} less' if shorter >= 0.0005 else 'nothing faster was found'}"
+
+
+def _proved(result: Mapping[str, Any]) -> str:
+    bound_ms, best_ms = result["search"]["lower_bound_ms"], result["top"][0]["step_time_ms"]
+    if bound_ms >= best_ms * (1 - _ROUNDING):
+        return "proved by this prediction: nothing that was searched is faster than 1"
+    return (
+        f"not proved: nothing searched is faster than {bound_ms:.1f} ms, {1 - bound_ms / best_ms:.1%} below 1; layers "
+        "of pipelines are moved between stages step by step"
+    )
+
+
+def _measured_order(result: Mapping[str, Any]) -> list[str]:
+    """Which is the fastest by what was measured; a run with fewer devices corrects the prediction for all."""
+    measured = {item["number"]: item for item in result.get("verified", ()) if item["status"] == "ok"}
+    if len(measured) < 2 or any(_INCOMPARABLE in item["note"] for item in measured.values()):
+        return []
+    steps = {
+        plan["number"]: plan["step_time_ms"] / (1 + measured[plan["number"]]["step_error"])
+        for plan in result["top"]
+        if plan["number"] in measured
+    }
+    best, *others = sorted(steps, key=lambda number: (steps[number], number))
+    slower = ", ".join(f"{number} is {steps[number] / steps[best] - 1:.1%} slower" for number in others)
+    how = "corrected by these runs" if any(item["note"] for item in measured.values()) else "by these runs"
+    return [f"{how}: {best} is the fastest ({steps[best]:.1f} ms), {slower}"]
 
 
 def _modelled(result: Mapping[str, Any]) -> list[str]:
@@ -96,7 +144,7 @@ def _verified_lines(measured: Mapping[str, Any]) -> list[str]:
 def render_tuning_page(result: Mapping[str, Any]) -> str:
     """A self-contained page: the configurations, memory of every stage, flags, what was searched and what was not."""
     sections = [
-        ("Configurations", table(HEADER, [[text(cell) for cell in row(plan)] for plan in result["top"]], (2, 5, 6))),
+        ("Configurations", _configurations(result)),
         ("Why the first, and what limits each", _why(result)),
         ("Flags to paste", "".join(_flags(plan) for plan in result["top"])),
         ("Memory of each pipeline rank", "".join(_memory(plan) for plan in result["top"])),
@@ -111,16 +159,42 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
     if modelled := _modelled(result):
         sections.insert(1, ("Modelled, not measured", "".join(element("p", text(line)) for line in modelled)))
     if result.get("verified"):
-        sections.insert(1, ("Measured", "".join(_verified(item) for item in result["verified"])))
+        measured = "".join(_verified(item) for item in result["verified"])
+        measured += "".join(element("p", element("b", text(line))) for line in _measured_order(result))
+        sections.insert(1, ("Measured", measured))
     body = "".join(element("section", element("h2", text(title)) + inner) for title, inner in sections)
-    title = f"{result['ranks']} devices: {result['top'][0]['label']}"
+    title = f"{result['top'][0]['label']} on {result['ranks']} devices"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>{text(title)}</h1></header>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<header><h1>{text(title)}</h1></header>\n{_tiles(result)}\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def _tiles(result: Mapping[str, Any]) -> str:
+    """The figures of the first configuration that are asked for first."""
+    best, given = result["top"][0], result["as_given"]
+    low, high = best["step_time_interval_ms"]
+    fullest = max(best["memory"], key=lambda rank: rank["peak_bytes"] / max(1, rank["limit_bytes"]))
+    nodes = max(1, result["ranks"] // result["devices_per_node"])
+    own = ("–", "not predicted: see below")
+    if "reason" not in given:
+        gain = f"{best['step_time_ms'] / given['step_time_ms'] - 1:+.1%}" if given["fits"] else "–"
+        own = (gain, given["label"] + ("" if given["fits"] else " does not fit"))
+    return draw_tiles([
+        ("Step time", f"{best['step_time_ms']:.1f} ms", f"{low:.0f} to {high:.0f} ms"),
+        ("Against your script as it is", *own),
+        ("Throughput", f"{best['tokens_per_s_per_device']:,.0f}", "tokens/s per device"),
+        ("Peak memory", format_bytes(fullest["peak_bytes"]), f"of {format_bytes(fullest['limit_bytes'])}"),
+        ("Devices", f"{nodes} × {result['ranks'] // nodes}", result["device"]),
+    ])  # fmt: skip
+
+
+def _configurations(result: Mapping[str, Any]) -> str:
+    rows = [[text(cell) for cell in row(plan)] for plan in result["top"]]
+    return table(HEADER, rows, (2, 5, 6)) + element("p", text(SHORT_NAMES), class_="sub")
 
 
 def _verified(measured: Mapping[str, Any]) -> str:
@@ -130,9 +204,12 @@ def _verified(measured: Mapping[str, Any]) -> str:
 
 def _flags(plan: Mapping[str, Any]) -> str:
     link = element("a", text("stages, memory and timeline"), href=plan["plan"].replace(".json", ".html"))
-    return element("h3", text(f"{plan['number']}. {plan['label']}") + " · " + link) + element(
-        "p", text(" ".join(plan["argv"])), class_="mono"
-    )
+    drawn = element("h3", text(f"{plan['number']}. {plan['label']}") + " · " + link)
+    drawn += element("p", text(" ".join(plan["argv"])), class_="mono")
+    if plan["take_out"]:
+        drawn += element("p", text(f"and take out of your command: {' '.join(plan['take_out'])}"), class_="mono")
+    whole = element("summary", "The whole command") + element("p", text(plan["command"]), class_="mono")
+    return drawn + element("details", whole)
 
 
 def _why(result: Mapping[str, Any]) -> str:

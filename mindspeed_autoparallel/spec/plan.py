@@ -125,7 +125,8 @@ class SearchRecord:
     """How the answer was found and what is proved about it."""
 
     status: str
-    """``optimal`` (proved), ``feasible`` (stopped at the time limit)."""
+    """``optimal`` (proved), ``feasible`` (stopped at the time limit), ``improved`` (every layout was solved or proved
+    slower, but where the layers of a pipeline lie was improved step by step)."""
     lower_bound_us: float
     """No plan of the whole space is faster than this, under the cost model."""
     gap_fraction: float

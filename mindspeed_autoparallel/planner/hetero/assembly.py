@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.planner.assembly import assemble_plan
+from mindspeed_autoparallel.planner.assembly import assemble_plan, fullest_rank
 from mindspeed_autoparallel.planner.hetero.backbone import Reserved, beside, limit_of, outside_pipeline_bytes
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import Alternative, RankMemory, SearchRecord
-from mindspeed_autoparallel.units import format_bytes
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.planner.hetero.search import Found
@@ -113,13 +112,7 @@ def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
         for size_us, what in sorted(parts, key=lambda part: -part[0])
         if step.total_us and size_us / step.total_us >= LEAST_SHARE
     ]
-    tightest = min(plan.memory, key=lambda rank: (rank.limit_bytes - rank.peak_bytes, rank.pipeline_rank))
-    limits.append(
-        f"memory of pipeline rank {tightest.pipeline_rank}: "
-        f"{format_bytes(tightest.limit_bytes - tightest.peak_bytes)} of {format_bytes(tightest.limit_bytes)} free at "
-        f"{tightest.peak_point}"
-    )
-    return tuple(limits)
+    return (*limits, fullest_rank(plan.memory))
 
 
 def _alternative(found: Found) -> Alternative:

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.runtime.applying.native import (
     recompute_arguments,
     sizes,
 )
+from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.plan import Plan
 
 _VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
@@ -65,18 +66,51 @@ def with_configuration(argv: Sequence[str], words: Sequence[str], *, keep_tuning
     ``keep_tuning``: whether the flags of ``--auto-tuning`` stay, which a process of ours needs and a training must not
     have.
     """
-    removed = {"--" + name for name in _TUNED} | {"--" + name.replace("_", "-") for name in _TUNED}
-    removed |= {word for word in words if word.startswith("--")}
     kept: list[str] = [argv[0]]
     skipping = False
     for word in argv[1:]:
         if word.startswith("--"):
-            name = word.split("=", 1)[0]
-            ours = word.startswith(("--auto-tuning", "--auto_tuning")) or name in _CLUSTER
-            skipping = name in removed or (ours and not keep_tuning)
+            name = _plain(word)
+            ours = name.startswith("--auto-tuning") or name in _CLUSTER
+            skipping = name in _removed(words) or (ours and not keep_tuning)
         if not skipping:
             kept.append(word)
     return [*kept, *words]
+
+
+def taken_out(argv: Sequence[str], words: Sequence[str]) -> list[str]:
+    """What ``with_configuration`` leaves out of ``argv`` and ``words`` do not say anew.
+
+    Whoever pastes ``words`` behind a command of theirs has to take these out, for they would stay in force.
+    """
+    again = {_plain(word) for word in words if word.startswith("--")}
+    found: list[str] = []
+    taking = False
+    for word in argv[1:]:
+        if word.startswith("--"):
+            taking = _plain(word) in _removed(words) - again
+        if taking:
+            found.append(word)
+    return found
+
+
+def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list[str]:
+    """``torchrun`` on the first node of the cluster to train on; on the others ``--node-rank`` differs."""
+    processes = ["--nproc-per-node", str(cluster.devices_per_node)]
+    if cluster.num_nodes == 1:
+        return ["torchrun", "--standalone", *processes]
+    meeting = ["--node-rank", "0", "--master-addr", master_addr, "--master-port", str(master_port)]
+    return ["torchrun", "--nnodes", str(cluster.num_nodes), *processes, *meeting]
+
+
+def _removed(words: Sequence[str]) -> set[str]:
+    """Flags that a configuration decides, with dashes."""
+    return {_plain("--" + name) for name in _TUNED} | {_plain(word) for word in words if word.startswith("--")}
+
+
+def _plain(word: str) -> str:
+    """The flag without a value after ``=``, and with dashes: Megatron's may be written either way."""
+    return word.split("=", 1)[0].replace("_", "-")
 
 
 _CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})

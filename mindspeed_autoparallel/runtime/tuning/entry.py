@@ -19,6 +19,7 @@ from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.runtime.search.analytic import asked_device, kind_of
 from mindspeed_autoparallel.runtime.tuning.lock import only_one
 from mindspeed_autoparallel.runtime.tuning.request import SEED_MINIMUM_RANKS, TuningRequest, read_request
+from mindspeed_autoparallel.units import US_PER_MS
 
 _LEVELS = ("debug", "info", "warning")
 _started = time.monotonic()
@@ -133,7 +134,8 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
         if target is not None:
             kinds = marked(kinds)
         voice.info("stage 3 of 3: search")
-        picks, outcome, space = recommend(request, plan, kinds, prices, arguments)
+        recommended = recommend(request, plan, kinds, prices, arguments)
+        picks, outcome = recommended.picks, recommended.outcome
         about: dict[str, Any] = {
             "ranks": request.num_ranks,
             "devices_per_node": request.devices_per_node,
@@ -152,9 +154,10 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
             },
             "searched": plan.searched,
             "left_out_dimensions": plan.left_out,
-            "left_out": dict(space.left_out.most_common()),
+            "left_out": dict(recommended.space.left_out.most_common()),
+            "as_given": described(recommended.given),
             "search": {
-                "num_candidates": outcome.num_legal + sum(space.left_out.values()),
+                "num_candidates": outcome.num_legal + sum(recommended.space.left_out.values()),
                 "num_legal": outcome.num_legal, "num_solved": outcome.num_solved, "num_bounded": outcome.num_bounded,
                 "num_without_room": outcome.num_without_room, "seconds": outcome.seconds,
             },
@@ -162,6 +165,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
         }  # fmt: skip
         result = write(request.work_dir, picks, about)
         if request.verify and target is not None:
+                "lower_bound_ms": outcome.lower_bound_us / US_PER_MS,
             voice.warning("--auto-tuning-verify needs devices and is left out with --profile-source analytic")
         elif request.verify:
             from mindspeed_autoparallel.runtime.tuning.verification import verify

@@ -6,18 +6,27 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.runtime.tuning.argv import illegal, values_of, with_configuration, words_of
+from mindspeed_autoparallel.planner.search import ROUNDING
+from mindspeed_autoparallel.runtime.tuning.argv import (
+    illegal,
+    launcher_words,
+    taken_out,
+    values_of,
+    with_configuration,
+    words_of,
+)
+from mindspeed_autoparallel.runtime.tuning.as_given import as_given
 from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.result import Recommendation
 from mindspeed_autoparallel.runtime.tuning.switching import environment_words, sharding_values, with_environment
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.plan import SearchRecord
+from mindspeed_autoparallel.spec.plan import Alternative, Plan, SearchRecord
 from mindspeed_autoparallel.tuning.traced.candidates import Family, Space, enumerate_space
 from mindspeed_autoparallel.tuning.traced.pricing import Prices
 from mindspeed_autoparallel.tuning.traced.ranking import ranked
@@ -28,9 +37,21 @@ _SPARE = 9
 """More than are recommended, because the host's own validation has the last word."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recommended:
+    """What a search gave."""
+
+    picks: list[Recommendation]
+    """Fastest first."""
+    outcome: Outcome
+    space: Space
+    given: Found | str
+    """The script's own configuration, or why it is not known."""
+
+
 def recommend(
     request: TuningRequest, plan: SearchPlan, families: list[Family], prices: Prices, arguments: argparse.Namespace
-) -> tuple[list[Recommendation], Outcome, Space]:
+) -> Recommended:
     """The three fastest configurations that fit and that the host's ``validate_args`` takes."""
     cluster = Cluster(
         num_nodes=max(1, request.num_ranks // request.devices_per_node), devices_per_node=request.devices_per_node
@@ -57,7 +78,24 @@ def recommend(
     if not picks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items() if "refuses" in reason)
         raise ConfigError(f"Megatron's own validation refuses every configuration found: {reasons}")
-    return picks, outcome, space
+    plans = [pick.plan for pick in picks]
+    return Recommended(
+        picks=[replace(pick, plan=_beside(pick.plan, plans)) for pick in picks], outcome=outcome, space=space,
+        given=as_given(arguments, space, cluster, request.global_batch_size),
+    )  # fmt: skip
+
+
+def _beside(plan: Plan, plans: list[Plan]) -> Plan:
+    """``plan`` with the other recommendations as its alternatives."""
+    module = plan.model.modules[0].name
+    return replace(plan, alternatives=tuple(
+        Alternative(
+            layout=other.layout, step_us=other.step.total_us, lower_bound_us=other.search.lower_bound_us,
+            layers={module: other.layers_of(module)}, recompute={module: other.recomputed_of(module)},
+            peak_bytes=max(rank.peak_bytes for rank in other.memory),
+        )
+        for other in plans if other is not plan
+    ))  # fmt: skip
 
 
 def _recommendation(
@@ -71,9 +109,10 @@ def _recommendation(
         evaluate(end, cluster, configuration.layout, found.placement, batch).step.total_us / found.step_us
         for end in family.bracket or ()
     ]
+    gap = max(0.0, 1 - outcome.lower_bound_us / found.step_us)
     record = SearchRecord(
-        status="feasible", lower_bound_us=configuration.bound_us,
-        gap_fraction=max(0.0, 1 - configuration.bound_us / found.step_us), num_configurations=outcome.num_legal,
+        status="optimal" if gap <= ROUNDING else "improved", lower_bound_us=outcome.lower_bound_us,
+        gap_fraction=gap, num_configurations=outcome.num_legal,
         num_solved=outcome.num_solved, seconds=outcome.seconds, limits=limits_of_plan(evaluation),
     )  # fmt: skip
     plan = plan_of(
@@ -88,8 +127,10 @@ def _recommendation(
         values=values,
         words=words,
         command=[
-            *environment_words(family.environment), "python", *with_configuration(sys.argv, words, keep_tuning=False)
+            *environment_words(family.environment), *launcher_words(cluster, request.master_addr, request.master_port),
+            *with_configuration(sys.argv, words, keep_tuning=False),
         ],
+        taken_out=taken_out(sys.argv, words),
         relative_error=2 * prices.host.relative_error,
         ends=(ends[0], ends[1]) if ends else (1.0, 1.0),
     )

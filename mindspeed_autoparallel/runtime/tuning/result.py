@@ -33,7 +33,9 @@ class Recommendation:
     words: Sequence[str]
     """The configuration as flags."""
     command: Sequence[str]
-    """The user's command line with them."""
+    """The user's command line with them, under torchrun."""
+    taken_out: Sequence[str]
+    """Words of the user's command line that would stay in force beside ``words``."""
     relative_error: float
     ends: tuple[float, float] = (1.0, 1.0)
     """Step times, as shares of the predicted one, if modelled switches hide all that they are said to, and nothing."""
@@ -89,6 +91,7 @@ def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
         "limits": list(plan.search.limits),
         "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
         "argv": list(recommendation.words),
+        "take_out": list(recommendation.taken_out),
         "command": shlex.join(masked_words(recommendation.command)),
         "plan": plan_file(number),
     }  # fmt: skip

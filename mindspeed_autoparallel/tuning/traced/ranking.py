@@ -37,6 +37,7 @@ def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
         num_legal=first.num_legal + second.num_legal, num_solved=first.num_solved + second.num_solved,
         num_bounded=first.num_bounded + second.num_bounded,
         num_without_room=first.num_without_room + second.num_without_room, seconds=first.seconds + second.seconds,
+        lower_bound_us=min(first.lower_bound_us, second.lower_bound_us),
     )  # fmt: skip
 
 

@@ -60,6 +60,8 @@ class Outcome:
     """Discarded because no placement of them can beat the last of ``top``."""
     num_without_room: int
     seconds: float
+    lower_bound_us: float
+    """No placement of any configuration is faster: exact without pipelines, else by the proved bound."""
 
 
 def search(
@@ -78,16 +80,23 @@ def search(
     best: dict[tuple[object, ...], Found] = {}
     tightest: tuple[int, str] | None = None
     num_solved = num_without_room = num_bounded = 0
+    lower_bound_us = math.inf
     while order:
         bound, index = heapq.heappop(order)
         leaders = sorted(found.step_us for found in best.values())
         cutoff = min(limit_us, leaders[count - 1] if len(leaders) >= count else math.inf)
         if bound >= cutoff:
             num_bounded += len(order) + 1
+            lower_bound_us = min(lower_bound_us, bound)
             break
         configuration = space.configurations[index]
         num_solved += 1
         found, missing = solve(configuration, cluster, batch, dimensions, cutoff)
+        if dimensions.uneven_stages and configuration.layout.pipeline_size > 1:
+            # Not all of its splits were tried.
+            lower_bound_us = min(lower_bound_us, bound)
+        elif found is not None:
+            lower_bound_us = min(lower_bound_us, found.step_us)
         if found is None and missing is None:
             num_solved, num_bounded = num_solved - 1, num_bounded + 1
             continue
@@ -102,7 +111,7 @@ def search(
     if not best and limit_us < math.inf:
         return Outcome(
             top=(), num_legal=len(space.configurations), num_solved=num_solved, num_bounded=num_bounded,
-            num_without_room=num_without_room, seconds=time.monotonic() - started,
+            num_without_room=num_without_room, seconds=time.monotonic() - started, lower_bound_us=lower_bound_us,
         )  # fmt: skip
     if not best:
         raise InfeasiblePlan(
@@ -119,6 +128,7 @@ def search(
     return Outcome(
         top=tuple(top), num_legal=len(space.configurations), num_solved=num_solved, num_bounded=num_bounded,
         num_without_room=num_without_room, seconds=time.monotonic() - started,
+        lower_bound_us=min(lower_bound_us, top[0].step_us),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ def plan(number, step_ms, interval, **more):
         "number": number, "label": f"PP{number} TP1", "step_time_ms": step_ms, "step_time_interval_ms": interval,
         "bubble_fraction": 0.1, "memory": memory, "tokens_per_s_per_device": 5.0,
         "recompute": {"kind": "none", "layers_per_stage": [0]}, "argv": ["--tensor-model-parallel-size", "1"],
+        "take_out": [], "command": "torchrun --standalone --nproc-per-node 4 train.py --tensor-model-parallel-size 1",
         "plan": f"auto_tuning_plan_{number}.json", "limits": ["bubble: ranks waiting for others: 10.0% of the step"], **more,
     }  # fmt: skip
 
@@ -18,9 +19,10 @@ def plan(number, step_ms, interval, **more):
 @pytest.fixture
 def result():
     return {
-        "ranks": 4, "device": "cpu", "num_device_launches": 1, "knowledge": {"covered_time_share": 1.0}, "notes": [],
+        "ranks": 4, "devices_per_node": 4, "device": "cpu", "num_device_launches": 1, "knowledge": {"covered_time_share": 1.0}, "notes": [],
         "top": [plan(1, 100.0, [90, 110]), plan(2, 105.0, [95, 115]), plan(3, 150.0, [140, 160])],
-        "search": {"num_candidates": 9, "num_legal": 5, "num_solved": 4, "num_bounded": 1, "num_without_room": 0, "seconds": 0.5},
+        "search": {"num_candidates": 9, "num_legal": 5, "num_solved": 4, "num_bounded": 1, "num_without_room": 0, "seconds": 0.5, "lower_bound_ms": 100.0},
+        "as_given": {"label": "PP4 TP1", "step_time_ms": 125.0, "peak_bytes": 2**30, "limit_bytes": 2**31, "fits": True},
         "searched": {"tensor parallel": "1, 2"}, "left_out_dimensions": {"MC2": "needs an Ascend NPU"},
         "left_out": {"N stages are more than the N layers.": 4},
     }  # fmt: skip
@@ -53,3 +55,43 @@ def test_one_configuration_is_compared_with_nothing(result, shown):
     text = shown({**result, "top": result["top"][:1]})
     assert "slower" not in text.replace("proved slower", "")
     assert "overlap" not in text.replace("overlap of", "")
+
+
+def test_the_first_is_compared_with_the_script_as_it_is(result, shown):
+    assert "your script as it is (PP4 TP1) takes 125.0 ms by the same prediction: 1 takes 20.0% less" in shown(result)
+    same = {**result["as_given"], "step_time_ms": 100.0}
+    assert "nothing faster was found" in shown({**result, "as_given": same})
+    large = {**result["as_given"], "fits": False, "peak_bytes": 3 * 2**30}
+    assert "does not fit: it needs 3.0 GiB of 2.0 GiB" in shown({**result, "as_given": large})
+    text = shown({**result, "as_given": {"reason": "its TP 3 does not divide 4 devices"}})
+    assert "your script as it is was not predicted: its TP 3 does not divide 4 devices" in text.replace("&#x27;", "'")
+
+
+def test_what_is_proved_is_said(result, shown):
+    assert "proved by this prediction: nothing that was searched is faster than 1" in shown(result)
+    search = {**result["search"], "lower_bound_ms": 90.0}
+    assert "not proved: nothing searched is faster than 90.0 ms, 10.0% below 1" in shown({**result, "search": search})
+
+
+def test_flags_that_pasting_does_not_undo_are_to_be_taken_out(result, shown):
+    first = {**result["top"][0], "take_out": ["--recompute-granularity", "full"]}
+    text = shown({**result, "top": [first, *result["top"][1:]]})
+    assert text.count("and take out of your command: --recompute-granularity full") == 1
+
+
+def measured(number, error, note=""):
+    return {
+        "number": number, "status": "ok", "measured_step_ms": 50.0, "predicted_step_ms": 50.0 * (1 + error),
+        "step_error": error, "measured_peak_bytes": 2**30, "predicted_peak_bytes": 2**30, "memory_error": 0.0, "note": note,
+    }  # fmt: skip
+
+
+def test_what_was_measured_says_which_is_the_fastest(result, shown):
+    items = [measured(1, -0.5), measured(2, 0.0), measured(3, 0.5)]
+    line = "by these runs: 3 is the fastest (100.0 ms), 2 is 5.0% slower, 1 is 100.0% slower"
+    assert line in shown({**result, "verified": items})
+    reduced = [measured(1, -0.5, "run with DP 2 in place of 4"), *items[1:]]
+    assert f"corrected {line}" in shown({**result, "verified": reduced})
+    crowded = [measured(1, -0.5, "4 processes share 2 cores: the step time is not comparable"), *items[1:]]
+    for few in (crowded, items[:1]):
+        assert "these runs" not in shown({**result, "verified": few})

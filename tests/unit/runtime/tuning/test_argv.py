@@ -1,7 +1,8 @@
 """Flags that a configuration decides replace the user's; everything else stays as it was typed."""
 
 from mindspeed_autoparallel.runtime.applying.native import recompute_arguments
-from mindspeed_autoparallel.runtime.tuning.argv import with_configuration, words_of
+from mindspeed_autoparallel.runtime.tuning.argv import launcher_words, taken_out, with_configuration, words_of
+from mindspeed_autoparallel.spec import Cluster
 
 USER = ["pretrain_gpt.py", "--num-layers", "4", "--tensor-model-parallel-size", "8", "--sequence-parallel", "--bf16", "--micro-batch-size=4", "--recompute-granularity", "full", "--auto-tuning", "--auto-tuning-ranks", "16", "--nnodes", "2", "--node-rank", "0", "--data-path", "1.0", "a", "b"]
 
@@ -40,3 +41,18 @@ def test_a_recompute_kind_is_said_in_megatrons_flags_and_replaces_the_users():
     assert recompute_arguments("none", 0) == {}
     user = ["train.py", "--recompute-activations", "--recompute-modules", "mlp", "moe", "--bf16"]
     assert with_configuration(user, [], keep_tuning=False) == ["train.py", "--bf16"]
+
+
+def test_words_that_stay_in_force_beside_the_pasted_ones_are_named():
+    words = words_of({"tensor_model_parallel_size": 2, "micro_batch_size": 1, "sequence_parallel": False})
+    assert taken_out(USER, words) == ["--sequence-parallel", "--recompute-granularity", "full"]
+    underscored = ["train.py", "--use_distributed_optimizer", "--context_parallel_size=2", "--micro_batch_size", "4"]
+    assert taken_out(underscored, words) == ["--use_distributed_optimizer", "--context_parallel_size=2"]
+    assert with_configuration(underscored, words, keep_tuning=False) == ["train.py", *words]
+
+
+def test_the_launcher_starts_all_devices_of_the_cluster():
+    one = launcher_words(Cluster(num_nodes=1, devices_per_node=4), "localhost", 6005)
+    assert one == ["torchrun", "--standalone", "--nproc-per-node", "4"]
+    two = launcher_words(Cluster(num_nodes=2, devices_per_node=8), "node0", 6005)
+    assert two == ["torchrun", "--nnodes", "2", "--nproc-per-node", "8", "--node-rank", "0", "--master-addr", "node0", "--master-port", "6005"]
