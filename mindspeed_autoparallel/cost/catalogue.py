@@ -23,6 +23,7 @@ _SHARES = ("gemm_fraction", "attention_fraction", "memory_fraction", "link_fract
            "inter_fraction", "optimizer_fraction")  # fmt: skip
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
 _OPTIONAL = ("corrections", "intervals", "measured_recompute")
+_OPTIONAL_FIGURES = ("host_link_gb_per_s", "workspace_mib")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +97,15 @@ class Device:
     source: str
     host_link_gb_per_s: float | None = None
     """One direction, between a device and its host; unknown where no datasheet says."""
+    workspace_mib: float = 0.0
+    """What libraries of matrix products take from the allocator once and keep."""
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict)
     """Per software stack: ``megatron-2021`` (unfused attention, no sequence parallelism) or ``megatron-core``."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """``workspace_mib`` in bytes."""
+        return int(self.workspace_mib * 2**20)
 
     def efficiency(self, stack: str) -> Efficiency:
         """The figures for ``stack``, or those of the nearest stack the file has."""
@@ -153,7 +161,7 @@ def read_device(path: Path) -> Device:
     data = read_json(path, "device file")
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(f"device file {path} must be an object with schema_version {SCHEMA_VERSION}.")
-    missing = [item.name for item in fields(Device) if item.name not in data and item.name != "host_link_gb_per_s"]
+    missing = [item.name for item in fields(Device) if item.name not in {*data, *_OPTIONAL_FIGURES}]
     if missing:
         raise ConfigError(f"device file {path} lacks {', '.join(missing)}; copy a file of the catalogue and change it.")
     unknown = sorted(set(data) - {item.name for item in fields(Device)} - {"schema_version"})
@@ -174,7 +182,7 @@ def read_device(path: Path) -> Device:
         memory_bandwidth_gb_per_s=_positive(data, "memory_bandwidth_gb_per_s", path),
         link_gb_per_s=_positive(data, "link_gb_per_s", path),
         network_gbit_per_s=_positive(data, "network_gbit_per_s", path),
-        host_link_gb_per_s=_positive(data, "host_link_gb_per_s", path) if "host_link_gb_per_s" in data else None,
+        **{name: _positive(data, name, path) for name in _OPTIONAL_FIGURES if name in data},
         efficiencies={
             stack: _read_efficiency(values, f"device file {path}: efficiencies.{stack}")
             for stack, values in stacks.items()

@@ -212,6 +212,7 @@ def _device_cost(device: Device, fabric: Fabric) -> DeviceCost:
     optimizer = 36 / 2 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
     return DeviceCost(
         memory_capacity_bytes=int(device.memory_gib * 2**30) - CONTEXT_BYTES,
+        runtime_overhead_bytes=device.workspace_bytes,
         intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
         inter=tier(fabric.inter_latency_us, fabric.inter_bytes_per_us / fabric.devices_per_node),
         optimizer_step_us_per_byte=optimizer,

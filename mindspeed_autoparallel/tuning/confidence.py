@@ -49,7 +49,7 @@ def peak_half_width(peak_gib: float) -> float:
 
     Below 10 GiB what the framework and its checks allocate weighs as much as the model.
     """
-    return 0.05 if peak_gib >= 10 else 0.36
+    return 0.05 if peak_gib >= 10 else 0.28
 
 
 def _launches_are_hidden(work: Workload, device: Device, efficiency: Efficiency) -> bool:

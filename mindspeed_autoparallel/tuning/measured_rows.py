@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.tuning.predict import predict_one
 
 
 def _first(section: Mapping[str, Any], *names: str) -> Any:
@@ -108,12 +110,24 @@ def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
         layout.pop("dp", None)
     recompute = {"attn_only": "selective", None: "none"}.get(train.get("recompute"), train.get("recompute"))
     request_train: dict[str, Any] = {"gbs": batch, "mbs": micro, "recompute": recompute}
-    for name in ("precision", "cross_entropy_fusion", "stack"):
+    for name in ("precision", "cross_entropy_fusion", "stack", "attention", "overlap_grad_reduce"):
         if train.get(name) is not None:
             request_train[name] = train[name]
     if arguments:
-        request_train["cross_entropy_fusion"] = "--cross-entropy-fusion-impl" in arguments or _flag(
-            arguments, "--cross-entropy-loss-fusion"
-        )
+        # Megatron's own fused loss keeps fp32 logits, Transformer Engine's does not.
+        request_train["cross_entropy_fusion"] = arguments.get("--cross-entropy-fusion-impl") == "te"
+        unfused = arguments.get("--attention-backend") == "unfused" or arguments.get("--transformer-impl") == "local"
+        request_train["attention"] = "unfused" if unfused else "fused"
         request_train["stack"] = "megatron-core"
-    return {"id": row.get("id", ""), "model": model, "hw": dict(hardware), "parallel": layout, "train": request_train}
+    request = {"id": row.get("id", ""), "model": model, "hw": dict(hardware), "parallel": layout}
+    request["train"] = request_train
+    return request if train.get("recompute") or arguments else _with_room(request)
+
+
+def _with_room(request: dict[str, Any]) -> dict[str, Any]:
+    """The least recompute with which a run fits that was published without saying what it recomputed."""
+    for recompute in RECOMPUTE:
+        request = {**request, "train": {**request["train"], "recompute": recompute}}
+        if predict_one(request)["status"] != "out_of_memory":
+            break
+    return request

@@ -32,7 +32,7 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
         return {"id": identity, "status": "error", "reason": str(error)}
     efficiency = device.efficiency(work.stack)
     time = step_time(work, device)
-    stages = [stage_memory(work, stage) for stage in range(work.pipeline)]
+    stages = [stage_memory(work, stage, device.workspace_bytes) for stage in range(work.pipeline)]
     peaks = [stage.peak_bytes / _GIB for stage in stages]
     worst = max(range(len(peaks)), key=lambda stage: peaks[stage])
     spread, kind = half_width(work, device)
@@ -61,6 +61,7 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
                 "optimizer_gib": stage.optimizer_bytes / _GIB,
                 "activations_gib": stage.activation_bytes / _GIB,
                 "transient_gib": stage.transient_bytes / _GIB,
+                "workspace_gib": stage.workspace_bytes / _GIB,
                 "microbatch_ms": time.stage_ms[index],
             }
             for index, stage in enumerate(stages)

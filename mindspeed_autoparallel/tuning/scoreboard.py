@@ -153,9 +153,10 @@ def _errors(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def _predicted_peak_gib(work: Workload, row: Mapping[str, Any]) -> float:
     """Of the rank that was measured: some sources log the last rank only."""
-    if "mem_max_allocated_bytes" in row.get("measured", {}):
-        return stage_memory(work, work.pipeline - 1).peak_bytes / _GIB
-    return max(stage_memory(work, stage).peak_bytes for stage in range(work.pipeline)) / _GIB
+    workspace = find_device(work.gpu).workspace_bytes
+    last_only = "mem_max_allocated_bytes" in row.get("measured", {})
+    stages = [work.pipeline - 1] if last_only else range(work.pipeline)
+    return max(stage_memory(work, stage, workspace).peak_bytes for stage in stages) / _GIB
 
 
 def _activation_pair(row: Mapping[str, Any], work: Workload) -> tuple[float, float] | None:

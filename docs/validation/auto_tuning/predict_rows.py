@@ -41,7 +41,8 @@ QWEN3_30B = {
 }  # fmt: skip
 
 GPT_OSS = {"type": "moe", "num_layers": 36, "hidden": 2880, "heads": 64, "kv_heads": 8, "head_size": 64, "ffn": 2880,
-           "moe_ffn": 2880, "seq": 4096, "vocab": 201088, "swiglu": True, "num_experts": 128, "topk": 4}  # fmt: skip
+           "moe_ffn": 2880, "seq": 4096, "vocab": 201088, "swiglu": True, "num_experts": 128, "topk": 4,
+           "window": 128, "windowed_share": 0.5, "expert_bias": True, "expert_clamp": True}  # fmt: skip
 LINKED = {"DGX-H100": 8, "DGX-B200": 8, "DGX-GB200": 64}
 """Devices that share fast links; larger domains than a run has are the run's."""
 
@@ -57,7 +58,7 @@ def gpt_oss(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[dict[str,
             "model": GPT_OSS,
             "hw": {"gpu": gpu, "num_gpus": row["hw"]["num_gpus"], "gpus_per_node": LINKED[gpu]},
             "parallel": {name: layout[name] for name in ("tp", "pp", "ep")},
-            "train": {"gbs": train["gbs"], "mbs": train["mbs"]},
+            "train": {"gbs": train["gbs"], "mbs": train["mbs"], "overlap_grad_reduce": True},
         }
         key = (gpu, layout["pp"], layout["ep"])
         found.setdefault(key, (request, []))[1].append(row["measured"]["tokens_per_s_per_gpu"])

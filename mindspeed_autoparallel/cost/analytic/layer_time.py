@@ -15,6 +15,11 @@ _CORRECTION_WIDTH = 0.35
 _CORRECTION_PRIOR = 0.02
 _EXPERTS_AT_ONCE = 4
 """Streams over which Transformer Engine spreads the products of a rank's experts."""
+_BIAS_PASSES = (14, 20)
+"""Passes over an expert's output, in 2-byte elements, to add its bias (times the router's weight) to it and cast back,
+forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
+_CLAMP_PASSES = (4, 5)
+"""Passes over both halves of the gated activation's input to clamp and join them again, forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,8 @@ def _attention_us(work: Workload, device: Device, efficiency: Efficiency) -> tup
     speed = device.peak_tflops * 1e6 * efficiency.attention_fraction
     operations = attention_operations(model.sequence, work.tokens, width, work.fused_attention and model.causal)
     if work.fused_attention:
+        windowed = attention_operations(min(model.window, model.sequence), work.tokens, width, causal_fused=False)
+        operations += model.windowed_share * (min(operations, windowed) - operations)
         return operations / speed, 2.5 * operations / speed
     heads = work.micro_batch * model.heads / work.tensor
     matrix = heads * model.sequence * model.sequence / work.context * work.element_bytes
@@ -95,7 +102,17 @@ def _mlp_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[flo
         forward, backward = forward + shared[0], backward + shared[1]
     moved = tokens * model.topk * model.hidden * work.element_bytes * 4 / work.tensor
     shuffle = memory_pass_us(device, efficiency, moved)
-    return forward + shuffle, backward + shuffle
+    aside = _beside_products_us(work, device, efficiency)
+    return forward + shuffle + aside[0], backward + shuffle + aside[1]
+
+
+def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[float, float]:
+    """Forward and backward of what experts with biases and clamped activations do outside of fused kernels."""
+    model = work.model
+    row = 2 * work.model.expert_ffn / work.expert_tensor * model.expert_clamp, model.hidden * model.expert_bias
+    passes = [clamp * row[0] + bias * row[1] for clamp, bias in zip(_CLAMP_PASSES, _BIAS_PASSES, strict=True)]
+    forward, backward = (memory_pass_us(device, efficiency, work.routed_rows * size * 2) for size in passes)
+    return forward, backward
 
 
 def _communication_us(work: Workload, fabric: Fabric) -> float:
@@ -137,7 +154,7 @@ def layer_time(work: Workload, device: Device, efficiency: Efficiency, fabric: F
     mlp = _mlp_us(work, device, efficiency)
     attention = _attention_us(work, device, efficiency)
     # Norms, residual adds, dropout, bias: passes over the hidden state, fewer in newer software.
-    passes = 10 if work.fused_attention else 14
+    passes = 10 if work.stack == "megatron-core" else 14
     split = work.tensor if work.sequence_parallel else 1
     elementwise = memory_pass_us(device, efficiency, passes * tokens * model.hidden * size / split)
     communication = _communication_us(work, fabric)

@@ -22,6 +22,7 @@ class StageMemory:
     optimizer_bytes: float
     activation_bytes: float
     transient_bytes: float
+    workspace_bytes: float
 
     @property
     def peak_bytes(self) -> float:
@@ -32,6 +33,7 @@ class StageMemory:
             + self.optimizer_bytes
             + self.activation_bytes
             + self.transient_bytes
+            + self.workspace_bytes
         )
 
 
@@ -46,17 +48,13 @@ def layer_activation_bytes(work: Workload) -> float:
     split = tensor if work.sequence_parallel else 1
     if work.recompute == "full":
         return state / split
-    if not work.fused_attention:
-        half = state / 2
-        saved = half * (10 / split + 24 / tensor)
-        if work.recompute == "none":
-            matrix = 5 * model.heads * model.sequence / work.context / (model.hidden * tensor)
-            saved += half * matrix
-        return saved
+    if work.stack != "megatron-core":
+        return state / 2 * (10 / split + 24 / tensor) + _attention_matrix_bytes(work)
     # Two norms keep input and output; the residual stream itself is one of those inputs.
     saved = 4 * state / split
     saved += work.tokens * (model.query_size + 2 * model.kv_size) * work.element_bytes / tensor
-    saved += work.tokens * model.query_size * work.element_bytes / tensor + 4 * work.tokens * model.heads / tensor
+    saved += work.tokens * model.query_size * work.element_bytes / tensor
+    saved += 4 * work.tokens * model.heads / tensor if work.fused_attention else _attention_matrix_bytes(work)
     products = 3 if model.gated else 2
     if not model.gated and not model.num_experts:
         saved += state  # two dropout masks of one byte each
@@ -64,8 +62,16 @@ def layer_activation_bytes(work: Workload) -> float:
         return saved + products * work.tokens * model.ffn * work.element_bytes / tensor
     # Of each routed row: the experts' input and what is between their matrices; the router's weights join there, so the
     # output is not kept (megatron-core from 0.12).
-    saved += work.routed_rows * (model.hidden + products * model.expert_ffn / work.expert_tensor) * work.element_bytes
+    kept = model.hidden + (products + 2 * model.expert_clamp) * model.expert_ffn / work.expert_tensor
+    saved += work.routed_rows * kept * work.element_bytes
     return saved + products * work.tokens * model.shared_ffn * work.element_bytes / tensor
+
+
+def _attention_matrix_bytes(work: Workload) -> float:
+    """Softmax, dropout mask and their product, where attention is neither fused nor computed again."""
+    if work.fused_attention or work.recompute != "none":
+        return 0.0
+    return (2 * work.element_bytes + 1) * work.model.heads * work.tokens * work.model.sequence / work.tensor
 
 
 def in_flight_layers(work: Workload, stage: int) -> float:
@@ -94,7 +100,7 @@ def backward_transient_bytes(work: Workload) -> float:
     else:
         gradients = products * work.tokens * width * size
     transient = 2 * products * model.hidden * width * size + gradients
-    if not work.fused_attention or work.recompute == "full":
+    if work.stack != "megatron-core" or work.recompute == "full":
         again = layer_activation_bytes(_without_recompute(work)) if work.recompute == "full" else 0
         transient = max(transient, again + gradients)
     if work.context > 1:
@@ -107,16 +113,19 @@ def _without_recompute(work: Workload) -> Workload:
 
 
 def head_bytes(work: Workload) -> float:
-    """Logits in the training precision and the head's weight gradient; fp32 copies without the fused loss."""
+    """Logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
+
+    That copy becomes softmax and gradient in place, and is cast back once it is the gradient.
+    """
     logits = work.tokens * padded_vocabulary(work) / work.tensor
     table = padded_vocabulary(work) * work.model.hidden / work.tensor * work.element_bytes
     if work.cross_entropy_fusion:
         return logits * work.element_bytes + table
-    return logits * (work.element_bytes + 4 + 4)
+    return logits * (work.element_bytes + 4)
 
 
-def stage_memory(work: Workload, stage: int) -> StageMemory:
-    """Peak of stage ``stage`` (from 0)."""
+def stage_memory(work: Workload, stage: int, workspace_bytes: float) -> StageMemory:
+    """Peak of stage ``stage`` (from 0); ``workspace_bytes`` as the device's catalogue entry has them."""
     parameters = stage_parameters(work, stage)
     count = parameters.shared + parameters.expert
     size = work.element_bytes
@@ -137,4 +146,5 @@ def stage_memory(work: Workload, stage: int) -> StageMemory:
         optimizer_bytes=optimizer,
         activation_bytes=activation,
         transient_bytes=transient,
+        workspace_bytes=workspace_bytes,
     )

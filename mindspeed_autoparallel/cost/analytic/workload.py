@@ -10,7 +10,8 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 
 DEFAULT_VOCABULARY = 51200
-_RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full")
+"""From keeping all to keeping a layer's input only."""
 _BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "float16": 2, "bfloat16": 2, "float32": 4}
 
 
@@ -34,6 +35,14 @@ class Model:
     tied: bool = False
     causal: bool = True
     """Whether a token attends to those before it only; encoders attend to all."""
+    window: int = 0
+    """Tokens that a token attends to in layers with a window; 0 where no layer has one."""
+    windowed_share: float = 0.0
+    """Share of the layers that have the window."""
+    expert_bias: bool = False
+    """Whether experts have biases, the second of which Megatron adds row by row in fp32, outside of its kernels."""
+    expert_clamp: bool = False
+    """Whether both halves of the experts' gated activation are clamped, in passes of their own."""
 
     @property
     def query_size(self) -> int:
@@ -74,7 +83,12 @@ class Workload:
     micro_batch: int
     recompute: str
     stack: str
+    fused_attention: bool
+    """Whether the attention matrix is never stored."""
     cross_entropy_fusion: bool = True
+    """Whether Transformer Engine's loss is used, which keeps logits in the training precision only."""
+    gradient_overlap: bool | None = None
+    """Whether the reduction of gradients hides behind the backward pass; ``None``: as in the device's measured runs."""
     element_bytes: int = 2
 
     @property
@@ -97,11 +111,6 @@ class Workload:
         """Token copies that the experts of one rank work on, with balanced routing."""
         own = self.tokens / (self.tensor if self.sequence_parallel else 1)
         return own * self.model.topk * self.expert_tensor
-
-    @property
-    def fused_attention(self) -> bool:
-        """Whether the attention matrix is never stored."""
-        return self.stack == "megatron-core"
 
 
 def _integer(section: Mapping[str, Any], key: str, default: int | None, where: str, minimum: int = 1) -> int:
@@ -167,7 +176,21 @@ def _model(section: Mapping[str, Any]) -> Model:
         head_size=head_size,
         tied=bool(section.get("tied_embeddings", not gated and not experts)),
         causal=bool(section.get("causal", True)),
+        **_window(section),
+        expert_bias=bool(section.get("expert_bias", False)),
+        expert_clamp=bool(section.get("expert_clamp", False)),
     )
+
+
+def _window(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Size and share of the layers with windowed attention: all of them where only the size is said."""
+    size = _integer(section, "window", 0, "model", 0)
+    share = section.get("windowed_share", 1.0 if size else 0.0)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        raise ConfigError(f"model.windowed_share is {share!r}, must be a number from 0 to 1.")
+    if share and not size:
+        raise ConfigError(f"model.windowed_share is {share!r}, but model.window is missing.")
+    return {"window": size, "windowed_share": float(share)}
 
 
 def read_workload(request: Mapping[str, Any]) -> Workload:
@@ -191,8 +214,8 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
         raise ConfigError(f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is not {devices} devices.")
     batch, micro = _integer(train, "gbs", None, "train"), _integer(train, "mbs", None, "train")
     recompute = train.get("recompute") or "none"
-    if recompute not in _RECOMPUTE:
-        raise ConfigError(f"train.recompute is {recompute!r}, must be one of {', '.join(_RECOMPUTE)}.")
+    if recompute not in RECOMPUTE:
+        raise ConfigError(f"train.recompute is {recompute!r}, must be one of {', '.join(RECOMPUTE)}.")
     precision = str(train.get("precision") or "bf16").lower()
     if precision not in _BYTES:
         raise ConfigError(f"train.precision is {precision!r}, known: {', '.join(_BYTES)}; fp8 is not modelled.")
@@ -202,12 +225,15 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
         stack = "megatron-2021" if old_device and not model.modern else "megatron-core"
     if stack not in ("megatron-2021", "megatron-core"):
         raise ConfigError(f"train.stack is {stack!r}, must be megatron-2021 or megatron-core.")
+    attention = train.get("attention") or ("fused" if stack == "megatron-core" else "unfused")
+    if attention not in ("fused", "unfused"):
+        raise ConfigError(f"train.attention is {attention!r}, must be fused or unfused.")
     bandwidth = hardware.get("inter_node_gbps")
     if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
         raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")
     modern = stack == "megatron-core"
     sequence_parallel = parallel.get("sp")
-    distributed = parallel.get("dist_opt")
+    distributed, overlap = parallel.get("dist_opt"), train.get("overlap_grad_reduce")
     work = Workload(
         model=model,
         gpu=gpu,
@@ -227,7 +253,9 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
         micro_batch=micro,
         recompute=recompute,
         stack=stack,
+        fused_attention=attention == "fused",
         cross_entropy_fusion=bool(train.get("cross_entropy_fusion", modern)),
+        gradient_overlap=None if overlap is None else bool(overlap),
         element_bytes=_BYTES[precision],
     )
     _check(work)

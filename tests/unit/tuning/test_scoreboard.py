@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.tuning.measured_rows import request_of_row
 from mindspeed_autoparallel.tuning.predict import predict
 from mindspeed_autoparallel.tuning.scoreboard import rank_correlation, ranking_by_group, scoreboard
 
@@ -77,6 +78,26 @@ def test_a_broken_row_is_left_out_with_its_reason_and_the_others_are_scored(chan
     ((said, count),) = result["left_out"].items()
     assert said.startswith(f"g: {reason}")
     assert count == 1
+
+
+def test_a_row_that_does_not_say_what_it_recomputed_gets_the_least_that_fits() -> None:
+    silent = {**_ROW, "train": {"gbs": 32, "mbs": 2}}
+    assert request_of_row(silent)["train"]["recompute"] == "none"
+    large = {"type": "gpt", "num_layers": 48, "hidden": 6144, "heads": 48, "seq": 2048}
+    assert request_of_row({**silent, "model": large, "parallel": {"tp": 8}})["train"]["recompute"] == "selective"
+    huge = {**large, "num_layers": 96, "hidden": 12288, "heads": 96}
+    assert request_of_row({**silent, "model": huge})["train"]["recompute"] == "full"
+
+
+def test_rows_with_megatron_flags_say_how_attention_and_loss_were_computed() -> None:
+    def train(**flags: object) -> dict:
+        names = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+        return request_of_row({**_ROW, "megatron_args": {"--bf16": True, **names}})["train"]
+
+    assert train()["attention"] == train(attention_backend="flash")["attention"] == "fused"
+    assert train(attention_backend="unfused")["attention"] == train(transformer_impl="local")["attention"] == "unfused"
+    assert not train(cross_entropy_loss_fusion=True)["cross_entropy_fusion"]
+    assert train(cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te")["cross_entropy_fusion"]
 
 
 @pytest.mark.parametrize("document", [{"rows": []}, {"rows": [1]}, {}, 5])

@@ -4,8 +4,14 @@ import copy
 
 import pytest
 
-from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers, layer_activation_bytes, stage_memory
+from mindspeed_autoparallel.cost.analytic.memory import (
+    head_bytes,
+    in_flight_layers,
+    layer_activation_bytes,
+    stage_memory,
+)
 from mindspeed_autoparallel.cost.analytic.workload import read_workload
+from mindspeed_autoparallel.cost.catalogue import find_device
 
 _GIB = 2**30
 _GPT3 = {
@@ -45,7 +51,7 @@ def test_activation_memory_is_that_of_korthikanti_figure_1(
 
 def test_peak_of_a_published_llama_run_is_within_two_percent() -> None:
     # SimuMax b200 summary, llama3_70b_tp2_pp1_dp4_l12: 60.68 GiB most allocated.
-    assert stage_memory(read_workload(_LLAMA), 0).peak_bytes / _GIB == pytest.approx(60.68, rel=0.02)
+    assert stage_memory(read_workload(_LLAMA), 0, 0).peak_bytes / _GIB == pytest.approx(60.68, rel=0.02)
 
 
 def test_more_recompute_never_takes_more_saved_activation() -> None:
@@ -71,6 +77,60 @@ def test_few_microbatches_limit_what_is_in_flight() -> None:
 
 
 def test_distributed_optimizer_shards_the_state_over_data_and_context_ranks() -> None:
-    whole = stage_memory(read_workload(_with(_LLAMA, "parallel", dist_opt=False)), 0)
-    shared = stage_memory(read_workload(_LLAMA), 0)
+    whole = stage_memory(read_workload(_with(_LLAMA, "parallel", dist_opt=False)), 0, 0)
+    shared = stage_memory(read_workload(_LLAMA), 0, 0)
     assert whole.optimizer_bytes == pytest.approx(4 * shared.optimizer_bytes)
+
+
+_TINY = {
+    "model": {"type": "gpt", "num_layers": 12, "hidden": 512, "heads": 8, "seq": 1024, "vocab": 51200},
+    "hw": {"gpu": "A100", "num_gpus": 8},
+    "parallel": {"dist_opt": True},
+    "train": {"gbs": 32, "mbs": 4, "stack": "megatron-core", "cross_entropy_fusion": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "train", "published_gib"),
+    [
+        # Golden values of Megatron-LM's own tests, on A100.
+        ({}, {"attention": "unfused"}, 4.36),
+        ({"dist_opt": False}, {"recompute": "full"}, 2.36),
+        ({"dist_opt": False, "pp": 4}, {"attention": "unfused"}, 2.49),
+        ({"dist_opt": False, "tp": 2, "cp": 2, "sp": True}, {}, 1.06),
+    ],
+)
+def test_peaks_of_published_tiny_models_are_within_four_percent(
+    parallel: dict, train: dict, published_gib: float
+) -> None:
+    work = read_workload(_with(_with(_TINY, "parallel", **parallel), "train", **train))
+    workspace = find_device("A100").workspace_bytes
+    assert stage_memory(work, work.pipeline - 1, workspace).peak_bytes / _GIB == pytest.approx(published_gib, rel=0.04)
+
+
+def test_attention_that_is_not_fused_keeps_its_matrices_unless_it_is_computed_again() -> None:
+    saved = {
+        (attention, recompute): layer_activation_bytes(
+            read_workload(_with(_TINY, "train", attention=attention, recompute=recompute))
+        )
+        for attention in ("fused", "unfused")
+        for recompute in ("none", "selective", "full")
+    }
+    statistics = 4 * 8 * 4 * 1024
+    matrices = 5 * 8 * 4 * 1024 * 1024  # softmax and its dropped copy in bf16, one byte of mask
+    assert saved["unfused", "none"] - saved["fused", "none"] == matrices - statistics
+    assert saved["unfused", "selective"] == saved["fused", "selective"] - statistics
+    assert saved["unfused", "full"] == saved["fused", "full"]
+
+
+def test_a_loss_that_is_not_fused_adds_one_fp32_copy_of_the_logits() -> None:
+    plain = read_workload(_TINY)
+    assert head_bytes(plain) == 4 * 1024 * 51200 * (2 + 4)
+
+
+def test_clamped_activations_of_experts_are_kept_too() -> None:
+    model = {"type": "moe", "num_experts": 8, "topk": 2, "moe_ffn": 1024, "swiglu": True}
+    plain = read_workload(_with(_TINY, "model", **model))
+    clamped = read_workload(_with(_TINY, "model", **model, expert_clamp=True))
+    rows = 4 * 1024 * 2
+    assert layer_activation_bytes(clamped) - layer_activation_bytes(plain) == rows * 2 * 1024 * 2

@@ -147,3 +147,56 @@ def test_experts_with_few_tokens_share_the_waves_of_one_kernel() -> None:
     alone = product_us(device, efficiency, 128, 2048, 2048)
     assert product_us(device, efficiency, 128, 2048, 2048, copies=4) < 3 * alone
     assert product_us(device, efficiency, 128, 2048, 2048, copies=4) >= alone
+
+
+_EXPERTS = {
+    "model": {
+        "type": "moe", "num_layers": 8, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_size": 64, "ffn": 2048,
+        "seq": 8192, "swiglu": True, "num_experts": 16, "topk": 4,
+    },
+    "hw": {"gpu": "H100", "num_gpus": 8},
+    "parallel": {"ep": 8},
+    "train": {"gbs": 32, "mbs": 1},
+}  # fmt: skip
+
+
+def _experts_ms(section: str, **values: object) -> float:
+    work = read_workload({**_EXPERTS, section: {**_EXPERTS[section], **values}})
+    return step_time(work, find_device(work.gpu)).total_ms
+
+
+def test_windowed_attention_saves_time_for_as_many_layers_as_have_it() -> None:
+    plain, half, all_layers = (_experts_ms("model", window=128, windowed_share=share) for share in (0.0, 0.5, 1.0))
+    assert all_layers < half < plain == _experts_ms("model")
+    assert half == pytest.approx((all_layers + plain) / 2, rel=0.02)
+    assert _experts_ms("model", window=128) == all_layers
+    assert _experts_ms("model", window=8192) == plain
+
+
+def test_biases_and_clamps_of_experts_take_passes_over_the_routed_rows() -> None:
+    device = find_device("H100")
+    rows = 8192 * 4
+    passes_ms = 8 * 4 * rows * 2048 * 2 / (device.memory_bandwidth_gb_per_s * 1e6)
+    passes_ms /= device.efficiency("megatron-core").memory_fraction
+    plain = _experts_ms("model")
+    assert _experts_ms("model", expert_bias=True) - plain == pytest.approx((14 + 20) * passes_ms, rel=0.02)
+    assert _experts_ms("model", expert_clamp=True) - plain == pytest.approx(2 * (4 + 5) * passes_ms, rel=0.02)
+
+
+def test_a_request_that_says_whether_gradients_overlap_goes_before_what_the_device_was_measured_with() -> None:
+    overlapped, plain = (_experts_ms("train", overlap_grad_reduce=value) for value in (True, False))
+    assert overlapped < plain
+    assert _experts_ms("train") == pytest.approx(overlapped, rel=0.01)  # runs on H100 overlapped
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "said"),
+    [
+        ("model", {"window": 128, "windowed_share": 2}, "from 0 to 1"),
+        ("model", {"windowed_share": 0.5}, "model.window is missing"),
+        ("train", {"attention": "flash"}, "must be fused or unfused"),
+    ],
+)
+def test_what_no_run_could_mean_is_refused(section: str, values: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        _experts_ms(section, **values)
