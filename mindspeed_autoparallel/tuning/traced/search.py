@@ -149,7 +149,7 @@ def solve(
     best: Found | None = None
     missing: tuple[int, str] | None = None
     for layers in _splits(configuration, dimensions):
-        for attempt in (_lightest, _fewest, _grouped):
+        for attempt in (_lightest, _whole_layers):
             limit_us = min(cutoff_us, best.step_us if best is not None else math.inf)
             for found in attempt(configuration, cluster, batch, layers, dimensions, limit_us):
                 if not found.evaluation.fits:
@@ -199,17 +199,19 @@ def _kinds(configuration: Configuration, dimensions: Dimensions) -> list[str]:
     return sorted(known, key=lambda kind: (recompute[kind].extra_backward_us, recompute[kind].saved_bytes, kind))
 
 
-def _fewest(
+def _whole_layers(
     configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions,
     limit_us: float,
 ) -> Iterator[Found]:  # fmt: skip
-    """As few whole layers as fit, the first of every stage; all of them where not even that fits."""
+    """As few whole layers as fit, the first of every stage; groups of them where not even all of them fit singly."""
     low, high = 1, max(layers)
     if not _has_full(configuration, dimensions) or _placement_bound_us(configuration, layers, "full", 1) >= limit_us:
         return
     found = _evaluated(configuration, cluster, batch, layers, "full", high, dimensions)
     if not found.evaluation.fits:
         yield found
+        if dimensions.layer_groups and _placement_bound_us(configuration, layers, "full", high) < limit_us:
+            yield from _grouped(configuration, cluster, batch, layers, dimensions)
         return
     while low < high and not _may_fit(configuration, cluster, layers, "full", low):
         low += 1
@@ -224,18 +226,10 @@ def _fewest(
 
 
 def _grouped(
-    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions,
-    limit_us: float,
-) -> Iterator[Found]:  # fmt: skip
+    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions
+) -> Iterator[Found]:
     """Groups of layers, where keeping the input of every single layer is too much: as slow, and less is kept."""
     longest = max(layers)
-    if (
-        not dimensions.layer_groups
-        or not _has_full(configuration, dimensions)
-        or _placement_bound_us(configuration, layers, "full", longest) >= limit_us
-        or _evaluated(configuration, cluster, batch, layers, "full", longest, dimensions).evaluation.fits
-    ):
-        return
     # Of sizes that make as many groups on every stage, the smallest computes fewest layers again at once.
     sizes = {-(-count // groups) for count in layers for groups in range(1, count)}
     for size in sorted(sizes - {1}):
