@@ -83,7 +83,7 @@ def test_a_broken_row_is_left_out_with_its_reason_and_the_others_are_scored(chan
 def test_a_row_that_does_not_say_what_it_recomputed_gets_the_least_that_fits() -> None:
     silent = {**_ROW, "train": {"gbs": 32, "mbs": 2}}
     assert request_of_row(silent)["train"]["recompute"] == "none"
-    large = {"type": "gpt", "num_layers": 48, "hidden": 6144, "heads": 48, "seq": 2048}
+    large = {"type": "gpt", "num_layers": 56, "hidden": 6144, "heads": 48, "seq": 2048}
     assert request_of_row({**silent, "model": large, "parallel": {"tp": 8}})["train"]["recompute"] == "selective"
     huge = {**large, "num_layers": 96, "hidden": 12288, "heads": 96}
     assert request_of_row({**silent, "model": huge})["train"]["recompute"] == "full"
