@@ -82,6 +82,7 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
 def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, target: Device | None) -> None:
     """``target``: a device of the catalogue that times are computed for, where nothing is to be measured."""
     from mindspeed_autoparallel.runtime.devices import current_device
+    from mindspeed_autoparallel.runtime.tuning.as_given import described
     from mindspeed_autoparallel.runtime.tuning.calibration import Calibration
     from mindspeed_autoparallel.runtime.tuning.computed import Computed, marked
     from mindspeed_autoparallel.runtime.tuning.dimensions import plan_search
@@ -160,12 +161,12 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
                 "num_candidates": outcome.num_legal + sum(recommended.space.left_out.values()),
                 "num_legal": outcome.num_legal, "num_solved": outcome.num_solved, "num_bounded": outcome.num_bounded,
                 "num_without_room": outcome.num_without_room, "seconds": outcome.seconds,
+                "lower_bound_ms": outcome.lower_bound_us / US_PER_MS,
             },
             "notes": sorted(set(calibration.notes)),
         }  # fmt: skip
         result = write(request.work_dir, picks, about)
         if request.verify and target is not None:
-                "lower_bound_ms": outcome.lower_bound_us / US_PER_MS,
             voice.warning("--auto-tuning-verify needs devices and is left out with --profile-source analytic")
         elif request.verify:
             from mindspeed_autoparallel.runtime.tuning.verification import verify
