@@ -39,7 +39,8 @@ def rank_tail(
     replicas = layout.data_size * layout.context_size
     link = data_parallel_link(layout, cluster, device)
     updated = updated_parameter_bytes(blocks, layout)
-    optimizer_us = device.optimizer_step_fixed_us + device.optimizer_step_us_per_byte * updated if updated else 0.0
+    fixed_us = device.optimizer_step_fixed_us + (device.pipeline_step_us if layout.pipeline_size > 1 else 0.0)
+    optimizer_us = fixed_us + device.optimizer_step_us_per_byte * updated if updated else 0.0
     if layout.sharding is not None:
         return RankTail(data_parallel_us=once_us(blocks, layout, link), optimizer_us=optimizer_us)
     reduce_us = gather_us = 0.0

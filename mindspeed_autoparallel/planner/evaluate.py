@@ -83,6 +83,8 @@ def evaluate(
             raise ConfigError(f"stage {v} holds no layer: an empty stage cannot run.")
     factors = mean_factors(profile.variable_data)
     forward, backward = _stage_times(blocks, factors)
+    if size > 1:
+        forward, backward = (_with_overhead(times, device) for times in (forward, backward))
     if layout.sharding is not None:
         forward, backward = _sharded_times(blocks[0], factors, layout, cluster, device)
     for v, (forward_us, backward_us) in (stage_times_us or {}).items():
@@ -195,6 +197,12 @@ def _stage_times(blocks: list[list[PlacedBlock]], factors: dict[str, float]) -> 
         forward.append(sum(pair[0] for pair in pairs))
         backward.append(sum(pair[1] for pair in pairs))
     return forward, backward
+
+
+def _with_overhead(times: list[int], device: DeviceCost) -> list[int]:
+    """Times of virtual stages with half of what being cut adds to a forward and a backward."""
+    number = len(times)
+    return [time + round(device.stage_overhead.at(v, number) * NS_PER_US / 2) for v, time in enumerate(times)]
 
 
 def _sharded_times(

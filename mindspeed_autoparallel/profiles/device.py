@@ -42,6 +42,23 @@ class LinkTier:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageOverhead:
+    """What a microbatch's forward and backward together take more on a pipeline stage than its blocks, by its place."""
+
+    first_us: float = 0.0
+    inner_us: float = 0.0
+    last_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.first_us, self.inner_us, self.last_us) < 0:
+            raise ProfileError(f"stage overhead must not be negative, got {self}.")
+
+    def at(self, stage: int, num_stages: int) -> float:
+        """Of one of several virtual stages."""
+        return self.first_us if stage == 0 else self.last_us if stage == num_stages - 1 else self.inner_us
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceCost:
     """One device and its links."""
 
@@ -62,6 +79,10 @@ class DeviceCost:
     """How much to count on of the communication that a model alone, and no measurement, says is hidden: half of it."""
     message_overhead_us: float = 0.0
     """Added to every point-to-point message, beside the tier's latency."""
+    stage_overhead: StageOverhead = field(default_factory=StageOverhead)
+    """Added to the passes of pipelines of more than one stage: half to a forward, half to a backward."""
+    pipeline_step_us: float = 0.0
+    """Added to the end of every step of such pipelines."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -77,7 +77,7 @@ def _measure(folder: Path, words: list[str], points: list[MeasuredAt]) -> dict[s
     )
     spec = LaunchSpec(launch_id="all", argv=(str(SCRIPT), *words), task={
         "kind": "calibrate", "measure": task.to_json(), "measure_points": True, "operators": [], "collectives": [],
-        "sizes": [],
+        "sizes": [], "pipelines": [],
     })  # fmt: skip
     outcome = run_local_processes(spec, node_rank=0, num_processes=NUM_PROCESSES, num_nodes=1, log_dir=folder)
     print(f"every layout measured whole: {outcome.status.value}")

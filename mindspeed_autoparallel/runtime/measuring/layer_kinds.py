@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MIN_LAYERS = 2
@@ -23,12 +23,20 @@ def fewest_layers(kinds: Sequence[int]) -> int:
     return max(MIN_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds)))
 
 
-def shorten(arguments: argparse.Namespace, num_layers: int) -> None:
-    """The first ``num_layers`` layers alone, in Megatron's arguments; longer lists of choices per layer are cut."""
-    for name in _BY_LAYER:
-        value = getattr(arguments, name, None)
-        if isinstance(value, list):
-            setattr(arguments, name, value[:num_layers])
+def choices_by_layer(arguments: argparse.Namespace) -> dict[str, list[Any]]:
+    """The lists of choices per layer among Megatron's arguments."""
+    return {name: value for name in _BY_LAYER if isinstance(value := getattr(arguments, name, None), list)}
+
+
+def shorten(
+    arguments: argparse.Namespace, num_layers: int, choices: Mapping[str, list[Any]] | None = None
+) -> None:
+    """The first ``num_layers`` layers alone, in Megatron's arguments; longer lists of choices per layer are cut.
+
+    ``choices``: the whole lists, where ``arguments`` were shortened before.
+    """
+    for name, value in (choices_by_layer(arguments) if choices is None else choices).items():
+        setattr(arguments, name, value[:num_layers])
     arguments.num_layers = num_layers
 
 

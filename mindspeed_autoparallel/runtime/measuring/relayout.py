@@ -6,6 +6,7 @@ arguments when it happens, and called again by us: the host's own functions, not
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,23 @@ class HostCalls:
         return function(*args, **kwargs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """How a model is cut into pipeline stages."""
+
+    pipeline_size: int = 1
+    virtual_size: int = 1
+    num_microbatches: int = 1
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether a rank has several chunks of the model."""
+        return self.virtual_size > 1
+
+
+WHOLE = Stages()
+
+
 @dataclass(frozen=True)
 class Built:
     """What the host built for one layout."""
@@ -51,8 +69,8 @@ class Built:
     data_iterator: Any
 
 
-def set_arguments(arguments: Any, point: MeasuredAt, world_size: int) -> None:
-    """Put ``point`` into the host's arguments, as the flags would have."""
+def set_arguments(arguments: Any, point: MeasuredAt, world_size: int, stages: Stages = WHOLE) -> None:
+    """Put ``point`` and ``stages`` into the host's arguments, as the flags would have."""
     arguments.tensor_model_parallel_size = point.tensor_size
     if getattr(arguments, "tensor_parallel_num_weight_shards", None) is not None:
         # Megatron 0.19 derives it from the tensor-parallel size when it validates its arguments.
@@ -61,34 +79,52 @@ def set_arguments(arguments: Any, point: MeasuredAt, world_size: int) -> None:
     arguments.expert_model_parallel_size = point.expert_size
     arguments.sequence_parallel = point.sequence_parallel
     arguments.micro_batch_size = point.micro_batch_size
-    arguments.data_parallel_size = world_size // (point.tensor_size * point.context_size)
-    arguments.global_batch_size = point.micro_batch_size * arguments.data_parallel_size
+    arguments.pipeline_model_parallel_size = stages.pipeline_size
+    arguments.virtual_pipeline_model_parallel_size = stages.virtual_size if stages.interleaved else None
+    if stages.pipeline_size > 1:
+        # Megatron's checks turn overlap off where they see no chunks, as in the first layout.
+        arguments.overlap_p2p_comm = stages.interleaved
+        arguments.transformer_pipeline_model_parallel_size = stages.pipeline_size
+    shards = point.tensor_size * point.context_size * stages.pipeline_size
+    arguments.data_parallel_size = world_size // shards
+    replicas = point.micro_batch_size * arguments.data_parallel_size
+    arguments.global_batch_size = replicas * stages.num_microbatches
 
 
-def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int) -> Built:
-    """Tear the groups down, set them up for ``point``, and build model, optimizer and data again."""
+def rebuild(
+    calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int, stages: Stages = WHOLE
+) -> Built:
+    """Tear the groups down, set them up for ``point`` cut into ``stages``, and build model, optimizer and data again.
+
+    Interleaved, ``model`` and ``data_iterator`` are lists with an entry per chunk.
+    """
     from megatron.core import parallel_state
     from megatron.training import initialize
 
     assert calls.initialize_model_parallel and calls.setup_model_and_optimizer and calls.build_data_iterators
     tear_down(parallel_state)
-    set_arguments(arguments, point, world_size)
-    sizes = (point.tensor_size, 1)
+    set_arguments(arguments, point, world_size, stages)
     recorded = calls.initialize_model_parallel
-    changes = {
+    args, kwargs = list(recorded.args), dict(recorded.kwargs)
+    sizes = {
+        "tensor_model_parallel_size": point.tensor_size, "pipeline_model_parallel_size": stages.pipeline_size,
+        "virtual_pipeline_model_parallel_size": arguments.virtual_pipeline_model_parallel_size,
+    }  # fmt: skip
+    for place, (name, size) in enumerate(sizes.items()):
+        if name not in kwargs and place < len(args):
+            args[place] = size
+        else:
+            kwargs[name] = size
+    kwargs |= {
         name: value
         for name, value in (
             ("context_parallel_size", point.context_size),
             ("expert_model_parallel_size", point.expert_size),
             ("expert_tensor_parallel_size", getattr(arguments, "expert_tensor_parallel_size", None)),
         )
-        if name in recorded.kwargs
+        if name in kwargs
     }
-    named = {"tensor_model_parallel_size": sizes[0], "pipeline_model_parallel_size": sizes[1]}
-    if "tensor_model_parallel_size" in recorded.kwargs:
-        recorded.function(*recorded.args, **{**recorded.kwargs, **named, **changes})
-    else:
-        recorded.function(*sizes, *recorded.args[2:], **{**recorded.kwargs, **changes})
+    recorded.function(*args, **kwargs)
     initialize._set_random_seed(arguments.seed, arguments.data_parallel_random_init)
     set_num_microbatches(arguments)
     collection: dict[str, Any] = {}
@@ -97,8 +133,18 @@ def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int
 
         collection["pg_collection"] = ProcessGroupCollection.use_mpu_process_groups()
     model, optimizer, _ = calls.setup_model_and_optimizer.again(**collection)
-    iterator = calls.build_data_iterators.again()[0]
-    return Built(model, optimizer, iterator)
+    if not stages.interleaved:
+        return Built(model, optimizer, calls.build_data_iterators.again()[0])
+    iterators = [_iterator_of_chunk(calls.build_data_iterators, chunk) for chunk in range(stages.virtual_size)]
+    return Built(model, optimizer, iterators)
+
+
+def _iterator_of_chunk(recorded: RecordedCall, chunk: int) -> Any:
+    """As Megatron asks for it: the provider is told its chunk."""
+    provider, *rest = recorded.args
+    of_chunk = functools.partial(provider, vp_stage=chunk)
+    vars(of_chunk).update(vars(provider))
+    return recorded.function(of_chunk, *rest, **recorded.kwargs)[0]
 
 
 def tear_down(parallel_state: Any) -> None:

@@ -20,21 +20,12 @@ def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, de
     Empty where this release's ``train_step`` wants something that is not known here.
     """
     from megatron.core.distributed import finalize_model_grads
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-    from megatron.core.utils import get_model_config
     from megatron.training import training
 
-    chunks = built.model if isinstance(built.model, list) else [built.model]
-    config = get_model_config(chunks[0])
-    known = {
-        "forward_step_func": forward_step, "data_iterator": built.data_iterator, "model": chunks,
-        "optimizer": built.optimizer, "opt_param_scheduler": _Still(), "config": config,
-        "forward_backward_func": get_forward_backward_func(), "iteration": 0,
-    }  # fmt: skip
-    parameters = inspect.signature(training.train_step).parameters
-    if any(item.default is item.empty and name not in known for name, item in parameters.items()):
+    given = step_arguments(built, forward_step)
+    if not given:
         return {}
-    given = {name: value for name, value in known.items() if name in parameters}
+    config = given["config"]
     before, config.finalize_model_grads_func = config.finalize_model_grads_func, finalize_model_grads
     try:
         times = {}
@@ -45,6 +36,24 @@ def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, de
         config.finalize_model_grads_func = before
         _set_num_microbatches(arguments, 1)
     return {**times, "num_microbatches": NUM_MICROBATCHES}
+
+
+def step_arguments(built: Any, forward_step: Callable[..., Any]) -> dict[str, Any]:
+    """What the host's own ``train_step`` is called with; empty where this release's wants what is not known here."""
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.utils import get_model_config
+    from megatron.training import training
+
+    chunks = built.model if isinstance(built.model, list) else [built.model]
+    known = {
+        "forward_step_func": forward_step, "data_iterator": built.data_iterator, "model": chunks,
+        "optimizer": built.optimizer, "opt_param_scheduler": _Still(), "config": get_model_config(chunks[0]),
+        "forward_backward_func": get_forward_backward_func(), "iteration": 0,
+    }  # fmt: skip
+    parameters = inspect.signature(training.train_step).parameters
+    if any(item.default is item.empty and name not in known for name, item in parameters.items()):
+        return {}
+    return {name: value for name, value in known.items() if name in parameters}
 
 
 def _median_us(run: Callable[[], Any], device: Any) -> float:

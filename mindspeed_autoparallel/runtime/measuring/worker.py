@@ -12,7 +12,7 @@ from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
-from mindspeed_autoparallel.runtime.measuring.layer_kinds import shorten
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import choices_by_layer, shorten
 from mindspeed_autoparallel.runtime.measuring.relayout import Built, HostCalls, rebuild, set_arguments
 from mindspeed_autoparallel.runtime.measuring.state import release
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
@@ -35,6 +35,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
             setattr(arguments, name, None)
     if task.model_file is not None:
         arguments.mm_model = task.model_file
+    SESSION.choices_by_layer = choices_by_layer(arguments)
     shorten(arguments, task.num_layers.get("text_decoder", max(task.num_layers.values())))
     arguments.overlap_grad_reduce = False
     arguments.overlap_param_gather = False
@@ -84,7 +85,8 @@ def _let_experts_follow() -> None:
             setattr(arguments, name, None)
 
 
-def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> None:
+def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> Built:
+    """Every point of ``task``, one after the other; what was built for the last."""
     import torch
     from megatron.training import get_args
 
@@ -114,6 +116,7 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
             _finish(task, point, {"status": "out_of_memory", "reason": str(error).splitlines()[0]}, 0)
             sys.exit(OUT_OF_MEMORY_EXIT_CODE)
         _finish(task, point, {"status": "ok", "links": links, **result}, rank)
+    return built
 
 
 class _Session:
@@ -123,9 +126,11 @@ class _Session:
         self.task: MeasureTask | None = None
         self.calls = HostCalls()
         self.arguments: Any = None
+        self.choices_by_layer: dict[str, list[Any]] = {}
+        """Of the whole model."""
         self.experts_follow_tensor = False
         """Whether experts are split as the other layers are, in every layout."""
-        self.take_over: Callable[[MeasureTask, Callable[..., Any], Any, Built], None] = measure_all
+        self.take_over: Callable[[MeasureTask, Callable[..., Any], Any, Built], object] = measure_all
         """What happens where training would begin: ``(task, forward_step, config, first layout)``."""
 
 

@@ -1,4 +1,4 @@
-"""What runs on the devices, in one launch of the user's script: collectives, missing operators, a few whole layouts."""
+"""What runs on the devices, in one launch of the user's script: collectives, operators, whole layouts, pipelines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.runtime.measuring import worker
-from mindspeed_autoparallel.runtime.measuring.relayout import Built
+from mindspeed_autoparallel.runtime.measuring.layer_kinds import shorten
+from mindspeed_autoparallel.runtime.measuring.pipelines import Pipeline, time_pipeline
+from mindspeed_autoparallel.runtime.measuring.relayout import Built, rebuild
+from mindspeed_autoparallel.runtime.measuring.state import release
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.tuning.balance import balance_routing
 from mindspeed_autoparallel.runtime.tuning.replay import replay, sample_collectives
@@ -30,7 +33,12 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     def take_over(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> None:
         fill(Path(task.result_dir), data["operators"], data["collectives"], data["sizes"])
         if data["measure_points"]:
-            worker.measure_all(task, forward_step, config, built)
+            built = worker.measure_all(task, forward_step, config, built)
+        for pipeline in map(Pipeline.from_json, data["pipelines"]):  # last: not every model may run so
+            release(built.model, built.optimizer)
+            del built  # what refers to the old groups keeps their threads
+            built = _cut(pipeline)
+            time_pipeline(pipeline, built, forward_step, Path(task.result_dir))
 
     worker.SESSION.take_over = take_over
 
@@ -55,6 +63,16 @@ def fill(folder: Path, operators: list[dict[str, Any]], collectives: list[str], 
         # Every rank takes part in every sample; the first one writes them down.
         _keep(folder / LINKS_FILE, rows) if rank == 0 else list(rows)
     distributed.barrier()
+
+
+def _cut(pipeline: Pipeline) -> Built:
+    """The model in stages, in the place of what was built before."""
+    import torch.distributed as distributed
+    from megatron.training import get_args
+
+    arguments, session = get_args(), worker.SESSION
+    shorten(arguments, pipeline.num_layers, session.choices_by_layer)
+    return rebuild(session.calls, arguments, pipeline.at, distributed.get_world_size(), pipeline.stages)
 
 
 def _keep(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -10,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.cost.communication import p2p_us
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
-from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier
+from mindspeed_autoparallel.profiles import MeasuredAt, layer_block
+from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier, StageOverhead
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
 from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, coverage
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
 from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS
+from mindspeed_autoparallel.runtime.measuring.pipelines import Pipeline
 from mindspeed_autoparallel.runtime.tuning.calibrating import LINKS_FILE, OPERATORS_FILE
 from mindspeed_autoparallel.runtime.tuning.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
+from mindspeed_autoparallel.runtime.tuning.pipelines import pipelines_of, samples_in, stages_us
 from mindspeed_autoparallel.runtime.tuning.progress import num_written, telling
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, Traces, measure_task, variant_name
@@ -30,6 +34,7 @@ from mindspeed_autoparallel.tuning.traced.host import Anchor, HostModel, fit_hos
 from mindspeed_autoparallel.tuning.traced.links import SIZES, TIERS, catalogue_tier, fitted_tiers, link_samples
 from mindspeed_autoparallel.tuning.traced.pricing import DIRECTIONS, Prices, calls_of
 from mindspeed_autoparallel.tuning.traced.samples import operator_samples, rows_of, single
+from mindspeed_autoparallel.tuning.traced.stages import Modelled, PipelineCost, fit_stages
 from mindspeed_autoparallel.tuning.traced.steps import StepCost, fit_steps
 
 MISSING_FILE = "missing_operators.json"
@@ -40,6 +45,8 @@ _LEAST_COVERAGE = 0.5
 """Below this a search would rest on guesses."""
 _ROOM = 0.6
 """Share of the device that a layout measured whole may take."""
+_PIPELINE_FIGURES = ("message", "stage_first", "stage_inner", "stage_last", "pipeline_step")
+"""Of the host, beside those of blocks and steps."""
 _STATE_BYTES = 20
 """Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""
 
@@ -50,13 +57,15 @@ class Calibration:
     """The knowledge base beside one model's traces."""
 
     def __init__(
-        self, request: TuningRequest, traces: Traces, found: Results, device: Any, base: KnowledgeBase
+        self, request: TuningRequest, traces: Traces, found: Results, device: Any, base: KnowledgeBase, sends: str
     ) -> None:
+        """``sends``: how the host's interleaved schedule treats its messages (``schedule.SENDS``)."""
         self.request, self.traces, self.base, self.device = request, traces, base, device
         self.found = {point: result for point, result in found.items() if result["status"] == "ok"}
         self.failed = [point for point, result in found.items() if result["status"] != "ok"]
         about = fingerprint_of(device)
         self.device_name, self.device_key, self.software_key = about.name, about.device, about.software
+        self.sends = sends
         self.folder = request.work_dir / "measurements" / traces.key
         self.unfinished = Unfinished(self.folder, self.device_key, self.software_key)
         self.notes: list[str] = []
@@ -84,8 +93,9 @@ class Calibration:
         anchors = self._anchors() if operators or not self._host_is_known() else []
         fallback = [point for point in self.failed if self._is_measurable(point)]
         points = tuple(point for point in dict.fromkeys((*anchors, *fallback)) if point not in recovered)
+        pipelines = self._pipelines(anchors) if points or not self._known("message") else []
         say(f"the knowledge base covers {covered.covered_time_share:.1%} of the traced time")
-        if not operators and not collectives and not points:
+        if not operators and not collectives and not points and not pipelines:
             say("nothing has to be measured")
             return covered
         write_json_atomic(
@@ -94,16 +104,16 @@ class Calibration:
         )
         say(
             f"one launch on {self.request.num_nodes} x {self.request.num_processes_per_node} devices: {len(operators)} "
-            f"operators, {len(collectives)} collectives, {len(points)} whole layouts"
+            f"operators, {len(collectives)} collectives, {len(points)} whole layouts, {len(pipelines)} pipelines"
         )
         task = measure_task(self.request, points or tuple(self.found)[:1], self.folder, self._num_layers())
         layouts = [task.result_file(point) for point in points]
-        self.unfinished.begin(layouts)
+        self.unfinished.begin([*layouts, *(pipeline.result_file(self.folder) for pipeline in pipelines)])
         with telling(say, self._progress(len(operators), layouts)):
             outcome = launches.on_devices("calibrate", {
                 "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
                 "operators": [asdict(operator) for operator in operators], "collectives": collectives,
-                "sizes": list(SIZES),
+                "sizes": list(SIZES), "pipelines": [asdict(pipeline) for pipeline in pipelines],
             })  # fmt: skip
         self._store(points)
         self.unfinished.end()
@@ -188,6 +198,17 @@ class Calibration:
             return StepCost()
         return StepCost(per_microbatch_us=per_microbatch, per_step_us=per_step)
 
+    def pipeline_cost(self) -> PipelineCost:
+        """What cutting the model into stages adds, as far as pipelines were run on this device."""
+        found = {name: self._known(name) for name in _PIPELINE_FIGURES}
+        if found["message"] is None:
+            if self.request.num_ranks > 1:
+                self.notes.append("no pipeline was run on this device: what the host adds to messages is left out")
+            return PipelineCost()
+        message, first, inner, last, step = (found[name] or 0.0 for name in _PIPELINE_FIGURES)
+        stage = StageOverhead(first_us=first, inner_us=inner, last_us=last)
+        return PipelineCost(message_us=message, stage=stage, step_us=step)
+
     def _catalogue(self) -> Device:
         try:
             return find_device(self.device_name if self.device.name != "cpu" else "CPU")
@@ -252,6 +273,41 @@ class Calibration:
         cost = fit_steps([result for point in points if (result := self._result(point)) is not None])
         if cost is not None:
             self._keep(per_microbatch=cost.per_microbatch_us, per_step=cost.per_step_us)
+        self._store_pipelines()
+
+    def _pipelines(self, anchors: list[MeasuredAt]) -> list[Pipeline]:
+        known = [point for point in self.found if self._block_us(point, "pre", DIRECTIONS[0]) is not None]
+        dense = [point for point in (*anchors, *known) if point.expert_size == 1]
+        return pipelines_of(self.request, dense, self.sends)
+
+    def _store_pipelines(self) -> None:
+        samples = []
+        for sample in samples_in(self.folder):
+            point, chunks = MeasuredAt(**sample["at"]), sample["stages"]["virtual_size"]
+            (module,) = self.found[point]["variants"][variant_name("", PLAIN)]["modules"]
+            blocks_us = stages_us(sample, module["kinds"], functools.partial(self._block_us, point))
+            link = fitted_tiers(self.base, self.device_key, self.software_key).get(
+                "intra" if self.request.num_nodes == 1 else "inter"
+            )
+            if blocks_us is None or link is None:
+                continue
+            message_bytes = round(module["blocks"][layer_block(0)]["output_bytes"])
+            samples.append((sample, Modelled(
+                stages_us=blocks_us, message_us=p2p_us(message_bytes, link), step=self.step_cost(),
+                optimizer_us_per_byte=self.optimizer_us_per_byte(), sends=self.sends if chunks > 1 else "blocking",
+            )))  # fmt: skip
+        found = fit_stages(samples)
+        if found is not None:
+            stage = found.stage
+            figures = (found.message_us, stage.first_us, stage.inner_us, stage.last_us, found.step_us)
+            self._keep(**dict(zip(_PIPELINE_FIGURES, figures, strict=True)))
+
+    def _block_us(self, point: MeasuredAt, block: str, direction: str) -> float | None:
+        """As it was measured whole."""
+        name = self.request.description.modules[0].name
+        operator = self._block_operator(point, name, block, direction)
+        sample = self.base.find(self.device_key, self.software_key, operator)
+        return None if sample is None else sample.median_us
 
     def _result(self, point: MeasuredAt) -> dict[str, Any] | None:
         file = measure_task(self.request, (point,), self.folder).result_file(point)

@@ -20,6 +20,7 @@ from mindspeed_autoparallel.tuning.traced.candidates import Family
 from mindspeed_autoparallel.tuning.traced.host import HostModel
 from mindspeed_autoparallel.tuning.traced.links import TIERS, catalogue_tier
 from mindspeed_autoparallel.tuning.traced.pricing import Prices, calls_of
+from mindspeed_autoparallel.tuning.traced.stages import PipelineCost
 from mindspeed_autoparallel.tuning.traced.steps import StepCost
 
 _STACK = "megatron-core"
@@ -73,6 +74,10 @@ class Computed(Calibration):
     def step_cost(self) -> StepCost:
         """The catalogue's fixed time of a step."""
         return StepCost(per_step_us=self.efficiency.step_us)
+
+    def pipeline_cost(self) -> PipelineCost:
+        """Nothing that a catalogue would know."""
+        return PipelineCost()
 
     def tiers(self) -> dict[str, LinkTier]:
         """Of the catalogue."""

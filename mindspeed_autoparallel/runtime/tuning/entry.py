@@ -82,6 +82,7 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
 def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, target: Device | None) -> None:
     """``target``: a device of the catalogue that times are computed for, where nothing is to be measured."""
     from mindspeed_autoparallel.runtime.devices import current_device
+    from mindspeed_autoparallel.runtime.host.sends import interleaved_sends
     from mindspeed_autoparallel.runtime.tuning.as_given import described
     from mindspeed_autoparallel.runtime.tuning.calibration import Calibration
     from mindspeed_autoparallel.runtime.tuning.computed import Computed, marked
@@ -121,7 +122,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
         traces = Traces(request, plan, usable_bytes(capacity_bytes))
         found = traces.take(launches, voice.info)
         calibration = (
-            Calibration(request, traces, found, device, base) if target is None
+            Calibration(request, traces, found, device, base, interleaved_sends(arguments)) if target is None
             else Computed(request, traces, found, target, base)
         )  # fmt: skip
         covered = calibration.take(launches, voice.info)

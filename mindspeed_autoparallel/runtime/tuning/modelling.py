@@ -89,7 +89,7 @@ def _results(calibration: Calibration, prices: Prices, family: str) -> dict[Meas
 def _device_cost(
     calibration: Calibration, prices: Prices, results: Mapping[MeasuredAt, dict[str, Any]], capacity_bytes: int
 ) -> DeviceCost:
-    step = calibration.step_cost()
+    step, pipeline = calibration.step_cost(), calibration.pipeline_cost()
     return DeviceCost(
         memory_capacity_bytes=usable_bytes(capacity_bytes),
         runtime_overhead_bytes=min(int(result["host_bytes"]) for result in results.values()),
@@ -99,6 +99,7 @@ def _device_cost(
         optimizer_step_fixed_us=step.per_step_us,
         # A microbatch passes every stage forward and backward.
         operation_overhead_us=step.per_microbatch_us / 2,
+        message_overhead_us=pipeline.message_us, stage_overhead=pipeline.stage, pipeline_step_us=pipeline.step_us,
     )
 
 

@@ -1,0 +1,62 @@
+"""Which short pipelines the measuring launch runs, and what is read from them afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.profiles import MeasuredAt, layer_block
+from mindspeed_autoparallel.runtime.measuring.pipelines import Pipeline
+from mindspeed_autoparallel.runtime.measuring.relayout import Stages
+from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
+from mindspeed_autoparallel.tuning.traced.pricing import DIRECTIONS
+
+_SIZE, _NUM_CHUNKS, _NUM_MICROBATCHES = 2, 2, 4
+"""The least that has messages, an inner stage, and a steady phase."""
+
+
+def pipelines_of(request: TuningRequest, points: Iterable[MeasuredAt], sends: str) -> list[Pipeline]:
+    """The plain pipeline and the interleaved one of the first of ``points`` that the measuring devices can hold.
+
+    ``sends``: how the host's interleaved schedule treats its messages; Megatron runs it on two ranks only with overlap.
+    """
+    world = request.num_measuring
+    point = next((at for at in points if world % (at.tensor_size * at.context_size * _SIZE) == 0), None)
+    if point is None or request.num_layers < _SIZE:
+        return []
+    chunks = [1]
+    if request.num_layers >= _SIZE * _NUM_CHUNKS and sends != "blocking":
+        chunks.append(_NUM_CHUNKS)
+    return [
+        Pipeline(
+            at=point, num_layers=_SIZE * max(chunks),
+            stages=Stages(pipeline_size=_SIZE, virtual_size=number, num_microbatches=_NUM_MICROBATCHES),
+        )
+        for number in chunks
+    ]  # fmt: skip
+
+
+def samples_in(folder: Path) -> list[dict[str, Any]]:
+    """What the pipelines of a launch wrote."""
+    return [read_json(path, "times of a pipeline") for path in sorted(folder.glob("pipeline_*.json"))]
+
+
+def stages_us(
+    sample: Mapping[str, Any], kinds: Sequence[int], block_us: Callable[[str, str], float | None]
+) -> list[float] | None:
+    """By virtual stage, forward and backward of its blocks; ``None`` where one was never measured.
+
+    ``kinds``: of every layer of the model; ``block_us``: of a block and a direction.
+    """
+    number = sample["stages"]["pipeline_size"] * sample["stages"]["virtual_size"]
+    layers = [layer_block(kind) for kind in kinds[: sample["num_layers"]]]
+    share = len(layers) // number
+    held = [layers[share * stage : share * (stage + 1)] for stage in range(number)]
+    held[0].insert(0, "pre")
+    held[-1].append("post")
+    found = [[block_us(block, direction) for block in blocks for direction in DIRECTIONS] for blocks in held]
+    if any(time_us is None for times in found for time_us in times):
+        return None
+    return [sum(time_us for time_us in times if time_us is not None) for times in found]

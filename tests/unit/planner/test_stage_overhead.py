@@ -1,0 +1,59 @@
+"""What being cut into stages adds counts where there are several, and bounds stay below what is found."""
+
+from dataclasses import replace
+
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.profiles.device import StageOverhead
+from mindspeed_autoparallel.spec import Cluster, Layout
+
+CLUSTER = Cluster(num_nodes=1, devices_per_node=2)
+BATCH = 8
+
+
+def plan(layout, **device):
+    profile = small_profile()
+    profile = replace(profile, device=replace(profile.device, **device))
+    return search(profile, CLUSTER, BATCH, layouts=[layout])
+
+
+def test_one_stage_costs_what_it_did():
+    layout = Layout(data_size=2)
+    costly = plan(layout, stage_overhead=StageOverhead(first_us=1e4, last_us=1e4), pipeline_step_us=1e5)
+    assert costly.step == plan(layout).step
+
+
+def test_the_end_of_a_pipelines_step_is_longer():
+    layout = Layout(pipeline_size=2)
+    more_us = plan(layout, pipeline_step_us=700.0).step.total_us - plan(layout).step.total_us
+    assert more_us == pytest.approx(700.0)
+
+
+def test_each_pass_of_a_stage_takes_half_of_what_its_place_adds():
+    layout = Layout(pipeline_size=2)
+    plain, cut = plan(layout), plan(layout, stage_overhead=StageOverhead(first_us=20.0, inner_us=1e6, last_us=60.0))
+    assert cut.layers_of("text_decoder") == plain.layers_of("text_decoder")
+    more = [
+        (after.forward_us - before.forward_us, after.backward_us - before.backward_us)
+        for before, after in zip(plain.stages, cut.stages, strict=True)
+    ]
+    assert more == [pytest.approx((10.0, 10.0)), pytest.approx((30.0, 30.0))]
+    assert cut.step.total_us > plain.step.total_us
+
+
+def test_inner_stages_are_those_between_the_first_and_the_last():
+    overhead = StageOverhead(first_us=1.0, inner_us=2.0, last_us=3.0)
+    assert [overhead.at(stage, 4) for stage in range(4)] == [1.0, 2.0, 2.0, 3.0]
+
+
+def test_the_bound_stays_below():
+    found = plan(Layout(pipeline_size=2), stage_overhead=StageOverhead(first_us=9.0, last_us=9.0), pipeline_step_us=50.0)
+    assert found.search.lower_bound_us <= found.step.total_us
+
+
+def test_a_negative_overhead_is_refused():
+    with pytest.raises(ProfileError, match="must not be negative"):
+        StageOverhead(inner_us=-1.0)
