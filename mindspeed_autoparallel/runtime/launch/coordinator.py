@@ -87,7 +87,7 @@ class Coordinator:
     def launch(self, spec: LaunchSpec) -> LaunchOutcome:
         """Run ``spec`` on every node; how it ended, never an exception for a launch that did not end well."""
         if self._lost:
-            return self._without_nodes(0.0, ("not started",))
+            return self._without_nodes(LaunchStatus.NOT_STARTED)
         number = self._num_launches
         self._num_launches += 1
         aborted = f"abort/{number}"
@@ -121,7 +121,7 @@ class Coordinator:
         reports = {node: self._report(number, node, spec.timeout_s, self._watch) for node in range(1, self.num_nodes)}
         self._lost = [node for node, report in reports.items() if report is None]
         if self._lost:
-            return self._without_nodes(outcome.seconds, outcome.last_lines)
+            return self._without_nodes(LaunchStatus.FAILED, outcome.seconds, outcome.last_lines)
         return worst([outcome, *(report for report in reports.values() if report is not None)])
 
     def _report(self, number: int, node: int, timeout_s: float, watch: Watch) -> LaunchOutcome | None:
@@ -134,7 +134,9 @@ class Coordinator:
             time.sleep(_POLL_S)
         return LaunchOutcome.from_json(json.loads(self._store.get(key)))
 
-    def _without_nodes(self, seconds: float, lines: tuple[str, ...]) -> LaunchOutcome:
+    def _without_nodes(
+        self, status: LaunchStatus, seconds: float = 0.0, lines: tuple[str, ...] = ()
+    ) -> LaunchOutcome:
         reasons = {} if self._watch is None else self._watch.reasons
         left = [f"node {node} left: {reasons[node]}" for node in self._lost if node in reasons]
         line = (
@@ -142,8 +144,7 @@ class Coordinator:
             "more: look at the output and the machine there, then start the same command on all nodes again"
         )
         return LaunchOutcome(
-            status=LaunchStatus.FAILED, node_rank=self._lost[0], exit_code=-1, last_lines=(*lines, *left, line),
-            seconds=seconds,
+            status=status, node_rank=self._lost[0], exit_code=-1, last_lines=(*lines, *left, line), seconds=seconds,
         )  # fmt: skip
 
 

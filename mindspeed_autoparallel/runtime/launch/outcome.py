@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ class LaunchStatus(str, enum.Enum):
     OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
     TIMED_OUT = "timed_out"
+    NOT_STARTED = "not_started"
+    """A node that it needs was gone before it began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +65,26 @@ class LaunchOutcome:
         """Inverse of ``to_json``."""
         return cls(**{**data, "status": LaunchStatus(data["status"]), "last_lines": tuple(data["last_lines"])})
 
+    def summary(self) -> str:
+        """For people, in one line: status, node, exit code or signal, and the last line."""
+        last = (line.strip() for line in self.last_lines[-1:])
+        return ": ".join([self._head(), *last])
+
     def describe(self, *, log_is_kept: bool = True) -> str:
-        """For people: status, node, exit code, last lines, and the place of the log unless it goes away."""
-        head = f"{self.status.value.replace('_', ' ')} on node {self.node_rank} after {self.seconds:.0f} s"
-        if self.status is not LaunchStatus.OK:
-            head += f", exit code {self.exit_code}"
+        """For people: status, node, exit code or signal, last lines, and the place of the log unless it goes away."""
+        head = self._head()
         where = [f"(the whole log is {self.log})"] if self.log and log_is_kept else []
         return "\n".join([head, *(f"    {line}" for line in (*self.last_lines, *where))])
+
+    def _head(self) -> str:
+        if self.status is LaunchStatus.NOT_STARTED:
+            return "not started"
+        head = f"{self.status.value.replace('_', ' ')} on node {self.node_rank} after {self.seconds:.0f} s"
+        if self.status is LaunchStatus.OK:
+            return head
+        if self.exit_code < -1:
+            return f"{head}, ended by signal {-self.exit_code} ({signal.strsignal(-self.exit_code)})"
+        return f"{head}, exit code {self.exit_code}"
 
 
 def worst(outcomes: list[LaunchOutcome]) -> LaunchOutcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 OUT_OF_MEMORY_EXIT_CODE = 77
 """What a measuring process exits with when its device has no memory left."""
 
-_OUT_OF_MEMORY_SIGNS = ("out of memory", "OutOfMemoryError", "NPU out of memory")
+_OUT_OF_MEMORY_SIGNS = ("out of memory", "MemoryError", "can't allocate memory")
+_NOISE = re.compile(r"nanobind: |See https://nanobind|\s*- (leaked (type|function|instance) |\.\.\. skipped remainder)")
+"""What a library's bindings say of every process that ends by an error, after the error."""
 _NUM_LAST_LINES = 12
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -142,12 +145,12 @@ def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds:
 
 
 def last_lines(log: Path, count: int = _NUM_LAST_LINES) -> tuple[str, ...]:
-    """The last ``count`` non-empty lines of ``log``."""
+    """The last ``count`` lines of ``log`` that say something."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - 65536))
         lines = stream.read().decode("utf-8", errors="replace").splitlines()
-        return tuple(line for line in lines if line.strip())[-count:]
+        return tuple(line for line in lines if line.strip() and not _NOISE.match(line))[-count:]
     return ()
 
 

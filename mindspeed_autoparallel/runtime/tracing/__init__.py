@@ -7,5 +7,6 @@
 ``building``  blocks of a megatron-core model
 ``running``   a block forward and backward, a stage through Megatron's schedule
 ``tracker``   follows storages, operators and collectives
+``handout``   points shared by several tracing processes
 ``script``    the model of a user's own training script
 """

@@ -16,6 +16,7 @@ from mindspeed_autoparallel.runtime.applying.native import recompute_arguments
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
+from mindspeed_autoparallel.runtime.tracing.handout import Handout
 from mindspeed_autoparallel.runtime.tracing.process import release_of
 from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
 
@@ -59,6 +60,8 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
 def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         task = MeasureTask(points=(request.point,), result_dir=folder, num_layers={}, model_file=None)
+        handout = Handout(Path(folder) / "handout")
+        handout.lay_out(task.points, 1)
         spec = LaunchSpec(
             launch_id=f"trace-{os.getpid()}",
             # The flag arms what takes the script over where its training would begin.
@@ -71,6 +74,8 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
                 "wanted": [[request.recompute]],
                 "room_bytes": 0,
                 "world_size": request.num_ranks,
+                "handout": str(handout.folder),
+                "process": 0,
             },
             timeout_s=timeout_s,
         )

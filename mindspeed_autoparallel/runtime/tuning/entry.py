@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import Device
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
@@ -129,6 +129,9 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
         notes, impossible = tell_untraced(calibration.failed, calibration.measured(), found)
         calibration.notes += notes
         plan.left_out.update(impossible)
+        if impossible and not calibration.found and not calibration.measured():
+            reasons = "; ".join(f"{names} {reason}" for names, reason in impossible.items())
+            raise ProfileError(f"no layout could be traced or measured: {reasons}. See {coordinator.log_dir}.")
         voice.info("stage 2 of 3: model")
         kinds, prices = families(calibration, plan, arguments, capacity_bytes)
         asked = Asked(request=request, arguments=arguments, device_name=kind)

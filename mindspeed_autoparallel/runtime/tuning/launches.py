@@ -49,8 +49,9 @@ class Launches:
 
     @property
     def num_on_devices(self) -> int:
-        """Launches that used the devices; a trace runs on the CPU of the main node."""
-        return sum(record["purpose"] != "trace" for record in self.records)
+        """Launches that used the devices: a trace runs on the CPU of the main node, and not every launch can start."""
+        unused = LaunchStatus.NOT_STARTED.value
+        return sum(record["purpose"] != "trace" and record["status"] != unused for record in self.records)
 
     def traces(self, tasks: Sequence[dict[str, Any]]) -> list[LaunchOutcome]:
         """One process on this node's CPU per task, all at once; an interrupt ends them all."""

@@ -15,11 +15,12 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.launch import LaunchStatus
-from mindspeed_autoparallel.runtime.launch.outcome import worst
+from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.measuring.layer_kinds import MIN_LAYERS
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
+from mindspeed_autoparallel.runtime.tracing.handout import Handout
 from mindspeed_autoparallel.runtime.tracing.sources import hash_of_sources
+from mindspeed_autoparallel.runtime.tuning.attempts import Attempts, Ended
 from mindspeed_autoparallel.runtime.tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
 from mindspeed_autoparallel.runtime.tuning.progress import num_written, telling
@@ -36,12 +37,6 @@ _PLACES = (
 
 
 _MAX_PROCESSES = 8
-
-
-def shares(points: list[MeasuredAt], number: int) -> list[list[MeasuredAt]]:
-    """``points`` dealt out to at most ``number`` processes; the same sizes stay together as far as possible."""
-    size = -(-len(points) // number)
-    return [points[start : start + size] for start in range(0, len(points), size)]
 
 
 def variant_name(family: str, kind: str) -> str:
@@ -78,6 +73,7 @@ class Traces:
         self.key = self._key()
         self.folder = request.work_dir / "traces" / self.key
         self._task = measure_task(request, plan.points, self.folder)
+        self._handout = Handout(self.folder / "handout")
 
     def read(self) -> dict[MeasuredAt, dict[str, Any]]:
         """The finished points, failed ones too, unless they lack what was not needed when there was more room."""
@@ -86,35 +82,47 @@ class Traces:
         return {point: result for point, result in found.items() if result.get("room_bytes", 0) <= self.room_bytes}
 
     def take(self, launches: Launches, say: Callable[[str], None]) -> dict[MeasuredAt, dict[str, Any]]:
-        """Trace what is missing in one process; a point that ends the process is recorded and passed over."""
+        """Trace what is missing in a few processes; a point that ends its process is recorded and passed over."""
         self._forget_given_up()
         found = self.read()
         if found:
             say(f"{len(found)} of {len(self._task.points)} points were traced before ({self.folder})")
+        attempts = Attempts(max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2)))
         while missing := [point for point in self._task.points if point not in found]:
             say(f"tracing {len(missing)} points x {len(self.variants)} variants on the CPU of this node")
-            parts = shares(missing, max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2)))
             with telling(say, self._progress(missing)):
-                outcomes = launches.traces([self._order(points) for points in parts])
-            outcome = worst(outcomes)
-            finished = self.read()
-            if not finished and outcome.status is LaunchStatus.OK:
+                points = missing[::-1] if attempts.backwards else missing
+                ended = self._round(launches, points, min(attempts.num_processes, len(missing)))
+            found = self.read()
+            left = [point for point in missing if point not in found]
+            if left and all(end.outcome.status is LaunchStatus.OK for end in ended):
+                logs = launches.coordinator.log_dir
+                if found:
+                    raise ProfileError(f"the trace ended well without all points; see {logs}.")
                 raise ProfileError(
                     f"{sys.argv[0]} ended without coming to training, so there is nothing to trace. It must call "
-                    f"megatron.training.pretrain; its output is in {launches.coordinator.log_dir}."
+                    f"megatron.training.pretrain; its output is in {logs}."
                 )
-            if not finished:
-                raise ProfileError(
-                    f"{sys.argv[0]} did not come to training on pretended ranks:\n{outcome.describe()}"
-                )
-            for points, ended in zip(parts, outcomes, strict=True):
-                unfinished = [point for point in points if point not in finished]
-                if unfinished and ended.status is LaunchStatus.OK:
-                    raise ProfileError(f"the trace ended well without all points; see {launches.coordinator.log_dir}.")
-                if unfinished:
-                    self._give_up(unfinished[0], ended.describe())
-            found = self.read()
+            for point, outcome in attempts.lost(ended, left, came_forward=len(left) < len(missing)).items():
+                found[point] = self._give_up(point, outcome)
         return self._without_refused(found)
+
+    def _round(self, launches: Launches, points: list[MeasuredAt], number: int) -> list[Ended]:
+        """``number`` processes share ``points``, each beginning at its own; how each of them ended."""
+        self._handout.lay_out(points, number)
+        try:
+            starts = [process * len(points) // number for process in range(number)]
+            outcomes = launches.traces([
+                self._order([*points[start:], *points[:start]], process) for process, start in enumerate(starts)
+            ])  # fmt: skip
+            finished = self.read()
+            unfinished = [point for point in points if point not in finished]
+            return [
+                Ended(outcome=outcome, at=next((p for p in unfinished if self._handout.took(p, process)), None))
+                for process, outcome in enumerate(outcomes)
+            ]
+        finally:
+            self._handout.clear()
 
     def _without_refused(self, found: dict[MeasuredAt, dict[str, Any]]) -> dict[MeasuredAt, dict[str, Any]]:
         """What Megatron refuses is left out and not measured."""
@@ -129,11 +137,11 @@ class Traces:
         files, started = [self._task.result_file(point) for point in missing], time.time()
         return lambda: f"traced {num_written(files, started)} of {len(files)} points"
 
-    def _order(self, points: list[MeasuredAt]) -> dict[str, Any]:
+    def _order(self, points: list[MeasuredAt], process: int) -> dict[str, Any]:
         task = measure_task(self.request, tuple(points), self.folder)
         return {
             "kind": "trace", "measure": task.to_json(), "variants": self.variants, "world_size": self.request.num_ranks,
-            "room_bytes": self.room_bytes,
+            "room_bytes": self.room_bytes, "handout": str(self._handout.folder), "process": process,
             "wanted": [self._wanted(point) for point in points],
         }  # fmt: skip
 
@@ -148,12 +156,13 @@ class Traces:
             if result.get("given_up"):
                 self._task.result_file(point).unlink()
 
-    def _give_up(self, point: MeasuredAt, reason: str) -> None:
-        result = {
-            "at": asdict(point), "status": "failed", "given_up": True, "reason": reason,
-            "summary": reason.splitlines()[0], "variants": {},
+    def _give_up(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "at": asdict(point), "status": "failed", "given_up": True, "reason": outcome.describe(),
+            "summary": outcome.summary(), "variants": {},
         }  # fmt: skip
         write_json_atomic(self._task.result_file(point), result)
+        return result
 
     def _key(self) -> str:
         digest = hash_of_sources(Path(sys.argv[0]))

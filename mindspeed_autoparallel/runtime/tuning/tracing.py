@@ -36,6 +36,7 @@ from mindspeed_autoparallel.runtime.measuring.state import (
 )
 from mindspeed_autoparallel.runtime.measuring.structure import find_stacks, unwrap
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
+from mindspeed_autoparallel.runtime.tracing.handout import Handout
 from mindspeed_autoparallel.runtime.tuning.balance import balance_routing
 from mindspeed_autoparallel.runtime.tuning.pretending import (
     Log,
@@ -69,9 +70,11 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
         if hasattr(arguments, name):
             setattr(arguments, name, False)
     worker.SESSION.calls = _PretendedCalls()
+    handout = Handout(Path(data["handout"]))
     worker.SESSION.take_over = functools.partial(
-        _trace_all, variants=data["variants"], wanted=data["wanted"], room_bytes=data["room_bytes"]
-    )
+        _trace_all, variants=data["variants"], wanted=data["wanted"], room_bytes=data["room_bytes"],
+        take=lambda point: handout.take(point, data["process"]),
+    )  # fmt: skip
 
 
 class _PretendedCalls(HostCalls):
@@ -154,8 +157,9 @@ def _nothing_pretended() -> Any:
 
 def _trace_all(
     task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built,
-    variants: dict[str, dict[str, Any]], wanted: list[list[str]], room_bytes: int,
+    variants: dict[str, dict[str, Any]], wanted: list[list[str]], room_bytes: int, take: Callable[[MeasuredAt], bool],
 ) -> None:  # fmt: skip
+    """``wanted``: variants by point; ``take``: whether a point is left for this process."""
     import torch
     from megatron.training import get_args
 
@@ -166,6 +170,8 @@ def _trace_all(
     kinds = _kinds_of_layers(built)
     shorten(arguments, max(map(fewest_layers, kinds.values()), default=MIN_LAYERS))
     for point, names in zip(task.points, wanted, strict=True):
+        if not take(point):
+            continue
         result: dict[str, Any] = {"status": "ok", "variants": {}}
         roomy: set[str] = set()
         for variant in names:

@@ -25,7 +25,7 @@ def tell_untraced(
         if whole:
             notes.append(f"{names} could not be traced and {_were(labels)} measured whole: {reason}")
         else:
-            left_out[names] = f"could not be traced, and the measuring devices cannot hold it whole: {reason}"
+            left_out[names] = f"could neither be traced nor be measured whole on the measuring devices: {reason}"
     return notes, left_out
 
 

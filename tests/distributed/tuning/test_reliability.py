@@ -112,10 +112,10 @@ def test_a_trace_that_dies_and_a_launch_without_memory_are_passed_over(again):
     assert code == 0, text[-4000:]
     result = result_of(work)
     launches = launches_of(work)
-    assert len({launch["id"] for launch in launches}) == len(launches) == len(result["launches"]) == 2
+    assert len({launch["id"] for launch in launches}) == len(launches) == len(result["launches"]) == 3
     ended = [(launch["purpose"], launch["status"], launch["exit_code"]) for launch in launches]
-    assert ended == [("trace", "failed", 9), ("calibrate", "out_of_memory", 77)]
-    assert any("out_of_memory" in line for line in launches[1]["last_lines"])
+    assert ended == [("trace", "failed", 9)] * 2 + [("calibrate", "out_of_memory", 77)]
+    assert any("out_of_memory" in line for line in launches[-1]["last_lines"])
     assert "exit code 9" in result["left_out_dimensions"]["TP2 CP1 EP1 MBS1"]
     assert any("what it finished is used" in note for note in result["notes"])
     assert result["top"]
@@ -228,7 +228,9 @@ def test_nodes_that_die_are_named_and_the_run_goes_on_where_it_was(again, tmp_pa
     assert (code, "points were traced before" in text) == (0, True), text[-3000:]
     result = result_of(tmp_path / "work")
     assert not any("between nodes were never sampled" in note for note in result["notes"])
-    assert [item["status"] for item in result["verified"]] == ["failed"] * len(result["top"])
+    assert [item["status"] for item in result["verified"]] == ["failed"] + ["not_started"] * (len(result["top"]) - 1)
+    # The measuring one, and the first to verify.
+    assert result["num_device_launches"] == 2
     assert "\n1. not verified: failed on node 1" in text
     assert {launch["purpose"] for launch in launches_of(tmp_path / "work")} == {"trace", "calibrate", "verify"}
 
@@ -258,16 +260,17 @@ def test_verifying_launches_that_hang_are_ended_and_one_that_ended_is_not_repeat
     assert_no_child_is_left(work)
 
 
-def test_a_trace_that_hangs_ends_in_a_message(tmp_path):
-    script = tmp_path / "sleeps.py"
-    text = SCRIPT.read_text()
-    waits = "    import os, time\n    if os.environ.get('OOTB_OPTIMIZER_PARSE_MODEL'): time.sleep(3600)\n    pretrain(\n"
-    script.write_text(text.replace("    pretrain(\n", waits))
-    code, text = tune(tmp_path / "work", "--auto-tuning-launch-timeout-s", 3, script=script)
-    assert (code, "Traceback" in text) == (2, False), text[-2000:]
-    assert "did not come to training on pretended ranks" in text
-    assert "timed out on node 0" in text
-    assert_no_child_is_left(tmp_path)
+def test_a_model_that_dies_whenever_it_is_traced_is_measured_whole(again):
+    """How often, and what else may end a trace: tests/unit/runtime/tuning/test_traces.py."""
+    work = again.copy("traces", "launches.json")
+    again.hook("if kind == 'trace': os.kill(os.getpid(), 9)")
+    code, text = again.run(work, "--global-batch-size", 1)
+    assert code == 0, text[-4000:]
+    result = result_of(work)
+    ended = [(launch["purpose"], launch["status"], launch["exit_code"]) for launch in launches_of(work)]
+    assert ended == [("trace", "failed", -9)] * 2 + [("calibrate", "ok", 0)]
+    assert any("could not be traced and were measured whole: failed on node 0" in note for note in result["notes"])
+    assert result["top"]
 
 
 def test_a_script_that_cannot_be_read_again_is_named(tmp_path):

@@ -1,0 +1,39 @@
+"""How a launch ended, in words."""
+
+import pytest
+
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.processes import last_lines
+
+LAST = ("Traceback", "  RuntimeError: broken")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (LaunchStatus.FAILED, 3, "failed on node 1 after 7 s, exit code 3: RuntimeError: broken"),
+        (LaunchStatus.FAILED, -9, "failed on node 1 after 7 s, ended by signal 9 (Killed): RuntimeError: broken"),
+        (LaunchStatus.NOT_STARTED, -1, "not started: RuntimeError: broken"),
+        (LaunchStatus.OK, 0, "ok on node 1 after 7 s: RuntimeError: broken"),
+    ],
+)
+def test_one_line_tells_how_and_why(status, code, said):
+    outcome = LaunchOutcome(status=status, exit_code=code, node_rank=1, seconds=7.1, last_lines=LAST)
+    assert outcome.summary() == said
+    assert outcome.describe().splitlines() == [said.removesuffix(": RuntimeError: broken"), "    Traceback", f"    {LAST[1]}"]
+    assert LaunchOutcome.from_json(outcome.to_json()) == outcome
+
+
+def test_nothing_said_is_no_line():
+    assert LaunchOutcome(status=LaunchStatus.FAILED, exit_code=1).summary() == "failed on node 0 after 0 s, exit code 1"
+
+
+def test_what_bindings_say_at_every_end_does_not_hide_the_error(tmp_path):
+    leaks = [f' - leaked {kind} "x"' for kind in ("type", "function", "instance")] * 30
+    log = tmp_path / "log"
+    log.write_text("\n".join([
+        *LAST, "", "nanobind: leaked 4 instances!", *leaks, " - ... skipped remainder",
+        "nanobind: this is likely caused by a reference counting issue in the binding code.",
+        "See https://nanobind.readthedocs.io/en/latest/refleaks.html",
+    ]))  # fmt: skip
+    assert last_lines(log) == LAST
