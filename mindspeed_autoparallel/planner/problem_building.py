@@ -7,6 +7,7 @@ they accept fits. See docs/decisions/0016-memory-rows.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd, inf
 
@@ -18,7 +19,7 @@ from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns, s
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem, Tail
 from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
+from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.schedule import Program, in_flight, make_program
 from mindspeed_autoparallel.spec import Cluster, Layout
 
@@ -39,27 +40,35 @@ def build_problem(
     mindspeed = profile.memory_semantics == "mindspeed"
     factors = mean_factors(profile.variable_data)
     segments: list[Segment] = []
+    blocks: list[BlockCost] = []
     last: dict[str, int] = {}
     for module in profile.model.modules:
         cost = measurement.modules[module.name]
         before = tuple(last[name] for name in module.predecessors)
-        layer_at = len(segments) + (cost.pre is not None)
-        is_last = module is profile.model.modules[-1]
+        ways = [kind for kind in KIND_ORDER if kind in cost.layer.recompute]
+        runs = [layer for layer, _ in cost.runs(0, module.num_layers)]
+        first = len(segments) + (cost.pre is not None)
+        factor = factors.get(module.name, 1.0)
+        comes_last = module is profile.model.modules[-1] and layout.virtual_size == 1
         after = cost.post.recompute["none"].saved_bytes if cost.post is not None else 0
-        for part, block in (("pre", cost.pre), ("layer", cost.layer), ("post", cost.post)):
-            if block is None:
-                continue
-            forward, backward = block_times_ns(_plain(block), factors.get(module.name, 1.0))
-            surely_last = is_last and part != "pre" and layout.virtual_size == 1
-            freed = after if part == "layer" else 0
+        for part, block, number in _parts(cost, module.num_layers):
+            forward, backward = block_times_ns(_plain(block), factor)
+            run = len(segments) - first
+            sure = 0
+            if comes_last and part == "layer":
+                sure = _surely_on_top(runs[run:], ways, after)
+            elif comes_last and part == "post":
+                sure = _surely_on_top([block], ["none"], 0)
             segments.append(Segment(
-                name=f"{module.name} {part}", num_layers=module.num_layers if part == "layer" else 1,
-                forward=forward, backward=backward, predecessors=before, beside=None if part == "layer" else layer_at,
+                name=f"{module.name} {part}", num_layers=number, forward=forward, backward=backward,
+                predecessors=before, continues=part == "layer" and run > 0,
+                beside={"pre": first, "layer": None, "post": first + len(runs) - 1}[part],
                 kinds=_kinds(
-                    block, held, layout, profile, factors.get(module.name, 1.0), mindspeed=mindspeed, safe=safe,
-                    is_layer=part == "layer", hidden_bytes=freed if surely_last else None,
+                    block, ways if part == "layer" else ["none"], held, layout, profile, factor, mindspeed=mindspeed,
+                    safe=safe, sure=sure,
                 ),
             ))  # fmt: skip
+            blocks.append(block)
             before = (len(segments) - 1,)
         last[module.name] = len(segments) - 1
     overhead = profile.overhead_bytes(measurement)
@@ -77,25 +86,28 @@ def build_problem(
         memory_limit=rows, link=link, schedule=layout.schedule,
         num_chunks=layout.virtual_size, sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
-        tails=_tails(profile, measurement, cluster, layout, segments, unit) if with_tails else (),
+        tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
     )  # fmt: skip
 
 
+def _parts(cost: ModuleCost, num_layers: int) -> Iterator[tuple[str, BlockCost, int]]:
+    """``pre``, a run of ``layer`` per row of equal layers, ``post``; and how many of each."""
+    if cost.pre is not None:
+        yield "pre", cost.pre, 1
+    for layer, number in cost.runs(0, num_layers):
+        yield "layer", layer, number
+    if cost.post is not None:
+        yield "post", cost.post, 1
+
+
 def _tails(
-    profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, segments: list[Segment], unit: int
+    profile: Profile, cluster: Cluster, layout: Layout, segments: list[Segment], blocks: list[BlockCost], unit: int
 ) -> tuple[Tail, ...]:
     """Rows below a rank's tail, each the tail of a block times their number, rounded down to whole units.
 
     Where the reduction overlaps the last backward, one row hides all of it, the other hides a backward in which
     everything is recomputed: no plan hides more.
     """
-    blocks = [
-        block
-        for module in profile.model.modules
-        for cost in [measurement.modules[module.name]]
-        for block in (cost.pre, cost.layer, cost.post)
-        if block is not None
-    ]
 
     def times(number: int, block: BlockCost, hidden_us: float) -> float:
         tail = rank_tail([_plain(block)] * number, layout, cluster, profile.device, hidden_us=hidden_us)
@@ -124,11 +136,14 @@ def module_placement(profile: Profile, measurement: Measurement, placement: Plac
     for module in profile.model.modules:
         cost = measurement.modules[module.name]
         index += cost.pre is not None
+        end = index + len(cost.runs(0, module.num_layers))
         kinds = [kind for kind in KIND_ORDER if kind in cost.layer.recompute]
-        rows = dict(zip(kinds, placement[index], strict=True))
+        # Segments of one stack: theirs together.
+        by_kind = zip(*placement[index:end], strict=True)
+        rows = {kind: tuple(map(sum, zip(*found, strict=True))) for kind, found in zip(kinds, by_kind, strict=True)}
         layers[module.name] = tuple(map(sum, zip(*rows.values(), strict=True)))
-        recompute[module.name] = {kind: tuple(rows[kind]) for kind in kinds if kind != "none"}
-        index += 1 + (cost.post is not None)
+        recompute[module.name] = {kind: rows[kind] for kind in kinds if kind != "none"}
+        index = end + (cost.post is not None)
     return ModulePlacement(layers=layers, recompute=recompute)
 
 
@@ -160,19 +175,26 @@ def _held(program: Program, num_chunks: int, *, most: bool) -> list[int]:
     return [count for row in held for count in row]
 
 
+def _surely_on_top(blocks: list[BlockCost], names: list[str], hidden_bytes: int) -> int:
+    """Whichever of ``blocks`` comes last on its stage, in whichever way it runs, at least this stands on everything.
+
+    ``hidden_bytes``: what may come after it there, freed before its transient.
+    """
+    costs = [block.recompute[name] for block in blocks for name in names]
+    return max(0, min(max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost in costs) - hidden_bytes)
+
+
 def _kinds(
-    block: BlockCost, held: list[int], layout: Layout, profile: Profile, factor: float, *, mindspeed: bool, safe: bool,
-    is_layer: bool, hidden_bytes: int | None,
+    block: BlockCost, names: list[str], held: list[int], layout: Layout, profile: Profile, factor: float,
+    *, mindspeed: bool, safe: bool, sure: int,
 ) -> tuple[LayerKind, ...]:  # fmt: skip
-    """``hidden_bytes``: what may come after this block on its stage, freed before its transient; ``None``: anything."""
+    """``names``: ways to run the block; pre and post blocks are never recomputed. ``sure``: transient that a stage with
+    the block has in any case."""
     static = sum(static_terms([_plain(block)], layout).values())
     updated = updated_parameter_bytes([_plain(block)], layout)
     step_transient = -int(-profile.device.optimizer_peak_bytes_per_parameter_byte * updated // 1)
-    # Pre and post blocks are never recomputed.
-    costs = {kind: block.recompute[kind] for kind in (KIND_ORDER if is_layer else ("none",)) if kind in block.recompute}
+    costs = {name: block.recompute[name] for name in names}
     peaks = {kind: max(cost.forward_peak_bytes, cost.backward_peak_bytes) for kind, cost in costs.items()}
-    # Whichever kind of layer comes last on the stage, at least the smallest of their transients stands on everything.
-    sure = 0 if hidden_bytes is None else max(0, min(peaks.values()) - hidden_bytes)
     whole = costs["none"].saved_bytes
     kinds = []
     for name, cost in costs.items():
@@ -196,15 +218,19 @@ def _latest_start(
 ) -> int:
     """Last virtual stage at which the last module can begin in a pipeline faster than the cutoff.
 
-    Begun at stage d, its layers share the remaining stages: one rank does at least an even share, rounded up.
+    Begun at stage d, its layers share the remaining stages: one rank does at least an even share, rounded up, if only
+    of the shortest layers.
     """
     module = profile.model.modules[-1]
     factor = mean_factors(profile.variable_data).get(module.name, 1.0)
-    layer_us = sum(block_times_ns(_plain(measurement.modules[module.name].layer), factor)) / NS_PER_US
+    runs = measurement.modules[module.name].runs(0, module.num_layers)
+    layer_us = min(sum(block_times_ns(_plain(layer), factor)) for layer, _ in runs) / NS_PER_US
+    work_us = sum(number * sum(block_times_ns(_plain(layer), factor)) for layer, number in runs) / NS_PER_US
     num = layout.num_virtual_stages
     for start in range(num):
         ranks = min(layout.pipeline_size, num - start)
-        if num_microbatches * layer_us * -(-module.num_layers // ranks) >= cutoff_us:
+        share_us = max(work_us / ranks, layer_us * -(-module.num_layers // ranks))
+        if num_microbatches * share_us >= cutoff_us:
             return max(0, start - 1)
     return num - 1
 

@@ -89,7 +89,7 @@ class ModuleCost:
     """A module is pre block, ``num_layers`` layers, post block."""
 
     layer: BlockCost
-    """Of every layer; where layers differ, the mean layer, which searches that count layers place."""
+    """Of every layer; where layers differ, the mean layer."""
     pre: BlockCost | None = None
     post: BlockCost | None = None
     side: SharedBytes = field(default_factory=SharedBytes)
@@ -102,6 +102,11 @@ class ModuleCost:
     def __post_init__(self) -> None:
         if bool(self.kinds) != bool(self.pattern) or any(not 0 <= kind < len(self.kinds) for kind in self.pattern):
             raise ProfileError(f"pattern {self.pattern} does not name one of {len(self.kinds)} kinds for every layer.")
+
+    @property
+    def distinct_layers(self) -> tuple[BlockCost, ...]:
+        """One layer of every kind."""
+        return self.kinds or (self.layer,)
 
     def runs(self, start: int, count: int) -> list[tuple[BlockCost, int]]:
         """Layers ``start`` to ``start + count``: equal ones in a row, and how many."""

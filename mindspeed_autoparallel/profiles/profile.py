@@ -15,7 +15,9 @@ from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 from mindspeed_autoparallel.spec.codec import from_json, to_json
 from mindspeed_autoparallel.spec.model import Model
 
-PROFILE_SCHEMA_VERSION = 1
+PROFILE_SCHEMA_VERSION = 2
+_READABLE_VERSIONS = (1, 2)
+"""Releases that write 1 place the mean layer where layers differ."""
 PROFILE_FORMAT = "mindspeed-autoparallel/profile"
 INTERLEAVED_SENDS = ("eager", "blocking", "freed", "overlapped", "flushed", "flushed-freed")
 SOURCES = ("measured", "analytic", "imported")
@@ -93,6 +95,13 @@ class Profile:
                 different = sorted(names ^ set(measurement.modules))
                 where = f"{measurement.at.label()}: module {different[0]!r}"
                 raise ProfileError(f"{where} is in the model or among the measurements, not in both.")
+            for module in self.model.modules:
+                pattern = measurement.modules[module.name].pattern
+                if pattern and len(pattern) != module.num_layers:
+                    raise ProfileError(
+                        f"{measurement.at.label()}: the pattern of {module.name} has {len(pattern)} layers, the model "
+                        f"{module.num_layers}."
+                    )
 
     def at(self, point: MeasuredAt) -> Measurement | None:
         """Costs at ``point``: measured, or interpolated and marked so, or ``None`` where the profile cannot tell."""
@@ -120,9 +129,9 @@ class Profile:
         """A profile from parsed JSON; ``ProfileError`` names the file, key and value that is wrong."""
         if not isinstance(value, dict) or value.get("format") != PROFILE_FORMAT:
             raise ProfileError(f"{where} is no profile of this tool (key 'format' should be {PROFILE_FORMAT!r}).")
-        if value.get("schema_version") != PROFILE_SCHEMA_VERSION:
+        if value.get("schema_version") not in _READABLE_VERSIONS:
             raise ProfileError(
                 f"{where} has schema_version {value.get('schema_version')!r}; this release reads "
-                f"{PROFILE_SCHEMA_VERSION}. Measure again with this release."
+                f"{' and '.join(map(str, _READABLE_VERSIONS))}. Measure again with this release."
             )
-        return from_json(cls, value, where, ProfileError)
+        return from_json(cls, {**value, "schema_version": PROFILE_SCHEMA_VERSION}, where, ProfileError)

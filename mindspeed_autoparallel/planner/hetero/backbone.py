@@ -182,7 +182,7 @@ class BackboneSolver:
         cost = self.candidate.measurement.modules[module.name]
         left = limit_of(self.backbone, self.cluster) - self.backbone.device.runtime_overhead_bytes
         left -= reserved.everywhere_bytes + transient_bytes
-        size = _state_bytes(cost.layer, layout)
+        size = min(_state_bytes(layer, layout) for layer in cost.distinct_layers)
         held = 0
         for rank in range(layout.pipeline_size):
             room = left

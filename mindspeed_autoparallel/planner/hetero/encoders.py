@@ -132,7 +132,7 @@ class EncoderCosts:
 
 
 def _blocks(cost: ModuleCost, module: Module) -> Iterator[tuple[BlockCost, int]]:
-    for block, count in ((cost.pre, 1), (cost.layer, module.num_layers), (cost.post, 1)):
+    for block, count in ((cost.pre, 1), *cost.runs(0, module.num_layers), (cost.post, 1)):
         if block is not None:
             yield block, count
 

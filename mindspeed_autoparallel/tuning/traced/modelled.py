@@ -182,7 +182,7 @@ def activation_offload(shape: Callable[[MeasuredAt], Offload], host_bytes_per_s:
     def change(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
         offload = shape(measurement.at)
         copy_us = offload.moved_bytes / host_bytes_per_s * 1e6
-        layers = [layer for module in measurement.modules.values() for layer in (module.kinds or (module.layer,))]
+        layers = [layer for module in measurement.modules.values() for layer in module.distinct_layers]
         if not offload.freed_bytes or any(layer.forward_us < copy_us for layer in layers):
             return None
 

@@ -189,7 +189,7 @@ def _adds_no_less(configuration: Configuration, kind: str, other: str) -> bool:
     cost = configuration.candidate.measurement.modules[module]
     return all(
         layer.recompute[kind].extra_backward_us >= layer.recompute[other].extra_backward_us
-        for layer in cost.kinds or (cost.layer,)
+        for layer in cost.distinct_layers
     )
 
 

@@ -126,9 +126,12 @@ def brute_force(problem):
         least = worst if least is None else min(least, worst)
         # Of what one chunk adds, more is never better.
         by_stage = [
-            [way for way in ways if not any(o != way and all(a <= b for a, b in zip(o, way)) for o in ways)]
+            [
+                way for way in ways
+                if not any(o != way and all(a <= b for a, b in zip(o, way, strict=True)) for o in ways)
+            ]
             for ways in by_stage
-        ]
+        ]  # fmt: skip
         for ways in itertools.product(*by_stage):
             added = [0] * problem.num_virtual
             for stage, extra in enumerate(ways):

@@ -76,3 +76,17 @@ def test_they_survive_the_file_and_are_interpolated_one_by_one():
 def test_a_pattern_that_names_no_kind_is_refused(pattern):
     with pytest.raises(ProfileError, match="pattern"):
         ModuleCost(layer=PLAIN.layer, kinds=(PLAIN.layer, PLAIN.layer), pattern=pattern)
+
+
+def test_a_pattern_of_another_length_than_the_model_is_refused():
+    measurements = tuple(
+        replace(item, modules={name: mixed(module, (0, 0, 1, 1)) for name, module in item.modules.items()})
+        for item in PROFILE.measurements
+    )
+    with pytest.raises(ProfileError, match="4 layers, the model 5"):
+        replace(PROFILE, measurements=measurements)
+
+
+def test_files_of_the_version_before_are_read():
+    file = {**to_json(PROFILE), "schema_version": 1}
+    assert Profile.parse(file) == PROFILE
