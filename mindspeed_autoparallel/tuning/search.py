@@ -36,6 +36,10 @@ def megatron_argv(request: Mapping[str, Any]) -> list[str]:
         argv.append("--sequence-parallel")
     if work.distributed_optimizer:
         argv.append("--use-distributed-optimizer")
+    if work.gradient_overlap:
+        argv.append("--overlap-grad-reduce")
+    if work.tensor_overlap and work.sequence_parallel:
+        argv.append("--tp-comm-overlap")
     argv += ["--micro-batch-size", str(work.micro_batch), "--global-batch-size", str(work.global_batch)]
     if work.recompute == "full":
         argv += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
@@ -54,6 +58,7 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
     left_out: Counter[str] = Counter()
     fitting: list[tuple[float, float, int, dict[str, Any], dict[str, Any]]] = []
     tightest: tuple[float, str] | None = None
+    first_reason = ""
     number = 0
     for number, request in enumerate(candidates(base), start=1):
         answer = predict_one(request, extra_devices)
@@ -61,6 +66,7 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
             fitting.append((answer["step_time_ms"], answer["peak_memory_gib"], number, request, answer))
             continue
         if answer["status"] == "error":
+            first_reason = first_reason or answer["reason"]
             # One line per rule, not per number in it.
             left_out[re.sub(r"\d+", "N", answer["reason"])] += 1
             continue
@@ -69,7 +75,10 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
             tightest = (answer["peak_memory_gib"], answer["reason"])
     if not fitting:
         if tightest is None:
-            raise ConfigError(f"none of {number} layouts is legal: {dict(left_out.most_common(3))}.")
+            if len(left_out) == 1:
+                raise ConfigError(f"none of {number} layouts is legal: {first_reason}")
+            rules = " ".join(f"{count} of them: {rule}" for rule, count in left_out.most_common(3))
+            raise ConfigError(f"none of {number} layouts is legal. {rules} The first: {first_reason}")
         layers, devices = base["model"]["num_layers"], base["hw"]["num_gpus"]
         sizes = ", ".join(str(size) for size in range(1, devices + 1) if devices % size == layers % size == 0)
         raise InfeasiblePlan(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fitting import FREE, FREE_DEVIATION, NEUTRAL, PRIOR_DEVIATION, fit, predict
+from fitting import FREE_DEVIATION, NEUTRAL, PRIOR_DEVIATION, fit, fitted_names, predict
 
 from mindspeed_autoparallel.cost import catalogue
 from mindspeed_autoparallel.cost.analytic.workload import Workload
@@ -117,16 +117,18 @@ def main() -> None:
     arguments = parser.parse_args()
     measured = read_measured(arguments)
     stack = measured.stack
-    final = fit(measured.device, stack, measured.works, measured.step_ms, **fit_options(arguments))
+    options = fit_options(arguments)
+    final = fit(measured.device, stack, measured.works, measured.step_ms, **options)
     report("fitted on all", measured, predict(final, stack, measured.works))
     efficiency = final.efficiency(stack)
-    for name in FREE[stack]:
+    names = fitted_names(stack, options["neutral"])
+    for name in names:
         print(f"  {name} {getattr(efficiency, name):.4g}")
     if arguments.write:
         sources = {f"{row['source']['repo']}@{row['source']['commit'][:10]} {row['source']['path']}"
                    for row in measured.rows}  # fmt: skip
         store(measured.path, stack, {
-            **{name: round(getattr(efficiency, name), 5) for name in FREE[stack]},
+            **{name: round(getattr(efficiency, name), 5) for name in names},
             "corrections": [list(row) for row in efficiency.corrections],
             "measured_recompute": sorted({work.recompute for work in measured.works}),
             "provenance": f"fitted by docs/validation/auto_tuning/fit_device.py to {len(measured.rows)} published step "

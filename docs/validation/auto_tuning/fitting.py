@@ -59,10 +59,11 @@ CEILING = {
     "inter_fraction": 0.95,
     "optimizer_fraction": 0.95,
     "gradient_exposed": 1.0,
+    "tensor_exposed": 1.0,
     "overlap_norm": 12.0,
 }
 FREELY = ("launch_us", "tensor_launch_us", "unfused_softmax_us", "head_passes", "step_us", "point_to_point_us",
-          "link_latency_us", "gemm_inner_half", "gradient_exposed")  # fmt: skip
+          "link_latency_us", "gemm_inner_half", "gradient_exposed", "tensor_exposed")  # fmt: skip
 """What depends on the host and the code; datasheets say nothing about it."""
 PRIOR_DEVIATION, FREE_DEVIATION = 0.15, 1.0
 """Standard deviations of the logarithms around the neutral values, of what datasheets bound and of ``FREELY``."""
@@ -90,6 +91,11 @@ def with_values(device: catalogue.Device, stack: str, values: dict[str, Any]) ->
     return dataclasses.replace(device, efficiencies={**device.efficiencies, stack: changed})
 
 
+def fitted_names(stack: str, neutral: Mapping[str, float]) -> tuple[str, ...]:
+    """Efficiencies that a fit from ``neutral`` changes."""
+    return (*FREE[stack], *(name for name in neutral if name not in NEUTRAL))
+
+
 def fit(
     device: catalogue.Device,
     stack: str,
@@ -101,10 +107,10 @@ def fit(
 ) -> catalogue.Device:
     """Physical efficiencies from neutral ones; then shapes, what lies outside of layers, and shapes once more.
 
-    ``neutral`` may say what is known of the runs, as that they overlapped the reduction of gradients. Without
-    ``corrections`` the shapes are only noted as measured.
+    ``neutral`` may say what is known of the runs, as that they overlapped the reduction of gradients; what it names
+    beyond ``NEUTRAL`` is fitted too. Without ``corrections`` the shapes are only noted as measured.
     """
-    names = FREE[stack]
+    names = fitted_names(stack, neutral)
     device = with_values(device, stack, {"corrections": (), **{name: neutral[name] for name in names}})
     device = _least_squares(device, stack, works, measured, names, deviations, by_shape=True)
     if not corrections:

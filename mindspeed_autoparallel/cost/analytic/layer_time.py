@@ -15,6 +15,8 @@ _CORRECTION_WIDTH = 0.35
 _CORRECTION_PRIOR = 0.02
 _EXPERTS_AT_ONCE = 4
 """Streams over which Transformer Engine spreads the products of a rank's experts."""
+_EXPOSED_WHEN_OVERLAPPED = 0.3
+"""Share of tensor parallelism's collectives that shows in runs that overlap them; seven published on H100 say 0.28."""
 _BIAS_PASSES = (14, 20)
 """Passes over an expert's output, in 2-byte elements, to add its bias (times the router's weight) to it and cast back,
 forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
@@ -115,14 +117,17 @@ def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) 
     return forward, backward
 
 
-def _communication_us(work: Workload, fabric: Fabric) -> float:
+def _communication_us(work: Workload, efficiency: Efficiency, fabric: Fabric) -> float:
     """Collectives of one forward pass of a layer; a backward pass waits for as much (see ``_gathered_again_us``)."""
     model = work.model
     full = work.tokens * model.hidden * work.element_bytes
     # An all-reduce after attention and one after a dense or shared MLP, or with sequence parallelism an all-gather and
     # a reduce-scatter in place of each; routed experts have their own collectives, below.
     reduced = 2 if model.shared_ffn or not model.num_experts else 1
-    time = reduced * fabric.all_reduce_us(full, work.tensor, 1)
+    exposed = efficiency.tensor_exposed
+    if work.tensor_overlap is not None:
+        exposed = _EXPOSED_WHEN_OVERLAPPED if work.tensor_overlap else 1.0
+    time = exposed * reduced * fabric.all_reduce_us(full, work.tensor, 1)
     if work.context > 1:
         keys = 2 * work.tokens * model.kv_size / work.tensor * work.element_bytes
         ring = (work.context - 1) * fabric.send_us(keys, work.tensor)
@@ -157,7 +162,7 @@ def layer_time(work: Workload, device: Device, efficiency: Efficiency, fabric: F
     passes = 10 if work.stack == "megatron-core" else 14
     split = work.tensor if work.sequence_parallel else 1
     elementwise = memory_pass_us(device, efficiency, passes * tokens * model.hidden * size / split)
-    communication = _communication_us(work, fabric)
+    communication = _communication_us(work, efficiency, fabric)
     device_forward = qkv[0] + out[0] + mlp[0] + attention[0] + elementwise + communication
     device_backward = qkv[1] + out[1] + mlp[1] + attention[1] + 1.5 * elementwise + communication
     device_backward += _gathered_again_us(work, fabric)

@@ -12,6 +12,21 @@ from mindspeed_autoparallel.errors import ConfigError
 DEFAULT_VOCABULARY = 51200
 RECOMPUTE = ("none", "selective", "full")
 """From keeping all to keeping a layer's input only."""
+_KEYS = {
+    "model": frozenset({
+        "type", "num_layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "seq", "vocab", "swiglu", "num_experts",
+        "topk", "moe_ffn", "shared_expert_ffn", "tied_embeddings", "causal", "window", "windowed_share", "expert_bias",
+        "expert_clamp",
+    }),
+    "hw": frozenset({"gpu", "num_gpus", "gpus_per_node", "inter_node_gbps"}),
+    "parallel": frozenset({"tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sp", "dist_opt"}),
+    "train": frozenset({
+        "gbs", "mbs", "recompute", "precision", "stack", "attention", "cross_entropy_fusion", "overlap_grad_reduce",
+        "tp_comm_overlap",
+    }),
+}  # fmt: skip
+"""Keys of a request's sections that say something about the run."""
+_LARGEST = 10**12
 _BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "float16": 2, "bfloat16": 2, "float32": 4}
 
 
@@ -89,6 +104,8 @@ class Workload:
     """Whether Transformer Engine's loss is used, which keeps logits in the training precision only."""
     gradient_overlap: bool | None = None
     """Whether the reduction of gradients hides behind the backward pass; ``None``: as in the device's measured runs."""
+    tensor_overlap: bool | None = None
+    """Whether collectives of tensor parallelism hide behind products; ``None`` as above."""
     element_bytes: int = 2
 
     @property
@@ -127,7 +144,29 @@ def _integer(section: Mapping[str, Any], key: str, default: int | None, where: s
         raise ConfigError(f"{where}.{key} is {value!r}, must be a whole number.") from error
     if number != float(value) or number < minimum:
         raise ConfigError(f"{where}.{key} is {value!r}, must be a whole number of at least {minimum}.")
+    if number > _LARGEST:
+        raise ConfigError(f"{where}.{key} is {value!r}, must be at most {_LARGEST}.")
     return number
+
+
+def _switch(section: Mapping[str, Any], key: str, default: bool | None, where: str) -> bool | None:
+    value = section.get(key)
+    if value is None:
+        return default
+    if value not in (True, False) or not isinstance(value, (bool, int)):
+        raise ConfigError(f"{where}.{key} is {value!r}, must be true or false.")
+    return bool(value)
+
+
+def unknown_keys(request: Mapping[str, Any]) -> list[str]:
+    """Keys of the request's sections that nothing is known about, such as misspelt ones: they change no figure."""
+    return [
+        f"{name}.{key}"
+        for name, known in _KEYS.items()
+        if isinstance(request.get(name), Mapping)
+        for key in request[name]
+        if key not in known
+    ]
 
 
 def _section(request: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -151,7 +190,7 @@ def _model(section: Mapping[str, Any]) -> Model:
         )
     if heads % kv_heads:
         raise ConfigError(f"model.heads {heads} is not divisible by model.kv_heads {kv_heads}.")
-    gated = bool(section.get("swiglu", False))
+    gated = bool(_switch(section, "swiglu", False, "model"))
     # Megatron's own defaults: a gated layer has three matrices, each two thirds as wide, in steps of 64.
     ffn = _integer(section, "ffn", int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden, "model")
     experts = _integer(section, "num_experts", 0, "model", 0)
@@ -202,8 +241,15 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
     hardware, parallel, train = (_section(request, key) for key in ("hw", "parallel", "train"))
     gpu = hardware.get("gpu")
     if not isinstance(gpu, str) or not gpu:
-        raise ConfigError("hw.gpu is missing; name a device, for example A100-80GB.")
+        found = "missing" if gpu in (None, "") else f"{gpu!r}"
+        raise ConfigError(f"hw.gpu is {found}; name a device, for example A100-80GB.")
     devices = _integer(hardware, "num_gpus", None, "hw")
+    node = _integer(hardware, "gpus_per_node", min(8, devices), "hw")
+    if devices > node and devices % node:
+        raise ConfigError(
+            f"hw.num_gpus {devices} does not fill nodes of gpus_per_node {node}; the nearest are "
+            f"{devices // node * node} and {(devices // node + 1) * node}."
+        )
     tensor, pipeline = (_integer(parallel, key, 1, "parallel") for key in ("tp", "pp"))
     context, expert, virtual = (_integer(parallel, key, 1, "parallel") for key in ("cp", "ep", "vpp"))
     shards = tensor * pipeline * context
@@ -232,13 +278,12 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
     if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
         raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")
     modern = stack == "megatron-core"
-    sequence_parallel = parallel.get("sp")
-    distributed, overlap = parallel.get("dist_opt"), train.get("overlap_grad_reduce")
+    gradient_overlap, tensor_overlap = train.get("overlap_grad_reduce"), train.get("tp_comm_overlap")
     work = Workload(
         model=model,
         gpu=gpu,
         num_devices=devices,
-        devices_per_node=_integer(hardware, "gpus_per_node", min(8, devices), "hw"),
+        devices_per_node=node,
         inter_node_gbit_per_s=float(bandwidth) if bandwidth else None,
         tensor=tensor,
         pipeline=pipeline,
@@ -247,15 +292,16 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
         expert=expert,
         expert_tensor=_expert_tensor(parallel, tensor, expert, data * context),
         virtual=virtual,
-        sequence_parallel=tensor > 1 and (bool(sequence_parallel) if sequence_parallel is not None else modern),
-        distributed_optimizer=bool(distributed) if distributed is not None else modern,
+        sequence_parallel=bool(_switch(parallel, "sp", modern, "parallel")) and tensor > 1,
+        distributed_optimizer=bool(_switch(parallel, "dist_opt", modern, "parallel")),
         global_batch=batch,
         micro_batch=micro,
         recompute=recompute,
         stack=stack,
         fused_attention=attention == "fused",
         cross_entropy_fusion=bool(train.get("cross_entropy_fusion", modern)),
-        gradient_overlap=None if overlap is None else bool(overlap),
+        gradient_overlap=None if gradient_overlap is None else bool(gradient_overlap),
+        tensor_overlap=None if tensor_overlap is None else bool(tensor_overlap),
         element_bytes=_BYTES[precision],
     )
     _check(work)
@@ -283,11 +329,12 @@ def _check(work: Workload) -> None:
         )
     if work.virtual > 1 and work.pipeline == 1:
         raise ConfigError(f"vpp {work.virtual} needs pp above 1.")
-    if work.global_batch % (work.data * work.micro_batch):
+    step = work.data * work.micro_batch
+    if work.global_batch % step:
+        below, above = work.global_batch // step * step, (work.global_batch // step + 1) * step
+        nearest = f"the nearest are {below} and {above}" if below else f"the least is {above}"
         raise ConfigError(
-            f"gbs {work.global_batch} is not a multiple of dp {work.data} x mbs {work.micro_batch}; the nearest are "
-            f"{work.global_batch // (work.data * work.micro_batch) * work.data * work.micro_batch} and "
-            f"{(work.global_batch // (work.data * work.micro_batch) + 1) * work.data * work.micro_batch}."
+            f"gbs {work.global_batch} is not a multiple of dp {work.data} x mbs {work.micro_batch}; {nearest}."
         )
     if work.virtual > 1 and work.num_microbatches % work.pipeline:
         raise ConfigError(

@@ -189,6 +189,13 @@ def test_a_request_that_says_whether_gradients_overlap_goes_before_what_the_devi
     assert _experts_ms("train") == pytest.approx(overlapped, rel=0.01)  # runs on H100 overlapped
 
 
+def test_collectives_of_tensor_parallelism_show_less_where_they_overlap() -> None:
+    overlapped, plain = (_ms(train={"tp_comm_overlap": value}) for value in (True, False))
+    assert overlapped < plain == _ms()  # runs on A100 did not overlap
+    alone = {"tp": 1, "pp": 2}
+    assert _ms(parallel=alone, train={"tp_comm_overlap": True}) == _ms(parallel=alone)
+
+
 @pytest.mark.parametrize(
     ("section", "values", "said"),
     [
