@@ -96,7 +96,7 @@ def evaluate(
     ]
     times = StepTimes(
         forward=forward, backward=backward, link=links, per_operation=round(device.operation_overhead_us * NS_PER_US),
-        per_message=round(device.message_overhead_us * NS_PER_US),
+        per_message=round(device.message_us(layout.schedule) * NS_PER_US),
     )  # fmt: skip
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)

@@ -278,5 +278,5 @@ def _links(
     links = []
     for v in range(layout.num_virtual_stages - 1):
         message_us = p2p_us(smallest[v], boundary_link(layout, cluster, profile.device, v))
-        links.append(round(message_us * NS_PER_US) + round(profile.device.message_overhead_us * NS_PER_US))
+        links.append(round(message_us * NS_PER_US) + round(profile.device.message_us(layout.schedule) * NS_PER_US))
     return tuple(links)

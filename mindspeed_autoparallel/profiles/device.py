@@ -79,6 +79,8 @@ class DeviceCost:
     """How much to count on of the communication that a model alone, and no measurement, says is hidden: half of it."""
     message_overhead_us: float = 0.0
     """Added to every point-to-point message, beside the tier's latency."""
+    interleaved_message_overhead_us: float | None = None
+    """The same in the interleaved schedule, which posts messages and waits for them apart; ``None``: no different."""
     stage_overhead: StageOverhead = field(default_factory=StageOverhead)
     """Added to the passes of pipelines of more than one stage: half to a forward, half to a backward."""
     pipeline_step_us: float = 0.0
@@ -92,3 +94,8 @@ class DeviceCost:
             raise ProfileError(f"device: hidden_share must be at most 1, got {self.hidden_share}.")
         if self.memory_capacity_bytes <= 0:
             raise ProfileError("device: memory_capacity_bytes must be above 0.")
+
+    def message_us(self, schedule: str) -> float:
+        """What is added to every message of a schedule (``schedule.SCHEDULES``)."""
+        own = self.interleaved_message_overhead_us
+        return self.message_overhead_us if own is None or schedule != "interleaved" else own

@@ -45,7 +45,7 @@ _LEAST_COVERAGE = 0.5
 """Below this a search would rest on guesses."""
 _ROOM = 0.6
 """Share of the device that a layout measured whole may take."""
-_PIPELINE_FIGURES = ("message", "stage_first", "stage_inner", "stage_last", "pipeline_step")
+_PIPELINE_FIGURES = ("message", "interleaved_message", "stage_first", "stage_inner", "stage_last", "pipeline_step")
 """Of the host, beside those of blocks and steps."""
 _STATE_BYTES = 20
 """Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""
@@ -205,9 +205,13 @@ class Calibration:
             if self.request.num_ranks > 1:
                 self.notes.append("no pipeline was run on this device: what the host adds to messages is left out")
             return PipelineCost()
-        message, first, inner, last, step = (found[name] or 0.0 for name in _PIPELINE_FIGURES)
-        stage = StageOverhead(first_us=first, inner_us=inner, last_us=last)
-        return PipelineCost(message_us=message, stage=stage, step_us=step)
+        first, inner, last, step, message = (
+            found[name] or 0.0 for name in ("stage_first", "stage_inner", "stage_last", "pipeline_step", "message")
+        )
+        return PipelineCost(
+            message_us=message, interleaved_message_us=found["interleaved_message"], step_us=step,
+            stage=StageOverhead(first_us=first, inner_us=inner, last_us=last),
+        )  # fmt: skip
 
     def _catalogue(self) -> Device:
         try:
@@ -299,8 +303,12 @@ class Calibration:
         found = fit_stages(samples)
         if found is not None:
             stage = found.stage
-            figures = (found.message_us, stage.first_us, stage.inner_us, stage.last_us, found.step_us)
-            self._keep(**dict(zip(_PIPELINE_FIGURES, figures, strict=True)))
+            interleaved = found.interleaved_message_us
+            self._keep(
+                message=found.message_us, stage_first=stage.first_us, stage_inner=stage.inner_us,
+                stage_last=stage.last_us, pipeline_step=found.step_us,
+                **({} if interleaved is None else {"interleaved_message": interleaved}),
+            )  # fmt: skip
 
     def _block_us(self, point: MeasuredAt, block: str, direction: str) -> float | None:
         """As it was measured whole."""

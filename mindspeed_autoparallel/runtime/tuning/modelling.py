@@ -99,7 +99,8 @@ def _device_cost(
         optimizer_step_fixed_us=step.per_step_us,
         # A microbatch passes every stage forward and backward.
         operation_overhead_us=step.per_microbatch_us / 2,
-        message_overhead_us=pipeline.message_us, stage_overhead=pipeline.stage, pipeline_step_us=pipeline.step_us,
+        message_overhead_us=pipeline.message_us, interleaved_message_overhead_us=pipeline.interleaved_message_us,
+        stage_overhead=pipeline.stage, pipeline_step_us=pipeline.step_us,
     )
 
 

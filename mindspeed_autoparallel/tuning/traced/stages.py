@@ -27,6 +27,8 @@ class PipelineCost:
 
     message_us: float = 0.0
     """To every message."""
+    interleaved_message_us: float | None = None
+    """To every message of the interleaved schedule; ``None`` where none was run."""
     stage: StageOverhead = field(default_factory=StageOverhead)
     step_us: float = 0.0
     """To every step."""
@@ -52,6 +54,7 @@ class _Found:
     """By virtual stage, what its two passes take more."""
     message_us: float
     step_us: float
+    interleaved: bool
 
 
 def fit_stages(samples: Sequence[tuple[Mapping[str, Any], Modelled]]) -> PipelineCost | None:
@@ -61,8 +64,10 @@ def fit_stages(samples: Sequence[tuple[Mapping[str, Any], Modelled]]) -> Pipelin
         return None
     inner = [value for item in found for value in item.passes_us[1:-1]]
     first, last = (_middle([item.passes_us[place] for item in found]) for place in (0, -1))
+    messages = [[item.message_us for item in found if item.interleaved is chunks] for chunks in (False, True)]
+    plain, interleaved = (_middle(values) if values else None for values in messages)
     return PipelineCost(
-        message_us=_middle([item.message_us for item in found]),
+        message_us=interleaved or 0.0 if plain is None else plain, interleaved_message_us=interleaved,
         step_us=_middle([item.step_us for item in found]),
         stage=StageOverhead(first_us=first, inner_us=_middle(inner) if inner else last, last_us=last),
     )
@@ -89,7 +94,7 @@ def _found(sample: Mapping[str, Any], modelled: Modelled) -> _Found:
 
     return _Found(
         passes_us=passes_us, message_us=_least(simulated_us, ranks[0]["schedule_us"]),
-        step_us=_end_us(sample, ranks) - _modelled_end_us(ranks, modelled),
+        step_us=_end_us(sample, ranks) - _modelled_end_us(ranks, modelled), interleaved=chunks > 1,
     )
 
 

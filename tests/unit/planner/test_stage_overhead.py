@@ -49,6 +49,16 @@ def test_inner_stages_are_those_between_the_first_and_the_last():
     assert [overhead.at(stage, 4) for stage in range(4)] == [1.0, 2.0, 2.0, 3.0]
 
 
+def test_messages_of_the_interleaved_schedule_have_their_own_time_where_it_is_known():
+    plain, interleaved = Layout(pipeline_size=2), Layout(pipeline_size=2, virtual_size=2, schedule="interleaved")
+    one = {"message_overhead_us": 5.0}
+    other = {**one, "interleaved_message_overhead_us": 90.0}
+    assert plan(plain, **one).step == plan(plain, **other).step
+    assert plan(interleaved, **one).step.total_us < plan(interleaved, **other).step.total_us
+    same = plan(interleaved, message_overhead_us=90.0).step.total_us
+    assert plan(interleaved, **other).step.total_us == pytest.approx(same)
+
+
 def test_the_bound_stays_below():
     found = plan(Layout(pipeline_size=2), stage_overhead=StageOverhead(first_us=9.0, last_us=9.0), pipeline_step_us=50.0)
     assert found.search.lower_bound_us <= found.step.total_us

@@ -7,7 +7,6 @@ import pytest
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.tuning.pipelines import pipelines_of, stages_us
 
-
 PLAIN = MeasuredAt()
 
 

@@ -44,7 +44,7 @@ def fit(*samples):
 
 
 def figures(cost):
-    return (cost.message_us, cost.stage.first_us, cost.stage.inner_us, cost.stage.last_us, cost.step_us)
+    return (cost.message_us if cost.interleaved_message_us is None else cost.interleaved_message_us, cost.stage.first_us, cost.stage.inner_us, cost.stage.last_us, cost.step_us)
 
 
 @pytest.mark.parametrize("number", [4, 8])
@@ -63,7 +63,15 @@ def test_of_several_pipelines_the_middle_counts():
         sample(1, message=60.0, passes=[0.0, 300.0], end=100.0),
         sample(2, message=100.0, passes=[20.0, 50.0, 70.0, 500.0], end=200.0),
     )
-    assert figures(cost) == pytest.approx((80.0, 10.0, 60.0, 400.0, 150.0))
+    assert figures(cost) == pytest.approx((100.0, 10.0, 60.0, 400.0, 150.0))
+
+
+def test_messages_of_the_two_schedules_are_told_apart():
+    plain, interleaved = [sample(1, message=60.0, passes=[0, 0], end=0), sample(2, message=100.0, passes=[0] * 4, end=0)]
+    cost = fit(plain, interleaved)
+    assert (cost.message_us, cost.interleaved_message_us) == pytest.approx((60.0, 100.0))
+    assert fit(plain).interleaved_message_us is None
+    assert fit(interleaved).message_us == pytest.approx(100.0)
 
 
 def test_replicas_and_tensor_ranks_of_a_stage_count_once_and_the_reduction_is_not_the_hosts():
