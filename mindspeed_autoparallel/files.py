@@ -55,3 +55,5 @@ def read_json(path: Path, what: str) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise ConfigError(f"{what} {path} is not valid JSON: {where}: {error.msg}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{what} {path} is nested too deeply to be read.") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _line(answer: dict[str, Any]) -> str:
-    name = str(answer["id"] if answer["id"] is not None else "-")
+    # Names come from files: nothing in them may move the cursor or add lines.
+    name = "".join(c if c.isprintable() else "?" for c in str(answer["id"] if answer["id"] is not None else "-"))
     if answer["status"] == "error":
         return f"{name:24s} {'error':14s} {answer['reason']}"
     low, high = answer["step_time_interval_ms"]
@@ -43,7 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result))
     else:
         _print_table(answers)
-    if answers and all(answer["status"] == "error" for answer in answers):
+    again = [name for name, number in Counter(json.dumps(answer["id"]) for answer in answers).items() if number > 1]
+    if again := [name for name in again if name != "null"]:
+        said = f"ids that several requests have, whose answers are in the order of the requests: {', '.join(again[:5])}"
+        print(said + (f" and {len(again) - 5} more" if len(again) > 5 else ""), file=sys.stderr)
+    if not answers:
+        print("the request file holds no request: its list is empty", file=sys.stderr)
+    elif all(answer["status"] == "error" for answer in answers):
         print(f"none of {len(answers)} requests could be answered; the first: {answers[0]['reason']}", file=sys.stderr)
         return 2
     return 0
@@ -53,3 +61,5 @@ def _print_table(answers: list[dict[str, Any]]) -> None:
     print(f"{'id':24s} {'status':14s} {'step_ms':>12s} [interval] {'peak_GiB':>10s} {'tokens/s/dev':>12s}")
     for answer in answers:
         print(_line(answer))
+        for note in answer["notes"]:
+            print(f"{'':24s} note: {note}")

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not isinstance(request, dict) or not all(
         isinstance(request.get(name), dict) for name in ("model", "hw", "train")
     ):
-        raise ConfigError(f"{arguments.request} must be an object with model, hw and train.")
+        raise ConfigError(f"{arguments.request} must be one request: an object with model, hw and train, not a list.")
     result = search(request, tuple(read_device(path) for path in arguments.device_file))
     if arguments.json:
         print(json.dumps(result))
@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{result['num_candidates']} layouts, {result['num_fitting']} fit")
     for place, plan in enumerate(result["top"], start=1):
         print(f"{place}. {plan['step_time_ms']:.1f} ms, {plan['peak_memory_gib']:.1f} GiB: {shlex.join(plan['argv'])}")
+    for note in result["top"][0]["notes"]:
+        print(f"note: {note}")
     print(f"analytic: nothing was measured; device figures: {result['top'][0]['provenance']}")
     for reason, number in result["left_out"].items():
         print(f"  left out {number:6d}: {reason}")

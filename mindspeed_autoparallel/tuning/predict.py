@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES, stage_memory
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
-from mindspeed_autoparallel.cost.analytic.workload import read_workload
+from mindspeed_autoparallel.cost.analytic.workload import read_workload, unknown_keys
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.tuning.confidence import half_width, peak_half_width
@@ -20,8 +20,15 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
     """The answer to one request.
 
     ``status`` is ``ok``; ``out_of_memory`` (figures are still given, ``reason`` names the stage); or ``error`` with the
-    reason, for what no run could be started with.
+    reason, for what no run could be started with. ``notes`` name keys that are not known.
     """
+    answer = _answer(request, extra_devices)
+    unknown = unknown_keys(request) if isinstance(request, Mapping) else []
+    answer["notes"] = [f"{', '.join(unknown)}: not known, and left aside"] if unknown else []
+    return answer
+
+
+def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> dict[str, Any]:
     identity = request.get("id") if isinstance(request, Mapping) else None
     try:
         if not isinstance(request, Mapping):

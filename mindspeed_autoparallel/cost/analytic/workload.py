@@ -14,9 +14,9 @@ RECOMPUTE = ("none", "selective", "full")
 """From keeping all to keeping a layer's input only."""
 _KEYS = {
     "model": frozenset({
-        "type", "num_layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "seq", "vocab", "swiglu", "num_experts",
-        "topk", "moe_ffn", "shared_expert_ffn", "tied_embeddings", "causal", "window", "windowed_share", "expert_bias",
-        "expert_clamp",
+        "type", "num_layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "seq", "vocab", "swiglu",
+        "num_experts", "topk", "moe_ffn", "shared_expert_ffn", "tied_embeddings", "causal", "window", "windowed_share",
+        "expert_bias", "expert_clamp",
     }),
     "hw": frozenset({"gpu", "num_gpus", "gpus_per_node", "inter_node_gbps"}),
     "parallel": frozenset({"tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sp", "dist_opt"}),
