@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.planner.assembly import COSTS
 from mindspeed_autoparallel.report.encoders import encoders
 from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
 from mindspeed_autoparallel.report.replay import replay
@@ -65,6 +67,7 @@ def headline(plan: Plan) -> Data:
         "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
         "tokens_per_s": plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices,
         "bubble_fraction": plan.step.bubble_fraction,
+        "pass_overhead_us": pass_overhead_us(plan),
         "proved": search.status == "optimal",
         "proof": proof(plan),
         "lower_bound_us": search.lower_bound_us,
@@ -79,6 +82,14 @@ def headline(plan: Plan) -> Data:
         "tool_version": plan.tool_version,
         "warnings": warnings(plan),
     }  # fmt: skip
+
+
+def pass_overhead_us(plan: Plan) -> float:
+    """What a forward or backward of one microbatch takes beside the stage's blocks, where the plan has its costs."""
+    try:
+        return float(json.loads(plan.extra.get(COSTS, "{}"))["device"]["operation_overhead_us"])
+    except (ValueError, TypeError, KeyError):
+        return 0.0
 
 
 def proof(plan: Plan) -> str:

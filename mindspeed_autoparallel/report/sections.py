@@ -110,10 +110,13 @@ def stages(values: Data) -> str:
     header = ["stage", *(["rank / chunk"] if virtual else []), *names]
     header += ["forward ms", "backward ms", "per microbatch", "peak"]
     last = len(header) - 1
+    note = "Layers by number, and how many of them are computed again in the backward pass."
+    if overhead_us := values["headline"]["pass_overhead_us"]:
+        note += f" Every forward and backward takes {format_us(overhead_us)} more, outside of the blocks."
     marks = [("forward", "forward"), ("backward", "backward, with recompute"), ("c7 hatch", "recomputed layers")]
     return (
         element("h2", "Stages")
-        + element("p", "Layers by number, and how many of them are computed again in the backward pass.", class_="sub")
+        + element("p", text(note), class_="sub")
         + legend(names, marks, FIRST_MODULE)
         + table(header, drawn, (last - 3, last - 2, last))
     )

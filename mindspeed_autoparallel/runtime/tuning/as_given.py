@@ -10,7 +10,14 @@ from typing import Any
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.recompute import base_kind, grouped_kind, layers_per_group, modules_of, selective_kind
+from mindspeed_autoparallel.spec.recompute import (
+    base_kind,
+    grouped_kind,
+    in_words,
+    layers_per_group,
+    modules_of,
+    selective_kind,
+)
 from mindspeed_autoparallel.tuning.traced.candidates import Configuration, Space
 from mindspeed_autoparallel.tuning.traced.search import Found
 from mindspeed_autoparallel.units import US_PER_MS
@@ -103,6 +110,8 @@ def described(given: Found | str) -> dict[str, Any]:
         return {"reason": given}
     worst = max(given.evaluation.memory, key=lambda rank: rank.peak_bytes)
     return {
-        "label": given.configuration.layout.label(), "step_time_ms": given.step_us / US_PER_MS,
+        "label": given.configuration.layout.label()
+        + (f", recompute {in_words(given.recompute)}" if given.recompute != "none" else ""),
+        "step_time_ms": given.step_us / US_PER_MS,
         "peak_bytes": worst.peak_bytes, "limit_bytes": worst.limit_bytes, "fits": given.evaluation.fits,
     }  # fmt: skip

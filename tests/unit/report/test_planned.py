@@ -48,6 +48,14 @@ def test_broken_costs_fall_back_to_inferred_messages(plan: Plan) -> None:
     assert says in render_page(broken) and says not in render_page(plan)
 
 
+def test_what_a_pass_takes_outside_of_the_blocks_is_said_beside_the_stages_times(plan: Plan) -> None:
+    costs = json.loads(plan.extra["costs"])
+    costs["device"]["operation_overhead_us"] = 17_000.0
+    slow = replace(plan, extra={**plan.extra, "costs": json.dumps(costs)})
+    assert "Every forward and backward takes 17.0 ms more" in render_page(slow)
+    assert "outside of the blocks" not in render_page(plan)
+
+
 def test_every_view_is_drawn(plan: Plan) -> None:
     assert f"{plan.layout.label()} for " in render_table(plan)
     assert len([e for e in chrome_trace(plan)["traceEvents"] if e["ph"] == "X"]) >= 2 * plan.num_microbatches

@@ -70,7 +70,7 @@ def test_the_first_is_compared_with_the_script_as_it_is(result, shown):
 def test_what_is_proved_is_said(result, shown):
     assert "proved by this prediction: nothing that was searched is faster than 1" in shown(result)
     search = {**result["search"], "lower_bound_ms": 90.0}
-    assert "not proved: nothing searched is faster than 90.0 ms, 10.0% below 1" in shown({**result, "search": search})
+    assert "not proved: nothing can be faster than 90.0 ms, which is 10.0% below 1" in shown({**result, "search": search})
 
 
 def test_flags_that_pasting_does_not_undo_are_to_be_taken_out(result, shown):

@@ -56,6 +56,7 @@ def test_stages_chunks_and_recompute_of_the_script_are_those_of_its_flags():
         space, pipeline_model_parallel_size=4, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
     )
     assert every.placement.recompute == {"text_decoder": {"full": (8, 8, 8, 8)}}
+    assert described(every)["label"].endswith(", recompute full")
 
 
 def test_what_does_not_fit_is_told_with_its_figures():
