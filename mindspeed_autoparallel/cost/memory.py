@@ -8,35 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from mindspeed_autoparallel.cost.messages import Action, left_over
+from mindspeed_autoparallel.cost.messages import Traffic as Traffic
 from mindspeed_autoparallel.cost.placed import PlacedBlock as PlacedBlock
 from mindspeed_autoparallel.cost.placed import replicas_of
 from mindspeed_autoparallel.cost.sharding import gathered_bytes, sharded_state, waiting_bytes
 from mindspeed_autoparallel.profiles import DeviceCost, StateBytes
 from mindspeed_autoparallel.spec import Layout
-
-
-class Action(Protocol):
-    """A forward (``F``) or backward (``B``) of a chunk: what ``schedule`` programs are made of."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def chunk(self) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """What passes through a chunk per microbatch; gradients of messages are as large as the messages."""
-
-    received_bytes: int = 0
-    """From the stage before."""
-    sent_bytes: int = 0
-    """To the next stage."""
-    batch_bytes: int = 0
-    """Data alive during the forward only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +57,17 @@ def rank_peak(
     layout: Layout,
     device: DeviceCost,
     traffic: Sequence[Traffic] = (),
+    *,
+    rank: int = 0,
+    sends: str = "freed",
 ) -> PeakMemory:
     """The peak of a rank that holds ``chunks`` and runs ``actions`` (its row of the program), with the terms by name.
 
     M2 in a forward: static + saved of everything in flight + of the chunk up to this block + its transient.
     M3 in a backward: static + everything in flight minus the chunk's blocks already done + transient.
     M4 in the optimizer step: static + its transient. Runtime overhead is added to each.
-    ``traffic``: by chunk. M6 and M7 say which messages, data and side inputs are alive when.
+    ``traffic``: by chunk; ``rank``: of the pipeline; ``sends``: how an interleaved schedule treats its messages, one of
+    ``schedule.SENDS``. M6 and M7 say which messages, data and side inputs are alive when.
     """
     everything = [block for chunk in chunks for block in chunk]
     static = static_terms(everything, layout)
@@ -105,10 +88,7 @@ def rank_peak(
         if blocks
         for kind in "FB"
     }
-    before: Action | None = None
-    passed_back = 0
-    for action in actions:
-        left = _left_over(action, before, traffic, passed_back)
+    for action, left in zip(actions, left_over(actions, traffic, rank, layout.pipeline_size, sends), strict=True):
         if action.kind == "B":
             in_flight -= saved[action.chunk]
         others = in_flight
@@ -122,9 +102,6 @@ def rank_peak(
             best = (peak, f"{'forward' if action.kind == 'F' else 'backward'} of {high.name}", terms)
         if action.kind == "F":
             in_flight += saved[action.chunk]
-        before = action
-        if action.kind == "B":
-            passed_back = traffic[action.chunk].received_bytes
     terms = {**static, **best[2], "runtime_overhead": device.runtime_overhead_bytes}
     return PeakMemory(peak_bytes=best[0] + device.runtime_overhead_bytes, point=best[1], terms=terms)
 
@@ -138,16 +115,6 @@ def mindspeed_stage_bytes(blocks: Sequence[PlacedBlock], in_flight: int, layout:
     terms["in_flight_activations"] = sum(block.recompute.saved_bytes for block in blocks) * (in_flight - 1)
     terms["activations"] = sum(block.cost.recompute["none"].saved_bytes for block in blocks)
     return terms
-
-
-def _left_over(action: Action, before: Action | None, traffic: Sequence[Traffic], passed_back: int) -> int:
-    """What Megatron's schedule still refers to from the backward before (M6)."""
-    if action.kind == "B":
-        return passed_back
-    if before is None or before.kind == "F":
-        return 0
-    # Its loss or output keeps its graph's leaf, the received tensor, whose gradient was sent back.
-    return 2 * traffic[before.chunk].received_bytes + traffic[before.chunk].sent_bytes
 
 
 @dataclass(frozen=True)

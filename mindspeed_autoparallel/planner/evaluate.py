@@ -289,7 +289,9 @@ def _memory(
             )
             for v in range(rank, len(blocks), layout.pipeline_size)
         ]  # fmt: skip
-        peak = rank_peak(chunks, program[rank], layout, device, traffic)
+        peak = rank_peak(
+            chunks, program[rank], layout, device, traffic, rank=rank, sends=sends_of(profile, layout)
+        )
         ranks.append(RankMemory(
             pipeline_rank=rank, peak_bytes=peak.peak_bytes, limit_bytes=limit, peak_point=peak.point, terms=peak.terms,
             runtime_overhead_bytes=overhead,

@@ -69,6 +69,22 @@ def test_messages_of_a_middle_stage_as_megatron_keeps_them() -> None:
     assert sum(peak.terms.values()) == peak.peak_bytes
 
 
+def test_messages_of_an_interleaved_last_rank_as_megatron_keeps_them() -> None:
+    program, layout = make_program("interleaved", 2, 4, 2), Layout(pipeline_size=2, virtual_size=2)
+    traffic = [Traffic(received_bytes=7, sent_bytes=7), Traffic(received_bytes=7)]
+    chunks = [[block("a")], [block("b")]]
+    peak, blocking = (
+        rank_peak(chunks, program[1], layout, DEVICE, traffic, rank=1, sends=sends) for sends in ("freed", "blocking")
+    )
+    # Two others in flight. Of messages: what came last in the warm-up with its gradient, the gradient sent before, the
+    # output not freed yet and the next input; the block's own output is gone.
+    assert peak.point == "backward of a"
+    assert peak.peak_bytes == 180 + 2 * 100 + (7 + 100 + 30 - 7) + 5 * 7 + 7
+    assert sum(peak.terms.values()) == peak.peak_bytes
+    # Nothing is received ahead, and no variable stays behind.
+    assert blocking.peak_bytes == peak.peak_bytes - 3 * 7
+
+
 def test_a_recomputed_last_layer_brings_its_sent_output_back() -> None:
     program = make_program("1f1b", 2, 4)
     free, passing = (
