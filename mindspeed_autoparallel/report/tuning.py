@@ -85,8 +85,8 @@ def _proved(result: Mapping[str, Any]) -> str:
     if bound_ms >= best_ms * (1 - _ROUNDING):
         return "proved by this prediction: nothing that was searched is faster than 1"
     return (
-        f"not proved: nothing can be faster than {bound_ms:.1f} ms, which is {1 - bound_ms / best_ms:.1%} below 1; where "
-        "the layers of pipelines lie is improved step by step"
+        f"not proved: nothing can be faster than {bound_ms:.1f} ms, which is {1 - bound_ms / best_ms:.1%} below 1; "
+        "where the layers of pipelines lie is improved step by step"
     )
 
 

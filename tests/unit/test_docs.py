@@ -1,0 +1,59 @@
+"""The documents name files, commands and flags that are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import build_parser
+from mindspeed_autoparallel.runtime.arguments import flag_groups
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+USER_PAGES = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
+COMMAND = re.compile(r"mindspeed-autoparallel ([a-z]+)((?:[^\n`]*\\\n)*[^\n`]*)")
+
+
+def flags_of(command: str) -> set[str]:
+    """Of a command of ``mindspeed-autoparallel``."""
+    (chosen,) = (action for action in build_parser([command])._actions if action.dest == "command")
+    assert isinstance(chosen.choices, dict)
+    return {flag for action in chosen.choices[command]._actions for flag in action.option_strings}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not dead
+
+
+def test_every_path_of_the_tour_is_there() -> None:
+    quoted = re.findall(r"`([^`]+)`", (ROOT / "docs/tour.md").read_text())
+    paths = [re.sub(r"\s", "", path) for path in quoted if re.fullmatch(r"[\w./\s]+(/|\.py|\.toml)", path)]
+    assert len(paths) > 30
+    rooms = [ROOT, ROOT / "mindspeed_autoparallel", *(ROOT / "mindspeed_autoparallel").glob("*/"), ROOT / "tests"]
+    rooms += [ROOT / "mindspeed_autoparallel/runtime/measuring"]
+    assert [path for path in paths if not any((room / path).exists() for room in rooms)] == []
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=name_of)
+def test_commands_and_their_flags_are_those_of_the_program(page: Path) -> None:
+    for command, rest in COMMAND.findall(page.read_text()):
+        flags = re.findall(r"(?<=\s)--[a-z][\w-]*", re.split(r"\s-- |#", rest)[0])
+        unknown = set(flags) - flags_of(command)
+        assert not unknown, f"{command}: {unknown}"
+
+
+def test_every_flag_that_a_page_gives_a_script_of_ours_is_registered() -> None:
+    ours = {flag.name for group in flag_groups() for flag in group.flags}
+    prefixes = ("--auto-tuning", "--auto-parallel", "--hetero", "--operator", "--simulated", "--profile")
+    commands = {flag for command in ("plan", "calibrate", "convert") for flag in flags_of(command)}
+    for page in USER_PAGES:
+        named = set(re.findall(r"--[a-z][a-z-]*[a-z]", page.read_text()))
+        unknown = {flag for flag in named if flag.startswith(prefixes)} - ours - commands
+        assert not unknown, name_of(page)
