@@ -8,7 +8,8 @@ Axes: ``choices`` (five folds of groups that a user would choose among: same mod
 single rows). Prints errors and ranking per left-out value, and which layer shapes the best plans of the costliest
 wrong choices have; then by kind of extrapolation the half width that holds nine of ten errors on the hardest axis, and
 how many it holds per axis, also if it comes from all *other* left-out values. --write stores half widths and the mean
-error of the first axis.
+error of the first axis. --apart HIDDEN/TENSOR/MICRO_BATCH prints errors and ranking also without rows of those layer
+shapes (which stay in the fits of the other axis values).
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def main() -> None:
     """Leaves out, fits, predicts, prints, writes on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
+    parser.add_argument("--apart", action="append", default=[], metavar="HIDDEN/TENSOR/MICRO_BATCH")
     parser.add_argument("--axis", action="append", choices=["choices", *VALUES, "several_nodes"], default=[])
     arguments = parser.parse_args()
     measured = read_measured(arguments)
@@ -105,6 +107,10 @@ def main() -> None:
             found.append((axis, name, kinds, np.abs(np.log(fitted / asked.step_ms))))
             if axis not in ("choices", "several_nodes"):
                 report(f"without {name}", asked, fitted)
+                shapes = (f"{work.model.hidden}/{work.tensor}/{work.micro_batch}" for work in asked.works)
+                kept = np.array([shape not in arguments.apart for shape in shapes])
+                if kept.any() and not kept.all():
+                    report("  those shapes apart", asked.where(kept), fitted[kept])
                 print(f"    lost by choosing wrongly where the best plan has: {costliest(asked, fitted)}")
         if axis in ("choices", "several_nodes") and pooled.any():
             report(f"left out: {axis}", measured.where(pooled > 0), pooled[pooled > 0])
@@ -119,10 +125,10 @@ def main() -> None:
             of_axis = [(name, errors) for other, name, errors in own if other == axis]
             size = sum(len(errors) for _, errors in of_axis)
             held = [(errors <= np.log1p(widths[kind])).sum() for _, errors in of_axis]
-            crossed = [
-                (errors <= np.log1p(half_width([other for other in enough if other[:2] != (axis, name)]))).sum()
-                for name, errors in of_axis
-            ]
+            crossed = []
+            for name, errors in of_axis:
+                others = [other for other in enough if other[:2] != (axis, name)]
+                crossed.append((errors <= np.log1p(half_width(others or enough))).sum())
             print(
                 f"    {axis:16s} of {size:4d} within it {sum(held) / size:4.0%}, "
                 f"within that of all other folds {sum(crossed) / size:4.0%}"

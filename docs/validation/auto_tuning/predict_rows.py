@@ -2,8 +2,9 @@
 
     python docs/validation/auto_tuning/predict_rows.py DATA.json
 
-Prints the time of 1,500 requests, errors and ranking by data group, and published runs of three expert models that
-``DATA.json`` lists without their number of devices or sizes (taken from the models' own configuration files).
+Prints the time of 1,500 requests, errors and ranking by data group, peaks of tiny models by their software, and
+published runs of three expert models and two dense ones that ``DATA.json`` lists without their number of devices or
+sizes (taken from the models' own configuration files and the paper).
 """
 
 from __future__ import annotations
@@ -65,6 +66,30 @@ def gpt_oss(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[dict[str,
     return found
 
 
+def narayanan(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
+    """Requests for the runs with tensor 8 of arXiv 2104.04473, table 2, and their step time in ms.
+
+    Their operations count the recomputed forward pass: ``96 B s l h^2 (1 + s / 6 h + V / 16 l h)``, its equation 3.
+    """
+    sizes = {174.6: (96, 12288, 96), 529.6: (105, 20480, 128)}
+    found = []
+    for row in rows:
+        if row.get("parallel", {}).get("scheme") != "PTD":
+            continue
+        (layers, hidden, heads), devices, train = sizes[row["model"]["params_b"]], row["hw"]["num_gpus"], row["train"]
+        model = {"type": "gpt", "num_layers": layers, "hidden": hidden, "heads": heads, "seq": 2048, "vocab": 51200}
+        operations = 96 * train["gbs"] * 2048 * layers * hidden**2 * (1 + 2048 / 6 / hidden + 3200 / layers / hidden)
+        request = {
+            "id": row["id"],
+            "model": model,
+            "hw": {"gpu": "A100-80GB", "num_gpus": devices, "gpus_per_node": 8},
+            "parallel": {"tp": 8, "pp": row["parallel"]["model_parallel_size"] // 8},
+            "train": {"gbs": train["gbs"], "mbs": train["mbs"], "recompute": "full"},
+        }
+        found.append((request, operations / (row["measured"]["tflops_per_gpu"] * 1e9 * devices)))
+    return found
+
+
 def ask(requests: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
     """The command's answers and its seconds."""
     with tempfile.TemporaryDirectory() as folder:
@@ -89,6 +114,7 @@ def main() -> None:
     times: dict[str, list[Any]] = defaultdict(list)
     peaks: dict[str, list[float]] = defaultdict(list)
     held: dict[str, list[bool]] = defaultdict(list)
+    tiny: dict[str, list[float]] = defaultdict(list)
     for (row, _), answer in zip(asked, answers, strict=True):
         if answer["status"] == "error":
             continue
@@ -103,6 +129,9 @@ def main() -> None:
             held["above" if predicted >= 10 else "below"].append(1 / (1 + width) <= predicted / peak <= 1 + width)
             if peak > 10:
                 peaks[row["group"]].append(predicted / peak - 1)
+            else:
+                kind = "experts" if row["model"].get("num_experts") else "dense"
+                tiny[f"{kind}, {row.get('container')} software"].append(predicted / peak - 1)
     for group, compared in sorted(times.items()):
         errors = [abs(predicted / measured - 1) for _, predicted, measured in compared]
         ranking = ranking_by_group(compared)
@@ -117,6 +146,15 @@ def main() -> None:
         )
     for size, inside in held.items():
         print(f"peak predicted {size} 10 GiB: measured one within the interval in {sum(inside)} of {len(inside)} rows")
+    for kind, found in sorted(tiny.items()):
+        print(
+            f"peak below 10 GiB, {kind:24s} {len(found):3d} rows, mean error {sum(map(abs, found)) / len(found):.1%}, "
+            f"lowest {min(found):+.0%}, highest {max(found):+.0%}"
+        )
+    dense = narayanan(rows)
+    for (_, measured), answer in zip(dense, ask([request for request, _ in dense])[0], strict=True):
+        step = answer["step_time_ms"]
+        print(f"{answer['id']}: {step:.0f} ms predicted, {measured:.0f} published, {step / measured - 1:+.1%}")
     published = gpt_oss(rows)
     for key, answer in zip(published, ask([request for request, _ in published.values()])[0], strict=True):
         rates = published[key][1]
