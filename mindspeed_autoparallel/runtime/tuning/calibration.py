@@ -178,7 +178,8 @@ class Calibration:
             if tier not in found:
                 found[tier] = catalogue_tier(self._catalogue(), tier, self.request.devices_per_node)
                 if tier == "intra" or self.request.num_ranks > self.request.devices_per_node:
-                    self.notes.append(f"links {where} were never sampled here: datasheet figures are used; {how} samples them")
+                    used = f"datasheet figures are used; {how} samples them"
+                    self.notes.append(f"links {where} were never sampled here: {used}")
         return found
 
     def optimizer_us_per_byte(self) -> float:
@@ -291,6 +292,11 @@ class Calibration:
             point, chunks = MeasuredAt(**sample["at"]), sample["stages"]["virtual_size"]
             (module,) = self.found[point]["variants"][variant_name("", PLAIN)]["modules"]
             blocks_us = stages_us(sample, module["kinds"], functools.partial(self._block_us, point))
+            link = fitted_tiers(self.base, self.device_key, self.software_key).get(
+                "intra" if self.request.num_nodes == 1 else "inter"
+            )
+            if blocks_us is None or link is None:
+                continue
             message_bytes = round(module["blocks"][layer_block(0)]["output_bytes"])
             samples.append((sample, Modelled(
                 stages_us=blocks_us, message_us=p2p_us(message_bytes, link), step=self.step_cost(),
