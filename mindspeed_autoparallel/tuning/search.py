@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.layer_time import tensor_exposed
+from mindspeed_autoparallel.cost.analytic.step_time import gradient_exposed
 from mindspeed_autoparallel.cost.analytic.workload import read_workload
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -16,9 +18,14 @@ from mindspeed_autoparallel.tuning.space import candidates
 SCHEMA_VERSION = 1
 
 
-def megatron_argv(request: Mapping[str, Any]) -> list[str]:
-    """The layout of ``request`` as Megatron's own flags."""
+_HIDDEN = 0.5
+"""Communication of which less than this share shows is taken as overlapped, and its flag is recommended."""
+
+
+def megatron_argv(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> list[str]:
+    """The layout of ``request`` as Megatron's own flags, with those of the overlaps that its prediction rests on."""
     work = read_workload(request)
+    efficiency = find_device(work.gpu, extra_devices).efficiency(work.stack)
     argv = ["--tensor-model-parallel-size", str(work.tensor), "--pipeline-model-parallel-size", str(work.pipeline)]
     if work.virtual > 1:
         layers = work.model.num_layers // (work.pipeline * work.virtual)
@@ -36,9 +43,9 @@ def megatron_argv(request: Mapping[str, Any]) -> list[str]:
         argv.append("--sequence-parallel")
     if work.distributed_optimizer:
         argv.append("--use-distributed-optimizer")
-    if work.gradient_overlap:
+    if work.data * work.context > 1 and gradient_exposed(work, efficiency) < _HIDDEN:
         argv.append("--overlap-grad-reduce")
-    if work.tensor_overlap and work.sequence_parallel:
+    if work.sequence_parallel and tensor_exposed(work, efficiency) < _HIDDEN:
         argv.append("--tp-comm-overlap")
     argv += ["--micro-batch-size", str(work.micro_batch), "--global-batch-size", str(work.global_batch)]
     if work.recompute == "full":
@@ -94,7 +101,12 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
         "num_fitting": len(fitting),
         "left_out": dict(left_out.most_common()),
         "top": [
-            {"parallel": request["parallel"], "train": request["train"], "argv": megatron_argv(request), **answer}
+            {
+                "parallel": request["parallel"],
+                "train": request["train"],
+                "argv": megatron_argv(request, extra_devices),
+                **answer,
+            }
             for _, _, _, request, answer in fitting[:count]
         ],
     }

@@ -117,6 +117,13 @@ def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) 
     return forward, backward
 
 
+def tensor_exposed(work: Workload, efficiency: Efficiency) -> float:
+    """Share of tensor parallelism's collectives that products do not hide."""
+    if work.tensor_overlap is None:
+        return efficiency.tensor_exposed
+    return _EXPOSED_WHEN_OVERLAPPED if work.tensor_overlap else 1.0
+
+
 def _communication_us(work: Workload, efficiency: Efficiency, fabric: Fabric) -> float:
     """Collectives of one forward pass of a layer; a backward pass waits for as much (see ``_gathered_again_us``)."""
     model = work.model
@@ -124,10 +131,7 @@ def _communication_us(work: Workload, efficiency: Efficiency, fabric: Fabric) ->
     # An all-reduce after attention and one after a dense or shared MLP, or with sequence parallelism an all-gather and
     # a reduce-scatter in place of each; routed experts have their own collectives, below.
     reduced = 2 if model.shared_ffn or not model.num_experts else 1
-    exposed = efficiency.tensor_exposed
-    if work.tensor_overlap is not None:
-        exposed = _EXPOSED_WHEN_OVERLAPPED if work.tensor_overlap else 1.0
-    time = exposed * reduced * fabric.all_reduce_us(full, work.tensor, 1)
+    time = tensor_exposed(work, efficiency) * reduced * fabric.all_reduce_us(full, work.tensor, 1)
     if work.context > 1:
         keys = 2 * work.tokens * model.kv_size / work.tensor * work.element_bytes
         ring = (work.context - 1) * fabric.send_us(keys, work.tensor)

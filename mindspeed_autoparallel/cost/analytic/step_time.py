@@ -41,6 +41,13 @@ _EXPOSED_WHEN_OVERLAPPED = 0.1
 """Share of the reduction of gradients that shows in runs that overlap it; seven published on H100 say 0.09."""
 
 
+def gradient_exposed(work: Workload, efficiency: Efficiency) -> float:
+    """Share of the reduction of gradients that the backward pass does not hide."""
+    if work.gradient_overlap is None:
+        return efficiency.gradient_exposed
+    return _EXPOSED_WHEN_OVERLAPPED if work.gradient_overlap else 1.0
+
+
 def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: int) -> float:
     """Reduction of the gradients (and gathering of parameters) of one stage that is not hidden."""
     parameters = stage_parameters(work, stage)
@@ -55,9 +62,7 @@ def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: i
     else:
         time = fabric.all_reduce_us(parameters.shared * gradient_bytes, ranks, work.tensor)
         time += fabric.all_reduce_us(parameters.expert * gradient_bytes, work.expert_data, expert_stride)
-    if work.gradient_overlap is None:
-        return time * efficiency.gradient_exposed
-    return time * (_EXPOSED_WHEN_OVERLAPPED if work.gradient_overlap else 1.0)
+    return time * gradient_exposed(work, efficiency)
 
 
 def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: int) -> float:

@@ -43,6 +43,18 @@ def test_the_flags_say_the_layout_in_megatrons_words() -> None:
     assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in text
 
 
+def test_the_flags_name_the_overlaps_that_a_prediction_rests_on() -> None:
+    def flags(gpu: str, **train: object) -> set[str]:
+        hardware, layout = {"gpu": gpu, "num_gpus": 8}, {"tp": 2, "pp": 2, "sp": True}
+        argv = megatron_argv({**_BASE, "hw": hardware, "parallel": layout, "train": {"gbs": 32, "mbs": 2, **train}})
+        return {"--overlap-grad-reduce", "--tp-comm-overlap"} & set(argv)
+
+    assert flags("A100") == set()
+    assert flags("H100") == {"--overlap-grad-reduce", "--tp-comm-overlap"}
+    assert flags("H100", tp_comm_overlap=False) == {"--overlap-grad-reduce"}
+    assert flags("A100", overlap_grad_reduce=True) == {"--overlap-grad-reduce"}
+
+
 def test_experts_may_spread_over_nodes_where_there_are_many_and_the_flags_name_the_dispatcher() -> None:
     model = {**_BASE["model"], "type": "moe", "num_experts": 64, "topk": 4, "moe_ffn": 512, "swiglu": True}
     base = {"model": model, "hw": {"gpu": "H100", "num_gpus": 32}, "parallel": {"tp": 1, "pp": 1}, "train": {"gbs": 64}}
