@@ -24,7 +24,7 @@ from mindspeed_autoparallel.runtime.measuring.pipelines import Pipeline
 from mindspeed_autoparallel.runtime.tuning.calibrating import LINKS_FILE, OPERATORS_FILE
 from mindspeed_autoparallel.runtime.tuning.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.tuning.launches import Launches
-from mindspeed_autoparallel.runtime.tuning.pipelines import pipelines_of, samples_in, stages_us
+from mindspeed_autoparallel.runtime.tuning.pipelines import files_in, pipelines_of, samples_in, stages_us
 from mindspeed_autoparallel.runtime.tuning.progress import num_written, telling
 from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.traces import PLAIN, Traces, measure_task, variant_name
@@ -93,7 +93,7 @@ class Calibration:
         anchors = self._anchors() if operators or not self._host_is_known() else []
         fallback = [point for point in self.failed if self._is_measurable(point)]
         points = tuple(point for point in dict.fromkeys((*anchors, *fallback)) if point not in recovered)
-        pipelines = self._pipelines(anchors) if points or not self._known("message") else []
+        pipelines = self._pipelines(anchors) if points or not self._pipelines_are_known() else []
         say(f"the knowledge base covers {covered.covered_time_share:.1%} of the traced time")
         if not operators and not collectives and not points and not pipelines:
             say("nothing has to be measured")
@@ -108,7 +108,7 @@ class Calibration:
         )
         task = measure_task(self.request, points or tuple(self.found)[:1], self.folder, self._num_layers())
         layouts = [task.result_file(point) for point in points]
-        self.unfinished.begin([*layouts, *(pipeline.result_file(self.folder) for pipeline in pipelines)])
+        self.unfinished.begin([*layouts, *files_in(self.folder)])
         with telling(say, self._progress(len(operators), layouts)):
             outcome = launches.on_devices("calibrate", {
                 "kind": "calibrate", "measure": task.to_json(), "measure_points": bool(points),
@@ -116,6 +116,9 @@ class Calibration:
                 "sizes": list(SIZES), "pipelines": [asdict(pipeline) for pipeline in pipelines],
             })  # fmt: skip
         self._store(points)
+        if pipelines and self._known("message") is None:
+            self._keep(no_pipeline=1.0)
+            self.notes.append("the model could not be run as a pipeline: what the host adds to messages is left out")
         self.unfinished.end()
         after = self.coverage() if operators else covered
         if after.covered_time_share < _LEAST_COVERAGE:
@@ -282,21 +285,25 @@ class Calibration:
         self._store_pipelines()
 
     def _pipelines(self, anchors: list[MeasuredAt]) -> list[Pipeline]:
-        known = [point for point in self.found if self._block_us(point, "pre", DIRECTIONS[0]) is not None]
+        known = [point for point in self.found if self._block_us(point, layer_block(0), DIRECTIONS[0])]
         dense = [point for point in (*anchors, *known) if point.expert_size == 1]
         return pipelines_of(self.request, dense, self.sends)
 
+    def _pipelines_are_known(self) -> bool:
+        """Whether there is nothing to learn from a launch: some model's were run, or this one's could not be."""
+        tried = self.base.find(self.device_key, self.software_key, self._host_operator("no_pipeline"))
+        return tried is not None or self._known("message") is not None
+
     def _store_pipelines(self) -> None:
+        tiers = fitted_tiers(self.base, self.device_key, self.software_key)
+        link = tiers.get("intra" if self.request.num_nodes == 1 else "inter")
         samples = []
-        for sample in samples_in(self.folder):
+        for sample in samples_in(self.folder) if link is not None else ():
             point, chunks = MeasuredAt(**sample["at"]), sample["stages"]["virtual_size"]
             (module,) = self.found[point]["variants"][variant_name("", PLAIN)]["modules"]
-            blocks_us = stages_us(sample, module["kinds"], functools.partial(self._block_us, point))
-            link = fitted_tiers(self.base, self.device_key, self.software_key).get(
-                "intra" if self.request.num_nodes == 1 else "inter"
-            )
-            if blocks_us is None or link is None:
+            if not self._block_us(point, layer_block(0), DIRECTIONS[0]):
                 continue
+            blocks_us = stages_us(sample, module["kinds"], functools.partial(self._block_us, point))
             message_bytes = round(module["blocks"][layer_block(0)]["output_bytes"])
             samples.append((sample, Modelled(
                 stages_us=blocks_us, message_us=p2p_us(message_bytes, link), step=self.step_cost(),
@@ -312,12 +319,12 @@ class Calibration:
                 **({} if interleaved is None else {"interleaved_message": interleaved}),
             )  # fmt: skip
 
-    def _block_us(self, point: MeasuredAt, block: str, direction: str) -> float | None:
-        """As it was measured whole."""
+    def _block_us(self, point: MeasuredAt, block: str, direction: str) -> float:
+        """As it was measured whole; 0 where that took no time, or was not done."""
         name = self.request.description.modules[0].name
         operator = self._block_operator(point, name, block, direction)
         sample = self.base.find(self.device_key, self.software_key, operator)
-        return None if sample is None else sample.median_us
+        return 0.0 if sample is None else sample.median_us
 
     def _result(self, point: MeasuredAt) -> dict[str, Any] | None:
         file = measure_task(self.request, (point,), self.folder).result_file(point)

@@ -38,15 +38,20 @@ def pipelines_of(request: TuningRequest, points: Iterable[MeasuredAt], sends: st
     ]  # fmt: skip
 
 
-def samples_in(folder: Path) -> list[dict[str, Any]]:
+def files_in(folder: Path) -> list[Path]:
     """What the pipelines of a launch wrote."""
-    return [read_json(path, "times of a pipeline") for path in sorted(folder.glob("pipeline_*.json"))]
+    return sorted(folder.glob("pipeline_*.json"))
+
+
+def samples_in(folder: Path) -> list[dict[str, Any]]:
+    """Their content."""
+    return [read_json(path, "times of a pipeline") for path in files_in(folder)]
 
 
 def stages_us(
-    sample: Mapping[str, Any], kinds: Sequence[int], block_us: Callable[[str, str], float | None]
-) -> list[float] | None:
-    """By virtual stage, forward and backward of its blocks; ``None`` where one was never measured.
+    sample: Mapping[str, Any], kinds: Sequence[int], block_us: Callable[[str, str], float]
+) -> list[float]:
+    """By virtual stage, forward and backward of its blocks.
 
     ``kinds``: of every layer of the model; ``block_us``: of a block and a direction.
     """
@@ -56,7 +61,4 @@ def stages_us(
     held = [layers[share * stage : share * (stage + 1)] for stage in range(number)]
     held[0].insert(0, "pre")
     held[-1].append("post")
-    found = [[block_us(block, direction) for block in blocks for direction in DIRECTIONS] for blocks in held]
-    if any(time_us is None for times in found for time_us in times):
-        return None
-    return [sum(time_us for time_us in times if time_us is not None) for times in found]
+    return [sum(block_us(block, direction) for block in blocks for direction in DIRECTIONS) for blocks in held]

@@ -1,5 +1,6 @@
 """``--auto-tuning`` end to end: cold, warm, verified; what it traces is what real ranks measure."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -7,6 +8,8 @@ import sys
 
 import pytest
 from auto_tuning import ENVIRONMENT, GPT, MOE, ROOT, points_of, result_of, tune
+
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 RANDOM_STATE_BYTES = 5056
@@ -23,7 +26,7 @@ def cold(request, tmp_path_factory):
     """A first run with nothing known: kind of model, its flags, its work dir, its output."""
     pytest.importorskip("megatron.training")
     work = tmp_path_factory.mktemp(request.param) / "work"
-    model = GPT if request.param == "gpt" else MOE
+    model = [*GPT, "--num-layers", "4"] if request.param == "gpt" else MOE
     words = ["--auto-tuning-verify"] if request.param == "gpt" else []
     code, text = tune(work, *words, model=model)
     assert code == 0, text[-4000:]
@@ -91,6 +94,27 @@ def test_what_is_traced_is_what_real_ranks_hold(cold):
                     assert other["backward_peak_bytes"] == pytest.approx(
                         values["backward_peak_bytes"], abs=RANDOM_STATE_BYTES
                     ), where
+
+
+def test_the_same_launch_runs_pipelines_and_keeps_what_they_add(cold):
+    """With four layers an interleaved one, too; each rank's passes are those of Megatron's schedule."""
+    kind, _, work, _ = cold
+    chunks = {"gpt": [1, 2], "moe": [1]}[kind]
+    found = [json.loads(path.read_text()) for path in sorted(work.glob("measurements/*/pipeline_*.json"))]
+    assert [item["stages"]["virtual_size"] for item in found] == chunks
+    for item in found:
+        number = item["stages"]["num_microbatches"] * item["stages"]["virtual_size"]
+        assert [rank["stage"] for rank in item["ranks"]] == [0, 1]
+        for rank in item["ranks"]:
+            assert len(rank["forward_us"]) == len(rank["backward_us"]) == number
+            assert 0 < sum(rank["forward_us"]) + sum(rank["backward_us"]) < rank["schedule_us"] < rank["step_us"]
+    base = KnowledgeBase(work / "knowledge.sqlite")
+    ((device, software, _),) = base.fingerprints()
+    figures = ["message", "stage_first", "stage_inner", "stage_last", "pipeline_step"]
+    figures += ["interleaved_message"] * (len(chunks) > 1)
+    kept = {name: [sample.median_us for _, sample in base.of_name(device, software, f"host.{name}")] for name in figures}
+    assert all(len(values) == 1 for values in kept.values()), kept
+    assert not base.of_name(device, software, "host.no_pipeline")
 
 
 def test_with_a_warm_knowledge_base_nothing_is_launched_on_devices(cold, tmp_path):

@@ -5,7 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.device import Collective, LinkTier, StageOverhead
+from mindspeed_autoparallel.runtime.tuning.calibration import Calibration
+from mindspeed_autoparallel.runtime.tuning.modelling import _device_cost
 from mindspeed_autoparallel.runtime.tuning.pipelines import pipelines_of, stages_us
+from mindspeed_autoparallel.tuning.traced.steps import StepCost
 
 PLAIN = MeasuredAt()
 
@@ -51,5 +55,36 @@ def test_stages_hold_their_kinds_of_layers_and_the_ends_what_is_beside_them():
     assert stages_us(sample(1), (0, 1, 1, 0), lambda block, direction: TIMES[block]) == [222.0, 2220.0]
 
 
-def test_a_block_that_was_never_measured_makes_the_sample_useless():
-    assert stages_us(sample(1), (0, 1, 1, 0), lambda block, direction: None if block == "pre" else 1.0) is None
+FIGURES = {"message": 5.0, "interleaved_message": 9.0, "stage_first": 1.0, "stage_inner": 2.0, "stage_last": 3.0,
+           "pipeline_step": 70.0}  # fmt: skip
+
+
+def priced(figures, num_ranks=4):
+    """The device cost of a run whose knowledge base has ``figures``, and its notes."""
+    tier = LinkTier(default=Collective(latency_us=1.0, bytes_per_s=1e9))
+    calibration = SimpleNamespace(
+        request=SimpleNamespace(num_ranks=num_ranks), notes=[], _known=figures.get, step_cost=StepCost,
+        optimizer_us_per_byte=lambda: 0.5,
+    )  # fmt: skip
+    calibration.pipeline_cost = lambda: Calibration.pipeline_cost(calibration)
+    prices = SimpleNamespace(tiers={"intra": tier, "inter": tier})
+    return _device_cost(calibration, prices, {PLAIN: {"host_bytes": 0}}, 2**30), calibration.notes
+
+
+def test_what_pipelines_told_is_part_of_every_price():
+    device, notes = priced(FIGURES)
+    assert (device.message_us("1f1b"), device.message_us("interleaved"), device.pipeline_step_us) == (5.0, 9.0, 70.0)
+    assert device.stage_overhead == StageOverhead(first_us=1.0, inner_us=2.0, last_us=3.0)
+    assert notes == []
+
+
+def test_without_an_interleaved_one_its_messages_cost_as_others_do():
+    device, _ = priced({name: value for name, value in FIGURES.items() if name != "interleaved_message"})
+    assert device.message_us("interleaved") == 5.0
+
+
+def test_where_none_was_run_nothing_is_added_and_a_note_says_so():
+    device, notes = priced({})
+    assert (device.message_us("1f1b"), device.pipeline_step_us, device.stage_overhead) == (0.0, 0.0, StageOverhead())
+    assert "no pipeline was run" in notes[0]
+    assert priced({}, num_ranks=1)[1] == []
