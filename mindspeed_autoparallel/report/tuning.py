@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,9 +44,9 @@ def render_table(result: Mapping[str, Any]) -> str:
     lines = aligned([HEADER, *(row(plan) for plan in result["top"])], left=1)
     lines += ["", *_compared(result)]
     for plan in result["top"]:
-        lines += ["", f"{plan['number']}. paste: {' '.join(plan['argv'])}"]
+        lines += ["", f"{plan['number']}. paste: {shlex.join(plan['argv'])}"]
         if plan["take_out"]:
-            lines.append(f"    and take out of your command: {' '.join(plan['take_out'])}")
+            lines.append(f"    and take out of your command: {shlex.join(plan['take_out'])}")
         lines.append(f"    limits: {'; '.join(plan['limits'])}")
     for measured in result.get("verified", ()):
         lines += _verified_lines(measured)
@@ -205,9 +206,9 @@ def _verified(measured: Mapping[str, Any]) -> str:
 def _flags(plan: Mapping[str, Any]) -> str:
     link = element("a", text("stages, memory and timeline"), href=plan["plan"].replace(".json", ".html"))
     drawn = element("h3", text(f"{plan['number']}. {plan['label']}") + " · " + link)
-    drawn += element("p", text(" ".join(plan["argv"])), class_="mono")
+    drawn += element("p", text(shlex.join(plan["argv"])), class_="mono")
     if plan["take_out"]:
-        drawn += element("p", text(f"and take out of your command: {' '.join(plan['take_out'])}"), class_="mono")
+        drawn += element("p", text(f"and take out of your command: {shlex.join(plan['take_out'])}"), class_="mono")
     whole = element("summary", "The whole command") + element("p", text(plan["command"]), class_="mono")
     return drawn + element("details", whole)
 

@@ -79,6 +79,12 @@ def test_flags_that_pasting_does_not_undo_are_to_be_taken_out(result, shown):
     assert text.count("and take out of your command: --recompute-granularity full") == 1
 
 
+def test_flags_are_quoted_for_a_shell(result, shown):
+    first = {**result["top"][0], "argv": ["--pipeline-model-parallel-layout", "Et*3|t*1L"]}
+    text = shown({**result, "top": [first]}).replace("&#x27;", "'")
+    assert "--pipeline-model-parallel-layout 'Et*3|t*1L'" in text
+
+
 def measured(number, error, note=""):
     return {
         "number": number, "status": "ok", "measured_step_ms": 50.0, "predicted_step_ms": 50.0 * (1 + error),

@@ -87,7 +87,9 @@ def _context_sizes(request: TuningRequest, left_out: dict[str, str]) -> list[int
     found = []
     for size in sorted({*_powers(min(request.num_ranks, _MAX_CONTEXT)), request.context_size}):
         tokens = request.sequence_length // size
-        if size > 1 and request.sequence_length % (2 * size):
+        if request.num_ranks % size:
+            left_out[f"context parallel {size}"] = f"{request.num_ranks} ranks are not a multiple of it"
+        elif size > 1 and request.sequence_length % (2 * size):
             left_out[f"context parallel {size}"] = _indivisible(request.sequence_length, 2 * size)
         elif size > 1 and tokens < MINIMUM_CONTEXT_TOKENS and size != request.context_size:
             left_out[f"context parallel {size}"] = (

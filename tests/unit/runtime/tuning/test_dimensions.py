@@ -55,6 +55,12 @@ def test_a_short_sequence_is_not_split_unless_the_script_splits_it(request_):
     assert sizes(plan_search(replace(short, context_size=2), HOST, "cuda"), "context_size") == [1, 2]
 
 
+def test_context_ranks_that_the_ranks_cannot_hold_are_not_said_to_be_searched(request_):
+    plan = plan_search(replace(request_, context_size=64), HOST, "cuda")
+    assert plan.searched["context parallel"] == "1, 2, 4, 8"
+    assert plan.left_out["context parallel 64"] == "16 ranks are not a multiple of it"
+
+
 def test_experts_bring_their_dimensions(request_):
     host = argparse.Namespace(
         **vars(HOST), moe_token_dispatcher_type="alltoall", expert_tensor_parallel_size=None
