@@ -20,9 +20,9 @@ SCHEMA_VERSION = 1
 _FOLDER = Path(__file__).parent / "catalogue_data"
 _CORRECTION_COLUMNS = 5
 _SHARES = ("gemm_fraction", "attention_fraction", "memory_fraction", "link_fraction",
-           "inter_fraction", "optimizer_fraction")  # fmt: skip
+           "inter_fraction", "optimizer_fraction", "expert_fraction")  # fmt: skip
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
-_OPTIONAL = ("corrections", "intervals", "measured_recompute", "tensor_exposed")
+_OPTIONAL = ("corrections", "intervals", "measured_recompute", "tensor_exposed", "expert_fraction")
 _OPTIONAL_FIGURES = ("host_link_gb_per_s", "workspace_mib")
 
 
@@ -70,6 +70,8 @@ class Efficiency:
     provenance: str
     tensor_exposed: float = 1.0
     """Share of the collectives of tensor parallelism that products do not hide."""
+    expert_fraction: float = 0.6
+    """Share of a single product's speed that the grouped products of experts reach; decision 0078 has its runs."""
     corrections: tuple[tuple[float, ...], ...] = ()
     """Rows (log2 tokens, log2 hidden, log2 tensor size, log2 heads per rank, log correction) from measured layers; a
     correction of 0 says that the shape was measured and the formulas stand."""
@@ -143,7 +145,8 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
     if not isinstance(recompute, list) or not all(isinstance(name, str) for name in recompute):
         raise ConfigError(f"{where}.measured_recompute must be a list of names.")
     data["measured_recompute"] = tuple(recompute)
-    data["tensor_exposed"] = _number(values.get("tensor_exposed", 1.0), f"{where}.tensor_exposed")
+    for name in {"tensor_exposed", "expert_fraction"} & set(values):
+        data[name] = _number(values[name], f"{where}.{name}")
     return Efficiency(**data)
 
 

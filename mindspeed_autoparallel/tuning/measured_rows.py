@@ -111,7 +111,7 @@ def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     recompute = {"attn_only": "selective", None: "none"}.get(train.get("recompute"), train.get("recompute"))
     request_train: dict[str, Any] = {"gbs": batch, "mbs": micro, "recompute": recompute}
     for name in ("precision", "cross_entropy_fusion", "stack", "attention", "overlap_grad_reduce",
-                 "tp_comm_overlap"):  # fmt: skip
+                 "tp_comm_overlap", "moe_a2a_overlap"):  # fmt: skip
         if train.get(name) is not None:
             request_train[name] = train[name]
     if arguments:

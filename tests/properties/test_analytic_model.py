@@ -153,11 +153,12 @@ def test_published_expert_runs_over_nodes_and_inside_one_are_met() -> None:
     # GPT-OSS-120B on 64 B200, bf16 (Megatron-Bridge's performance summary): 13,045 to 13,722 tokens per second and
     # device with experts inside a node, 8,047 with experts over eight nodes.
     model = {"type": "moe", "num_layers": 36, "hidden": 2880, "heads": 64, "kv_heads": 8, "head_size": 64, "ffn": 2880,
-             "moe_ffn": 2880, "num_experts": 128, "topk": 4, "seq": 4096, "vocab": 201088, "swiglu": True}  # fmt: skip
+             "moe_ffn": 2880, "num_experts": 128, "topk": 4, "seq": 4096, "vocab": 201088, "swiglu": True,
+             "window": 128, "windowed_share": 0.5, "expert_bias": True, "expert_clamp": True}  # fmt: skip
     request = {
         "model": model,
         "hw": {"gpu": "B200", "num_gpus": 64, "gpus_per_node": 8},
-        "train": {"gbs": 1280, "mbs": 4},
+        "train": {"gbs": 1280, "mbs": 4, "overlap_grad_reduce": True},
     }
     inside = predict_one({**request, "parallel": {"tp": 1, "ep": 8}})["tokens_per_s_per_device"]
     across = predict_one({**request, "parallel": {"tp": 1, "ep": 64}})["tokens_per_s_per_device"]

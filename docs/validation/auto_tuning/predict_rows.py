@@ -45,6 +45,8 @@ GPT_OSS = {"type": "moe", "num_layers": 36, "hidden": 2880, "heads": 64, "kv_hea
            "moe_ffn": 2880, "seq": 4096, "vocab": 201088, "swiglu": True, "num_experts": 128, "topk": 4,
            "window": 128, "windowed_share": 0.5, "expert_bias": True, "expert_clamp": True}  # fmt: skip
 LINKED = {"DGX-H100": 8, "DGX-B200": 8, "DGX-GB200": 64}
+EXCHANGE_OVERLAPS = {"DGX-GB200"}
+"""Devices whose configuration in the source repository sets ``moe_a2a_overlap`` for this model in bf16."""
 """Devices that share fast links; larger domains than a run has are the run's."""
 
 
@@ -59,8 +61,9 @@ def gpt_oss(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], tuple[dict[str,
             "model": GPT_OSS,
             "hw": {"gpu": gpu, "num_gpus": row["hw"]["num_gpus"], "gpus_per_node": LINKED[gpu]},
             "parallel": {name: layout[name] for name in ("tp", "pp", "ep")},
-            "train": {"gbs": train["gbs"], "mbs": train["mbs"], "overlap_grad_reduce": True},
-        }
+            "train": {"gbs": train["gbs"], "mbs": train["mbs"], "overlap_grad_reduce": True,
+                      "moe_a2a_overlap": gpu in EXCHANGE_OVERLAPS},
+        }  # fmt: skip
         key = (gpu, layout["pp"], layout["ep"])
         found.setdefault(key, (request, []))[1].append(row["measured"]["tokens_per_s_per_gpu"])
     return found

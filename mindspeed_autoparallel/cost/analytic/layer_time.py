@@ -17,6 +17,8 @@ _EXPERTS_AT_ONCE = 4
 """Streams over which Transformer Engine spreads the products of a rank's experts."""
 _EXPOSED_WHEN_OVERLAPPED = 0.3
 """Share of tensor parallelism's collectives that shows in runs that overlap them; seven published on H100 say 0.28."""
+_EXCHANGE_EXPOSED = 0.1
+"""Share of experts' exchanges that shows at least where they overlap: the first and last microbatch have no other."""
 _BIAS_PASSES = (14, 20)
 """Passes over an expert's output, in 2-byte elements, to add its bias (times the router's weight) to it and cast back,
 forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
@@ -98,7 +100,9 @@ def _mlp_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[flo
     local = model.num_experts // work.expert
     together = min(local, _EXPERTS_AT_ONCE)
     forward, backward = pair(work.routed_rows / local, model.expert_ffn / work.expert_tensor, together)
-    forward, backward = forward * local / together, backward * local / together
+    # One expert alone is a product like any other.
+    rounds = local / together / (efficiency.expert_fraction if local > 1 else 1.0)
+    forward, backward = forward * rounds, backward * rounds
     if model.shared_ffn:
         shared = pair(tokens, model.shared_ffn / work.tensor)
         forward, backward = forward + shared[0], backward + shared[1]
@@ -136,13 +140,18 @@ def _communication_us(work: Workload, efficiency: Efficiency, fabric: Fabric) ->
         keys = 2 * work.tokens * model.kv_size / work.tensor * work.element_bytes
         ring = (work.context - 1) * fabric.send_us(keys, work.tensor)
         time += 0.5 * ring  # the other half hides behind attention of the block before
-    if work.expert > 1:
-        sent = work.routed_rows / work.expert_tensor * model.hidden * work.element_bytes
-        time += 2 * fabric.dispatch_us(sent, work.expert, work.expert_tensor, model.topk)
     if work.expert_tensor > 1 and model.num_experts:
         rows = work.routed_rows * model.hidden * work.element_bytes
         time += 2 * fabric.one_shot_us(rows, work.expert_tensor, 1)
     return time
+
+
+def _exchange_us(work: Workload, fabric: Fabric) -> float:
+    """Sending tokens to their experts and back, once in each direction of a layer."""
+    if work.expert == 1:
+        return 0.0
+    sent = work.routed_rows / work.expert_tensor * work.model.hidden * work.element_bytes
+    return 2 * fabric.dispatch_us(sent, work.expert, work.expert_tensor, work.model.topk)
 
 
 def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
@@ -170,6 +179,12 @@ def layer_time(work: Workload, device: Device, efficiency: Efficiency, fabric: F
     device_forward = qkv[0] + out[0] + mlp[0] + attention[0] + elementwise + communication
     device_backward = qkv[1] + out[1] + mlp[1] + attention[1] + 1.5 * elementwise + communication
     device_backward += _gathered_again_us(work, fabric)
+    exchange = _exchange_us(work, fabric)
+    shown = (exchange, exchange)
+    if work.expert_overlap:
+        left = _EXCHANGE_EXPOSED * exchange
+        shown = max(left, exchange - device_backward), max(left, exchange - device_forward)
+    device_forward, device_backward = device_forward + shown[0], device_backward + shown[1]
     host = efficiency.launch_us + efficiency.tensor_launch_us * (work.tensor - 1)
     if model.num_experts:
         host *= 2

@@ -22,7 +22,7 @@ _KEYS = {
     "parallel": frozenset({"tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sp", "dist_opt"}),
     "train": frozenset({
         "gbs", "mbs", "recompute", "precision", "stack", "attention", "cross_entropy_fusion", "overlap_grad_reduce",
-        "tp_comm_overlap",
+        "tp_comm_overlap", "moe_a2a_overlap",
     }),
 }  # fmt: skip
 """Keys of a request's sections that say something about the run."""
@@ -106,6 +106,8 @@ class Workload:
     """Whether the reduction of gradients hides behind the backward pass; ``None``: as in the device's measured runs."""
     tensor_overlap: bool | None = None
     """Whether collectives of tensor parallelism hide behind products; ``None`` as above."""
+    expert_overlap: bool = False
+    """Whether tokens travel to experts and back behind the computing of another microbatch's other direction."""
     element_bytes: int = 2
 
     @property
@@ -302,6 +304,7 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
         cross_entropy_fusion=bool(train.get("cross_entropy_fusion", modern)),
         gradient_overlap=None if gradient_overlap is None else bool(gradient_overlap),
         tensor_overlap=None if tensor_overlap is None else bool(tensor_overlap),
+        expert_overlap=bool(train.get("moe_a2a_overlap", False)),
         element_bytes=_BYTES[precision],
     )
     _check(work)

@@ -183,6 +183,28 @@ def test_biases_and_clamps_of_experts_take_passes_over_the_routed_rows() -> None
     assert _experts_ms("model", expert_clamp=True) - plain == pytest.approx(2 * (4 + 5) * passes_ms, rel=0.02)
 
 
+def test_exchanges_of_tokens_hide_behind_computing_but_for_what_it_cannot_cover() -> None:
+    shown, hidden = (_experts_ms("train", moe_a2a_overlap=value) for value in (False, True))
+    assert hidden < shown == _experts_ms("train")
+    slow = {"hw": {"gpu": "H100", "num_gpus": 32, "inter_node_gbps": 100}, "parallel": {"ep": 16}}
+    across = {value: read_workload({**_EXPERTS, **slow, "train": {"gbs": 32, "mbs": 1, "moe_a2a_overlap": value}})
+              for value in (False, True)}  # fmt: skip
+    device = find_device("H100")
+    assert step_time(across[True], device).total_ms > 0.5 * step_time(across[False], device).total_ms
+
+
+def test_grouped_products_of_experts_take_as_much_longer_as_the_device_says() -> None:
+    device = find_device("H100")
+    changed = dataclasses.replace(device.efficiency("megatron-core"), expert_fraction=1.0)
+    fast = dataclasses.replace(device, efficiencies={"megatron-core": changed})
+    work = read_workload(_EXPERTS)
+    assert step_time(work, device).total_ms > 1.15 * step_time(work, fast).total_ms
+    dense = {**_REQUEST, "hw": {"gpu": "H100", "num_gpus": 8}}
+    one_each = {**_EXPERTS, "model": {**_EXPERTS["model"], "num_experts": 8}}
+    for request in (dense, one_each):
+        assert step_time(read_workload(request), device) == step_time(read_workload(request), fast)
+
+
 def test_a_request_that_says_whether_gradients_overlap_goes_before_what_the_device_was_measured_with() -> None:
     overlapped, plain = (_experts_ms("train", overlap_grad_reduce=value) for value in (True, False))
     assert overlapped < plain
