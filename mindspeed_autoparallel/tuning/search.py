@@ -47,6 +47,8 @@ def megatron_argv(request: Mapping[str, Any], extra_devices: tuple[Device, ...] 
         argv.append("--overlap-grad-reduce")
     if work.sequence_parallel and tensor_exposed(work, efficiency) < _HIDDEN:
         argv.append("--tp-comm-overlap")
+    if work.expert_overlap and work.expert > 1:
+        argv.append("--overlap-moe-expert-parallel-comm")
     argv += ["--micro-batch-size", str(work.micro_batch), "--global-batch-size", str(work.global_batch)]
     if work.recompute == "full":
         argv += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]

@@ -62,9 +62,11 @@ def test_experts_may_spread_over_nodes_where_there_are_many_and_the_flags_name_t
     assert sizes == {1, 2, 4, 8, 16, 32}
     assert max(request["parallel"]["ep"] for request in candidates({**base, "model": {**model, "num_experts": 8}})) == 8
     near = megatron_argv({**base, "parallel": {"ep": 8}, "train": {"gbs": 64, "mbs": 1}})
-    far = megatron_argv({**base, "parallel": {"ep": 32}, "train": {"gbs": 64, "mbs": 1}})
+    far = megatron_argv({**base, "parallel": {"ep": 32}, "train": {"gbs": 64, "mbs": 1, "moe_a2a_overlap": True}})
     assert near[near.index("--moe-token-dispatcher-type") + 1] == "alltoall"
     assert far[far.index("--moe-token-dispatcher-type") + 1] == "flex"
+    assert "--overlap-moe-expert-parallel-comm" in far
+    assert "--overlap-moe-expert-parallel-comm" not in near
 
 
 def test_a_model_too_large_for_every_layout_is_infeasible_with_the_numbers() -> None:
