@@ -3,8 +3,8 @@
 python docs/validation/auto_tuning/pipelines.py OUT [--runs 3] [--again]
 
 The example of docs/auto-tuning.md on two CPU processes. The first search measures; of the others each is held to two
-stages of one chunk or of two, and its three best configurations are verified. OUT keeps the work dir; --again only
-verifies once more. Quiet cores make the times mean something.
+stages of one chunk or of two, and its three best configurations are trained for 90 steps, of which the later half
+counts. OUT keeps the work dir; --again only trains once more. Quiet cores make the times mean something.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ MODEL = (
     "--swiglu --disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type rope --bf16 "
     "--use-distributed-optimizer --auto-tuning --auto-tuning-ranks 2 --nproc-per-node 2"
 )
+NUM_STEPS = 90
+"""More than --auto-tuning-verify runs: a machine that is shared has slow seconds."""
 HELD = "HOLD_PIPELINE_TO_CHUNKS"
 """Variable of a search that is held to a number of chunks."""
 
@@ -110,6 +112,7 @@ def _held(chunks: int) -> None:
         return result
 
     recommending.enumerate_space, verification._plan_of, verification._compared = enumerated, planned, kept
+    verification._NUM_STEPS = NUM_STEPS
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
