@@ -99,7 +99,7 @@ def read_request(values: Mapping[str, Any]) -> TraceRequest:
         raise ConfigError(f"unknown keys {unknown}; known: {sorted(known)}.")
     missing = sorted({"hidden", "heads", "sequence"} - set(values))
     if missing:
-        raise ConfigError(f"{missing} are missing.")
+        raise ConfigError(f"missing: {', '.join(missing)}; without a script the model is described by them.")
     for name, value in values.items():
         if known[name] == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             raise ConfigError(f"{name} is {value!r}, must be a whole number.")
