@@ -18,8 +18,10 @@ Array = Any
 """A numpy array."""
 Rows = tuple[tuple[int, ...], ...]
 """Layers by kind of each segment."""
-Option = tuple[int, int, Rows]
-"""Memory, added backward time, rows of the segments so far; fronts rise in memory and fall in time."""
+Edges = tuple[int, ...]
+"""Of the layers of a stack on a stage, in their order: where each way to run them begins, and the last one ends."""
+Option = tuple[int, int, tuple[Edges, ...]]
+"""Memory, added backward time, edges of the stacks so far; fronts rise in memory and fall in time."""
 Run = tuple[tuple[LayerKind, ...], int, tuple[bool, ...]]
 """Kinds of one segment, how many of its layers, and which kinds they may have."""
 
@@ -68,8 +70,11 @@ class RecomputeChoice:
         if best is None:
             return None
         rows: list[tuple[int, ...]] = [(0,) * len(s.kinds) for s in segments]
-        for k, row in zip(itertools.chain(*present), best[2], strict=True):
-            rows[k] = row
+        for group, edges in zip(present, best[2], strict=True):
+            start = 0
+            for k in group:
+                rows[k] = _row(len(segments[k].kinds), edges, start, start + held[k])
+                start += held[k]
         return best[1], tuple(rows)
 
     def _present(self, held: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -94,7 +99,7 @@ class RecomputeChoice:
 def _ways(runs: list[Run], stage: int) -> list[Option]:
     """Layers of a stack in their order: the first ones under the first kind that recomputes, and so on, plain last."""
     num_kinds, total = len(runs[0][0]), sum(count for _, count, _ in runs)
-    order = [*range(1, num_kinds), 0]
+    order = _order(num_kinds)
     cuts = _cuts(total, num_kinds - 1)
     edges = numpy.concatenate(
         [numpy.zeros((len(cuts), 1), dtype=int), cuts, numpy.full((len(cuts), 1), total)], axis=1
@@ -113,7 +118,7 @@ def _ways(runs: list[Run], stage: int) -> list[Option]:
     found: list[Option] = []
     for index in numpy.lexsort((extra, memory)):
         if not refused[index] and (not found or extra[index] < found[-1][1]):
-            found.append((int(memory[index]), int(extra[index]), _rows(runs, order, edges[index].tolist())))
+            found.append((int(memory[index]), int(extra[index]), (tuple(edges[index].tolist()),)))
     return found
 
 
@@ -135,15 +140,17 @@ def _before(runs: list[Run], order: list[int], value: Any) -> list[Array]:
     return tables
 
 
-def _rows(runs: list[Run], order: list[int], edges: list[int]) -> Rows:
-    rows, start = [], 0
-    for kinds, count, _ in runs:
-        row, end = [0] * len(kinds), start + count
-        for q, (low, high) in zip(order, itertools.pairwise(edges), strict=True):
-            row[q] = max(0, min(high, end) - max(low, start))
-        rows.append(tuple(row))
-        start = end
-    return tuple(rows)
+def _row(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:
+    """Of layers ``start`` to ``end``, how many run in each way."""
+    row = [0] * num_kinds
+    for q, (low, high) in zip(_order(num_kinds), itertools.pairwise(edges), strict=True):
+        row[q] = max(0, min(high, end) - max(low, start))
+    return tuple(row)
+
+
+def _order(num_kinds: int) -> list[int]:
+    """As they lie on a stage: the first that recomputes, the next, plain ones last."""
+    return [*range(1, num_kinds), 0]
 
 
 def _merge(left: list[Option], right: list[Option], room: int) -> list[Option]:

@@ -32,7 +32,7 @@ def measure_point(
     """Everything about one layout as plain JSON (see ``search.profile_building`` for its reader)."""
     chunks = built.model if isinstance(built.model, list) else [built.model]
     model = unwrap(chunks)
-    stacks = find_stacks(model)
+    stacks = find_stacks(model, task.kinds)
     order, handles = execution_order(model, stacks)
     microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
     microbatch.run(tracked=False)
@@ -90,7 +90,7 @@ class Microbatch:
         self.arguments, self.stacks, self.device = arguments, stacks, device
         self.shapes: dict[str, tuple[int, ...]] = {}
 
-    def run(self, tracked: bool) -> Run:
+    def run(self, tracked: bool, *, forward_only: bool = False) -> Run:
         """One microbatch; ``tracked`` also follows live memory, which makes times meaningless."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.utils import get_model_config
@@ -103,13 +103,13 @@ class Microbatch:
                 chunk.zero_grad_buffer()
         try:
             if not tracked:
-                return self._run_recorded(get_forward_backward_func(), None)
+                return self._run_recorded(get_forward_backward_func(), None, forward_only)
             with self.device.tracked_memory() as memory:
-                return self._run_recorded(get_forward_backward_func(), memory)
+                return self._run_recorded(get_forward_backward_func(), memory, forward_only)
         finally:
             config.finalize_model_grads_func = finalize
 
-    def _run_recorded(self, schedule: Callable[..., Any], memory: Any) -> Run:
+    def _run_recorded(self, schedule: Callable[..., Any], memory: Any, forward_only: bool) -> Run:
         recorder = Recorder(self.stacks, self.device.clock, memory, unwrap(self.chunks))
         self.device.synchronize()
         with recorder.attached():
@@ -121,7 +121,7 @@ class Microbatch:
                 seq_length=self.arguments.seq_length,
                 micro_batch_size=self.arguments.micro_batch_size,
                 decoder_seq_length=getattr(self.arguments, "decoder_seq_length", None),
-                forward_only=False,
+                forward_only=forward_only,
             )
             recorder.mark("backward end")
         self.device.synchronize()

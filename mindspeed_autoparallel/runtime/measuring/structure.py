@@ -7,7 +7,7 @@ text decoder) is what the stack's path starts with; pre is what runs before its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,8 @@ class Stack:
     layers: tuple[Any, ...]
     top: Any
     """The model's own child that holds the stack, whose end is the module's end; the model itself for a bare GPT."""
-
-    @property
-    def kinds(self) -> tuple[int, ...]:
-        """Of every layer: layers of one kind have the same submodules and parameters; the first layer's is 0."""
-        return kinds_of(self.layers)
+    kinds: tuple[int, ...]
+    """Of every layer; the first layer's is 0."""
 
     @property
     def result_key(self) -> str:
@@ -65,8 +62,17 @@ def unwrap(model: Any) -> Any:
     return model
 
 
-def find_stacks(model: Any) -> tuple[Stack, ...]:
-    """The stacks of ``model`` in the order of its children; raises ``ProfileError`` when there is none."""
+def find_stacks(model: Any, kinds: Mapping[str, Sequence[int]] | None = None) -> tuple[Stack, ...]:
+    """The stacks of ``model`` in the order of its children; raises ``ProfileError`` when there is none.
+
+    ``kinds``: of the layers of each stack, and of more that are not built, where that is known. Elsewhere layers with
+    the same submodules and parameters are one kind.
+    """
+
+    def stack(name: str, path: str, layers: tuple[Any, ...], top: Any) -> Stack:
+        known = tuple((kinds or {}).get(name, ()))[: len(layers)]
+        return Stack(name, path, layers, top, known if len(known) == len(layers) else kinds_of(layers))
+
     found = list(_module_lists(model))
     if not found:
         raise ProfileError(
@@ -78,12 +84,12 @@ def find_stacks(model: Any) -> tuple[Stack, ...]:
     for path, layers in found:
         first = path.split(".")[0]
         if len(found) == 1 and first in _LANGUAGE_MODEL_STACKS:
-            stacks.append(Stack("text_decoder", path, layers, model))
+            stacks.append(stack("text_decoder", path, layers, model))
         elif firsts.count(first) == 1:
-            stacks.append(Stack(first, path, layers, getattr(model, first)))
+            stacks.append(stack(first, path, layers, getattr(model, first)))
         else:
             parent = path.rpartition(".")[0]
-            stacks.append(Stack(parent.replace(".", "_"), path, layers, model.get_submodule(parent)))
+            stacks.append(stack(parent.replace(".", "_"), path, layers, model.get_submodule(parent)))
     return tuple(stacks)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ class MeasureTask:
     num_repeats: int = 5
     with_steps: bool = False
     """Whether whole steps are timed as well."""
+    kinds: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of every layer of the whole model, by stack, where it is known which compute alike."""
 
     def to_json(self) -> dict[str, Any]:
         """With the kind that ``runtime.host.features`` dispatches on."""

@@ -106,7 +106,7 @@ class Calibration:
             f"one launch on {self.request.num_nodes} x {self.request.num_processes_per_node} devices: {len(operators)} "
             f"operators, {len(collectives)} collectives, {len(points)} whole layouts, {len(pipelines)} pipelines"
         )
-        task = measure_task(self.request, points or tuple(self.found)[:1], self.folder, self._num_layers())
+        task = measure_task(self.request, points or tuple(self.found)[:1], self.folder, *self._traced_layers())
         layouts = [task.result_file(point) for point in points]
         self.unfinished.begin([*layouts, *files_in(self.folder)])
         with telling(say, self._progress(len(operators), layouts)):
@@ -148,11 +148,12 @@ class Calibration:
             return ()
         return tuple(point for point in (*self.found, *self.failed) if self._result(point) is not None)
 
-    def _num_layers(self) -> int:
-        """As many as were traced: they show every kind of layers."""
+    def _traced_layers(self) -> tuple[int, dict[str, list[int]]]:
+        """As many as were traced, for they show every kind of layers; and the kinds of all layers, by stack."""
         variants = [variant for result in self.found.values() for variant in result["variants"].values()]
         modules = [module for variant in variants for module in variant.get("modules", ())]
-        return max((module["num_layers"] for module in modules), default=MIN_LAYERS)
+        number = max((module["num_layers"] for module in modules), default=MIN_LAYERS)
+        return number, {module["name"]: module["kinds"] for module in modules}
 
     def measured(self) -> dict[MeasuredAt, dict[str, Any]]:
         """Points that could not be traced and were measured instead."""

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,17 @@ def variant_name(family: str, kind: str) -> str:
 
 
 def measure_task(
-    request: TuningRequest, points: tuple[MeasuredAt, ...], folder: Path, num_layers: int = MIN_LAYERS
-) -> MeasureTask:
-    """The first ``num_layers`` layers of the model at ``points``."""
+    request: TuningRequest, points: tuple[MeasuredAt, ...], folder: Path, num_layers: int = MIN_LAYERS,
+    kinds: Mapping[str, Sequence[int]] | None = None,
+) -> MeasureTask:  # fmt: skip
+    """The first ``num_layers`` layers of the model at ``points``; ``kinds``: of all its layers, by stack."""
     return MeasureTask(
         points=points,
         result_dir=str(folder),
         num_layers={module.name: num_layers for module in request.description.modules},
         model_file=None,
         with_steps=True,
+        kinds={name: tuple(row) for name, row in (kinds or {}).items()},
     )
 
 

@@ -38,6 +38,7 @@ from mindspeed_autoparallel.runtime.measuring.structure import find_stacks, unwr
 from mindspeed_autoparallel.runtime.measuring.task import MeasureTask
 from mindspeed_autoparallel.runtime.tracing.handout import Handout
 from mindspeed_autoparallel.runtime.tuning.balance import balance_routing
+from mindspeed_autoparallel.runtime.tuning.computing import kinds_by_computing
 from mindspeed_autoparallel.runtime.tuning.pretending import (
     Log,
     Pretender,
@@ -167,7 +168,7 @@ def _trace_all(
     assert isinstance(calls, _PretendedCalls)
     plain = {name: getattr(arguments, name, None) for changes in variants.values() for name in changes}
     world_size = torch.distributed.get_world_size()
-    kinds = _kinds_of_layers(built)
+    kinds = _kinds_of_layers(built, forward_step, arguments, calls.pretender)
     shorten(arguments, max(map(fewest_layers, kinds.values()), default=MIN_LAYERS))
     for point, names in zip(task.points, wanted, strict=True):
         if not take(point):
@@ -199,12 +200,29 @@ def _trace_all(
         _finish(task, point, result)
 
 
-def _kinds_of_layers(built: Built) -> dict[str, tuple[int, ...]]:
+def _kinds_of_layers(
+    built: Built, forward_step: Callable[..., Any], arguments: Any, pretender: Pretender
+) -> dict[str, tuple[int, ...]]:
     """Of the whole model, as the host set it up; empty where no point can be traced, which every point tells."""
+    import torch
+
+    chunks = built.model if isinstance(built.model, list) else [built.model]
     try:
-        return {stack.name: stack.kinds for stack in find_stacks(unwrap(built.model))}
+        stacks = find_stacks(unwrap(chunks))
     except ProfileError:
         return {}
+    device = _PretendedDevice(pretender)
+    microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
+    pretender.log = Log()
+
+    def forward() -> None:
+        with torch.no_grad():
+            microbatch.run(tracked=False, forward_only=True)
+
+    try:
+        return kinds_by_computing(stacks, pretender.log, forward)
+    except Exception:  # whatever the user's code raises: tracing a point will tell
+        return {stack.name: stack.kinds for stack in stacks}
 
 
 def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> None:
@@ -241,7 +259,7 @@ def _trace(
     """
     chunks = built.model if isinstance(built.model, list) else [built.model]
     model = unwrap(chunks)
-    stacks = find_stacks(model)
+    stacks = find_stacks(model, kinds)
     order, handles = execution_order(model, stacks)
     device = _PretendedDevice(pretender)
     microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)

@@ -91,6 +91,31 @@ def test_dense_layers_before_those_with_experts_are_traced_as_two_kinds(capsys: 
     assert (dense["expert"]["num_parameters"], sparse["expert"]["num_parameters"]) == (0, 2 * matrices)
 
 
+@pytest.mark.parametrize(
+    ("flags", "kinds"),
+    [
+        (("--window-size", "16,0", "--window-attn-skip-freq", "2"), [0, 1, 0, 1]),
+        (("--no-rope-freq", "([0]*2+[1]*2)"), [0, 0, 1, 1]),
+        # Another scale on every layer takes as long.
+        (("--apply-query-key-layer-scaling", "--attention-softmax-in-fp32"), [0, 0, 0, 0]),
+    ],
+)  # fmt: skip
+def test_layers_of_one_structure_that_compute_differently_are_kinds_of_their_own(
+    flags: tuple[str, ...], kinds: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = _trace(capsys, _EXAMPLE, model=flags)
+    assert code == 0, err
+    (module,) = json.loads(out)["modules"]
+    assert module["kinds"] == kinds
+    blocks = [module["blocks"][block] for block in ("layer", "layer:1") if block in module["blocks"]]
+    assert len(blocks) == len(set(kinds))
+    # Their parameters are alike, what they compute is not.
+    assert blocks[0]["parameters"] == blocks[-1]["parameters"]
+    if len(blocks) > 1:
+        calls = [module["calls"][block]["forward"]["operators"] for block in ("layer", "layer:1")]
+        assert calls[0] != calls[1]
+
+
 def test_a_layer_that_needs_data_is_named_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = _custom(tmp_path, "torch.from_numpy(output.detach().float().numpy()).to(output)")
     code, _, err = _trace(capsys, script)
