@@ -14,7 +14,7 @@ _STAGE = {**_LAYER, "block": "stage", "vocabulary": 256, "num_layers": 4, "pipel
     ("values", "words"),
     [
         ({**_LAYER, "colour": 1}, "unknown keys"),
-        ({"hidden": 64}, "'heads', 'sequence'"),
+        ({"hidden": 64}, "missing: heads, sequence"),
         ({**_LAYER, "hidden": 65}, "not divisible by heads"),
         ({**_LAYER, "tensor": 3}, "heads 4 is not divisible by tensor 3"),
         ({**_LAYER, "sequence": 34, "context": 4}, "2 x context"),
