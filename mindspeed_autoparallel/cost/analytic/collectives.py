@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 from mindspeed_autoparallel.cost.hiding import sent_once_share
 
+_EXCHANGE_FRACTION = 0.9
+"""Share of the network that exchanges of tokens reach. DeepEP's README (version 2) has 61 and 90 GB/s for four and two
+nodes on links of 50 GB/s; a quarter and a half of that stay on the node."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
@@ -19,6 +23,8 @@ class Fabric:
     inter_bytes_per_us: float
     """One node's network, all its devices together."""
     inter_latency_us: float
+    exchange_bytes_per_us: float
+    """One device's network when all exchange tokens with their experts."""
 
     @staticmethod
     def of(device: Device, efficiency: Efficiency, devices_per_node: int, inter_gbit_per_s: float | None) -> Fabric:
@@ -30,6 +36,7 @@ class Fabric:
             link_latency_us=efficiency.link_latency_us,
             inter_bytes_per_us=network / 8 * 1e3 * efficiency.inter_fraction,
             inter_latency_us=efficiency.inter_latency_us,
+            exchange_bytes_per_us=network / 8 * 1e3 * _EXCHANGE_FRACTION / devices_per_node,
         )
 
     def one_shot_us(self, size_bytes: float, ranks: int, stride: int) -> float:
@@ -64,7 +71,7 @@ class Fabric:
         if nodes == 1:
             return time
         leaving = size_bytes * sent_once_share(copies, nodes) * (nodes - 1) / nodes
-        network = leaving / (self.inter_bytes_per_us / self.devices_per_node)
+        network = leaving / self.exchange_bytes_per_us
         return max(time, self.inter_latency_us * math.log2(nodes) + network)
 
     def send_us(self, size_bytes: float, stride: int) -> float:

@@ -99,7 +99,12 @@ def test_what_crosses_a_stage_boundary_is_split_over_tensor_ranks_where_the_soft
     work = read_workload(request)
     # Links inside a node take no time here: only the network counts.
     fabric = Fabric(
-        devices_per_node=8, link_bytes_per_us=1e18, link_latency_us=0.0, inter_bytes_per_us=8.0, inter_latency_us=0.0
+        devices_per_node=8,
+        link_bytes_per_us=1e18,
+        link_latency_us=0.0,
+        inter_bytes_per_us=8.0,
+        inter_latency_us=0.0,
+        exchange_bytes_per_us=1.0,
     )
     hidden_states = 2 * 1024 * 2048 * 2  # microbatch x tokens x hidden x bytes, at one byte per microsecond and device
     assert boundary_send_us(work, fabric) == pytest.approx(hidden_states / share)
@@ -108,7 +113,12 @@ def test_what_crosses_a_stage_boundary_is_split_over_tensor_ranks_where_the_soft
 def test_tokens_travel_once_to_each_node_and_over_each_devices_own_share_of_the_network() -> None:
     # Links inside a node take no time; a node's network moves 8 bytes per microsecond, 1 per device.
     fabric = Fabric(
-        devices_per_node=8, link_bytes_per_us=1e18, link_latency_us=0.0, inter_bytes_per_us=8.0, inter_latency_us=0.0
+        devices_per_node=8,
+        link_bytes_per_us=1e18,
+        link_latency_us=0.0,
+        inter_bytes_per_us=8.0,
+        inter_latency_us=0.0,
+        exchange_bytes_per_us=1.0,
     )
     assert fabric.dispatch_us(1024.0, 8, 1, 2) == pytest.approx(0.0, abs=1e-9)
     # One copy per token on two nodes: half of the bytes leave.
@@ -133,7 +143,12 @@ def test_sequence_parallelism_gathers_again_in_the_backward_pass_of_2021s_softwa
         efficiency = dataclasses.replace(device.efficiency(stack), launch_us=0.0, tensor_launch_us=0.0, corrections=())
         # Links so slow that nothing else counts.
         fabric = Fabric(
-            devices_per_node=8, link_bytes_per_us=1e-3, link_latency_us=0.0, inter_bytes_per_us=1.0, inter_latency_us=0
+            devices_per_node=8,
+            link_bytes_per_us=1e-3,
+            link_latency_us=0.0,
+            inter_bytes_per_us=1.0,
+            inter_latency_us=0,
+            exchange_bytes_per_us=1.0,
         )
         return layer_time(work, device, efficiency, fabric).backward_us
 
