@@ -298,8 +298,10 @@ class Calibration:
     def _store_pipelines(self) -> None:
         tiers = fitted_tiers(self.base, self.device_key, self.software_key)
         link = tiers.get("intra" if self.request.num_nodes == 1 else "inter")
+        if link is None:
+            return
         samples = []
-        for sample in samples_in(self.folder) if link is not None else ():
+        for sample in samples_in(self.folder):
             point, chunks = MeasuredAt(**sample["at"]), sample["stages"]["virtual_size"]
             (module,) = self.found[point]["variants"][variant_name("", PLAIN)]["modules"]
             if not self._block_us(point, layer_block(0), DIRECTIONS[0]):
