@@ -171,9 +171,14 @@ def _what_if(
 
 def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[str, list[int]]]:
     """Layers, and those not run plainly, by module and virtual stage (= stage without virtual stages)."""
-    layers = {
-        segment.name: rows for segment, rows in zip(problem.segments, placement, strict=True) if segment.beside is None
-    }
+    layers: dict[str, list[tuple[int, ...]]] = {}
+    for segment, rows in zip(problem.segments, placement, strict=True):
+        if segment.beside is None:
+            # A module with layers of several kinds has several segments.
+            before = layers.get(segment.name) or [(0,) * problem.num_virtual] * len(rows)
+            layers[segment.name] = [
+                tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(before, rows, strict=True)
+            ]
     return {
         "placement": {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in layers.items()},
         "recompute": {name: [sum(column[1:]) for column in zip(*rows, strict=True)] for name, rows in layers.items()},

@@ -32,11 +32,9 @@ def sharding_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) 
 def _all_blocks(profile: Profile, measurement: Measurement) -> list[PlacedBlock]:
     blocks = []
     for module in profile.model.modules:
-        cost = measurement.modules[module.name]
-        layers = [("layer 0", layer, number) for layer, number in cost.runs(0, module.num_layers)]
-        for name, block, number in (("pre", cost.pre, 1), *layers, ("post", cost.post, 1)):
-            if block is not None:
-                blocks += [PlacedBlock(name=f"{module.name} {name}", cost=block)] * number
+        for part, block, number in measurement.modules[module.name].parts(module.num_layers):
+            name = f"{module.name} layer 0" if part == "layer" else f"{module.name} {part}"
+            blocks += [PlacedBlock(name=name, cost=block)] * number
     return blocks
 
 

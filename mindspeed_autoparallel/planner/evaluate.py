@@ -83,8 +83,6 @@ def evaluate(
             raise ConfigError(f"stage {v} holds no layer: an empty stage cannot run.")
     factors = mean_factors(profile.variable_data)
     forward, backward = _stage_times(blocks, factors)
-    if size > 1:
-        forward, backward = (_with_overhead(times, device) for times in (forward, backward))
     if layout.sharding is not None:
         forward, backward = _sharded_times(blocks[0], factors, layout, cluster, device)
     for v, (forward_us, backward_us) in (stage_times_us or {}).items():
@@ -97,6 +95,7 @@ def evaluate(
     times = StepTimes(
         forward=forward, backward=backward, link=links, per_operation=round(device.operation_overhead_us * NS_PER_US),
         per_message=round(device.message_us(layout.schedule) * NS_PER_US),
+        per_pass=_cut_ns(device, len(blocks)) if size > 1 else (),
     )  # fmt: skip
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
@@ -199,10 +198,9 @@ def _stage_times(blocks: list[list[PlacedBlock]], factors: dict[str, float]) -> 
     return forward, backward
 
 
-def _with_overhead(times: list[int], device: DeviceCost) -> list[int]:
-    """Times of virtual stages with half of what being cut adds to a forward and a backward."""
-    number = len(times)
-    return [time + round(device.stage_overhead.at(v, number) * NS_PER_US / 2) for v, time in enumerate(times)]
+def _cut_ns(device: DeviceCost, num_stages: int) -> list[int]:
+    """By virtual stage, what being cut adds to a forward, and to a backward."""
+    return [round(device.stage_overhead.at(v, num_stages) * NS_PER_US / 2) for v in range(num_stages)]
 
 
 def _sharded_times(

@@ -7,7 +7,6 @@ they accept fits. See docs/decisions/0016-memory-rows.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd, inf
 
@@ -19,7 +18,7 @@ from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns, s
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem, Tail
 from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost, Profile
+from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
 from mindspeed_autoparallel.schedule import Program, in_flight, make_program
 from mindspeed_autoparallel.spec import Cluster, Layout
 
@@ -51,7 +50,7 @@ def build_problem(
         factor = factors.get(module.name, 1.0)
         comes_last = module is profile.model.modules[-1] and layout.virtual_size == 1
         after = cost.post.recompute["none"].saved_bytes if cost.post is not None else 0
-        for part, block, number in _parts(cost, module.num_layers):
+        for part, block, number in cost.parts(module.num_layers):
             forward, backward = block_times_ns(_plain(block), factor)
             run = len(segments) - first
             sure = 0
@@ -88,16 +87,6 @@ def build_problem(
         per_operation=per_operation // unit * unit,
         tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
     )  # fmt: skip
-
-
-def _parts(cost: ModuleCost, num_layers: int) -> Iterator[tuple[str, BlockCost, int]]:
-    """``pre``, a run of ``layer`` per row of equal layers, ``post``; and how many of each."""
-    if cost.pre is not None:
-        yield "pre", cost.pre, 1
-    for layer, number in cost.runs(0, num_layers):
-        yield "layer", layer, number
-    if cost.post is not None:
-        yield "post", cost.post, 1
 
 
 def _tails(

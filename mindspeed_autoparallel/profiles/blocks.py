@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from mindspeed_autoparallel.errors import ProfileError
@@ -114,6 +114,15 @@ class ModuleCost:
             return [(self.layer, count)] if count else []
         rows = itertools.groupby(self.pattern[start : start + count])
         return [(self.kinds[kind], len(list(row))) for kind, row in rows]
+
+    def parts(self, num_layers: int) -> Iterator[tuple[str, BlockCost, int]]:
+        """``pre``, a run of ``layer`` per row of equal layers, ``post``; and how many of each."""
+        if self.pre is not None:
+            yield "pre", self.pre, 1
+        for layer, number in self.runs(0, num_layers):
+            yield "layer", layer, number
+        if self.post is not None:
+            yield "post", self.post, 1
 
     def with_layers(self, change: Callable[[str, BlockCost], BlockCost]) -> ModuleCost:
         """Every kind of layer replaced by what ``change`` makes of it, given the name of its block."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.communication import all_gather_us
@@ -19,7 +18,7 @@ from mindspeed_autoparallel.cost.step import RankTail, rank_tail
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import BlockCost, LinkTier, MeasuredAt, Measurement, ModuleCost, Profile
+from mindspeed_autoparallel.profiles import LinkTier, MeasuredAt, Measurement, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate
 from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us
 from mindspeed_autoparallel.spec import Cluster, Layout, Module, ModuleLayout
@@ -73,7 +72,8 @@ class EncoderCosts:
     def blocks(self) -> list[PlacedBlock]:
         """All blocks, for model state: it does not depend on the batch."""
         cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
-        return [PlacedBlock(name="", cost=block) for block, count in _blocks(cost, self.module) for _ in range(count)]
+        parts = cost.parts(self.module.num_layers)
+        return [PlacedBlock(name="", cost=block) for _, block, count in parts for _ in range(count)]
 
     def output_bytes(self, samples: float) -> float:
         """What the backbone gets for ``samples``."""
@@ -107,7 +107,7 @@ class EncoderCosts:
         cost = measurement.modules[self.module.name]
         overhead = round(self.profile.device.operation_overhead_us * NS_PER_US)
         forward = backward = saved = transient = 0
-        for block, count in _blocks(cost, self.module):
+        for _, block, count in cost.parts(self.module.num_layers):
             times = block_times_ns(PlacedBlock(name="", cost=block), self.factor)
             forward, backward = forward + count * times[0], backward + count * times[1]
             plain = block.recompute["none"]
@@ -129,12 +129,6 @@ class EncoderCosts:
         sizes = {*range(1, min(most, 2 * measured) + 1), most}
         least_ns: float = min((self.batch(n).forward_ns + self.batch(n).backward_ns) / n for n in sizes)
         return least_ns / NS_PER_US
-
-
-def _blocks(cost: ModuleCost, module: Module) -> Iterator[tuple[BlockCost, int]]:
-    for block, count in ((cost.pre, 1), *cost.runs(0, module.num_layers), (cost.post, 1)):
-        if block is not None:
-            yield block, count
 
 
 def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> Layout:

@@ -10,6 +10,7 @@ from mindspeed_autoparallel.units import MIB
 
 NS_PER_US = 1000
 MAX_LIMIT_MIB = 2**30
+_WAYS = ("none", "full", "selective")
 MAX_OPERATIONS = 400_000
 """Forwards and backwards of all stages: beyond, one simulated step takes seconds."""
 
@@ -48,16 +49,17 @@ def problem_from_profile(
     for module in profile.model.modules:
         cost = costs[module.name]
         before = tuple(last[name] for name in module.predecessors)
-        layer_at = len(segments) + (cost.pre is not None)
-        for part, block in (("pre", cost.pre), ("layer", cost.layer), ("post", cost.post)):
-            if block is None:
-                continue
+        first = len(segments) + (cost.pre is not None)
+        num_runs = len(cost.runs(0, module.num_layers))
+        ways = [way for way in _WAYS if way in cost.layer.recompute]
+        for part, block, number in cost.parts(module.num_layers):
+            is_layer = part == "layer"
             segments.append(Segment(
-                name=f"{module.result_key}_{part}" if part != "layer" else module.result_key,
-                num_layers=module.num_layers if part == "layer" else 1,
+                name=f"{module.result_key}_{part}" if not is_layer else module.result_key, num_layers=number,
                 forward=round(block.forward_us * NS_PER_US), backward=round(block.backward_us * NS_PER_US),
-                kinds=_kinds(block, held, mindspeed, part == "layer"), predecessors=before,
-                beside=None if part == "layer" else layer_at,
+                kinds=_kinds(block, held, mindspeed, ways if is_layer else ["none"]), predecessors=before,
+                beside={"pre": first, "layer": None, "post": first + num_runs - 1}[part],
+                continues=is_layer and len(segments) > first,
             ))  # fmt: skip
             before = (len(segments) - 1,)
             link = max(link, _link_ns(profile, block))
@@ -77,17 +79,15 @@ def _link_ns(profile: Profile, block: BlockCost) -> int:
     return round((p2p.latency_us + block.output_bytes / p2p.bytes_per_s * 1e6) * NS_PER_US)
 
 
-def _kinds(block: BlockCost, held: list[int], mindspeed: bool, is_layer: bool) -> tuple[LayerKind, ...]:
+def _kinds(block: BlockCost, held: list[int], mindspeed: bool, ways: list[str]) -> tuple[LayerKind, ...]:
     states = (block.dense, block.expert)
     static = sum(
         s.parameter_bytes + s.gradient_bytes + s.optimizer_bytes + s.optimizer_unshardable_bytes for s in states
     )
     whole = block.recompute["none"].saved_bytes
     kinds = []
-    for name in ("none", "selective", "full"):
-        cost = block.recompute.get(name)
-        if cost is None or (name != "none" and not is_layer):
-            continue
+    for name in ways:
+        cost = block.recompute[name]
         # MindSpeed: one microbatch is always held whole, the other in-flight ones as recomputed.
         memory = [cost.saved_bytes * (n - 1) + whole if mindspeed else cost.saved_bytes * n for n in held]
         kinds.append(LayerKind(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from language_profile import language_profile
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.planner.split import SplitProblem, solve
 from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
-from mindspeed_autoparallel.profiles import read_profile
+from mindspeed_autoparallel.profiles import mean_layer, read_profile
 
 P2P_GIB_PER_S = 25.0
 SEQUENCE, MICRO_BATCH, HIDDEN = 1024, 2, 4096
@@ -198,6 +200,26 @@ def test_our_own_profile_is_split_too(tmp_path: Path, capsys: pytest.CaptureFixt
     result = split(tmp_path / "profile.json", capsys, pipeline_size=2, num_microbatches=4)
     assert result["status"] == "optimal"
     assert all(len(row) == 2 for row in result["placement"].values())
+
+
+def test_layers_of_several_kinds_are_one_module_with_their_own_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = language_profile(num_layers=6, tensor=(1,), batches=(1,))
+    (measurement,) = profile.measurements
+    (module,) = measurement.modules.values()
+    heavy = replace(module.layer, forward_us=3 * module.layer.forward_us, backward_us=3 * module.layer.backward_us)
+    kinds, pattern = (module.layer, heavy), (0, 0, 0, 0, 1, 1)
+    mixed = replace(module, kinds=kinds, pattern=pattern, layer=mean_layer(kinds, pattern))
+    path = tmp_path / "profile.json"
+    replace(profile, measurements=(replace(measurement, modules={"text_decoder": mixed}),)).write(path)
+    assert main(["split", "--profile", str(path), "--pipeline-size", "2", "--num-microbatches", "16",
+                 "--memory-limit-mib", "60000", "--json"]) == 0  # fmt: skip
+    result = json.loads(capsys.readouterr().out)
+    # Four light layers and two heavy ones: the heavy ones are as much work as six light ones.
+    assert result["placement"] == {"llm": [4, 2]}
+    assert result["recompute"] == {"llm": [0, 0]}
+    assert result["status"] == "optimal"
 
 
 def edited(*path: str, to: Any) -> dict[str, Any]:
