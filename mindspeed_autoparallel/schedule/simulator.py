@@ -29,6 +29,8 @@ class StepTimes:
     """Between virtual stage i and i + 1, either direction; empty: 0."""
     per_operation: Time = 0
     """Host time added to every forward and backward."""
+    per_pass: Sequence[Time] = ()
+    """The same by virtual stage, beside it; empty: 0."""
     per_message: Time = 0
     """Added to every message, beside ``link``."""
 
@@ -95,8 +97,10 @@ def simulate(
     links = [message + (times.link[i] if times.link else 0) for i in range(num_virtual - 1)] + [0]
     count = max(action.microbatch for action in program[0]) + 1
     rows = [
-        _row(row, count, extra) for pair in zip(times.forward, times.backward, strict=True) for row in pair
-    ]  # fmt: skip
+        _row(row, count, extra + more)
+        for more, *pair in zip(times.per_pass or [0] * num_virtual, times.forward, times.backward, strict=True)
+        for row in pair
+    ]
     durations: list[Time]
     if any(isinstance(row, list) for row in rows):
         durations = [
