@@ -115,13 +115,14 @@ def _without_recompute(work: Workload) -> Workload:
 def head_bytes(work: Workload) -> float:
     """Logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
 
-    That copy becomes softmax and gradient in place, and is cast back once it is the gradient.
+    That copy becomes softmax and gradient in place, and is cast back once it is the gradient; the software of 2021
+    wrote the exponentials to a second one.
     """
     logits = work.tokens * padded_vocabulary(work) / work.tensor
     table = padded_vocabulary(work) * work.model.hidden / work.tensor * work.element_bytes
     if work.cross_entropy_fusion:
         return logits * work.element_bytes + table
-    return logits * (work.element_bytes + 4)
+    return logits * (work.element_bytes + (4 if work.stack == "megatron-core" else 8))
 
 
 def stage_memory(work: Workload, stage: int, workspace_bytes: float) -> StageMemory:

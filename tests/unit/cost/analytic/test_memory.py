@@ -123,9 +123,10 @@ def test_attention_that_is_not_fused_keeps_its_matrices_unless_it_is_computed_ag
     assert saved["unfused", "full"] == saved["fused", "full"]
 
 
-def test_a_loss_that_is_not_fused_adds_one_fp32_copy_of_the_logits() -> None:
-    plain = read_workload(_TINY)
-    assert head_bytes(plain) == 4 * 1024 * 51200 * (2 + 4)
+@pytest.mark.parametrize(("stack", "num_copies"), [("megatron-core", 1), ("megatron-2021", 2)])
+def test_a_loss_that_is_not_fused_adds_fp32_copies_of_the_logits(stack: str, num_copies: int) -> None:
+    work = read_workload(_with(_TINY, "train", stack=stack))
+    assert head_bytes(work) == 4 * 1024 * 51200 * (2 + 4 * num_copies)
 
 
 def test_clamped_activations_of_experts_are_kept_too() -> None:
