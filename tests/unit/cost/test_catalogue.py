@@ -49,6 +49,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         ("schema_version", 99, "schema_version 1"),
         ("memory_gib", -1, "memory_gib is -1"),
         ("memory_gib", 0, "must be above 0"),
+        ("workspace_mib", "much", "workspace_mib is 'much'"),
         ("peak_tflops", "fast", "peak_tflops is 'fast'"),
         ("peak_tflops", float("nan"), "must be a number"),
         ("name", "", "name is ''"),
@@ -71,6 +72,8 @@ def test_a_broken_file_is_named_with_its_key(tmp_path: Path, key: str, value: ob
     [
         ("gemm_fraction", 1.2, "gemm_fraction is 1.2, must be above 0 and at most 1"),
         ("gemm_fraction", 0, "must be above 0"),
+        ("expert_fraction", 1.5, "expert_fraction is 1.5, must be above 0 and at most 1"),
+        ("tensor_exposed", -1, "tensor_exposed is -1"),
         ("launch_us", -5, "launch_us is -5"),
         ("launch_us", "short", "launch_us is 'short'"),
         ("provenance", "", "must say where"),
@@ -103,3 +106,16 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({**data, "num_cores": 132}))
     with pytest.raises(ConfigError, match=r"megatron-core lacks launch_us"):
         read_device(path)
+
+
+def test_what_a_file_of_before_does_not_say_has_a_default(tmp_path: Path) -> None:
+    data = json.loads(_H100.read_text())
+    del data["workspace_mib"]
+    for efficiency in data["efficiencies"].values():
+        del efficiency["tensor_exposed"]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data))
+    device = read_device(path)
+    assert device.workspace_bytes == 0
+    assert device.efficiency("megatron-core").tensor_exposed == 1.0
+    assert 0 < device.efficiency("megatron-core").expert_fraction < 1
