@@ -43,6 +43,15 @@ def write_json_atomic(path: Path, value: Any) -> None:
     write_text_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def made_folder(path: Path, flag: str) -> Path:
+    """``path``, made where it is missing; raises ``ConfigError`` that names ``flag`` before any work is done for it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be a folder: {error.strerror or error}. Name another.") from error
+    return path
+
+
 def read_json(path: Path, what: str) -> Any:
     """The JSON in ``path``; raises ``ConfigError`` that names ``what``, the file, and the line of a syntax error."""
     try:

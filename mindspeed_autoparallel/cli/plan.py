@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.cli import _profile_source
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import made_folder
 from mindspeed_autoparallel.units import MIB
 
 MAX_LIMIT_MIB = 2**30
@@ -66,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         num_nodes=arguments.nnodes, devices_per_node=arguments.nproc_per_node,
         memory_limit_bytes=int(limit * MIB) if limit is not None else None,
     )  # fmt: skip
-    if arguments.out is not None and not arguments.out.is_dir():
-        raise ConfigError(f"--out {arguments.out} is no directory.")
+    if arguments.out is not None:
+        made_folder(arguments.out, "--out")
     options = SpaceOptions(
         overlap_gradient_reduce=arguments.overlap_grad_reduce, virtual_sizes=virtual_sizes,
         schedules=_schedules(arguments.schedules),

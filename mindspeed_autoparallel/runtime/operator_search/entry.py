@@ -9,8 +9,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError, PlanError
-from mindspeed_autoparallel.files import read_json, write_json_atomic, write_text_atomic
+from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.files import made_folder, read_json, write_json_atomic, write_text_atomic
 from mindspeed_autoparallel.operators.candidate import read_candidate
 from mindspeed_autoparallel.operators.config import OperatorConfig, config_from_mapping, read_config
 from mindspeed_autoparallel.operators.configured import SearchResult, explain, search_configured
@@ -25,9 +25,7 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
     """Search on rank 0, write the plan and its picture, and end every process: training does not start."""
     if os.environ.get("RANK", "0") != "0":
         sys.exit(0)
-    folder = Path(arguments.operator_output_dir)
-    if not folder.is_dir():
-        raise ConfigError(f"--operator-output-dir {folder} is no directory.")
+    folder = made_folder(Path(arguments.operator_output_dir), "--operator-output-dir")
     work = read_work(arguments)
     graph = decoder_graph(work.shape, batch=work.global_batch_size, sequence=work.sequence)
     pins = parse_pins([text for text in (arguments.operator_pin or "").split(";") if text])

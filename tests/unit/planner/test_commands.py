@@ -29,6 +29,19 @@ def plan_file(profile: Profile, tmp_path: Path) -> Path:
     return tmp_path / "plan.json"
 
 
+def test_a_folder_for_the_files_is_made_and_a_file_in_its_place_is_named(
+    profile: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write(tmp_path / "profile.json")
+    arguments = ["plan", "--profile", str(tmp_path / "profile.json"), "--nnodes", "1", "--nproc-per-node", "4"]
+    arguments += ["--global-batch-size", "16", "--json", "--out"]
+    assert main([*arguments, str(tmp_path / "new ü" / "folder")]) == 0
+    assert (tmp_path / "new ü" / "folder" / "plan.json").is_file()
+    capsys.readouterr()
+    assert main([*arguments, str(tmp_path / "profile.json")]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
 def _simulate(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["simulate", "--plan", str(path), "--json"]) == 0

@@ -86,7 +86,8 @@ def searched(tmp_path, *words, **model):
 
 def test_found_configuration_keeps_the_scripts_micro_batch_size_and_is_put_into_the_arguments(tmp_path, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    plan = searched(tmp_path, "--operator-devices", "4", "--mem-coeff", "1e6")
+    # The folder is made.
+    plan = searched(tmp_path / "new" / "folder", "--operator-devices", "4", "--mem-coeff", "1e6")
     assert json.loads(plan.read_text())["megatron"]["micro_batch_size"] == 2
     monkeypatch.setenv("WORLD_SIZE", "4")
     arguments = parsed("--operator-plan", str(plan))
