@@ -6,6 +6,7 @@ import pytest
 
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import Collective, LinkTier, StageOverhead
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.runtime.tuning.calibration import Calibration
 from mindspeed_autoparallel.runtime.tuning.modelling import _device_cost
 from mindspeed_autoparallel.runtime.tuning.pipelines import pipelines_of, stages_us
@@ -88,3 +89,28 @@ def test_where_none_was_run_nothing_is_added_and_a_note_says_so():
     assert (device.message_us("1f1b"), device.pipeline_step_us, device.stage_overhead) == (0.0, 0.0, StageOverhead())
     assert "no pipeline was run" in notes[0]
     assert priced({}, num_ranks=1)[1] == []
+
+
+@pytest.fixture
+def of_model(tmp_path):
+    """Calibrations of models that share a knowledge base, by the model's key."""
+    base = KnowledgeBase(tmp_path / "knowledge.sqlite")
+
+    def calibration(key):
+        made = object.__new__(Calibration)
+        made.base, made.device_key, made.software_key, made.traces = base, "cpu", "torch", SimpleNamespace(key=key)
+        return made
+
+    return calibration
+
+
+def test_what_one_model_told_of_messages_is_enough_for_another(of_model):
+    assert not of_model("a")._pipelines_are_known()
+    of_model("a")._keep(message=5.0)
+    assert of_model("b")._pipelines_are_known()
+
+
+def test_a_model_that_could_not_be_cut_is_not_tried_again_but_others_are(of_model):
+    of_model("a")._keep(no_pipeline=1.0)
+    assert of_model("a")._pipelines_are_known()
+    assert not of_model("b")._pipelines_are_known()
