@@ -63,6 +63,16 @@ _GRACE_S = 5.0
 _TAIL_LINES = 25
 
 
+def leave_with(result: Any) -> None:
+    """End a script's part in the job: rank 0 hands ``result`` back, and no rank leaves before all are done."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        print(RESULT + json.dumps(result), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 @dataclass(frozen=True)
 class RankOutput:
     """What one rank left behind."""

@@ -1,10 +1,10 @@
 """Captured modules run by their plans on four ranks; prints the worst error and wrong byte counts of every plan."""
 
-import json
 
 import torch
 import torch.distributed as dist
 from plan_worker import COUNTER, random_plan
+from ranks import leave_with
 from torch.distributed.device_mesh import init_device_mesh
 
 from mindspeed_autoparallel.operators.strategies import search_graph
@@ -124,10 +124,7 @@ def main():
         for name, plan in plans:
             row = check(captured, plan, meshes[plan.decisions.mesh], model, inputs)
             rows.append((f"{block.__name__} {name}", *row))
-    if dist.get_rank() == 0:
-        print("RESULT " + json.dumps(rows), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_with(rows)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Modules parallelized by the emitted styles on four ranks, against one process: outputs and every gradient."""
 
-import json
 
 import torch
 import torch.distributed as dist
 from captured_worker import HEAD
+from ranks import leave_with
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
@@ -102,10 +102,7 @@ def main():
             styles = {module: type(style).__name__ for module, style in lowered.styles.items()}
             sizes = (lowered.data_size, lowered.tensor_size)
             rows.append((name, kind, sizes, error, styles, lowered.not_expressed))
-    if dist.get_rank() == 0:
-        print("RESULT " + json.dumps(rows), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_with(rows)
 
 
 if __name__ == "__main__":

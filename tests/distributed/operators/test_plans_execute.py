@@ -1,26 +1,16 @@
 """Random plans and the plans of all modes run on four processes as one process does, and send what is predicted."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.distributed, pytest.mark.torch]
 
 
 def _rows(worker):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    done = subprocess.run(
-        [*command, str(Path(__file__).with_name(worker))],
-        capture_output=True, text=True, timeout=400, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, done.stderr[-3000:]
-    return json.loads(lines[0][len("RESULT ") :])
+    return run_ranks(4, Path(__file__).with_name(worker), timeout_s=900)[0].result
 
 
 def test_sixty_random_plans_and_all_modes_match_one_process_and_their_predicted_bytes():
