@@ -23,7 +23,9 @@ def test_what_fits_by_computing_again_is_found_and_keeps_what_was_predicted(tmp_
         assert all(rank["peak_bytes"] <= LIMIT_MIB * 2**20 for rank in plan["memory"])
     for item in result["verified"]:
         assert item["status"] == "ok", item
-        assert abs(item["memory_error"]) < 0.1, item
+        # Generators' states weigh something in a model of 100 KB, and each chunk of a rank keeps a rotary table.
+        for stage in item["stages"]:
+            assert stage["predicted_bytes"] == pytest.approx(stage["measured_bytes"], rel=0.04), item
     for trace in points_of(tmp_path / "traces").values():
         kept = {
             name.partition("|")[2]: variant["modules"][0]["blocks"]["layer"]["saved_bytes"]
