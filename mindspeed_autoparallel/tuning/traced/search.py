@@ -15,6 +15,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.recompute import base_kind, grouped_kind, in_words, layers_per_group
+from mindspeed_autoparallel.tuning.traced.balanced import balanced_splits
 from mindspeed_autoparallel.tuning.traced.candidates import Configuration, Dimensions, Space, overlaps
 from mindspeed_autoparallel.units import format_bytes
 
@@ -289,7 +290,13 @@ def _shortage(found: Found) -> str:
     )
 
 
-def _splits(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[int, ...]]:
+def _splits(configuration: Configuration, dimensions: Dimensions) -> list[tuple[int, ...]]:
+    """Evenly many layers, and where they are of several kinds what is even in time or memory."""
+    balanced = balanced_splits(configuration) if dimensions.uneven_stages else []
+    return list(dict.fromkeys([*_even(configuration, dimensions), *balanced]))
+
+
+def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[int, ...]]:
     """Even where layers divide (or nearly), and the ends relieved of embedding and head where that may pay."""
     layers = configuration.family.profile.model.num_layers
     stages = configuration.layout.num_virtual_stages

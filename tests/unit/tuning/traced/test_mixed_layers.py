@@ -1,14 +1,17 @@
 """Layers of several kinds: stages cost what the layers they hold cost, and nothing that could be best is passed over."""
 
+import itertools
 import random
 from dataclasses import replace
 
 import pytest
 from language_profile import language_profile
 
+from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.profiles import RecomputeCost, mean_layer
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import grouped_kind
+from mindspeed_autoparallel.tuning.traced.balanced import balanced_splits
 from mindspeed_autoparallel.tuning.traced.candidates import Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.tuning.traced.search import (
     _evaluated,
@@ -190,3 +193,68 @@ def test_what_adds_less_to_the_mean_layer_may_be_slower_where_the_slowest_stage_
     best, _ = solve(configuration, CLUSTER, BATCH, DIMENSIONS)
     assert extra["selective:mlp"] < extra["selective:core_attn"]
     assert best.recompute == "selective:core_attn"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_balanced_splits_have_the_smallest_largest_stage_of_all_splits(seed):
+    profile = random_profile(seed, 20_000)
+    for configuration in space(profile=profile).configurations:
+        layout = configuration.layout
+        num = layout.num_virtual_stages
+        (module,) = configuration.candidate.measurement.modules.values()
+        found = balanced_splits(configuration)
+        if num == 1:
+            assert found == []
+            continue
+
+        def largest(layers, size_of, module=module, num=num):
+            sizes, start = [], 0
+            for stage, count in enumerate(layers):
+                held = [block for block, number in module.runs(start, count) for _ in range(number)]
+                held += [module.pre] * (stage == 0) + [module.post] * (stage == num - 1)
+                sizes.append(sum(size_of(block, stage) for block in held))
+                start += count
+            return max(sizes)
+
+        cuts = itertools.combinations(range(1, 8), num - 1)
+        every = [tuple(b - a for a, b in itertools.pairwise((0, *cut, 8))) for cut in cuts]
+        measures = [lambda block, stage: block.forward_us + block.backward_us]
+        if layout.virtual_size == 1:
+            in_flight = [min(num - stage, configuration.candidate.num_microbatches) for stage in range(num)]
+            measures += [
+                lambda block, stage, way=way, held=in_flight, layout=layout: (
+                    sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
+                    + held[stage] * block.recompute[way].saved_bytes
+                )
+                for way in ("none", "full")
+            ]
+        assert len(found) == len(measures)
+        for layers, size_of in zip(found, measures, strict=True):
+            assert largest(layers, size_of) <= 1.001 * min(largest(other, size_of) for other in every)
+
+
+def test_a_stack_that_fits_only_where_heavy_layers_are_spread_is_found_to_fit():
+    """Two heavy layers at the end: an even split puts both on one rank."""
+
+    def mix(module):
+        heavy = replace(module.layer, dense=replace(
+            module.layer.dense, optimizer_bytes=8 * module.layer.dense.optimizer_bytes
+        ))  # fmt: skip
+        pattern = (0, 0, 0, 0, 0, 0, 1, 1)
+        return replace(
+            module, kinds=(module.layer, heavy), pattern=pattern, layer=mean_layer((module.layer, heavy), pattern)
+        )
+
+    plain = language_profile(num_layers=8, capacity_mib=26_000, tensor=(1,), batches=(1,))
+    profile = replace(plain, measurements=tuple(
+        replace(item, modules={name: mix(module) for name, module in item.modules.items()})
+        for item in plain.measurements
+    ))  # fmt: skip
+    configuration = next(
+        item for item in space(profile=profile).configurations
+        if item.layout.pipeline_size == 4 and item.layout.virtual_size == 1 and item.layout.distributed_optimizer
+    )  # fmt: skip
+    even, _ = solve(configuration, CLUSTER, BATCH, replace(DIMENSIONS, uneven_stages=False))
+    found, _ = solve(configuration, CLUSTER, BATCH, DIMENSIONS)
+    assert even is None
+    assert found is not None and found.placement.layers["text_decoder"][-1] == 1
