@@ -27,6 +27,8 @@ _COMMAND = (sys.executable, "-m", "mindspeed_autoparallel.runtime.tracing", "fak
 _PREFIX = "TRACE "
 _FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_ERROR_LINES = 5
+_MOST_LOST = 3
+"""Traces given up before any was possible: it is not about them."""
 
 
 def release_of(package: str) -> str:
@@ -64,7 +66,8 @@ def trace_all(
 ) -> list[dict[str, Any]]:
     """The traces of ``requests``, in their order; one that is not possible has ``error`` and nothing else.
 
-    ``num_processes`` share what the cache lacks. Raises ``LaunchError`` when a process dies or does not end in time.
+    ``num_processes`` share what the cache lacks; what one of them dies at is tried once more. Raises ``LaunchError``
+    when they die at whatever they are asked, or do not end in time.
     """
     code = _code_hash()
 
@@ -110,15 +113,20 @@ def _layout(request: TraceRequest) -> tuple[int, ...]:
 
 
 class _Worker:
-    """A tracing process that is asked for one layout after the other."""
+    """A tracing process that is asked for one layout after the other, and another one where it dies."""
 
     def __init__(self) -> None:
         # Ranks and torchrun's addresses of a surrounding job must not reach a world that is pretended.
-        environment = {
+        self._environment = {
             name: value
             for name, value in os.environ.items()
             if name not in _FORGOTTEN and not name.startswith("TORCHELASTIC_")
         }
+        self._ended = False
+        self._has_answered = False
+        self._start()
+
+    def _start(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             _COMMAND,
@@ -126,37 +134,61 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=environment,
+            env=self._environment,
         )
+        if self._ended:  # meanwhile
+            self.kill()
 
     def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, dict[str, Any]]:
-        """Takes from ``layouts`` until there is none left. Raises ``LaunchError`` when the process dies."""
+        """Takes from ``layouts`` until there is none left; what a process died at twice has ``error``.
+
+        Raises ``LaunchError`` when processes die at whatever they are asked, and when they are ended.
+        """
         found: dict[TraceRequest, dict[str, Any]] = {}
         while True:
             try:
                 requests = layouts.popleft()
             except IndexError:
                 return found
-            found.update(zip(requests, self._answers(requests), strict=True))
+            died_at = None
+            while requests:
+                answers = self._answers(requests)
+                found.update(zip(requests, answers, strict=False))
+                requests = requests[len(answers) :]
+                if requests:
+                    reason = self._last_words()
+                    if self._ended:
+                        raise LaunchError(reason)
+                    if requests[0] == died_at:
+                        found[requests.pop(0)] = {"error": reason}
+                        if len(found) == _MOST_LOST and not self._has_answered:
+                            raise LaunchError(reason)
+                    else:
+                        died_at = requests[0]
+                    self._start()
 
     def _answers(self, requests: list[TraceRequest]) -> list[dict[str, Any]]:
+        """Fewer than requests where the process died."""
         assert self._process.stdin is not None and self._process.stdout is not None
         answers: list[dict[str, Any]] = []
-        with contextlib.suppress(BrokenPipeError):  # it died; what it said is read below
+        with contextlib.suppress(BrokenPipeError):  # it died; what it said is read later
             print(json.dumps([dataclasses.asdict(item) for item in requests]), file=self._process.stdin, flush=True)
             while len(answers) < len(requests) and (line := self._process.stdout.readline()):
                 if line.startswith(_PREFIX):
                     answer = json.loads(line[len(_PREFIX) :])
                     del answer["index"]
                     answers.append(answer)
-        if len(answers) < len(requests):
-            code = self._process.wait()
-            self._errors.seek(0)
-            last = "\n".join(self._errors.read().strip().splitlines()[-_NUM_ERROR_LINES:])
-            raise LaunchError(f"tracing failed (exit code {code}); measure instead. Last lines:\n{last}")
+                    self._has_answered = True
         return answers
 
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        last = "\n".join(self._errors.read().strip().splitlines()[-_NUM_ERROR_LINES:])
+        return f"tracing failed (exit code {code}); measure instead. Last lines:\n{last}"
+
     def kill(self) -> None:
+        self._ended = True
         self._process.kill()
         self._process.wait()
 

@@ -69,6 +69,25 @@ def test_a_process_that_dies_is_told_with_its_last_words(tracing) -> None:
         process.trace(TraceRequest(**_LAYER))
 
 
+def test_what_a_process_dies_at_is_tried_once_more_and_costs_nothing_else(tracing, tmp_path: Path) -> None:
+    tracing("if request['hidden'] == 128: sys.exit('no such layer')\n"
+            "        if request['hidden'] == 192 and not os.path.exists(sys.argv[0] + 'x'):\n"
+            "            open(sys.argv[0] + 'x', 'w').close(), os.abort()")  # fmt: skip
+    requests = [TraceRequest(**{**_LAYER, "hidden": hidden}) for hidden in (64, 128, 192, 256)]
+    answers = process.trace_all(requests, tmp_path / "cache")
+    assert [answer.get("hidden") for answer in answers] == [64, None, 192, 256]
+    assert "no such layer" in answers[1]["error"]
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_processes_that_die_at_everything_are_not_started_for_every_trace(tracing, tmp_path: Path) -> None:
+    tracing("open(sys.argv[0] + 'x', 'a').write('x'), sys.exit('no torch')")
+    requests = [TraceRequest(**{**_LAYER, "hidden": 64 * size}) for size in range(1, 30)]
+    with pytest.raises(LaunchError, match="no torch"):
+        process.trace_all(requests)
+    assert (tmp_path / "tracing.pyx").stat().st_size < len(requests)
+
+
 def test_a_process_that_hangs_is_ended(tracing) -> None:
     tracing("time.sleep(600)")
     with pytest.raises(LaunchError, match="did not end within 1 s"):
