@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from mindspeed_autoparallel.errors import ConfigError
 
+_LAST_PORT = 65535
+
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
@@ -23,7 +25,11 @@ def reserved_port() -> Iterator[int]:
 
 
 def check_port_is_free(port: int) -> None:
-    """Raise ``ConfigError`` when something already listens on ``port`` of this machine."""
+    """Raise ``ConfigError`` when ``port`` is none, or something already listens on it on this machine."""
+    if not 0 < port <= _LAST_PORT:
+        raise ConfigError(
+            f"--master-port {port} is no port: choose one from 1024 to {_LAST_PORT}, the same on every node."
+        )
     with _reusing_socket() as probe:
         try:
             probe.bind(("", port))

@@ -38,3 +38,9 @@ def test_a_master_port_in_use_is_an_error_before_anything_starts():
         check_port_is_free(port)
         with listener_on(port, reuse=True), pytest.raises(ConfigError, match=f"--master-port {port} cannot be used"):
             check_port_is_free(port)
+
+
+@pytest.mark.parametrize("port", [0, 65536, 99999])
+def test_a_number_that_is_no_port_is_refused_with_those_that_are(port):
+    with pytest.raises(ConfigError, match=f"--master-port {port} is no port: choose one from 1024 to 65535"):
+        check_port_is_free(port)
