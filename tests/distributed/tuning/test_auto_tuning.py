@@ -155,7 +155,7 @@ def test_the_pasted_command_trains(cold):
     assert command[0] == "torchrun"
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *command[1:]],
-        cwd=ROOT, env={**os.environ, **ENVIRONMENT}, text=True, capture_output=True, timeout=400,
+        cwd=ROOT, env={**os.environ, **ENVIRONMENT}, text=True, capture_output=True, timeout=900,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
     assert "iteration        4/       4" in run.stdout

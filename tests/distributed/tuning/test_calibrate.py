@@ -17,7 +17,7 @@ PRODUCT = '[[{"dtype":"float32","order":[0,1]},{"dtype":"float32","order":[0,1]}
 def calibrate(*words, **environment):
     return subprocess.run(
         [sys.executable, "-m", "mindspeed_autoparallel", "calibrate", *map(str, words)], text=True,
-        capture_output=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", **environment},
+        capture_output=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", **environment},
     )  # fmt: skip
 
 

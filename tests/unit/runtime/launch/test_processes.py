@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ def run(tmp_path, code, **options):
     script = tmp_path / "script.py"
     script.write_text(code)
     spec = LaunchSpec(
-        launch_id="test", argv=(str(script),), timeout_s=options.pop("timeout_s", 60.0), task={"kind": "x"}
+        launch_id="test", argv=(str(script),), timeout_s=options.pop("timeout_s", 400.0), task={"kind": "x"}
     )
     return run_local_processes(
         spec,
@@ -37,6 +38,21 @@ def alive(pid):
     return True
 
 
+def assert_nobody_is_left(tmp_path):
+    """No process has ``tmp_path`` among its words, killed ones that nobody has asked after aside."""
+    deadline = time.monotonic() + 120
+    while processes := [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, tmp_path)]:
+        assert time.monotonic() < deadline, processes
+        time.sleep(0.05)
+
+
+def names(path, folder):
+    try:
+        return str(folder).encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
 def test_every_rank_sees_its_place_and_its_task(tmp_path):
     code = (
         "import os, json, pathlib\n"
@@ -53,15 +69,14 @@ def test_a_crash_ends_the_others_and_carries_the_last_lines(tmp_path):
         "import os, sys, time, pathlib\n"
         f"pathlib.Path({str(tmp_path)!r}, 'pid' + os.environ['RANK']).write_text(str(os.getpid()))\n"
         "if os.environ['RANK'] == '1':\n"
-        "    time.sleep(0.3); sys.exit('the projector is missing')\n"
-        "time.sleep(300)\n"
+        f"    while not pathlib.Path({str(tmp_path)!r}, 'pid0').exists(): time.sleep(0.01)\n"
+        "    sys.exit('the projector is missing')\n"
+        "time.sleep(900)\n"
     )
-    begin = time.monotonic()
     outcome = run(tmp_path, code)
     assert (outcome.status, outcome.exit_code) == (LaunchStatus.FAILED, 1)
     assert "the projector is missing" in outcome.describe()
-    assert time.monotonic() - begin < 60
-    assert not alive(int((tmp_path / "pid0").read_text()))
+    assert_nobody_is_left(tmp_path)
 
 
 def test_out_of_memory_is_told_from_a_crash(tmp_path):
@@ -70,31 +85,26 @@ def test_out_of_memory_is_told_from_a_crash(tmp_path):
 
 
 def test_a_hanging_launch_is_given_up_and_ended(tmp_path):
-    code = f"import os, time, pathlib\npathlib.Path({str(tmp_path)!r}, 'pid').write_text(str(os.getpid()))\ntime.sleep(300)"
-    outcome = run(tmp_path, code, timeout_s=1.0)
+    outcome = run(tmp_path, "import time\ntime.sleep(900)", timeout_s=1.0)
     assert outcome.status is LaunchStatus.TIMED_OUT
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert_nobody_is_left(tmp_path)
 
 
 def test_grandchildren_are_ended_too(tmp_path):
     code = (
         "import os, subprocess, sys, pathlib, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
-        f"pathlib.Path({str(tmp_path)!r}, 'grandchild' + os.environ['RANK']).write_text(str(child.pid))\n"
-        "time.sleep(0.5); sys.exit(3)\n"
+        f"here = pathlib.Path({str(tmp_path)!r})\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(900)', str(here)])\n"
+        "(here / ('child' + os.environ['RANK'])).touch()\n"
+        "while len(list(here.glob('child*'))) < 2: time.sleep(0.01)\n"
+        "sys.exit(3)\n"
     )
-    run(tmp_path, code)
-    time.sleep(0.2)
-    for rank in (0, 1):
-        file = tmp_path / f"grandchild{rank}"
-        if file.exists():
-            pid = int(file.read_text())
-            state = open(f"/proc/{pid}/status").readlines() if alive(pid) else []
-            assert not state or any("Z (zombie)" in line for line in state)
+    assert run(tmp_path, code).exit_code == 3
+    assert_nobody_is_left(tmp_path)
 
 
 def test_stopping_on_request_ends_the_children(tmp_path):
-    outcome = run(tmp_path, "import time; time.sleep(300)", should_stop=lambda: True)
+    outcome = run(tmp_path, "import time; time.sleep(900)", should_stop=lambda: True)
     assert outcome.status is LaunchStatus.TIMED_OUT
 
 
@@ -128,7 +138,7 @@ def test_children_die_with_a_killed_coordinator(tmp_path):
     script = tmp_path / "child.py"
     script.write_text(
         f"import os, pathlib, time\npathlib.Path({str(tmp_path)!r}, 'pid' + os.environ['RANK']).write_text(str(os.getpid()))\n"
-        "time.sleep(300)\n"
+        "time.sleep(900)\n"
     )
     parent = (
         "from pathlib import Path\n"
@@ -138,7 +148,7 @@ def test_children_die_with_a_killed_coordinator(tmp_path):
         f"    master_addr='localhost', master_port=1, log_dir=Path({str(tmp_path)!r}))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", parent])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not (tmp_path / "pid0").exists() or not (tmp_path / "pid0").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)

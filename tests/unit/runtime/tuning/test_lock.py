@@ -79,7 +79,7 @@ def test_a_holder_on_another_node_that_counts_is_believed(tmp_path, quick):
 def test_a_holder_on_another_node_that_died_does_not_keep_the_work_dir(tmp_path, quick):
     elsewhere(tmp_path / HOLDER_FILE, 5)
     with only_one(tmp_path):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 200
         while json.loads((tmp_path / HOLDER_FILE).read_text())["pid"] != os.getpid():
             assert time.monotonic() < deadline
         first = json.loads((tmp_path / HOLDER_FILE).read_text())["count"]

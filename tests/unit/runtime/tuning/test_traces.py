@@ -58,7 +58,7 @@ POINTS = tuple(MeasuredAt(micro_batch_size=size) for size in (1, 2, 3, 4))
 def tracing(tmp_path, monkeypatch):
     """Traces ``POINTS`` with a script that does as told before it takes a point, and at each; returns what came of it."""
 
-    def run(set_up="pass", trace="pass", num_processes=2, timeout_s=120.0):
+    def run(set_up="pass", trace="pass", num_processes=2, timeout_s=600.0):
         script = tmp_path / "script.py"
         script.write_text(SCRIPT.format(set_up=textwrap.indent(set_up, " " * 4).strip(), trace=trace))
         monkeypatch.setattr(sys, "argv", [str(script)])
