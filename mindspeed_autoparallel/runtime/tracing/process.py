@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -22,6 +21,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.runtime.tracing.request import TraceRequest
+from mindspeed_autoparallel.runtime.tracing.sources import hash_of_tracing_code
 
 _COMMAND = (sys.executable, "-m", "mindspeed_autoparallel.runtime.tracing", "fake")
 _PREFIX = "TRACE "
@@ -41,11 +41,7 @@ def release_of(package: str) -> str:
 
 def _code_hash() -> Any:
     """Hash of the code a trace runs through, torch and Megatron."""
-    runtime = Path(__file__).parent.parent
-    digest = hashlib.sha256()
-    for folder in ("tracing", "attention", "devices/cpu", "tuning"):
-        for path in sorted((runtime / folder).glob("*.py")):
-            digest.update(path.read_bytes())
+    digest = hash_of_tracing_code()
     digest.update(f"{release_of('torch')} {release_of('megatron-core')} {os.environ.get('PYTHONPATH', '')}".encode())
     return digest
 

@@ -8,6 +8,14 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 
+_RUNTIME = Path(__file__).parents[1]
+_TRACING_FOLDERS = tuple(_RUNTIME / name for name in ("tracing", "attention", "devices/cpu", "tuning", "measuring"))
+
+
+def hash_of_tracing_code() -> hashlib._Hash:
+    """Of this package's modules that a trace runs through."""
+    return _hash_of(_TRACING_FOLDERS)
+
 
 def hash_of_sources(script: Path) -> hashlib._Hash:
     """Of the files beside ``script``, where custom layers usually lie, and of the code that traces.
@@ -15,9 +23,12 @@ def hash_of_sources(script: Path) -> hashlib._Hash:
     Folders and links to nowhere that are called ``*.py`` are passed over; ``ConfigError`` names a file that must not be
     read.
     """
-    package = Path(__file__).parents[1]
+    return _hash_of((script.resolve().parent, *_TRACING_FOLDERS))
+
+
+def _hash_of(folders: Iterable[Path]) -> hashlib._Hash:
     digest = hashlib.sha256()
-    for folder in (script.resolve().parent, package / "tuning", package / "measuring"):
+    for folder in folders:
         for path in _python_files(folder):
             try:
                 digest.update(path.read_bytes())
