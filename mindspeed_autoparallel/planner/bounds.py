@@ -10,7 +10,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_by
 from mindspeed_autoparallel.cost.sharding import units_of
 from mindspeed_autoparallel.cost.step import embedding_us, rank_tail
 from mindspeed_autoparallel.cost.topology import data_parallel_link
-from mindspeed_autoparallel.planner.evaluate import block_times_ns
+from mindspeed_autoparallel.planner.evaluate import beside_blocks_ns, block_times_ns
 from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.planner.split import SplitProblem
 from mindspeed_autoparallel.planner.variable_data import mean_factors
@@ -41,6 +41,8 @@ def _all_blocks(profile: Profile, measurement: Measurement) -> list[PlacedBlock]
 def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
     """Work W of one microbatch, spread at will over P ranks, M microbatches, no messages and no recomputation.
 
+    The host's time beside blocks, the same for a stage whatever it holds, is part of W and of each t below.
+
     Stage s cannot start before the first microbatch has come through the stages before it, nor be the last to work
     before the last microbatch has gone back through them: T >= M t_s + t_0 + ... + t_(s-1). If the t add up to W, then
     T >= W / (1 - (1 - 1/M)^P). With chunks the first arrival is earlier, and only M W / P and W remain. And layers are
@@ -63,11 +65,14 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
             if block is not None:
                 work += sum(block_times_ns(PlacedBlock(name="", cost=block), factor))
     size = layout.pipeline_size
+    beside = [2 * time_ns for time_ns in beside_blocks_ns(profile.device, layout)]
+    work += sum(beside)
+    least_beside = min(sum(beside[rank::size]) for rank in range(size))
     if layout.virtual_size > 1:
         whole = max(count * -(-m.num_layers // size) * layer_ns[m.name] for m in profile.model.modules)
-        return max(work, count * work / size, whole)
+        return max(work, count * work / size, whole + count * least_beside)
     whole = max(whole_layers_bound(m.num_layers, size, count) * layer_ns[m.name] for m in profile.model.modules)
-    return max(work / (1 - (1 - 1 / count) ** size), whole)
+    return max(work / (1 - (1 - 1 / count) ** size), whole + count * least_beside)
 
 
 def whole_layers_bound(num_layers: int, pipeline_size: int, num_microbatches: int) -> int:

@@ -93,9 +93,9 @@ def evaluate(
         for v, num_bytes in enumerate(messages)
     ]
     times = StepTimes(
-        forward=forward, backward=backward, link=links, per_operation=round(device.operation_overhead_us * NS_PER_US),
+        forward=forward, backward=backward, link=links, per_operation=_per_operation_ns(device),
         per_message=round(device.message_us(layout.schedule) * NS_PER_US),
-        per_pass=_cut_ns(device, len(blocks)) if size > 1 else (),
+        per_pass=_cut_ns(device, layout),
     )  # fmt: skip
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
@@ -198,9 +198,21 @@ def _stage_times(blocks: list[list[PlacedBlock]], factors: dict[str, float]) -> 
     return forward, backward
 
 
-def _cut_ns(device: DeviceCost, num_stages: int) -> list[int]:
+def _cut_ns(device: DeviceCost, layout: Layout) -> list[int]:
     """By virtual stage, what being cut adds to a forward, and to a backward."""
-    return [round(device.stage_overhead.at(v, num_stages) * NS_PER_US / 2) for v in range(num_stages)]
+    number = layout.num_virtual_stages
+    if layout.pipeline_size == 1:
+        return [0] * number
+    return [round(device.stage_overhead.at(v, number) * NS_PER_US / 2) for v in range(number)]
+
+
+def _per_operation_ns(device: DeviceCost) -> int:
+    return round(device.operation_overhead_us * NS_PER_US)
+
+
+def beside_blocks_ns(device: DeviceCost, layout: Layout) -> list[int]:
+    """By virtual stage, what the host adds to a forward, and to a backward, whatever blocks the stage holds."""
+    return [_per_operation_ns(device) + cut for cut in _cut_ns(device, layout)]
 
 
 def _sharded_times(

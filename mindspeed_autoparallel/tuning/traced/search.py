@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate, with_layout
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, beside_blocks_ns, evaluate, with_layout
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
 from mindspeed_autoparallel.spec import Cluster, Layout
@@ -264,7 +264,7 @@ def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], k
     profiled = "full" if whole else kind
     times = []
     start = 0
-    for stage, count in enumerate(layers):
+    for stage, (count, beside_ns) in enumerate(zip(layers, beside_blocks_ns(profile.device, layout), strict=True)):
         again = min(number, count) if whole else count
         time_us = sum(held * (layer.forward_us + layer.backward_us) for layer, held in cost.runs(start, count))
         time_us += sum(held * layer.recompute[profiled].extra_backward_us for layer, held in cost.runs(start, again))
@@ -272,7 +272,7 @@ def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], k
         for block, here in ((cost.pre, stage == 0), (cost.post, stage == len(layers) - 1)):
             if block is not None and here:
                 time_us += block.forward_us + block.backward_us
-        times.append(time_us)
+        times.append(time_us + 2 * beside_ns / NS_PER_US)
     size, count = layout.pipeline_size, configuration.candidate.num_microbatches
     ahead, bound = 0.0, 0.0
     for rank in range(size):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_profile import small_profile
 
-from mindspeed_autoparallel.planner.bounds import whole_layers_bound
+from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, whole_layers_bound
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, evaluate
+from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.device import StageOverhead
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 from mindspeed_autoparallel.spec import Cluster, Layout
 
@@ -31,6 +37,53 @@ def test_no_split_of_whole_layers_beats_their_bound(
         counts = [b - a for a, b in pairwise(edges)]
         times = StepTimes(forward=[forward * n for n in counts], backward=[backward * n for n in counts])
         assert simulate(program, times).step_time >= bound
+
+
+_HOST_US = st.sampled_from([0.0, 7.0, 300.0, 2000.0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    stages=st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2)]), microbatches=st.integers(1, 4), operation=_HOST_US,
+    first=_HOST_US, inner=_HOST_US, last=_HOST_US,
+)  # fmt: skip
+def test_no_placement_beats_its_bound_however_long_the_host_takes_beside_blocks(
+    stages: tuple[int, int], microbatches: int, operation: float, first: float, inner: float, last: float
+) -> None:
+    size, chunks = stages
+    microbatches *= size if chunks > 1 else 1
+    profile = small_profile()
+    beside = StageOverhead(first_us=first, inner_us=inner, last_us=last)
+    profile = replace(
+        profile, device=replace(profile.device, operation_overhead_us=operation, stage_overhead=beside)
+    )
+    layout = Layout(pipeline_size=size, virtual_size=chunks, schedule="interleaved" if chunks > 1 else "1f1b")
+    measurement = profile.at(MeasuredAt())
+    assert measurement is not None
+    bound_us = pipeline_bound_ns(
+        profile, Candidate(layout=layout, measurement=measurement, num_microbatches=microbatches)
+    ) / NS_PER_US  # fmt: skip
+    times = []
+    sizes = [module.num_layers for module in profile.model.modules]
+    for cuts in combinations(range(1, sum(sizes)), size * chunks - 1):
+        edges = (0, *cuts, sum(sizes))
+        layers = {
+            module.name: tuple(_overlap(a, b, sum(sizes[:index]), sizes[index]) for a, b in pairwise(edges))
+            for index, module in enumerate(profile.model.modules)
+        }
+        found = evaluate(
+            profile, Cluster(num_nodes=1, devices_per_node=size), layout, ModulePlacement(layers=layers, recompute={}),
+            microbatches, with_timeline=False,
+        )  # fmt: skip
+        times.append(found.step.pipeline_us)
+    assert bound_us <= min(times) * (1 + 1e-9)
+    if size == 1:
+        assert bound_us >= times[0] * (1 - 1e-9)
+
+
+def _overlap(begin: int, end: int, start: int, length: int) -> int:
+    """Of the range from ``begin`` to ``end``, how much lies in the ``length`` from ``start`` on."""
+    return max(0, min(end, start + length) - max(begin, start))
 
 
 @settings(max_examples=15, deadline=None)

@@ -90,7 +90,7 @@ def test_a_time_limit_that_is_not_hit_changes_nothing() -> None:
 
 
 def test_a_time_limit_that_is_hit_leaves_a_plan_and_an_honest_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile, cluster = small_profile(capacity_mib=330), Cluster(num_nodes=1, devices_per_node=4)
+    profile, cluster = small_profile(capacity_mib=250), Cluster(num_nodes=1, devices_per_node=4)
     whole = search(profile, cluster, 8)
     clock = iter(range(10**6))
     # Every look at the clock is a second later: the limit comes after the simple splits.
