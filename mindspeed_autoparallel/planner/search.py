@@ -23,14 +23,12 @@ from mindspeed_autoparallel.planner.ties import with_least_recompute
 from mindspeed_autoparallel.planner.workers import Workers, usable_cores
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.spec.plan import Relaxation, SearchRecord, Verdict
+from mindspeed_autoparallel.spec.plan import ROUNDING, Relaxation, SearchRecord, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
 TELL_EVERY_S = 2.0
-ROUNDING = 1e-6
-"""A gap of no more than this is rounding to nanoseconds: the plan is called optimal."""
 
 
 def search(

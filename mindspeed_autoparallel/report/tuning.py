@@ -10,9 +10,9 @@ from mindspeed_autoparallel.report.markup import draw_tiles, element, table, tex
 from mindspeed_autoparallel.report.page import POLICY
 from mindspeed_autoparallel.report.style import CSS
 from mindspeed_autoparallel.report.table import aligned
+from mindspeed_autoparallel.spec.plan import ROUNDING
 from mindspeed_autoparallel.units import format_bytes
 
-_ROUNDING = 1e-6
 _INCOMPARABLE = "not comparable"
 """In the note of a verifying run whose time says nothing."""
 SHORT_NAMES = (
@@ -83,7 +83,7 @@ def _as_given(result: Mapping[str, Any]) -> str:
 
 def _proved(result: Mapping[str, Any]) -> str:
     bound_ms, best_ms = result["search"]["lower_bound_ms"], result["top"][0]["step_time_ms"]
-    if bound_ms >= best_ms * (1 - _ROUNDING):
+    if bound_ms >= best_ms * (1 - ROUNDING):
         return "proved by this prediction: nothing that was searched is faster than 1"
     return (
         f"not proved: nothing can be faster than {bound_ms:.1f} ms, which is {1 - bound_ms / best_ms:.1%} below 1; "

@@ -120,6 +120,10 @@ class Relaxation:
     gain_fraction: float | None
 
 
+ROUNDING = 1e-6
+"""A gap of no more than this is rounding to nanoseconds: the plan is called optimal."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
     """How the answer was found and what is proved about it."""

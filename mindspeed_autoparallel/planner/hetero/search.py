@@ -31,11 +31,10 @@ from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
-from mindspeed_autoparallel.spec.plan import SearchRecord, Verdict
+from mindspeed_autoparallel.spec.plan import ROUNDING, SearchRecord, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 EXACT = 1e-9
-ROUNDING = 1e-6
 NOT_FOUND = "no split was found that fits beside the encoders, and none was proved impossible."
 SOLVE_S = 10.0
 """Most seconds for one pipeline; what stays open is in the gap."""

@@ -22,6 +22,11 @@ class LayerKind:
     """Added once to a stage that has such layers (the largest over its kinds counts)."""
 
 
+def order_of_kinds(num_kinds: int) -> tuple[int, ...]:
+    """As layers of one stack lie on a stage: those of the first kind that recomputes, the next, plain ones last."""
+    return (*range(1, num_kinds), 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Segment:
     """A run of equal layers; a pre or post block is a segment of one layer."""
@@ -40,6 +45,11 @@ class Segment:
     continues: bool = False
     """The same stack as the segment before it, with layers of another kind: the first layers of the stack on a stage
     are those of ``kinds[1]``, then come those of ``kinds[2]`` and so on, the plain ones last."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Indices of ``kinds`` as their layers lie on a stage."""
+        return order_of_kinds(len(self.kinds))
 
 
 @dataclass(frozen=True, kw_only=True)

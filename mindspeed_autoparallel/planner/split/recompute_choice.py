@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import itertools
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.problem import LayerKind, SplitProblem
+from mindspeed_autoparallel.planner.split.problem import LayerKind, SplitProblem, order_of_kinds
 
 Array = Any
 """A numpy array."""
@@ -99,7 +100,7 @@ class RecomputeChoice:
 def _ways(runs: list[Run], stage: int) -> list[Option]:
     """Layers of a stack in their order: the first ones under the first kind that recomputes, and so on, plain last."""
     num_kinds, total = len(runs[0][0]), sum(count for _, count, _ in runs)
-    order = _order(num_kinds)
+    order = order_of_kinds(num_kinds)
     cuts = _cuts(total, num_kinds - 1)
     edges = numpy.concatenate(
         [numpy.zeros((len(cuts), 1), dtype=int), cuts, numpy.full((len(cuts), 1), total)], axis=1
@@ -129,7 +130,7 @@ def _cuts(total: int, number: int) -> Array:
     return numpy.array(ways, dtype=int).reshape(len(ways), number)
 
 
-def _before(runs: list[Run], order: list[int], value: Any) -> list[Array]:
+def _before(runs: list[Run], order: Sequence[int], value: Any) -> list[Array]:
     """By kind in ``order``: the sum of a value over the layers before each."""
     counts = [count for _, count, _ in runs]
     tables = []
@@ -143,14 +144,9 @@ def _before(runs: list[Run], order: list[int], value: Any) -> list[Array]:
 def _row(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:
     """Of layers ``start`` to ``end``, how many run in each way."""
     row = [0] * num_kinds
-    for q, (low, high) in zip(_order(num_kinds), itertools.pairwise(edges), strict=True):
+    for q, (low, high) in zip(order_of_kinds(num_kinds), itertools.pairwise(edges), strict=True):
         row[q] = max(0, min(high, end) - max(low, start))
     return tuple(row)
-
-
-def _order(num_kinds: int) -> list[int]:
-    """As they lie on a stage: the first that recomputes, the next, plain ones last."""
-    return [*range(1, num_kinds), 0]
 
 
 def _merge(left: list[Option], right: list[Option], room: int) -> list[Option]:

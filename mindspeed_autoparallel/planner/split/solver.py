@@ -15,7 +15,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
 from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
-from mindspeed_autoparallel.planner.split.problem import Segment, SplitProblem
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import is_chain
 from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts, tail_rows
 from mindspeed_autoparallel.planner.split.solution import (
@@ -140,18 +140,13 @@ def _is_plan(problem: SplitProblem, placement: Placement) -> bool:
         if segment.beside is not None and any(here[k][v] > here[segment.beside][v] for v in range(num)):
             return False
         if segment.continues and any(
-            sum(placement[k - 1][q][v] for q in _order_of_kinds(segment)[place:])
-            and sum(placement[k][q][v] for q in _order_of_kinds(segment)[:place])
+            sum(placement[k - 1][q][v] for q in segment.order[place:])
+            and sum(placement[k][q][v] for q in segment.order[:place])
             for place in range(1, len(segment.kinds)) for v in range(num)
         ):  # fmt: skip
             return False
     counted = [row for row, s in zip(here, segments, strict=True) if s.beside is None]
     return problem.allow_empty_stages or all(any(row[v] for row in counted) for v in range(num))
-
-
-def _order_of_kinds(segment: Segment) -> list[int]:
-    """As they lie on a stage."""
-    return [*range(1, len(segment.kinds)), 0]
 
 
 def _nothing_found(time_limit_s: float, lower_bound: int) -> StoppedEarly:
@@ -209,7 +204,7 @@ class _Master:
     def _keep_order_of_kinds(self, k: int) -> None:
         """Where the segment before has layers that come late in the order of kinds, none here comes earlier."""
         before, here = self.x[k - 1], self.x[k]
-        order = _order_of_kinds(self.problem.segments[k])
+        order = self.problem.segments[k].order
         for v in range(self.problem.num_virtual):
             for place in range(1, len(order)):
                 late = self.model.new_bool_var("")

@@ -20,6 +20,7 @@ from mindspeed_autoparallel.runtime.measuring.relayout import Built, Stages
 from mindspeed_autoparallel.runtime.measuring.steps import step_arguments
 
 _NUM_WARMUP, _NUM_TIMED = 2, 7
+_PARTS = ("forward", "backward", "schedule", "finalize", "optimizer", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ def _medians(steps: list[dict[str, list[float]]]) -> dict[str, Any]:
     """Of every position in the step; what there is once is a number."""
     found: dict[str, Any] = {
         f"{name}_us": [statistics.median(values) for values in zip(*(step[name] for step in steps), strict=True)]
-        for name in ("forward", "backward", "schedule", "finalize", "optimizer", "step")
+        for name in _PARTS
     }
     for name in ("schedule_us", "finalize_us", "optimizer_us", "step_us"):
         found[name] = sum(found[name])
@@ -100,9 +101,7 @@ class _Watch:
 
     def __init__(self, device: Any) -> None:
         self._device = device
-        self._readings: dict[str, list[tuple[Any, Any]]] = {
-            name: [] for name in ("forward", "backward", "schedule", "finalize", "optimizer", "step")
-        }
+        self._readings: dict[str, list[tuple[Any, Any]]] = {name: [] for name in _PARTS}
 
     def times_us(self) -> dict[str, list[float]]:
         """After the step, in the order things ran."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.runtime.applying.native import (
@@ -66,16 +66,13 @@ def with_configuration(argv: Sequence[str], words: Sequence[str], *, keep_tuning
     ``keep_tuning``: whether the flags of ``--auto-tuning`` stay, which a process of ours needs and a training must not
     have.
     """
-    kept: list[str] = [argv[0]]
-    skipping = False
-    for word in argv[1:]:
-        if word.startswith("--"):
-            name = _plain(word)
-            ours = name.startswith("--auto-tuning") or name in _CLUSTER
-            skipping = name in _removed(words) or (ours and not keep_tuning)
-        if not skipping:
-            kept.append(word)
-    return [*kept, *words]
+    removed = _removed(words)
+
+    def stays(name: str) -> bool:
+        ours = name.startswith("--auto-tuning") or name in _CLUSTER
+        return name not in removed and (keep_tuning or not ours)
+
+    return [argv[0], *_words_whose_flag(stays, argv), *words]
 
 
 def taken_out(argv: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -83,13 +80,18 @@ def taken_out(argv: Sequence[str], words: Sequence[str]) -> list[str]:
 
     Whoever pastes ``words`` behind a command of theirs has to take these out, for they would stay in force.
     """
-    again = {_plain(word) for word in words if word.startswith("--")}
+    stale = _removed(words) - _flags(words)
+    return _words_whose_flag(lambda name: name in stale, argv)
+
+
+def _words_whose_flag(wanted: Callable[[str], bool], argv: Sequence[str]) -> list[str]:
+    """Flags of ``argv`` (script first) that are ``wanted``, with their values; words before any have an empty one."""
     found: list[str] = []
-    taking = False
+    name = ""
     for word in argv[1:]:
         if word.startswith("--"):
-            taking = _plain(word) in _removed(words) - again
-        if taking:
+            name = _plain(word)
+        if wanted(name):
             found.append(word)
     return found
 
@@ -105,7 +107,11 @@ def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list
 
 def _removed(words: Sequence[str]) -> set[str]:
     """Flags that a configuration decides, with dashes."""
-    return {_plain("--" + name) for name in _TUNED} | {_plain(word) for word in words if word.startswith("--")}
+    return {_plain("--" + name) for name in _TUNED} | _flags(words)
+
+
+def _flags(words: Sequence[str]) -> set[str]:
+    return {_plain(word) for word in words if word.startswith("--")}
 
 
 def _plain(word: str) -> str:

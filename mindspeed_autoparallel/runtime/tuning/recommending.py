@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.search import ROUNDING
 from mindspeed_autoparallel.runtime.tuning.argv import (
     illegal,
     launcher_words,
@@ -26,7 +25,7 @@ from mindspeed_autoparallel.runtime.tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.tuning.result import Recommendation
 from mindspeed_autoparallel.runtime.tuning.switching import environment_words, sharding_values, with_environment
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.plan import Alternative, Plan, SearchRecord
+from mindspeed_autoparallel.spec.plan import ROUNDING, Alternative, Plan, SearchRecord
 from mindspeed_autoparallel.tuning.traced.candidates import Family, Space, enumerate_space
 from mindspeed_autoparallel.tuning.traced.pricing import Prices
 from mindspeed_autoparallel.tuning.traced.ranking import ranked

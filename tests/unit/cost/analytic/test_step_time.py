@@ -20,6 +20,16 @@ _REQUEST = {
     "train": {"gbs": 32, "mbs": 2, "recompute": "full"},
 }
 
+_NETWORK = Fabric(
+    devices_per_node=8,
+    link_bytes_per_us=1e18,
+    link_latency_us=0.0,
+    inter_bytes_per_us=8.0,
+    inter_latency_us=0.0,
+    exchange_bytes_per_us=1.0,
+)
+"""Links inside a node take no time; a node's network moves 8 bytes per microsecond, 1 per device."""
+
 
 def _ms(**changes: dict) -> float:
     request = copy.deepcopy(_REQUEST)
@@ -97,38 +107,20 @@ def test_what_crosses_a_stage_boundary_is_split_over_tensor_ranks_where_the_soft
     request["parallel"] = {"tp": 4, "pp": 8, "sp": sequence_parallel}
     request["train"]["stack"] = stack
     work = read_workload(request)
-    # Links inside a node take no time here: only the network counts.
-    fabric = Fabric(
-        devices_per_node=8,
-        link_bytes_per_us=1e18,
-        link_latency_us=0.0,
-        inter_bytes_per_us=8.0,
-        inter_latency_us=0.0,
-        exchange_bytes_per_us=1.0,
-    )
     hidden_states = 2 * 1024 * 2048 * 2  # microbatch x tokens x hidden x bytes, at one byte per microsecond and device
-    assert boundary_send_us(work, fabric) == pytest.approx(hidden_states / share)
+    assert boundary_send_us(work, _NETWORK) == pytest.approx(hidden_states / share)
 
 
 def test_tokens_travel_once_to_each_node_and_over_each_devices_own_share_of_the_network() -> None:
-    # Links inside a node take no time; a node's network moves 8 bytes per microsecond, 1 per device.
-    fabric = Fabric(
-        devices_per_node=8,
-        link_bytes_per_us=1e18,
-        link_latency_us=0.0,
-        inter_bytes_per_us=8.0,
-        inter_latency_us=0.0,
-        exchange_bytes_per_us=1.0,
-    )
-    assert fabric.dispatch_us(1024.0, 8, 1, 2) == pytest.approx(0.0, abs=1e-9)
+    assert _NETWORK.dispatch_us(1024.0, 8, 1, 2) == pytest.approx(0.0, abs=1e-9)
     # One copy per token on two nodes: half of the bytes leave.
-    assert fabric.dispatch_us(1024.0, 16, 1, 1) == pytest.approx(512.0)
+    assert _NETWORK.dispatch_us(1024.0, 16, 1, 1) == pytest.approx(512.0)
     # Eight copies: nearly every token has an expert on the other node, which one of its eight copies reaches.
-    assert fabric.dispatch_us(1024.0, 16, 1, 8) == pytest.approx(1024 / 8 * (1 - 0.5**8))
+    assert _NETWORK.dispatch_us(1024.0, 16, 1, 8) == pytest.approx(1024 / 8 * (1 - 0.5**8))
     # Ranks that lie further apart than a node is wide are on a node each.
-    assert fabric.dispatch_us(1024.0, 2, 64, 1) == pytest.approx(512.0)
+    assert _NETWORK.dispatch_us(1024.0, 2, 64, 1) == pytest.approx(512.0)
     # Over more nodes more of the copies travel, never more than all.
-    costs = [fabric.dispatch_us(1024.0, 8 * nodes, 1, 4) for nodes in (1, 2, 4, 8, 64)]
+    costs = [_NETWORK.dispatch_us(1024.0, 8 * nodes, 1, 4) for nodes in (1, 2, 4, 8, 64)]
     assert costs == sorted(costs)
     assert costs[-1] < 1024
 
