@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mindspeed_autoparallel.patches import sheets
-from mindspeed_autoparallel.runtime.arguments import flag_groups
+from mindspeed_autoparallel.runtime.flags import flag_groups
 
 DOCS = Path(__file__).parent
 

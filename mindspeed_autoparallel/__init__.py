@@ -4,8 +4,9 @@ The map of the house (who may import whom is checked; higher may import lower):
 
     cli, patches        one command per file; one sheet per patched Megatron module
     reference, weights  the reference multimodal training; checkpoints that follow a plan
-    runtime             everything that touches torch and megatron: devices, launching, measuring, hetero, applying
-    report, tuning,     text, html and timeline of a plan; small-to-large tuning of language models;
+    runtime             everything that touches torch and megatron: devices, launch, profiling, hetero, and
+                        ``features``, one folder per flag
+    report, predict,    text, html and timeline of a plan; prediction of step time and memory without a launch;
     operators           operator-level strategy search
     planner             the exact search over plans
     cost, schedule      one sourced formula per function; pipeline schedules as action programs and one exact simulator

@@ -8,9 +8,23 @@ from collections.abc import Iterable, Sequence
 MASK = "***"
 _ALWAYS = frozenset({"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey", "bearer"})
 _OWNERS = frozenset(
-    {"access", "account", "api", "auth", "encryption", "hf", "hub", "huggingface", "modelscope", "private", "refresh",
-     "session", "swanlab", "wandb"}
-)  # fmt: skip
+    {
+        "access",
+        "account",
+        "api",
+        "auth",
+        "encryption",
+        "hf",
+        "hub",
+        "huggingface",
+        "modelscope",
+        "private",
+        "refresh",
+        "session",
+        "swanlab",
+        "wandb",
+    }
+)
 """Whose key or token it is; other tokens and keys are those of language models (``--fim-eod-token``)."""
 _URL = re.compile(r"(\w+://[^/\s:@]*):([^/\s@]+)@")
 

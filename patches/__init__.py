@@ -26,7 +26,7 @@ def sheets() -> list[Patch]:
 
 def arm() -> None:
     """Install the sheets as Megatron's modules are imported, and prepare the device right before the first of them."""
-    from mindspeed_autoparallel.runtime.arguments import flags_given
+    from mindspeed_autoparallel.runtime.flags import flags_given
 
     if ENGINE.patches:
         return

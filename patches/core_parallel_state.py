@@ -7,7 +7,7 @@ from mindspeed_autoparallel.patching import Patch
 
 
 def _initialize(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.measuring.worker import record
+    from mindspeed_autoparallel.runtime.profiling.measure.worker import record
 
     return record("initialize_model_parallel", wrapped, args, kwargs)
 

@@ -7,7 +7,7 @@ from mindspeed_autoparallel.patching import Patch
 
 
 def _parse_args(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.host.parsing import parse_with_our_flags
+    from mindspeed_autoparallel.runtime.megatron.parsing import parse_with_our_flags
 
     return parse_with_our_flags(wrapped, args, kwargs)
 

@@ -10,7 +10,7 @@ _SEARCH = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning")
 
 def _recording(name: str) -> Wrapper:
     def wrapper(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        from mindspeed_autoparallel.runtime.measuring.worker import record
+        from mindspeed_autoparallel.runtime.profiling.measure.worker import record
 
         return record(name, wrapped, args, kwargs)
 
@@ -18,13 +18,13 @@ def _recording(name: str) -> Wrapper:
 
 
 def _train(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.measuring.worker import take_over_training
+    from mindspeed_autoparallel.runtime.profiling.measure.worker import take_over_training
 
     return take_over_training(wrapped, args, kwargs)
 
 
 def _train_step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.applying.check import watch_step
+    from mindspeed_autoparallel.runtime.features.apply_plan.check import watch_step
 
     return watch_step(wrapped, args, kwargs)
 

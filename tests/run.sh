@@ -25,6 +25,7 @@ export MEGATRON_CORE_0_12="$PWD/.venv/megatron-core/0.12.1" MEGATRON_CORE_0_16="
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 .venv/bin/ruff check .
+.venv/bin/ruff format --check .
 .venv/bin/mypy
 .venv/bin/lint-imports
 .venv/bin/python docs/generate.py --check

@@ -17,18 +17,24 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
     """Search, print, write; the command's exit code."""
     from mindspeed_autoparallel.cli.simulate import print_plan
     from mindspeed_autoparallel.planner.hetero.compare import compare, comparison_result, summary, write_comparison
-    from mindspeed_autoparallel.runtime.host.description import describe
-    from mindspeed_autoparallel.runtime.search.hetero_model import training_flags, write_hetero_model
+    from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import training_flags, write_hetero_model
+    from mindspeed_autoparallel.runtime.megatron.description import describe
     from mindspeed_autoparallel.spec import to_json
 
     if arguments.mm_model is not None:
         description = describe(argparse.Namespace(mm_model=arguments.mm_model))
         _check_modules(profile, {module.name: module.num_layers for module in description.modules}, arguments.mm_model)
     comparison = compare(
-        profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
-        seed=arguments.seed, progress=lambda text: print(text, file=sys.stderr, flush=True), options=options,
+        profile,
+        cluster,
+        arguments.global_batch_size,
+        time_limit_s=arguments.time_limit_s,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+        progress=lambda text: print(text, file=sys.stderr, flush=True),
+        options=options,
         balance=arguments.hetero_balance,
-    )  # fmt: skip
+    )
     model_file = None
     if arguments.mm_model is not None:
         model_file = write_hetero_model(comparison.hetero, description, arguments.out or Path.cwd())

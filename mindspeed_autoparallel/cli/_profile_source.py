@@ -14,9 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``--profile`` and what can stand in its place."""
     parser.add_argument("--profile", type=Path, help="our profile or MindSpeed's model_profile.json")
     parser.add_argument(
-        "--profile-source", choices=("file", "analytic"), default="file",
+        "--profile-source",
+        choices=("file", "analytic"),
+        default="file",
         help="analytic: no profile and no accelerator, computed for --model on --device (default: file)",
-    )  # fmt: skip
+    )
     parser.add_argument("--model", type=Path, metavar="FILE", help="with analytic: the shapes as JSON")
     parser.add_argument("--device", metavar="NAME", help="with analytic: of the catalogue, as H100 or 910B")
     parser.add_argument(
@@ -56,7 +58,7 @@ def _analytic(arguments: argparse.Namespace) -> Profile:
     if arguments.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node must be at least 1, got {arguments.nproc_per_node}.")
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
-    from mindspeed_autoparallel.tuning.analytic_profile import analytic_profile, read_model_file
+    from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, read_model_file
 
     device = find_device(arguments.device, tuple(read_device(path) for path in arguments.device_file))
     profile = analytic_profile(

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
-    from mindspeed_autoparallel.runtime.tuning.calibrate import calibrate
+    from mindspeed_autoparallel.runtime.profiling.calibrate.command import calibrate
 
     if arguments.processes < 1 or arguments.timeout_s < 1:
         raise ConfigError("--processes and --timeout-s must be at least 1.")

@@ -53,19 +53,32 @@ def run(arguments: argparse.Namespace) -> int:
     show = _ProgressLine()
     if arguments.direction == "mm-to-hf":
         conversion.checkpoint_to_huggingface(
-            arguments.source, _hf_dir(arguments), arguments.target,
-            max_shard_bytes=arguments.max_shard_mib * 1024**2, overwrite=arguments.overwrite, progress=show,
-        )  # fmt: skip
+            arguments.source,
+            _hf_dir(arguments),
+            arguments.target,
+            max_shard_bytes=arguments.max_shard_mib * 1024**2,
+            overwrite=arguments.overwrite,
+            progress=show,
+        )
     elif arguments.direction == "hf-to-mm":
         conversion.huggingface_to_checkpoint(
-            arguments.source, arguments.target, _layout(arguments, arguments.source),
-            file_format=arguments.format, overwrite=arguments.overwrite, progress=show,
-        )  # fmt: skip
+            arguments.source,
+            arguments.target,
+            _layout(arguments, arguments.source),
+            file_format=arguments.format,
+            overwrite=arguments.overwrite,
+            progress=show,
+        )
     else:
         result["optimizer_state_kept"] = conversion.resplit(
-            arguments.source, _hf_dir(arguments), arguments.target, _layout(arguments, _hf_dir(arguments)),
-            file_format=arguments.format, overwrite=arguments.overwrite, progress=show,
-        )  # fmt: skip
+            arguments.source,
+            _hf_dir(arguments),
+            arguments.target,
+            _layout(arguments, _hf_dir(arguments)),
+            file_format=arguments.format,
+            overwrite=arguments.overwrite,
+            progress=show,
+        )
     show.end()
     result["seconds"] = round(time.monotonic() - started, 2)
     if arguments.json:

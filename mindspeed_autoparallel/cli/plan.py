@@ -1,7 +1,7 @@
 """Search the best parallel plan for a cluster, with its proof.
 
-  plan --profile profile.json --nnodes 8 --nproc-per-node 16 --global-batch-size 256 --out . --json
-  plan --profile-source analytic --model model.json --device H100 --nnodes 8 --nproc-per-node 8 --global-batch-size 256
+plan --profile profile.json --nnodes 8 --nproc-per-node 16 --global-batch-size 256 --out . --json
+plan --profile-source analytic --model model.json --device H100 --nnodes 8 --nproc-per-node 8 --global-batch-size 256
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the solver")
     parser.add_argument("--overlap-grad-reduce", action="store_true", help="gradient reduction overlaps the backward")
     parser.add_argument(
-        "--virtual-sizes", default="auto",
+        "--virtual-sizes",
+        default="auto",
         help="chunks per rank to try, such as 1,2,4 (default: 1, and 2 and 4 in small jobs of one module)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both"
     )
     parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
-        "--hetero-parallel", action="store_true",
+        "--hetero-parallel",
+        action="store_true",
         help="also search layouts of their own for encoders, and compare with the best homogeneous plan",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--hetero-balance", choices=("local", "global", "off"), default="local", help="as training will have it"
     )
@@ -64,15 +66,17 @@ def run(arguments: argparse.Namespace) -> int:
     virtual_sizes = _virtual_sizes(arguments.virtual_sizes)
     profile = _profile_source.read_profile_of(arguments)
     cluster = Cluster(
-        num_nodes=arguments.nnodes, devices_per_node=arguments.nproc_per_node,
+        num_nodes=arguments.nnodes,
+        devices_per_node=arguments.nproc_per_node,
         memory_limit_bytes=int(limit * MIB) if limit is not None else None,
-    )  # fmt: skip
+    )
     if arguments.out is not None:
         made_folder(arguments.out, "--out")
     options = SpaceOptions(
-        overlap_gradient_reduce=arguments.overlap_grad_reduce, virtual_sizes=virtual_sizes,
+        overlap_gradient_reduce=arguments.overlap_grad_reduce,
+        virtual_sizes=virtual_sizes,
         schedules=_schedules(arguments.schedules),
-    )  # fmt: skip
+    )
     if arguments.hetero_parallel:
         from mindspeed_autoparallel.cli._plan_hetero import run_hetero
 
@@ -80,17 +84,28 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.mm_model is not None:
         raise ConfigError("--mm-model is for --hetero-parallel, which writes a copy of it with every module's sizes.")
     plan = search(
-        profile, cluster, arguments.global_batch_size, time_limit_s=arguments.time_limit_s, top_k=arguments.top_k,
-        seed=arguments.seed, num_workers=arguments.num_workers, options=options,
+        profile,
+        cluster,
+        arguments.global_batch_size,
+        time_limit_s=arguments.time_limit_s,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+        num_workers=arguments.num_workers,
+        options=options,
         progress=lambda text: print(text, file=sys.stderr, flush=True),
-    )  # fmt: skip
+    )
     if arguments.candidate is not None:
         from mindspeed_autoparallel.operators.candidate import read_candidate, with_candidate
 
         plan, compared = with_candidate(
-            plan, read_candidate(arguments.candidate), profile, cluster, arguments.global_batch_size,
-            time_limit_s=arguments.time_limit_s, seed=arguments.seed,
-        )  # fmt: skip
+            plan,
+            read_candidate(arguments.candidate),
+            profile,
+            cluster,
+            arguments.global_batch_size,
+            time_limit_s=arguments.time_limit_s,
+            seed=arguments.seed,
+        )
         print(compared, file=sys.stderr)
     if arguments.out is not None:
         write_results(plan, arguments.out)

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the answers, each of which says itself when it is refused; exit code 2 when all of them are."""
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.files import read_json
-    from mindspeed_autoparallel.tuning.predict import predict
+    from mindspeed_autoparallel.predict.predict import predict
 
     devices = tuple(read_device(path) for path in arguments.device_file)
     result = predict(read_json(arguments.requests, "request file"), devices)

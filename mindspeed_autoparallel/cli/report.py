@@ -1,8 +1,8 @@
 """Show a plan: a table here, a self-contained page, a trace of the simulated step.
 
-  report --plan plan.json --html plan.html   the page, for any browser, without network
-  report --plan plan.json --trace step.json  for Perfetto or chrome://tracing
-  report --plan plan.json --text             the table; also what happens without any of these
+report --plan plan.json --html plan.html   the page, for any browser, without network
+report --plan plan.json --trace step.json  for Perfetto or chrome://tracing
+report --plan plan.json --text             the table; also what happens without any of these
 """
 
 from __future__ import annotations

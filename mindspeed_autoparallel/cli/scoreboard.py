@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints every figure by group and what was left out."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
-    from mindspeed_autoparallel.tuning.scoreboard import scoreboard
+    from mindspeed_autoparallel.predict.scoreboard import scoreboard
 
     document = read_json(arguments.data, "measured data")
     rows = document.get("rows") if isinstance(document, dict) else document

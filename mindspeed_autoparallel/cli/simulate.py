@@ -1,6 +1,6 @@
 """Replay a plan: step time, memory and timeline, also after editing the file.
 
-  simulate --plan plan.json --trace trace.json
+simulate --plan plan.json --trace trace.json
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ def run(arguments: argparse.Namespace) -> int:
 
         write_json_atomic(arguments.trace, chrome_trace(plan))
     if arguments.json:
-        print(json.dumps({
-            "step_time_ms": plan.step.total_us / 1000,
-            "planned_step_time_ms": before.step.total_us / 1000,
-            "step": to_json(plan.step),
-            "throughput": plan.throughput_tokens_per_s_per_device,
-            "fits": found.fits,
-            "peak_memory_mib": [rank.peak_bytes / 2**20 for rank in plan.memory],
-            "stages": to_json(plan.stages),
-            "critical_path": [[label, size / 1000] for label, size in found.simulated.critical_path],
-            "limits": list(plan.search.limits),
-        }))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "step_time_ms": plan.step.total_us / 1000,
+                    "planned_step_time_ms": before.step.total_us / 1000,
+                    "step": to_json(plan.step),
+                    "throughput": plan.throughput_tokens_per_s_per_device,
+                    "fits": found.fits,
+                    "peak_memory_mib": [rank.peak_bytes / 2**20 for rank in plan.memory],
+                    "stages": to_json(plan.stages),
+                    "critical_path": [[label, size / 1000] for label, size in found.simulated.critical_path],
+                    "limits": list(plan.search.limits),
+                }
+            )
+        )
         return 0
     print_plan(plan)
     print(f"the file says {before.step.total_us / 1000:.3f} ms; fits: {'yes' if found.fits else 'no'}")

@@ -1,6 +1,6 @@
 """Split one pipeline: layers and recomputation of every stage, proved optimal.
 
-  split --profile model_profile.json --pipeline-size 8 --num-microbatches 32 --memory-limit-mib 62000 --json
+split --profile model_profile.json --pipeline-size 8 --num-microbatches 32 --memory-limit-mib 62000 --json
 """
 
 from __future__ import annotations
@@ -51,10 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     def problem_of(num_microbatches: int, memory_limit_mib: float) -> SplitProblem:
         return problem_from_profile(
-            profile, num_stages=arguments.pipeline_size, num_microbatches=num_microbatches,
-            memory_limit_mib=memory_limit_mib, schedule=arguments.schedule,
+            profile,
+            num_stages=arguments.pipeline_size,
+            num_microbatches=num_microbatches,
+            memory_limit_mib=memory_limit_mib,
+            schedule=arguments.schedule,
             num_chunks=arguments.virtual_pipeline_size,
-        )  # fmt: skip
+        )
 
     problem = problem_of(arguments.num_microbatches, arguments.memory_limit_mib)
     try:
@@ -112,7 +115,9 @@ def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseli
         "solve_seconds": round(solution.solve_seconds, 4),
         "baselines": {
             plan.name: {
-                "step_time_ms": plan.step_time / NS_PER_MS, "fits": plan.fits, **_by_module(problem, plan.placement),
+                "step_time_ms": plan.step_time / NS_PER_MS,
+                "fits": plan.fits,
+                **_by_module(problem, plan.placement),
             }
             for plan in simple
         },
@@ -122,7 +127,7 @@ def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseli
             "share_of_messages": round(limits.share_of_messages, 4),
             "recomputing_stages": list(limits.recomputing_stages),
         },
-    }  # fmt: skip
+    }
 
 
 def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -136,13 +141,14 @@ def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: arg
     return {
         "alternatives": [
             {
-                "step_time_ms": step / NS_PER_MS, **_by_module(problem, plan),
+                "step_time_ms": step / NS_PER_MS,
+                **_by_module(problem, plan),
                 "stage_memory_mib": [size / MIB for size in stage_memory(problem, plan)],
             }
             for plan, step in others
         ],
         "alternatives_proved": complete,
-    }  # fmt: skip
+    }
 
 
 def _what_if(
@@ -162,10 +168,14 @@ def _what_if(
             found.append({"change": change, "status": "infeasible", "step_time_ms": None, "gain_fraction": None})
             continue
         gain = 1 - other.step_time / times / solution.step_time if solution.step_time else 0.0
-        found.append({
-            "change": change, "status": other.status, "step_time_ms": other.step_time / NS_PER_MS,
-            "gain_fraction": round(gain, 6),
-        })  # fmt: skip
+        found.append(
+            {
+                "change": change,
+                "status": other.status,
+                "step_time_ms": other.step_time / NS_PER_MS,
+                "gain_fraction": round(gain, 6),
+            }
+        )
     return found
 
 
@@ -176,9 +186,7 @@ def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[st
         if segment.beside is None:
             # A module with layers of several kinds has several segments.
             before = layers.get(segment.name) or [(0,) * problem.num_virtual] * len(rows)
-            layers[segment.name] = [
-                tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(before, rows, strict=True)
-            ]
+            layers[segment.name] = [tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(before, rows, strict=True)]
     return {
         "placement": {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in layers.items()},
         "recompute": {name: [sum(column[1:]) for column in zip(*rows, strict=True)] for name, rows in layers.items()},

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.tracing.request import BLOCKS
+from mindspeed_autoparallel.runtime.profiling.trace.request import BLOCKS
 
 _SIZES = ("hidden", "heads", "sequence")
 _OPTIONAL = {
@@ -57,9 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gated", action="store_true", help="SwiGLU and RMSNorm without bias")
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument(
-        "--recompute", default="none", metavar="KIND",
+        "--recompute",
+        default="none",
+        metavar="KIND",
         help="none, selective, full, selective:MODULE,... (Megatron's names) or full:LAYERS (groups of a stage)",
-    )  # fmt: skip
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep and reuse traces here")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -105,20 +107,25 @@ def _print_script(result: dict[str, Any]) -> None:
 
 def _run_script(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.profiles import MeasuredAt
-    from mindspeed_autoparallel.runtime.tracing.script import ScriptRequest, trace_script
+    from mindspeed_autoparallel.runtime.profiling.trace.script import ScriptRequest, trace_script
 
     if arguments.block != "layer" or any(getattr(arguments, name) is not None for name in _OF_A_BLOCK):
         named = [name for name in _OF_A_BLOCK if getattr(arguments, name) is not None] or ["block"]
         raise ConfigError(f"--{named[0].replace('_', '-')} describes a model; with --script the script builds it.")
     point = MeasuredAt(
-        tensor_size=_or_one(arguments.tensor), context_size=_or_one(arguments.context),
-        expert_size=_or_one(arguments.expert), micro_batch_size=_or_one(arguments.micro_batch),
+        tensor_size=_or_one(arguments.tensor),
+        context_size=_or_one(arguments.context),
+        expert_size=_or_one(arguments.expert),
+        micro_batch_size=_or_one(arguments.micro_batch),
         sequence_parallel=arguments.sequence_parallel,
-    )  # fmt: skip
+    )
     request = ScriptRequest(
-        script=arguments.script, arguments=tuple(arguments.arguments), point=point, world=arguments.world or 0,
+        script=arguments.script,
+        arguments=tuple(arguments.arguments),
+        point=point,
+        world=arguments.world or 0,
         recompute=arguments.recompute,
-    )  # fmt: skip
+    )
     result = trace_script(request, arguments.cache)
     if arguments.json:
         print(json.dumps(result))
@@ -137,8 +144,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_script(arguments)
     if arguments.arguments:
         raise ConfigError(f"{arguments.arguments[0]!r} is an argument of a script; name it with --script.")
-    from mindspeed_autoparallel.runtime.tracing.process import trace
-    from mindspeed_autoparallel.runtime.tracing.request import read_request
+    from mindspeed_autoparallel.runtime.profiling.trace.process import trace
+    from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
 
     values = {name: getattr(arguments, name) for name in (*_SIZES, *_OPTIONAL) if getattr(arguments, name) is not None}
     for name in ("block", "gated", "sequence_parallel", "recompute", "dtype"):

@@ -18,9 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-file", type=Path, action="append", default=[], help="a device of your own (repeatable)"
     )
     parser.add_argument(
-        "--profile-source", choices=("analytic",), default="analytic",
+        "--profile-source",
+        choices=("analytic",),
+        default="analytic",
         help="nothing is measured by this command; a script with --auto-tuning measures",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -29,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
-    from mindspeed_autoparallel.tuning.search import search
+    from mindspeed_autoparallel.predict.search import search
 
     request = read_json(arguments.request, "request file")
     if not isinstance(request, dict) or not all(

@@ -41,9 +41,12 @@ class RankTimes:
 
 
 def bucketed_tails(
-    ranks: Sequence[Sequence[Sequence[PlacedBlock]]], times: Sequence[RankTimes], layout: Layout, cluster: Cluster,
+    ranks: Sequence[Sequence[Sequence[PlacedBlock]]],
+    times: Sequence[RankTimes],
+    layout: Layout,
+    cluster: Cluster,
     device: DeviceCost,
-) -> tuple[tuple[RankTail, ...], RankTail]:  # fmt: skip
+) -> tuple[tuple[RankTail, ...], RankTail]:
     """What shows of every rank, and of the step: all ranks wait for each other before the optimizer (gradient norm).
 
     ``ranks``: the blocks of every rank by chunk.
@@ -64,9 +67,12 @@ def bucketed_tails(
 
 
 def least_tail_us(
-    everything: Sequence[PlacedBlock], first: Sequence[PlacedBlock], layout: Layout, cluster: Cluster,
+    everything: Sequence[PlacedBlock],
+    first: Sequence[PlacedBlock],
+    layout: Layout,
+    cluster: Cluster,
     device: DeviceCost,
-) -> float:  # fmt: skip
+) -> float:
     """Below every placement's tail. ``first``: what the first rank holds in any case.
 
     The first rank's last backward ends the pipeline and its first forward begins it, so nothing of its collectives

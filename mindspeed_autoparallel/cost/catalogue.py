@@ -19,8 +19,15 @@ from mindspeed_autoparallel.files import read_json
 SCHEMA_VERSION = 1
 _FOLDER = Path(__file__).parent / "catalogue_data"
 _CORRECTION_COLUMNS = 5
-_SHARES = ("gemm_fraction", "attention_fraction", "memory_fraction", "link_fraction",
-           "inter_fraction", "optimizer_fraction", "expert_fraction")  # fmt: skip
+_SHARES = (
+    "gemm_fraction",
+    "attention_fraction",
+    "memory_fraction",
+    "link_fraction",
+    "inter_fraction",
+    "optimizer_fraction",
+    "expert_fraction",
+)
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
 _OPTIONAL = ("corrections", "intervals", "measured_recompute", "tensor_exposed", "expert_fraction")
 _OPTIONAL_FIGURES = ("host_link_gb_per_s", "workspace_mib")

@@ -74,10 +74,12 @@ def rank_peak(
     base = sum(static.values())
     traffic = traffic or [Traffic()] * len(chunks)
     saved = [
-        passing.received_bytes - passing.sent_bytes + kept_side_bytes(chunk)
+        passing.received_bytes
+        - passing.sent_bytes
+        + kept_side_bytes(chunk)
         + sum(block.recompute.saved_bytes for block in chunk)
         for passing, chunk in zip(traffic, chunks, strict=True)
-    ]  # fmt: skip
+    ]
     step_transient = round(device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout))
     best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
     # A pair of microbatches needs a forward ahead of what the schedule holds by itself.
@@ -96,9 +98,11 @@ def rank_peak(
         peak = base + others + left + high.height
         if peak > best[0]:
             terms = {
-                "other_microbatches": others, "this_microbatch": high.alive, "transient": high.transient,
+                "other_microbatches": others,
+                "this_microbatch": high.alive,
+                "transient": high.transient,
                 "messages": left + high.message,
-            }  # fmt: skip
+            }
             best = (peak, f"{'forward' if action.kind == 'F' else 'backward'} of {high.name}", terms)
         if action.kind == "F":
             in_flight += saved[action.chunk]
@@ -139,9 +143,7 @@ def _passing_state(kind: str, blocks: Sequence[PlacedBlock], layout: Layout) -> 
     return [sum(pair) for pair in zip(gathered, waiting_bytes(blocks, layout.sharding), strict=True)]
 
 
-def _high_point(
-    kind: str, blocks: Sequence[PlacedBlock], passing: Traffic, passing_state: Sequence[int]
-) -> _HighPoint:
+def _high_point(kind: str, blocks: Sequence[PlacedBlock], passing: Traffic, passing_state: Sequence[int]) -> _HighPoint:
     alive = passing.received_bytes + kept_side_bytes(blocks)
     keeps_side = {module: _keeps_side(blocks, module) for module in {block.module for block in blocks}}
     best: _HighPoint | None = None
@@ -170,9 +172,7 @@ def _high_point(
 def kept_side_bytes(blocks: Sequence[PlacedBlock]) -> int:
     """Side inputs of the modules on a stage that live until the backward (M7)."""
     sides = {block.module: block.side for block in blocks}
-    return sum(
-        side.total_bytes if _keeps_side(blocks, module) else side.kept_bytes for module, side in sides.items()
-    )
+    return sum(side.total_bytes if _keeps_side(blocks, module) else side.kept_bytes for module, side in sides.items())
 
 
 def _keeps_side(blocks: Sequence[PlacedBlock], module: str) -> bool:

@@ -105,18 +105,19 @@ def _tied(exchange: Exchange, samples: int) -> MovedSamples:
     owing = samples * width - at_home * stage / shards
     received_back = owned - (0 if exchange.replicas > 1 else at_home / shards)
     return MovedSamples(
-        inputs=owned * (1 - 1 / exchange.homes), outputs=max(received, sent),
+        inputs=owned * (1 - 1 / exchange.homes),
+        outputs=max(received, sent),
         gradients=max(owing / stage, received_back),
-    )  # fmt: skip
+    )
 
 
 def exchange_link(exchange: Exchange, cluster: Cluster, device: DeviceCost) -> LinkTier:
     """The slowest link between ranks that exchange: first stage and later stages are a whole stage apart."""
     if cluster.num_devices <= cluster.devices_per_node:
         return device.intra
-    inside = exchange.backbone.pipeline_size == 1 and cluster.devices_per_node % (
-        exchange.homes * exchange.stage_width
-    ) == 0  # fmt: skip
+    inside = (
+        exchange.backbone.pipeline_size == 1 and cluster.devices_per_node % (exchange.homes * exchange.stage_width) == 0
+    )
     return device.intra if inside else device.inter
 
 

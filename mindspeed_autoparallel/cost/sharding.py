@@ -117,11 +117,14 @@ def units_of(
     for block, (forward_us, backward_us) in zip(blocks, times_us, strict=True):
         states = replicas_of(block, layout)
         gathers = layout.sharding.parameters and is_unit(block)
-        units.append(Unit(
-            forward_us=forward_us, backward_us=backward_us,
-            gather_us=sum(all_gather_us(state.parameter_bytes, group, link) for state, group in states if gathers),
-            reduce_us=sum(reduce_scatter_us(state.gradient_bytes, group, link) for state, group in states),
-        ))  # fmt: skip
+        units.append(
+            Unit(
+                forward_us=forward_us,
+                backward_us=backward_us,
+                gather_us=sum(all_gather_us(state.parameter_bytes, group, link) for state, group in states if gathers),
+                reduce_us=sum(reduce_scatter_us(state.gradient_bytes, group, link) for state, group in states),
+            )
+        )
     return units
 
 
@@ -146,9 +149,8 @@ def passes_us(
     shown = 1 - hidden_share
     return (
         hidden_share * forward_us + shown * (sum(unit.forward_us for unit in units) + gathers),
-        hidden_share * backward_us
-        + shown * (sum(unit.backward_us + unit.reduce_us for unit in units) + gathers),
-    )  # fmt: skip
+        hidden_share * backward_us + shown * (sum(unit.backward_us + unit.reduce_us for unit in units) + gathers),
+    )
 
 
 def microbatch_us(units: Sequence[Unit], reach: Reach) -> tuple[float, float]:

@@ -60,9 +60,7 @@ def rank_tail(
     return RankTail(data_parallel_us=reduce_us + gather_us, optimizer_us=optimizer_us)
 
 
-def embedding_us(
-    model: Model, measurement: Measurement, layout: Layout, cluster: Cluster, device: DeviceCost
-) -> float:
+def embedding_us(model: Model, measurement: Measurement, layout: Layout, cluster: Cluster, device: DeviceCost) -> float:
     """S3: all-reduce of the tied embedding's gradient between its two copies; 0 where there is one copy."""
     pre = measurement.modules[model.modules[-1].name].pre
     if not model.tied_embeddings or layout.pipeline_size == 1 or pre is None:

@@ -23,9 +23,14 @@ STAGE_TIMES = "stage_times_us"
 
 
 def assemble_plan(
-    profile: Profile, cluster: Cluster, global_batch_size: int, best: Candidate, result: LayoutResult,
-    others: Sequence[tuple[Candidate, LayoutResult]], record: SearchRecord,
-) -> Plan:  # fmt: skip
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    best: Candidate,
+    result: LayoutResult,
+    others: Sequence[tuple[Candidate, LayoutResult]],
+    record: SearchRecord,
+) -> Plan:
     """Everything of ``plan.json``."""
     assert result.placement is not None
     found = evaluate(profile, cluster, best.layout, result.placement, global_batch_size)
@@ -39,9 +44,14 @@ def assemble_plan(
 
 
 def plan_of(
-    profile: Profile, cluster: Cluster, layout: Layout, measurement: Measurement, found: Evaluation,
-    global_batch_size: int, record: SearchRecord,
-) -> Plan:  # fmt: skip
+    profile: Profile,
+    cluster: Cluster,
+    layout: Layout,
+    measurement: Measurement,
+    found: Evaluation,
+    global_batch_size: int,
+    record: SearchRecord,
+) -> Plan:
     """A plan without the comparison: what ``simulate`` needs as well."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -57,20 +67,33 @@ def plan_of(
         figures = "; ".join(f"{name} {value}" for name, value in origin.software.items())
         notes.append(f"nothing was measured: all costs are computed for {origin.device} ({figures}).")
     return Plan(
-        model=profile.model, cluster=cluster, layout=layout, global_batch_size=global_batch_size,
-        num_microbatches=layout.num_microbatches(global_batch_size), stages=found.stages, memory=found.memory,
-        step=found.step, throughput_tokens_per_s_per_device=found.throughput, baselines=(), alternatives=(),
-        search=record, tool_version=release,
+        model=profile.model,
+        cluster=cluster,
+        layout=layout,
+        global_batch_size=global_batch_size,
+        num_microbatches=layout.num_microbatches(global_batch_size),
+        stages=found.stages,
+        memory=found.memory,
+        step=found.step,
+        throughput_tokens_per_s_per_device=found.throughput,
+        baselines=(),
+        alternatives=(),
+        search=record,
+        tool_version=release,
         profile=ProfileRecord(
-            sha256=profile.sha256(), source=origin.source, device=origin.device, created_utc=origin.created_utc,
-            model_hash=origin.model_hash, notes=tuple(notes),
+            sha256=profile.sha256(),
+            source=origin.source,
+            device=origin.device,
+            created_utc=origin.created_utc,
+            model_hash=origin.model_hash,
+            notes=tuple(notes),
         ),
         extra={
             "link_us": json.dumps(found.link_us),
             COSTS: json.dumps(to_json(replace(profile, measurements=(measurement,)))),
             STAGE_TIMES: json.dumps([[stage.forward_us, stage.backward_us] for stage in found.stages]),
         },
-    )  # fmt: skip
+    )
 
 
 def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
@@ -107,21 +130,27 @@ def fullest_rank(memory: Sequence[RankMemory]) -> str:
 def _baselines(profile: Profile, cluster: Cluster, best: Candidate, global_batch_size: int) -> tuple[Baseline, ...]:
     return tuple(
         Baseline(
-            name=simple.name, step_us=simple.evaluation.step.total_us, feasible=simple.evaluation.fits,
-            layers=dict(simple.placement.layers), recompute=_recomputed(simple.placement),
+            name=simple.name,
+            step_us=simple.evaluation.step.total_us,
+            feasible=simple.evaluation.fits,
+            layers=dict(simple.placement.layers),
+            recompute=_recomputed(simple.placement),
             note="" if simple.evaluation.fits else "does not fit the memory",
         )
         for simple in simple_splits(profile, cluster, best, global_batch_size)
-    )  # fmt: skip
+    )
 
 
 def _alternative(candidate: Candidate, result: LayoutResult) -> Alternative:
     assert result.evaluation is not None and result.placement is not None
     return Alternative(
-        layout=candidate.layout, step_us=result.evaluation.step.total_us, lower_bound_us=result.lower_bound_us,
-        layers=dict(result.placement.layers), recompute=_recomputed(result.placement),
+        layout=candidate.layout,
+        step_us=result.evaluation.step.total_us,
+        lower_bound_us=result.lower_bound_us,
+        layers=dict(result.placement.layers),
+        recompute=_recomputed(result.placement),
         peak_bytes=max(rank.peak_bytes for rank in result.evaluation.memory),
-    )  # fmt: skip
+    )
 
 
 def _recomputed(placement: ModulePlacement) -> dict[str, tuple[int, ...]]:

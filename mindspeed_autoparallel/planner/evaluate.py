@@ -49,9 +49,12 @@ class Evaluation:
 def measured_at(layout: Layout) -> MeasuredAt:
     """The point of the profile that a layout's ranks run at."""
     return MeasuredAt(
-        tensor_size=layout.tensor_size, context_size=layout.context_size, expert_size=layout.expert_size,
-        micro_batch_size=layout.micro_batch_size, sequence_parallel=layout.sequence_parallel,
-    )  # fmt: skip
+        tensor_size=layout.tensor_size,
+        context_size=layout.context_size,
+        expert_size=layout.expert_size,
+        micro_batch_size=layout.micro_batch_size,
+        sequence_parallel=layout.sequence_parallel,
+    )
 
 
 def sends_of(profile: Profile, layout: Layout) -> str:
@@ -62,9 +65,15 @@ def sends_of(profile: Profile, layout: Layout) -> str:
 
 
 def evaluate(
-    profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, global_batch_size: int,
-    *, with_timeline: bool = True, stage_times_us: Mapping[int, tuple[float, float]] | None = None,
-) -> Evaluation:  # fmt: skip
+    profile: Profile,
+    cluster: Cluster,
+    layout: Layout,
+    placement: ModulePlacement,
+    global_batch_size: int,
+    *,
+    with_timeline: bool = True,
+    stage_times_us: Mapping[int, tuple[float, float]] | None = None,
+) -> Evaluation:
     """Predict one step. Raises ``ConfigError`` where the layout was not measured or the batch does not divide.
 
     ``stage_times_us``: forward and backward of some virtual stages, given instead of computed (what-if).
@@ -93,10 +102,13 @@ def evaluate(
         for v, num_bytes in enumerate(messages)
     ]
     times = StepTimes(
-        forward=forward, backward=backward, link=links, per_operation=_per_operation_ns(device),
+        forward=forward,
+        backward=backward,
+        link=links,
+        per_operation=_per_operation_ns(device),
         per_message=round(device.message_us(layout.schedule) * NS_PER_US),
         per_pass=_cut_ns(device, layout),
-    )  # fmt: skip
+    )
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
     ranks = [[block for v in range(rank, len(blocks), size) for block in blocks[v]] for rank in range(size)]
@@ -125,20 +137,27 @@ def evaluate(
     total_us = pipeline_us + rest
     busy = sum(simulated.busy) / size / NS_PER_US
     step = StepTime(
-        total_us=total_us, pipeline_us=pipeline_us, data_parallel_us=worst.data_parallel_us,
-        optimizer_us=worst.optimizer_us, embedding_us=tied,
+        total_us=total_us,
+        pipeline_us=pipeline_us,
+        data_parallel_us=worst.data_parallel_us,
+        optimizer_us=worst.optimizer_us,
+        embedding_us=tied,
         bubble_fraction=max(0.0, 1 - busy / (simulated.step_time / NS_PER_US)) if with_timeline and busy else 0.0,
         p50_us=_percentile(spread, 0.5) + rest if spread else None,
         p95_us=_percentile(spread, 0.95) + rest if spread else None,
-    )  # fmt: skip
+    )
     limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
     return Evaluation(
-        stages=_stage_plans(placement, layout, forward, backward), step=step, tails=tails, simulated=simulated,
+        stages=_stage_plans(placement, layout, forward, backward),
+        step=step,
+        tails=tails,
+        simulated=simulated,
         memory=_memory(profile, layout, blocks, program, limit, messages, measurement),
         link_us=tuple(link / NS_PER_US for link in links),
         throughput=global_batch_size * profile.model.sequence_length / (total_us / 1e6) / layout.num_devices
-        if total_us else math.inf,
-    )  # fmt: skip
+        if total_us
+        else math.inf,
+    )
 
 
 def with_layout(
@@ -156,27 +175,39 @@ def with_layout(
     more_us = worst.total_us - before.data_parallel_us - before.optimizer_us
     total_us = before.total_us + more_us
     step = replace(
-        before, total_us=total_us, data_parallel_us=worst.data_parallel_us, optimizer_us=worst.optimizer_us,
+        before,
+        total_us=total_us,
+        data_parallel_us=worst.data_parallel_us,
+        optimizer_us=worst.optimizer_us,
         p50_us=None if before.p50_us is None else before.p50_us + more_us,
         p95_us=None if before.p95_us is None else before.p95_us + more_us,
-    )  # fmt: skip
+    )
     throughput = evaluation.throughput * before.total_us / total_us if total_us else math.inf
     return replace(evaluation, step=step, tails=tails, throughput=throughput)
 
 
 def fits_rank(
-    profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, num_microbatches: int,
+    profile: Profile,
+    cluster: Cluster,
+    layout: Layout,
+    placement: ModulePlacement,
+    num_microbatches: int,
     rank: int,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether one rank's exact peak is within its limit. The layout must be measured."""
     measurement = profile.at(measured_at(layout))
     assert measurement is not None
     program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
     (memory,) = _memory(
-        profile, layout, placed_blocks(profile.model, measurement, placement), program,
+        profile,
+        layout,
+        placed_blocks(profile.model, measurement, placement),
+        program,
         cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,
-        boundary_bytes(profile.model, measurement, placement), measurement, only_rank=rank,
-    )  # fmt: skip
+        boundary_bytes(profile.model, measurement, placement),
+        measurement,
+        only_rank=rank,
+    )
     return memory.peak_bytes <= memory.limit_bytes
 
 
@@ -232,10 +263,11 @@ def _rank_times(forward: list[int], backward: list[int], size: int) -> list[Rank
         RankTimes(
             forward_us=[time / NS_PER_US for time in forward[rank::size]],
             backward_us=[time / NS_PER_US for time in backward[rank::size]],
-            forward_before_us=sum(forward[:rank]) / NS_PER_US, backward_before_us=sum(backward[:rank]) / NS_PER_US,
+            forward_before_us=sum(forward[:rank]) / NS_PER_US,
+            backward_before_us=sum(backward[:rank]) / NS_PER_US,
         )
         for rank in range(size)
-    ]  # fmt: skip
+    ]
 
 
 def _by_module(blocks: list[PlacedBlock]) -> dict[str, tuple[int, int]]:
@@ -259,23 +291,36 @@ def _stage_plans(
     done = dict.fromkeys(placement.layers, 0)
     for v in range(layout.num_virtual_stages):
         here = {name: row[v] for name, row in placement.layers.items()}
-        stages.append(StagePlan(
-            stage=v, pipeline_rank=v % layout.pipeline_size, chunk=v // layout.pipeline_size, layers=here,
-            first_layer={name: done[name] for name, count in here.items() if count},
-            recompute={
-                name: {kind: row[v] for kind, row in kinds.items() if row[v]}
-                for name, kinds in placement.recompute.items() if any(row[v] for row in kinds.values())
-            },
-            forward_us=forward[v] / NS_PER_US, backward_us=backward[v] / NS_PER_US,
-        ))  # fmt: skip
+        stages.append(
+            StagePlan(
+                stage=v,
+                pipeline_rank=v % layout.pipeline_size,
+                chunk=v // layout.pipeline_size,
+                layers=here,
+                first_layer={name: done[name] for name, count in here.items() if count},
+                recompute={
+                    name: {kind: row[v] for kind, row in kinds.items() if row[v]}
+                    for name, kinds in placement.recompute.items()
+                    if any(row[v] for row in kinds.values())
+                },
+                forward_us=forward[v] / NS_PER_US,
+                backward_us=backward[v] / NS_PER_US,
+            )
+        )
         for name, count in here.items():
             done[name] += count
     return tuple(stages)
 
 
 def _memory(
-    profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]], program: Program, limit: int,
-    messages: list[int], measurement: Measurement, only_rank: int | None = None,
+    profile: Profile,
+    layout: Layout,
+    blocks: list[list[PlacedBlock]],
+    program: Program,
+    limit: int,
+    messages: list[int],
+    measurement: Measurement,
+    only_rank: int | None = None,
 ) -> tuple[RankMemory, ...]:
     batch, overhead = measurement.batch, profile.overhead_bytes(measurement)
     device = replace(profile.device, runtime_overhead_bytes=overhead)
@@ -286,26 +331,36 @@ def _memory(
             held = in_flight(program)[rank]
             everything = [block for chunk in chunks for block in chunk]
             terms = mindspeed_stage_bytes(everything, held, layout)
-            ranks.append(RankMemory(
-                pipeline_rank=rank, peak_bytes=sum(terms.values()), limit_bytes=limit,
-                peak_point=f"{held} microbatches in flight", terms=terms,
-            ))  # fmt: skip
+            ranks.append(
+                RankMemory(
+                    pipeline_rank=rank,
+                    peak_bytes=sum(terms.values()),
+                    limit_bytes=limit,
+                    peak_point=f"{held} microbatches in flight",
+                    terms=terms,
+                )
+            )
             continue
         around = [0, *messages, 0]
         traffic = [
             Traffic(
-                received_bytes=around[v], sent_bytes=around[v + 1],
+                received_bytes=around[v],
+                sent_bytes=around[v + 1],
                 batch_bytes=batch.total_bytes - (0 if v else batch.kept_bytes),
             )
             for v in range(rank, len(blocks), layout.pipeline_size)
-        ]  # fmt: skip
-        peak = rank_peak(
-            chunks, program[rank], layout, device, traffic, rank=rank, sends=sends_of(profile, layout)
+        ]
+        peak = rank_peak(chunks, program[rank], layout, device, traffic, rank=rank, sends=sends_of(profile, layout))
+        ranks.append(
+            RankMemory(
+                pipeline_rank=rank,
+                peak_bytes=peak.peak_bytes,
+                limit_bytes=limit,
+                peak_point=peak.point,
+                terms=peak.terms,
+                runtime_overhead_bytes=overhead,
+            )
         )
-        ranks.append(RankMemory(
-            pipeline_rank=rank, peak_bytes=peak.peak_bytes, limit_bytes=limit, peak_point=peak.point, terms=peak.terms,
-            runtime_overhead_bytes=overhead,
-        ))  # fmt: skip
     return tuple(ranks)
 
 

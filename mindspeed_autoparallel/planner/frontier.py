@@ -65,9 +65,14 @@ class Frontier:
     """The state of a search. First the best plan is proved; then the next best, as far as they are asked for."""
 
     def __init__(
-        self, model: Model, candidates: list[Candidate], bounds_us: list[float], verdicts: list[Verdict],
-        num_alternatives: int, say: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        candidates: list[Candidate],
+        bounds_us: list[float],
+        verdicts: list[Verdict],
+        num_alternatives: int,
+        say: Callable[[str], None],
+    ) -> None:
         self.found: dict[str, Found] = {}
         self.verdicts = verdicts
         self.without_plan: list[Candidate] = []
@@ -114,10 +119,19 @@ class Frontier:
             elif item.bound_us >= threshold or not (self._proving or item.is_quick):
                 self._bounded(item)
             else:
-                group.append((item, Task(
-                    kind=SOLVE, layout=item.candidate.layout, seconds=seconds, effort=EFFORT,
-                    cutoff_us=threshold if threshold < inf else None, only_faster=True,
-                )))  # fmt: skip
+                group.append(
+                    (
+                        item,
+                        Task(
+                            kind=SOLVE,
+                            layout=item.candidate.layout,
+                            seconds=seconds,
+                            effort=EFFORT,
+                            cutoff_us=threshold if threshold < inf else None,
+                            only_faster=True,
+                        ),
+                    )
+                )
         return group
 
     def _threshold(self) -> float:
@@ -184,9 +198,12 @@ class Frontier:
         for item in self._queue:
             if item.label in self.found:
                 self._settle(
-                    item, "solved", "a simple split; the time limit came first.", bound_us=item.bound_us,
+                    item,
+                    "solved",
+                    "a simple split; the time limit came first.",
+                    bound_us=item.bound_us,
                     step_us=self.found[item.label].step_us,
-                )  # fmt: skip
+                )
             elif item.bound_us < best * (1 - EXACT):
                 self._left_open(item, item.bound_us)
             else:
@@ -199,22 +216,34 @@ class Frontier:
         simple = self._simple.get(item.label)
         if simple is not None and simple.step_us * (1 - EXACT) ** 2 <= item.bound_us:
             # Nothing in this layout is faster than its simple split.
-            self._keep(item, Found(candidate=item.candidate, outcome=replace(
-                simple.outcome, lower_bound_us=min(item.bound_us, simple.step_us)
-            )))  # fmt: skip
+            self._keep(
+                item,
+                Found(
+                    candidate=item.candidate,
+                    outcome=replace(simple.outcome, lower_bound_us=min(item.bound_us, simple.step_us)),
+                ),
+            )
             return
         best = self.best_us
         self._settle(
-            item, "bounded", f"at least {item.bound_us / 1000:.2f} ms; the best plan takes {best / 1000:.2f} ms.",
+            item,
+            "bounded",
+            f"at least {item.bound_us / 1000:.2f} ms; the best plan takes {best / 1000:.2f} ms.",
             bound_us=item.bound_us,
-        )  # fmt: skip
+        )
 
     def _settle(
         self, item: Open, outcome: str, reason: str, *, bound_us: float | None = None, step_us: float | None = None
     ) -> None:
-        self.verdicts.append(Verdict(
-            layout=item.candidate.layout, outcome=outcome, reason=reason, lower_bound_us=bound_us, step_us=step_us,
-        ))  # fmt: skip
+        self.verdicts.append(
+            Verdict(
+                layout=item.candidate.layout,
+                outcome=outcome,
+                reason=reason,
+                lower_bound_us=bound_us,
+                step_us=step_us,
+            )
+        )
 
 
 def _is_chain(model: Model, candidate: Candidate) -> bool:

@@ -52,10 +52,17 @@ def limits_of(profile: Profile, cluster: Cluster, layout_size: int) -> tuple[int
 
 
 def solve_layout(
-    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int,
-    *, time_limit_s: float, seed: int = 0, cutoff_us: float = inf, only_faster: bool = False,
+    profile: Profile,
+    cluster: Cluster,
+    candidate: Candidate,
+    global_batch_size: int,
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    cutoff_us: float = inf,
+    only_faster: bool = False,
     effort: float | None = None,
-) -> LayoutResult:  # fmt: skip
+) -> LayoutResult:
     """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits.
 
     ``cutoff_us``: step time of a plan that is known; the bound never exceeds it. ``only_faster``: no other plan is of
@@ -69,9 +76,16 @@ def solve_layout(
 
     def problem_of(limits_now: tuple[int, ...], *, safe: bool) -> SplitProblem:
         return build_problem(
-            profile, candidate.measurement, cluster, layout, candidate.num_microbatches, limits_now, safe=safe,
-            pipeline_cutoff_us=cutoff_us - tail_us, with_tails=True,
-        )  # fmt: skip
+            profile,
+            candidate.measurement,
+            cluster,
+            layout,
+            candidate.num_microbatches,
+            limits_now,
+            safe=safe,
+            pipeline_cutoff_us=cutoff_us - tail_us,
+            with_tails=True,
+        )
 
     best: tuple[ModulePlacement, Evaluation] | None = None
     only_faster = only_faster and cutoff_us < inf
@@ -117,10 +131,11 @@ def solve_layout(
             except InfeasiblePlan:
                 break
     return LayoutResult(
-        lower_bound_us=min(cutoff_us, bound_us + tied_us), placement=best[0] if best else None,
+        lower_bound_us=min(cutoff_us, bound_us + tied_us),
+        placement=best[0] if best else None,
         evaluation=best[1] if best else None,
         timed_out=time.monotonic() > deadline,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +153,14 @@ def simple_splits(
     """Even and greedy split of a layout, with as much recomputation as their memory needs."""
     layout = candidate.layout
     problem = build_problem(
-        profile, candidate.measurement, cluster, layout, candidate.num_microbatches,
-        limits_of(profile, cluster, layout.pipeline_size), safe=True,
-    )  # fmt: skip
+        profile,
+        candidate.measurement,
+        cluster,
+        layout,
+        candidate.num_microbatches,
+        limits_of(profile, cluster, layout.pipeline_size),
+        safe=True,
+    )
     found = []
     for simple in baselines(problem):
         placement = module_placement(profile, candidate.measurement, simple.placement)
@@ -152,9 +172,7 @@ def simple_splits(
     return tuple(found)
 
 
-def shortage_of(
-    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int
-) -> Shortage | None:
+def shortage_of(profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int) -> Shortage | None:
     """How far the better simple split is from fitting."""
     best: Shortage | None = None
     for simple in simple_splits(profile, cluster, candidate, global_batch_size):

@@ -34,9 +34,7 @@ class ModulePlacement:
         return cls(
             layers={module.name: plan.layers_of(module.name) for module in plan.model.modules},
             recompute={
-                module.name: {
-                    kind: plan.recomputed_of(module.name, kind) for kind in _kinds_of(plan, module.name)
-                }
+                module.name: {kind: plan.recomputed_of(module.name, kind) for kind in _kinds_of(plan, module.name)}
                 for module in plan.model.modules
             },
         )
@@ -91,9 +89,7 @@ def _recomputed(layers: list[BlockCost], kind: str, module: str, stage: int) -> 
     if size < 2:
         return [(layer, kind) for layer in layers]
     groups = [layers[start : start + size] for start in range(0, len(layers), size)]
-    return [
-        (grouped_layer(layer, place, len(group)), "full") for group in groups for place, layer in enumerate(group)
-    ]
+    return [(grouped_layer(layer, place, len(group)), "full") for group in groups for place, layer in enumerate(group)]
 
 
 def boundary_bytes(model: Model, measurement: Measurement, placement: ModulePlacement) -> list[int]:

@@ -26,9 +26,17 @@ KIND_ORDER = ("none", *RECOMPUTED_KINDS)
 
 
 def build_problem(
-    profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, num_microbatches: int,
-    limits: tuple[int, ...], *, safe: bool, pipeline_cutoff_us: float = inf, with_tails: bool = False,
-) -> SplitProblem:  # fmt: skip
+    profile: Profile,
+    measurement: Measurement,
+    cluster: Cluster,
+    layout: Layout,
+    num_microbatches: int,
+    limits: tuple[int, ...],
+    *,
+    safe: bool,
+    pipeline_cutoff_us: float = inf,
+    with_tails: bool = False,
+) -> SplitProblem:
     """Nanoseconds and bytes; ``limits`` by pipeline rank, runtime overhead included. Raises ``ConfigError``.
 
     A bound of this problem holds for every placement whose pipeline time is below ``pipeline_cutoff_us``.
@@ -58,15 +66,28 @@ def build_problem(
                 sure = _surely_on_top(runs[run:], ways, after)
             elif comes_last and part == "post":
                 sure = _surely_on_top([block], ["none"], 0)
-            segments.append(Segment(
-                name=f"{module.name} {part}", num_layers=number, forward=forward, backward=backward,
-                predecessors=before, continues=part == "layer" and run > 0,
-                beside={"pre": first, "layer": None, "post": first + len(runs) - 1}[part],
-                kinds=_kinds(
-                    block, ways if part == "layer" else ["none"], held, layout, profile, factor, mindspeed=mindspeed,
-                    safe=safe, sure=sure,
-                ),
-            ))  # fmt: skip
+            segments.append(
+                Segment(
+                    name=f"{module.name} {part}",
+                    num_layers=number,
+                    forward=forward,
+                    backward=backward,
+                    predecessors=before,
+                    continues=part == "layer" and run > 0,
+                    beside={"pre": first, "layer": None, "post": first + len(runs) - 1}[part],
+                    kinds=_kinds(
+                        block,
+                        ways if part == "layer" else ["none"],
+                        held,
+                        layout,
+                        profile,
+                        factor,
+                        mindspeed=mindspeed,
+                        safe=safe,
+                        sure=sure,
+                    ),
+                )
+            )
             blocks.append(block)
             before = (len(segments) - 1,)
         last[module.name] = len(segments) - 1
@@ -81,12 +102,17 @@ def build_problem(
         segments[0] = replace(segments[0], forward=segments[0].forward - 1)
     unit = _unit(segments, link)
     return SplitProblem(
-        segments=tuple(segments), num_stages=layout.pipeline_size, num_microbatches=num_microbatches,
-        memory_limit=rows, link=link, schedule=layout.schedule,
-        num_chunks=layout.virtual_size, sends=sends_of(profile, layout),
+        segments=tuple(segments),
+        num_stages=layout.pipeline_size,
+        num_microbatches=num_microbatches,
+        memory_limit=rows,
+        link=link,
+        schedule=layout.schedule,
+        num_chunks=layout.virtual_size,
+        sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
         tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
-    )  # fmt: skip
+    )
 
 
 def _tails(
@@ -112,9 +138,9 @@ def _tails(
                 more - (s.backward + max(kind.extra_backward for kind in s.kinds)) if more else 0.0
                 for more, s in zip(each, segments, strict=True)
             ]
-        rows.append(Tail(
-            by_segment=tuple(int(more // unit) * unit for more in each), fixed=max(0, int(fixed // unit) * unit)
-        ))  # fmt: skip
+        rows.append(
+            Tail(by_segment=tuple(int(more // unit) * unit for more in each), fixed=max(0, int(fixed // unit) * unit))
+        )
     return tuple(rows)
 
 
@@ -174,9 +200,17 @@ def _surely_on_top(blocks: list[BlockCost], names: list[str], hidden_bytes: int)
 
 
 def _kinds(
-    block: BlockCost, names: list[str], held: list[int], layout: Layout, profile: Profile, factor: float,
-    *, mindspeed: bool, safe: bool, sure: int,
-) -> tuple[LayerKind, ...]:  # fmt: skip
+    block: BlockCost,
+    names: list[str],
+    held: list[int],
+    layout: Layout,
+    profile: Profile,
+    factor: float,
+    *,
+    mindspeed: bool,
+    safe: bool,
+    sure: int,
+) -> tuple[LayerKind, ...]:
     """``names``: ways to run the block; pre and post blocks are never recomputed. ``sure``: transient that a stage with
     the block has in any case."""
     static = sum(static_terms([_plain(block)], layout).values())
@@ -195,10 +229,14 @@ def _kinds(
                 # Either everything in flight is held, or the optimizer works: the larger, layer by layer, covers both.
                 memory = [max(size, step_transient) for size in memory]
         plain_extra = block_times_ns(PlacedBlock(name="", cost=block, kind=name), factor)[1]
-        kinds.append(LayerKind(
-            name=name, extra_backward=plain_extra - block_times_ns(_plain(block), factor)[1],
-            memory=tuple(size + static for size in memory), transient=0 if mindspeed else peaks[name] if safe else sure,
-        ))  # fmt: skip
+        kinds.append(
+            LayerKind(
+                name=name,
+                extra_backward=plain_extra - block_times_ns(_plain(block), factor)[1],
+                memory=tuple(size + static for size in memory),
+                transient=0 if mindspeed else peaks[name] if safe else sure,
+            )
+        )
     return tuple(kinds)
 
 

@@ -14,9 +14,15 @@ from mindspeed_autoparallel.units import GIB
 
 
 def relaxations_of(
-    profile: Profile, cluster: Cluster, global_batch_size: int, best: Candidate, step_us: float,
-    *, time_limit_s: float, seed: int,
-) -> tuple[Relaxation, ...]:  # fmt: skip
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    best: Candidate,
+    step_us: float,
+    *,
+    time_limit_s: float,
+    seed: int,
+) -> tuple[Relaxation, ...]:
     """One GiB more per device; twice the microbatches (gain per sample). In the best plan's layout."""
     limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
     doubled = replace(best, num_microbatches=2 * best.num_microbatches)

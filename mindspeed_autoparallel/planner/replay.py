@@ -49,10 +49,13 @@ def replay(plan: Plan) -> tuple[Plan, Evaluation]:
         profile, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), plan.global_batch_size, stage_times_us=edited
     )
     again = replace(
-        plan, stages=found.stages, memory=found.memory, step=found.step,
+        plan,
+        stages=found.stages,
+        memory=found.memory,
+        step=found.step,
         throughput_tokens_per_s_per_device=found.throughput,
         search=replace(plan.search, limits=limits_of_plan(found)),
-    )  # fmt: skip
+    )
     return again, found
 
 

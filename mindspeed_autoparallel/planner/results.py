@@ -27,8 +27,11 @@ def result_of(plan: Plan) -> dict[str, Any]:
     """
     layout = plan.layout
     parallel = {
-        "PP": layout.pipeline_size, "TP": layout.tensor_size, "DP": layout.data_size, "MBS": layout.micro_batch_size,
-    }  # fmt: skip
+        "PP": layout.pipeline_size,
+        "TP": layout.tensor_size,
+        "DP": layout.data_size,
+        "MBS": layout.micro_batch_size,
+    }
     for name, size in (("CP", layout.context_size), ("EP", layout.expert_size), ("VPP", layout.virtual_size)):
         if size > 1:
             parallel[name] = size

@@ -32,10 +32,19 @@ TELL_EVERY_S = 2.0
 
 
 def search(
-    profile: Profile, cluster: Cluster, global_batch_size: int, *, time_limit_s: float = 600.0, top_k: int = 3,
-    seed: int = 0, num_workers: int = 0, progress: Callable[[str], None] | None = None,
-    layouts: list[Layout] | None = None, options: SpaceOptions | None = None, with_relaxations: bool = True,
-) -> Plan:  # fmt: skip
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    *,
+    time_limit_s: float = 600.0,
+    top_k: int = 3,
+    seed: int = 0,
+    num_workers: int = 0,
+    progress: Callable[[str], None] | None = None,
+    layouts: list[Layout] | None = None,
+    options: SpaceOptions | None = None,
+    with_relaxations: bool = True,
+) -> Plan:
     """The fastest plan for the cluster, with its proof.
 
     ``layouts``: only these. ``num_workers``: processes, 0 for one per core; the result does not depend on it.
@@ -76,14 +85,24 @@ def search(
     relaxations: tuple[Relaxation, ...] = ()
     if with_relaxations and time.monotonic() < deadline:
         relaxations = relaxations_of(
-            profile, cluster, global_batch_size, best, step_us, time_limit_s=min(10.0, deadline - time.monotonic()),
+            profile,
+            cluster,
+            global_batch_size,
+            best,
+            step_us,
+            time_limit_s=min(10.0, deadline - time.monotonic()),
             seed=seed,
-        )  # fmt: skip
+        )
     record = SearchRecord(
-        status="optimal" if gap <= ROUNDING else "feasible", lower_bound_us=bound_us, gap_fraction=gap,
-        num_configurations=len(candidates) + len(verdicts), num_solved=len(ranked),
-        seconds=time.monotonic() - started, verdicts=tuple(frontier.verdicts), relaxations=relaxations,
-    )  # fmt: skip
+        status="optimal" if gap <= ROUNDING else "feasible",
+        lower_bound_us=bound_us,
+        gap_fraction=gap,
+        num_configurations=len(candidates) + len(verdicts),
+        num_solved=len(ranked),
+        seconds=time.monotonic() - started,
+        verdicts=tuple(frontier.verdicts),
+        relaxations=relaxations,
+    )
     say(f"best: {best.layout.label()}, {step_us / 1000:.2f} ms, gap {gap:.3%}, {record.seconds:.1f} s")
     others = [(found.candidate, result) for found, result in zip(ranked[1:], results[1:], strict=False)]
     plan = assemble_plan(profile, cluster, global_batch_size, best, results[0], others, record)
@@ -95,9 +114,10 @@ def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found
     assert placement is not None
     placement, evaluation = with_least_recompute(profile, cluster, layout, placement, global_batch_size)
     return LayoutResult(
-        lower_bound_us=min(found.outcome.lower_bound_us, evaluation.step.total_us), placement=placement,
+        lower_bound_us=min(found.outcome.lower_bound_us, evaluation.step.total_us),
+        placement=placement,
         evaluation=evaluation,
-    )  # fmt: skip
+    )
 
 
 def _explore(frontier: Frontier, workers: Workers, deadline: float, say: Callable[[str], None]) -> None:

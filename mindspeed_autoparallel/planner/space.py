@@ -41,7 +41,10 @@ class Candidate:
 
 
 def enumerate_layouts(
-    profile: Profile, cluster: Cluster, global_batch_size: int, options: SpaceOptions,
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    options: SpaceOptions,
     layouts: list[Layout] | None = None,
 ) -> tuple[list[Candidate], list[Verdict]]:
     """Legal layouts, and a verdict for every other one; the same order for the same input. Raises ``ConfigError``."""
@@ -59,17 +62,24 @@ def enumerate_layouts(
             if measurement is None:
                 outcome, reason = "unmeasured", f"the profile has no costs for {measured_at(layout).label()}."
             elif layouts is None and options.virtual_sizes is None and _takes_long(profile, layout):
-                outcome, reason = "excluded", (
-                    f"VPP {layout.virtual_size} would be slow to prove here and must be asked for: "
-                    f"--virtual-sizes 1,{layout.virtual_size}."
+                outcome, reason = (
+                    "excluded",
+                    (
+                        f"VPP {layout.virtual_size} would be slow to prove here and must be asked for: "
+                        f"--virtual-sizes 1,{layout.virtual_size}."
+                    ),
                 )
                 measurement = None
         if reason or measurement is None:
             verdicts.append(Verdict(layout=layout, outcome=outcome, reason=reason))
         else:
-            candidates.append(Candidate(
-                layout=layout, measurement=measurement, num_microbatches=layout.num_microbatches(global_batch_size),
-            ))  # fmt: skip
+            candidates.append(
+                Candidate(
+                    layout=layout,
+                    measurement=measurement,
+                    num_microbatches=layout.num_microbatches(global_batch_size),
+                )
+            )
     return candidates, verdicts
 
 
@@ -99,21 +109,29 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
                             continue
                         found += [
                             Layout(
-                                pipeline_size=pipeline, tensor_size=tensor, data_size=rest // pipeline,
-                                context_size=context, expert_size=expert, virtual_size=chunks, micro_batch_size=batch,
-                                sequence_parallel=sequence, distributed_optimizer=options.distributed_optimizer,
-                                overlap_gradient_reduce=options.overlap_gradient_reduce, schedule=schedule,
+                                pipeline_size=pipeline,
+                                tensor_size=tensor,
+                                data_size=rest // pipeline,
+                                context_size=context,
+                                expert_size=expert,
+                                virtual_size=chunks,
+                                micro_batch_size=batch,
+                                sequence_parallel=sequence,
+                                distributed_optimizer=options.distributed_optimizer,
+                                overlap_gradient_reduce=options.overlap_gradient_reduce,
+                                schedule=schedule,
                             )
                             for schedule in (options.schedules if chunks == 1 else ("interleaved",))
-                        ]  # fmt: skip
+                        ]
     return found
 
 
 def _takes_long(profile: Profile, layout: Layout) -> bool:
     return layout.virtual_size > 1 and (
-        len(profile.model.modules) > 1 or profile.model.num_layers > FEW_LAYERS
+        len(profile.model.modules) > 1
+        or profile.model.num_layers > FEW_LAYERS
         or layout.num_virtual_stages > FEW_VIRTUAL_STAGES
-    )  # fmt: skip
+    )
 
 
 def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:

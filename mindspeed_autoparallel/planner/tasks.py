@@ -65,14 +65,24 @@ def perform(request: Request, task: Task) -> Outcome:
     if task.kind == SIMPLE:
         return _simple(request, candidate)
     result = solve_layout(
-        request.profile, request.cluster, candidate, batch, time_limit_s=task.seconds, seed=request.seed,
-        cutoff_us=cutoff_us, only_faster=task.only_faster, effort=task.effort,
-    )  # fmt: skip
+        request.profile,
+        request.cluster,
+        candidate,
+        batch,
+        time_limit_s=task.seconds,
+        seed=request.seed,
+        cutoff_us=cutoff_us,
+        only_faster=task.only_faster,
+        effort=task.effort,
+    )
     return Outcome(
-        lower_bound_us=result.lower_bound_us, placement=result.placement,
+        lower_bound_us=result.lower_bound_us,
+        placement=result.placement,
         step_us=result.evaluation.step.total_us if result.evaluation is not None else None,
-        proved_infeasible=result.proved_infeasible, beaten=result.beaten, timed_out=result.timed_out,
-    )  # fmt: skip
+        proved_infeasible=result.proved_infeasible,
+        beaten=result.beaten,
+        timed_out=result.timed_out,
+    )
 
 
 def _simple(request: Request, candidate: Candidate) -> Outcome:

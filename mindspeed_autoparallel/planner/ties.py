@@ -46,6 +46,4 @@ def _keeping(placement: ModulePlacement, module: str, kind: str, stage: int, cou
         return placement
     kinds = placement.recompute[module]
     row = tuple(number - count * (v == stage) for v, number in enumerate(kinds[kind]))
-    return ModulePlacement(
-        layers=placement.layers, recompute={**placement.recompute, module: {**kinds, kind: row}}
-    )
+    return ModulePlacement(layers=placement.layers, recompute={**placement.recompute, module: {**kinds, kind: row}})

@@ -15,7 +15,21 @@ from mindspeed_autoparallel.profiles.profile import PROFILE_SCHEMA_VERSION, Prof
 from mindspeed_autoparallel.profiles.reading import read_profile
 
 __all__ = [
-    "PROFILE_SCHEMA_VERSION", "BlockCost", "Collective", "DeviceCost", "LinkTier", "MeasuredAt", "Measurement",
-    "ModuleCost", "Profile", "Provenance", "RecomputeCost", "SharedBytes", "StateBytes", "VariableData", "layer_block",
-    "mean_layer", "read_profile",
-]  # fmt: skip
+    "PROFILE_SCHEMA_VERSION",
+    "BlockCost",
+    "Collective",
+    "DeviceCost",
+    "LinkTier",
+    "MeasuredAt",
+    "Measurement",
+    "ModuleCost",
+    "Profile",
+    "Provenance",
+    "RecomputeCost",
+    "SharedBytes",
+    "StateBytes",
+    "VariableData",
+    "layer_block",
+    "mean_layer",
+    "read_profile",
+]

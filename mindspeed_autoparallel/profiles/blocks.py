@@ -145,9 +145,9 @@ def mean_layer(kinds: Sequence[BlockCost], pattern: Sequence[int]) -> BlockCost:
         return sum(share * value for share, value in zip(shares, values, strict=True))
 
     def state(states: Sequence[StateBytes]) -> StateBytes:
-        return StateBytes(**{
-            item.name: round(mean(getattr(state, item.name) for state in states)) for item in fields(StateBytes)
-        })  # fmt: skip
+        return StateBytes(
+            **{item.name: round(mean(getattr(state, item.name) for state in states)) for item in fields(StateBytes)}
+        )
 
     known = [name for name in kinds[0].recompute if all(name in kind.recompute for kind in kinds)]
     costs = {name: [kind.recompute[name] for kind in kinds] for name in known}

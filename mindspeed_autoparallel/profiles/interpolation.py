@@ -92,11 +92,13 @@ def _merge(values: list[Any], rule: Callable[[list[float]], float], copy_state: 
         rows = zip(*values, strict=True)
         return tuple(_merge(list(row), rule, copy_state) if is_dataclass(row[0]) else row[0] for row in rows)
     if is_dataclass(first) and not isinstance(first, type):
-        return type(first)(**{
-            item.name: getattr(first, item.name)
-            if copy_state and item.name in _STATE
-            else _merge([getattr(value, item.name) for value in values], rule, copy_state)
-            for item in fields(first)
-        })  # fmt: skip
+        return type(first)(
+            **{
+                item.name: getattr(first, item.name)
+                if copy_state and item.name in _STATE
+                else _merge([getattr(value, item.name) for value in values], rule, copy_state)
+                for item in fields(first)
+            }
+        )
     number = rule([float(value) for value in values])
     return round(number) if isinstance(first, int) else number

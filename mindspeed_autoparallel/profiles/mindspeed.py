@@ -44,10 +44,16 @@ def parse_mindspeed_profile(value: dict[str, Any], where: str, *, tensor_size: i
         ("image_encoder", "vit", "image_encoder.vision_encoder.num_layers", ()),
         ("text_decoder", "llm", "text_decoder.num_layers", ("image_encoder",)),
     ):
-        modules.append(Module(
-            name=name, result_key=key, num_layers=_integer(value, count, where), predecessors=before,
-            hidden_size=hidden if key == "llm" else 0, tokens_per_sample=sequence if key == "llm" else 0,
-        ))  # fmt: skip
+        modules.append(
+            Module(
+                name=name,
+                result_key=key,
+                num_layers=_integer(value, count, where),
+                predecessors=before,
+                hidden_size=hidden if key == "llm" else 0,
+                tokens_per_sample=sequence if key == "llm" else 0,
+            )
+        )
         costs[name] = ModuleCost(pre=blocks[f"{key}_pre"], layer=blocks[key], post=blocks[f"{key}_post"])
     link = LinkTier(default=Collective(latency_us=0.0, bytes_per_s=p2p_gbps * GIB))
     return Profile(
@@ -98,9 +104,7 @@ def _block(value: dict[str, Any], name: str, where: str, output_bytes: int, *, r
     parameters = block["module_param"]
     if not isinstance(parameters, (list, tuple)) or len(parameters) != 3:
         raise ProfileError(f"{where}: {name}.module_param must be [parameters, optimizer, gradients] in MiB.")
-    weights, optimizer, gradients = (
-        round(_number(part, f"{name}.module_param", where) * MIB) for part in parameters
-    )  # fmt: skip
+    weights, optimizer, gradients = (round(_number(part, f"{name}.module_param", where) * MIB) for part in parameters)
     recompute = {"none": RecomputeCost(saved_bytes=saved)}
     if recomputable:
         recompute["full"] = RecomputeCost(saved_bytes=0, extra_backward_us=forward_us)
@@ -111,7 +115,9 @@ def _block(value: dict[str, Any], name: str, where: str, output_bytes: int, *, r
         output_bytes=output_bytes,
         # As measured there, the optimizer is already split: it counts whole on each rank.
         dense=StateBytes(
-            num_parameters=weights // 2, parameter_bytes=weights, gradient_bytes=gradients,
+            num_parameters=weights // 2,
+            parameter_bytes=weights,
+            gradient_bytes=gradients,
             optimizer_unshardable_bytes=optimizer,
         ),
-    )  # fmt: skip
+    )

@@ -76,12 +76,16 @@ def headline(plan: Plan) -> Data:
         "num_solved": search.num_solved,
         "search_seconds": search.seconds,
         "profile": {
-            "source": plan.profile.source, "device": plan.profile.device, "created_utc": plan.profile.created_utc,
-            "sha256": plan.profile.sha256, "model_hash": plan.profile.model_hash, "notes": list(plan.profile.notes),
+            "source": plan.profile.source,
+            "device": plan.profile.device,
+            "created_utc": plan.profile.created_utc,
+            "sha256": plan.profile.sha256,
+            "model_hash": plan.profile.model_hash,
+            "notes": list(plan.profile.notes),
         },
         "tool_version": plan.tool_version,
         "warnings": warnings(plan),
-    }  # fmt: skip
+    }
 
 
 def pass_overhead_us(plan: Plan) -> float:
@@ -137,12 +141,20 @@ def stages(plan: Plan) -> list[Data]:
     rows = []
     for stage in plan.stages:
         rank = peaks.get(stage.pipeline_rank)
-        rows.append({
-            "stage": stage.stage, "rank": stage.pipeline_rank, "chunk": stage.chunk,
-            "modules": [_module(stage, module.name) for module in plan.model.modules if stage.layers.get(module.name)],
-            "forward_us": stage.forward_us, "backward_us": stage.backward_us,
-            "peak_bytes": rank.peak_bytes if rank else None, "limit_bytes": rank.limit_bytes if rank else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "stage": stage.stage,
+                "rank": stage.pipeline_rank,
+                "chunk": stage.chunk,
+                "modules": [
+                    _module(stage, module.name) for module in plan.model.modules if stage.layers.get(module.name)
+                ],
+                "forward_us": stage.forward_us,
+                "backward_us": stage.backward_us,
+                "peak_bytes": rank.peak_bytes if rank else None,
+                "limit_bytes": rank.limit_bytes if rank else None,
+            }
+        )
     return rows
 
 
@@ -163,21 +175,26 @@ def memory(plan: Plan) -> Data:
         "terms": names,
         "ranks": [
             {
-                "rank": rank.pipeline_rank, "peak_bytes": rank.peak_bytes, "limit_bytes": rank.limit_bytes,
-                "peak_point": rank.peak_point, "sizes": [rank.terms.get(name, 0) for name in names],
+                "rank": rank.pipeline_rank,
+                "peak_bytes": rank.peak_bytes,
+                "limit_bytes": rank.limit_bytes,
+                "peak_point": rank.peak_point,
+                "sizes": [rank.terms.get(name, 0) for name in names],
             }
             for rank in plan.memory
         ],
-    }  # fmt: skip
+    }
 
 
 def step_parts(plan: Plan) -> list[Data]:
     """The parts of the step that are not nothing."""
     step = plan.step
     parts = (
-        ("pipeline", step.pipeline_us), ("gradient reduction", step.data_parallel_us),
-        ("tied embeddings", step.embedding_us), ("optimizer", step.optimizer_us),
-    )  # fmt: skip
+        ("pipeline", step.pipeline_us),
+        ("gradient reduction", step.data_parallel_us),
+        ("tied embeddings", step.embedding_us),
+        ("optimizer", step.optimizer_us),
+    )
     return [*encoder_parts(plan), *({"name": name, "us": value} for name, value in parts if value > 0)]
 
 
@@ -208,12 +225,18 @@ def timeline(plan: Plan) -> Data:
             {"name": "Cool-down", "start": max(0.0, drained - margin), "end": total},
         ]
     return {
-        "end_us": total, "predicted_us": plan.step.pipeline_us, "message_us": found.message_us,
-        "inferred": found.inferred, "variable": plan.step.p95_us is not None, "rows": rows,
-        "num_chunks": plan.layout.virtual_size, "num_microbatches": plan.num_microbatches, "phases": phases,
+        "end_us": total,
+        "predicted_us": plan.step.pipeline_us,
+        "message_us": found.message_us,
+        "inferred": found.inferred,
+        "variable": plan.step.p95_us is not None,
+        "rows": rows,
+        "num_chunks": plan.layout.virtual_size,
+        "num_microbatches": plan.num_microbatches,
+        "phases": phases,
         "busy": [busy / total for busy in step.busy],
         "labels": [rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)],
-    }  # fmt: skip
+    }
 
 
 def _short(value: float) -> float:
@@ -239,18 +262,30 @@ def layer_range(module: Data) -> str:
 
 def baselines(plan: Plan) -> list[Data]:
     """The plan itself first, then the rules of thumb with what they lose to it."""
-    rows: list[Data] = [{
-        "name": "this plan", "step_us": plan.step.total_us, "feasible": True, "loss_fraction": 0.0, "note": "",
-        "layers": {module.name: list(plan.layers_of(module.name)) for module in plan.model.modules},
-        "recompute": {module.name: list(plan.recomputed_of(module.name)) for module in plan.model.modules},
-    }]  # fmt: skip
+    rows: list[Data] = [
+        {
+            "name": "this plan",
+            "step_us": plan.step.total_us,
+            "feasible": True,
+            "loss_fraction": 0.0,
+            "note": "",
+            "layers": {module.name: list(plan.layers_of(module.name)) for module in plan.model.modules},
+            "recompute": {module.name: list(plan.recomputed_of(module.name)) for module in plan.model.modules},
+        }
+    ]
     for base in plan.baselines:
         loss = None if base.step_us is None else base.step_us / plan.step.total_us - 1
-        rows.append({
-            "name": f"{base.name} split", "step_us": base.step_us, "feasible": base.feasible, "loss_fraction": loss,
-            "note": base.note, "layers": {name: list(row) for name, row in base.layers.items()},
-            "recompute": {name: list(row) for name, row in base.recompute.items()},
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": f"{base.name} split",
+                "step_us": base.step_us,
+                "feasible": base.feasible,
+                "loss_fraction": loss,
+                "note": base.note,
+                "layers": {name: list(row) for name, row in base.layers.items()},
+                "recompute": {name: list(row) for name, row in base.recompute.items()},
+            }
+        )
     return rows
 
 
@@ -258,31 +293,40 @@ def alternatives(plan: Plan) -> list[Data]:
     """Other layouts at their best, fastest first."""
     return [
         {
-            "layout": other.layout.label(), "step_us": other.step_us,
-            "loss_fraction": other.step_us / plan.step.total_us - 1, "lower_bound_us": other.lower_bound_us,
-            "peak_bytes": other.peak_bytes, "layers": {name: list(row) for name, row in other.layers.items()},
+            "layout": other.layout.label(),
+            "step_us": other.step_us,
+            "loss_fraction": other.step_us / plan.step.total_us - 1,
+            "lower_bound_us": other.lower_bound_us,
+            "peak_bytes": other.peak_bytes,
+            "layers": {name: list(row) for name, row in other.layers.items()},
             "num_recomputed": sum(sum(row) for row in other.recompute.values()),
         }
         for other in sorted(plan.alternatives, key=lambda other: other.step_us)
-    ]  # fmt: skip
+    ]
 
 
 def verdicts(plan: Plan) -> list[Data]:
     """Configurations by outcome; known outcomes first, in their order, then any other by name."""
     groups: dict[str, list[Data]] = {}
     for verdict in plan.search.verdicts:
-        groups.setdefault(verdict.outcome, []).append({
-            "layout": verdict.layout.label(), "reason": verdict.reason, "step_us": verdict.step_us,
-            "lower_bound_us": verdict.lower_bound_us, "chosen": verdict.layout == plan.layout,
-        })  # fmt: skip
+        groups.setdefault(verdict.outcome, []).append(
+            {
+                "layout": verdict.layout.label(),
+                "reason": verdict.reason,
+                "step_us": verdict.step_us,
+                "lower_bound_us": verdict.lower_bound_us,
+                "chosen": verdict.layout == plan.layout,
+            }
+        )
     order = [name for name in OUTCOMES if name in groups] + sorted(set(groups) - set(OUTCOMES))
     return [
         {
-            "outcome": name, "meaning": OUTCOMES.get(name, name),
+            "outcome": name,
+            "meaning": OUTCOMES.get(name, name),
             "rows": sorted(groups[name], key=lambda row: row["step_us"] or row["lower_bound_us"] or float("inf")),
         }
         for name in order
-    ]  # fmt: skip
+    ]
 
 
 def relaxations(plan: Plan) -> list[Data]:

@@ -18,22 +18,34 @@ def encoders(plan: Plan) -> Data | None:
         return None
     other = record.homogeneous
     return {
-        "memory": record.memory, "balance": record.balance,
+        "memory": record.memory,
+        "balance": record.balance,
         "rows": [
             {
-                "module": phase.module, "layout": phase.layout.label(), "num_layers": phase.num_layers,
-                "num_macro_batches": phase.num_macro_batches, "samples": phase.samples,
-                "forward_us": phase.forward_us, "backward_us": phase.backward_us, "exchange_us": phase.exchange_us,
-                "tail_us": phase.reduction_us + phase.optimizer_us, "total_us": phase.total_us,
-                "moved_bytes": phase.moved_bytes, "held_bytes": phase.state_bytes + phase.kept_bytes,
+                "module": phase.module,
+                "layout": phase.layout.label(),
+                "num_layers": phase.num_layers,
+                "num_macro_batches": phase.num_macro_batches,
+                "samples": phase.samples,
+                "forward_us": phase.forward_us,
+                "backward_us": phase.backward_us,
+                "exchange_us": phase.exchange_us,
+                "tail_us": phase.reduction_us + phase.optimizer_us,
+                "total_us": phase.total_us,
+                "moved_bytes": phase.moved_bytes,
+                "held_bytes": phase.state_bytes + phase.kept_bytes,
             }
             for phase in record.encoders
         ],
-        "homogeneous": None if other is None else {
-            "layout": other.layout.label(), "step_us": other.step_us, "speed_up": other.step_us / plan.step.total_us,
+        "homogeneous": None
+        if other is None
+        else {
+            "layout": other.layout.label(),
+            "step_us": other.step_us,
+            "speed_up": other.step_us / plan.step.total_us,
         },
         "homogeneous_note": record.homogeneous_note,
-    }  # fmt: skip
+    }
 
 
 def step_parts(plan: Plan) -> list[Data]:
@@ -42,11 +54,13 @@ def step_parts(plan: Plan) -> list[Data]:
         {"name": f"{phase.module} {name}", "us": value}
         for phase in (plan.hetero.encoders if plan.hetero is not None else ())
         for name, value in (
-            ("forward", phase.forward_us), ("backward", phase.backward_us), ("redistribution", phase.exchange_us),
+            ("forward", phase.forward_us),
+            ("backward", phase.backward_us),
+            ("redistribution", phase.exchange_us),
             ("gradients and optimizer", phase.reduction_us + phase.optimizer_us),
         )
         if value > 0
-    ]  # fmt: skip
+    ]
 
 
 def comparison(values: Data) -> str:
@@ -64,15 +78,31 @@ def section(values: Data) -> str:
     """The page's section."""
     rows = [
         [
-            text(row["module"]), text(row["layout"]), text(row["num_layers"]),
-            text(f"{row['num_macro_batches']} of at most {row['samples']}"), text(format_us(row["forward_us"])),
-            text(format_us(row["backward_us"])), text(format_us(row["exchange_us"])), text(format_us(row["tail_us"])),
-            text(format_bytes(row["moved_bytes"])), text(format_bytes(row["held_bytes"])),
+            text(row["module"]),
+            text(row["layout"]),
+            text(row["num_layers"]),
+            text(f"{row['num_macro_batches']} of at most {row['samples']}"),
+            text(format_us(row["forward_us"])),
+            text(format_us(row["backward_us"])),
+            text(format_us(row["exchange_us"])),
+            text(format_us(row["tail_us"])),
+            text(format_bytes(row["moved_bytes"])),
+            text(format_bytes(row["held_bytes"])),
         ]
         for row in values["rows"]
-    ]  # fmt: skip
-    header = ["encoder", "layout", "layers", "batches of samples", "forward", "backward", "redistribution",
-              "gradients, optimizer", "moved", "held"]  # fmt: skip
+    ]
+    header = [
+        "encoder",
+        "layout",
+        "layers",
+        "batches of samples",
+        "forward",
+        "backward",
+        "redistribution",
+        "gradients, optimizer",
+        "moved",
+        "held",
+    ]
     about = (
         f"Encoders run before and after the backbone's pipeline, on all ranks (memory mode {values['memory']}, balance "
         f"{values['balance']}). This plan is {comparison(values)}."

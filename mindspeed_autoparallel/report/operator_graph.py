@@ -38,9 +38,13 @@ def draw_graph(groups: list[Group], colours: dict[str, int]) -> str:
     )
     boxes = "".join(_box(corner[index], group, colours) for index, group in enumerate(groups))
     return element(
-        "svg", edges + boxes, viewBox=f"0 0 {width:g} {height:g}", width=f"{width:g}", role="img",
+        "svg",
+        edges + boxes,
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=f"{width:g}",
+        role="img",
         aria_label="Operators from inputs to output",
-    )  # fmt: skip
+    )
 
 
 def _places(groups: list[Group]) -> list[tuple[float, int]]:

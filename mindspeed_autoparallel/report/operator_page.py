@@ -109,13 +109,20 @@ def _operators(values: Data, colours: dict[str, int]) -> str:
     header += ["share of a device", "sent forward", "backward"]
     rows = [
         [
-            text(group["name"]), text(group["count"]), text(group["kind"]), text(" x ".join(map(str, group["shape"]))),
-            *(element("span", text(cut), class_=f"chip {colour(colours[cut])}") if cut else "–"
-              for cut in group["cuts"]),
-            percent(group["local_share"]), format_bytes(group["forward_bytes"]), format_bytes(group["backward_bytes"]),
+            text(group["name"]),
+            text(group["count"]),
+            text(group["kind"]),
+            text(" x ".join(map(str, group["shape"]))),
+            *(
+                element("span", text(cut), class_=f"chip {colour(colours[cut])}") if cut else "–"
+                for cut in group["cuts"]
+            ),
+            percent(group["local_share"]),
+            format_bytes(group["forward_bytes"]),
+            format_bytes(group["backward_bytes"]),
         ]
         for group in values["groups"]
-    ]  # fmt: skip
+    ]
     last = len(header)
     return table(header, rows, (1, last - 3, last - 2, last - 1))
 
@@ -126,10 +133,13 @@ def _megatron(values: Data) -> str:
         return element("p", text(values["megatron_reason"] or "No configuration was derived."))
     plan, uniform = given["plan_cost"], given["uniform_cost"]
     rows = [
-        [text(name), *(format_us(cost[key]) for key in ("compute_us", "communication_us", "total_us")),
-         *(format_bytes(cost[key]) for key in ("sent_bytes", "parameter_bytes"))]
+        [
+            text(name),
+            *(format_us(cost[key]) for key in ("compute_us", "communication_us", "total_us")),
+            *(format_bytes(cost[key]) for key in ("sent_bytes", "parameter_bytes")),
+        ]
         for name, cost in (("plan per operator", plan), ("uniform", uniform))
-    ]  # fmt: skip
+    ]
     roles = ", ".join(f"{dim['devices']} {dim['role']} ({percent(dim['share'], 0)})" for dim in given["mesh_dims"])
     sentence = (
         f"Mesh dims by the vote of the operators' FLOPs: {roles or 'none'}. {given['operators_changed']} operators are "

@@ -42,12 +42,15 @@ def replay(plan: Plan) -> Replay:
         step = found.simulated
         return Replay(
             step=replace(
-                step, step_time=step.step_time / NS_PER_US, busy=tuple(busy / NS_PER_US for busy in step.busy),
+                step,
+                step_time=step.step_time / NS_PER_US,
+                busy=tuple(busy / NS_PER_US for busy in step.busy),
                 critical_path=tuple((label, length / NS_PER_US) for label, length in step.critical_path),
                 timeline=tuple((rank, act, a / NS_PER_US, b / NS_PER_US) for rank, act, a, b in step.timeline),
             ),
-            message_us=max(found.link_us, default=0.0), inferred=False,
-        )  # fmt: skip
+            message_us=max(found.link_us, default=0.0),
+            inferred=False,
+        )
     return _inferred(plan)
 
 
@@ -63,9 +66,10 @@ def _inferred(plan: Plan) -> Replay:
 
     def run(message_us: float) -> SimulatedStep:
         times = StepTimes(
-            forward=[stage.forward_us for stage in plan.stages], backward=[stage.backward_us for stage in plan.stages],
+            forward=[stage.forward_us for stage in plan.stages],
+            backward=[stage.backward_us for stage in plan.stages],
             per_message=message_us,
-        )  # fmt: skip
+        )
         return simulate(program, times, rendezvous=True, with_timeline=True)
 
     message_us, target = 0.0, plan.step.pipeline_us

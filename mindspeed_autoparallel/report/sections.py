@@ -70,10 +70,13 @@ def why(values: Data) -> str:
         ]
     limits = "".join(element("li", text(limit)) for limit in values["limits"])
     helps = [
-        [text(item["change"]), text(format_us(item["step_us"]) if item["step_us"] else "not solved"),
-         text(percent(item["gain_fraction"]) if item["gain_fraction"] is not None else "–")]
+        [
+            text(item["change"]),
+            text(format_us(item["step_us"]) if item["step_us"] else "not solved"),
+            text(percent(item["gain_fraction"]) if item["gain_fraction"] is not None else "–"),
+        ]
         for item in values["relaxations"]
-    ]  # fmt: skip
+    ]
     none = element("p", "Nothing recorded.", class_="soft")
     held = element("h3", "What holds it back") + (element("ul", limits, class_="plain") if limits else none)
     helped = element("h3", "What would help")
@@ -100,13 +103,18 @@ def stages(values: Data) -> str:
         held = {part["name"]: part for part in row["modules"]}
         times = element("i", class_="forward", style=width(row["forward_us"] / slowest))
         times += element("i", class_="backward", style=width(row["backward_us"] / slowest))
-        peak = format_bytes(row['peak_bytes']) if row["peak_bytes"] is not None and row["chunk"] == 0 else ""
-        drawn.append([
-            text(row["stage"]), *([text(f"{row['rank']} / {row['chunk']}")] if virtual else []),
-            *(_module(held.get(name), index, most[name]) for index, name in enumerate(names, FIRST_MODULE)),
-            f"{row['forward_us'] / US_PER_MS:.1f}", f"{row['backward_us'] / US_PER_MS:.1f}",
-            element("div", times, class_="mini", style="min-width:110px"), peak,
-        ])  # fmt: skip
+        peak = format_bytes(row["peak_bytes"]) if row["peak_bytes"] is not None and row["chunk"] == 0 else ""
+        drawn.append(
+            [
+                text(row["stage"]),
+                *([text(f"{row['rank']} / {row['chunk']}")] if virtual else []),
+                *(_module(held.get(name), index, most[name]) for index, name in enumerate(names, FIRST_MODULE)),
+                f"{row['forward_us'] / US_PER_MS:.1f}",
+                f"{row['backward_us'] / US_PER_MS:.1f}",
+                element("div", times, class_="mini", style="min-width:110px"),
+                peak,
+            ]
+        )
     header = ["stage", *(["rank / chunk"] if virtual else []), *names]
     header += ["forward ms", "backward ms", "per microbatch", "peak"]
     last = len(header) - 1
@@ -148,15 +156,22 @@ def memory(values: Data) -> str:
     for rank in ranks:
         fill = "".join(
             element(
-                "i", class_=colour(index), style=width(size / most),
+                "i",
+                class_=colour(index),
+                style=width(size / most),
                 data_tip=f"Rank {rank['rank']}: {name}\n{format_bytes(size)}, {percent(size / rank['peak_bytes'], 0)}",
             )
-            for index, (name, size) in enumerate(zip(names, rank["sizes"], strict=True)) if size
-        )  # fmt: skip
+            for index, (name, size) in enumerate(zip(names, rank["sizes"], strict=True))
+            if size
+        )
         share = rank["peak_bytes"] / rank["limit_bytes"]
         over = share > 1
-        mark = element("div", class_="limit", style=f"left:{rank['limit_bytes'] / most * 100:.3f}%",
-                       data_tip=f"limit {format_bytes(rank['limit_bytes'])}")  # fmt: skip
+        mark = element(
+            "div",
+            class_="limit",
+            style=f"left:{rank['limit_bytes'] / most * 100:.3f}%",
+            data_tip=f"limit {format_bytes(rank['limit_bytes'])}",
+        )
         label = f"{format_bytes(rank['peak_bytes'])} · {percent(share, 0)}" + (" · over the limit" if over else "")
         bars += [
             element("span", text(f"rank {rank['rank']}")),
@@ -164,10 +179,15 @@ def memory(values: Data) -> str:
             element("span", text(label), class_="bad" if over else "", data_tip=f"Peak at: {rank['peak_point']}"),
         ]
     rows = [
-        [text(rank["rank"]), *(format_bytes(size) for size in rank["sizes"]), format_bytes(rank['peak_bytes']),
-         format_bytes(rank['limit_bytes']), text(rank["peak_point"])]
+        [
+            text(rank["rank"]),
+            *(format_bytes(size) for size in rank["sizes"]),
+            format_bytes(rank["peak_bytes"]),
+            format_bytes(rank["limit_bytes"]),
+            text(rank["peak_point"]),
+        ]
         for rank in ranks
-    ]  # fmt: skip
+    ]
     numbers = table(["rank", *names, "peak", "limit", "where the peak is"], rows, range(1, len(names) + 3))
     limits = sorted({rank["limit_bytes"] for rank in ranks})
     shown = " to ".join(format_bytes(limit) for limit in dict.fromkeys((limits[0], limits[-1]))) if limits else "–"
@@ -219,13 +239,16 @@ def alternatives(values: Data) -> str:
     """Other layouts at their best."""
     rows = [
         [
-            element("span", text(row["layout"]), class_="cell"), text(format_us(row["step_us"])),
+            element("span", text(row["layout"]), class_="cell"),
+            text(format_us(row["step_us"])),
             f"{row['loss_fraction'] * 100:+.1f} %",
-            text(format_us(row["lower_bound_us"])), format_bytes(row['peak_bytes']), text(row["num_recomputed"]),
+            text(format_us(row["lower_bound_us"])),
+            format_bytes(row["peak_bytes"]),
+            text(row["num_recomputed"]),
             text("; ".join(f"{name} {'-'.join(map(str, layers))}" for name, layers in row["layers"].items())),
         ]
         for row in values["alternatives"]
-    ]  # fmt: skip
+    ]
     header = ["layout", "step", "against the plan", "bound", "peak", "recomputed", "layers per stage"]
     body = table(header, rows, range(1, 6)) if rows else element("p", "No other layout was solved.", class_="soft")
     return element("h2", "Alternatives") + element("p", "The best split of other layouts.", class_="sub") + body
@@ -246,12 +269,15 @@ def ruled_out(values: Data) -> str:
     drawn = []
     for group in groups:
         rows = [
-            [element("span", text(row["layout"]), class_="cell") + (chosen if row["chosen"] else ""),
-             text(row["reason"]), text(format_us(row["step_us"]) if row["step_us"] else "–"),
-             text(format_us(row["lower_bound_us"]) if row["lower_bound_us"] else "–")]
+            [
+                element("span", text(row["layout"]), class_="cell") + (chosen if row["chosen"] else ""),
+                text(row["reason"]),
+                text(format_us(row["step_us"]) if row["step_us"] else "–"),
+                text(format_us(row["lower_bound_us"]) if row["lower_bound_us"] else "–"),
+            ]
             for row in group["rows"]
-        ]  # fmt: skip
-        title = element("b", text(group["outcome"])) + f' · {element("span", text(len(rows)), class_="n")} · '
+        ]
+        title = element("b", text(group["outcome"])) + f" · {element('span', text(len(rows)), class_='n')} · "
         summary = element("summary", title + element("span", text(group["meaning"]), class_="soft"))
         body = table(["layout", "reason", "step", "bound"], rows, (2, 3))
         opened = {"open": ""} if group["outcome"] == "solved" else {}

@@ -20,7 +20,9 @@ NUM_COLOURS = 8
 CSS = (
     ":root {" + _LIGHT + "color-scheme: light; }\n"
     "@media (prefers-color-scheme: dark) { :root:not([data-theme=light]) {" + _DARK + "color-scheme: dark; } }\n"
-    ":root[data-theme=dark] {" + _DARK + "color-scheme: dark; }\n"
+    ":root[data-theme=dark] {"
+    + _DARK
+    + "color-scheme: dark; }\n"
     + "".join(f".c{i} {{ background-color: var(--c{i}); }}\n" for i in range(NUM_COLOURS))
     + """
 * { box-sizing: border-box; }
@@ -101,7 +103,9 @@ footer { font-size: 12.5px; margin-top: 22px; }
 .bars { grid-template-columns: max-content 1fr; }
   .bars > :nth-child(3n) { grid-column: 2; margin-top: -6px; } }
 @media print {
-  :root, :root:not([data-theme=light]) {""" + _LIGHT + """color-scheme: light; --page: #fff; }
+  :root, :root:not([data-theme=light]) {"""
+    + _LIGHT
+    + """color-scheme: light; --page: #fff; }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
   nav, .tools, #theme, #tip { display: none !important; }
   section, .tile { break-inside: avoid; } #ruled-out, #alternatives { break-inside: auto; }
@@ -110,4 +114,4 @@ tr { break-inside: avoid; }
   overflow: visible; }
 }
 """
-)  # fmt: skip
+)

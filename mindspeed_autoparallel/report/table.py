@@ -47,7 +47,7 @@ def _stage_rows(plan: Plan) -> list[str]:
         times = [f"{stage['forward_us'] / US_PER_MS:.1f}", f"{stage['backward_us'] / US_PER_MS:.1f}"]
         # A rank has one peak: with several chunks it stands at the first.
         shown = stage["peak_bytes"] is not None and stage["chunk"] == 0
-        times.append(format_bytes(stage['peak_bytes']) if shown else "")
+        times.append(format_bytes(stage["peak_bytes"]) if shown else "")
         parts = stage["modules"] or [None]
         for index, part in enumerate(parts):
             name = [str(stage["stage"]), str(stage["rank"])] if index == 0 else ["", ""]
@@ -91,7 +91,6 @@ def _provenance(plan: Plan) -> str:
     counts = {group["outcome"]: len(group["rows"]) for group in data.verdicts(plan)}
     made = ", ".join(filter(None, (profile.device, profile.created_utc)))
     ruled_out = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return (
-        f"profile {profile.source}, {made}; "
-        f"{plan.search.num_configurations} configurations" + (f": {ruled_out}" if ruled_out else "")
+    return f"profile {profile.source}, {made}; {plan.search.num_configurations} configurations" + (
+        f": {ruled_out}" if ruled_out else ""
     )

@@ -35,31 +35,42 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
     for rank, action, start, end in sorted(step.timeline, key=lambda item: (item[0], item[2])):
         chunk = f".{action.chunk}" if plan.layout.virtual_size > 1 else ""
         forward = action.kind == "F"
-        events.append({
-            "name": f"{action.kind}{action.microbatch}{chunk}", "cat": "forward" if forward else "backward",
-            "ph": "X", "pid": PIPELINE, "tid": rank, "ts": clock + start, "dur": end - start,
-            "cname": "thread_state_running" if forward else "thread_state_runnable",
-            "args": {"microbatch": action.microbatch, "chunk": action.chunk},
-        })  # fmt: skip
+        events.append(
+            {
+                "name": f"{action.kind}{action.microbatch}{chunk}",
+                "cat": "forward" if forward else "backward",
+                "ph": "X",
+                "pid": PIPELINE,
+                "tid": rank,
+                "ts": clock + start,
+                "dur": end - start,
+                "cname": "thread_state_running" if forward else "thread_state_runnable",
+                "args": {"microbatch": action.microbatch, "chunk": action.chunk},
+            }
+        )
     clock += step.step_time
     parts = plan.step
     for name, length in (
         *((f"{phase.module} backward", phase.backward_us) for phase in phases),
         ("redistribution", sum(phase.exchange_us for phase in phases)),
         *((f"{phase.module} gradients and optimizer", phase.reduction_us + phase.optimizer_us) for phase in phases),
-        ("gradient reduction", parts.data_parallel_us), ("tied embeddings", parts.embedding_us),
+        ("gradient reduction", parts.data_parallel_us),
+        ("tied embeddings", parts.embedding_us),
         ("optimizer", parts.optimizer_us),
-    ):  # fmt: skip
+    ):
         if length > 0:
             events.append(_rest(name, clock, length))
             clock += length
     return {
-        "traceEvents": events, "displayTimeUnit": "ms",
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
         "otherData": {
-            "layout": plan.layout.label(), "message_us": found.message_us, "predicted_step_us": parts.total_us,
+            "layout": plan.layout.label(),
+            "message_us": found.message_us,
+            "predicted_step_us": parts.total_us,
             "tool_version": plan.tool_version,
         },
-    }  # fmt: skip
+    }
 
 
 def _rest(name: str, start_us: float, length_us: float) -> dict[str, Any]:

@@ -184,13 +184,15 @@ def _tiles(result: Mapping[str, Any]) -> str:
     if "reason" not in given:
         gain = f"{best['step_time_ms'] / given['step_time_ms'] - 1:+.1%}" if given["fits"] else "–"
         own = (gain, given["label"] + ("" if given["fits"] else " does not fit"))
-    return draw_tiles([
-        ("Step time", f"{best['step_time_ms']:.1f} ms", f"{low:.0f} to {high:.0f} ms"),
-        ("Against your script as it is", *own),
-        ("Throughput", f"{best['tokens_per_s_per_device']:,.0f}", "tokens/s per device"),
-        ("Peak memory", format_bytes(fullest["peak_bytes"]), f"of {format_bytes(fullest['limit_bytes'])}"),
-        ("Devices", f"{nodes} × {result['ranks'] // nodes}", result["device"]),
-    ])  # fmt: skip
+    return draw_tiles(
+        [
+            ("Step time", f"{best['step_time_ms']:.1f} ms", f"{low:.0f} to {high:.0f} ms"),
+            ("Against your script as it is", *own),
+            ("Throughput", f"{best['tokens_per_s_per_device']:,.0f}", "tokens/s per device"),
+            ("Peak memory", format_bytes(fullest["peak_bytes"]), f"of {format_bytes(fullest['limit_bytes'])}"),
+            ("Devices", f"{nodes} × {result['ranks'] // nodes}", result["device"]),
+        ]
+    )
 
 
 def _configurations(result: Mapping[str, Any]) -> str:
@@ -223,11 +225,13 @@ def _why(result: Mapping[str, Any]) -> str:
 def _memory(plan: Mapping[str, Any]) -> str:
     rows = [
         [
-            text(rank["pipeline_rank"]), text(format_bytes(rank["peak_bytes"])),
-            text(format_bytes(rank["limit_bytes"])), text(rank["peak_point"]),
+            text(rank["pipeline_rank"]),
+            text(format_bytes(rank["peak_bytes"])),
+            text(format_bytes(rank["limit_bytes"])),
+            text(rank["peak_point"]),
         ]
         for rank in plan["memory"]
-    ]  # fmt: skip
+    ]
     return element("h3", text(f"{plan['number']}. {plan['label']}")) + table(
         ("pipeline rank", "peak", "limit", "where"), rows, (0, 1, 2)
     )
@@ -235,6 +239,4 @@ def _memory(plan: Mapping[str, Any]) -> str:
 
 def _pairs(items: Any, header: tuple[str, str] = ("what", "value")) -> str:
     pairs: Sequence[tuple[Any, Any]] = list(items)
-    return table(header, [[text(name), text(value)] for name, value in pairs]) if pairs else element(
-        "p", "nothing"
-    )
+    return table(header, [[text(name), text(value)] for name, value in pairs]) if pairs else element("p", "nothing")

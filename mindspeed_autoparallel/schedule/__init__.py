@@ -6,6 +6,15 @@ from mindspeed_autoparallel.schedule.simulator import SimulatedStep, StepTimes, 
 from mindspeed_autoparallel.schedule.text import program_from_text, program_to_text
 
 __all__ = [
-    "SCHEDULES", "SENDS", "Action", "Program", "SimulatedStep", "StepTimes", "in_flight", "make_program",
-    "program_from_text", "program_to_text", "simulate",
-]  # fmt: skip
+    "SCHEDULES",
+    "SENDS",
+    "Action",
+    "Program",
+    "SimulatedStep",
+    "StepTimes",
+    "in_flight",
+    "make_program",
+    "program_from_text",
+    "program_to_text",
+    "simulate",
+]

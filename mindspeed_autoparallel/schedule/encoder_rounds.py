@@ -45,4 +45,3 @@ def backward_us(runs: Sequence[Rounds]) -> float:
         if waiting is not None:
             waiting = (waiting[0] + more, waiting[1])
     return now if waiting is None else max(now, waiting[0]) + waiting[1]
-

@@ -156,9 +156,13 @@ class _Interleaved:
             sent = self.sent(forward) + self.sent(backward)
             return [forward, backward, Exchange(sent + receive_forward + receive_backward)]
         return [
-            self._wait_input(forward), forward, *self._hand_over("F", self.sent(forward), receive_forward),
-            self._wait_input(backward), backward, *self._hand_over("B", self.sent(backward), receive_backward),
-        ]  # fmt: skip
+            self._wait_input(forward),
+            forward,
+            *self._hand_over("F", self.sent(forward), receive_forward),
+            self._wait_input(backward),
+            backward,
+            *self._hand_over("B", self.sent(backward), receive_backward),
+        ]
 
     def _cooldown_step(self, k: int) -> list[Step]:
         receive = self.receive("B", k) if k < self.total - 1 else ()

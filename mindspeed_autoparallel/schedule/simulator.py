@@ -137,9 +137,14 @@ def _at(row: Time | list[Time], microbatch: int) -> Time:
 
 
 def _trace(
-    graph: _Graph, program: Program, ends: list[Time], durations: list[Time], links: list[Time],
-    num_virtual: int, with_timeline: bool,
-) -> SimulatedStep:  # fmt: skip
+    graph: _Graph,
+    program: Program,
+    ends: list[Time],
+    durations: list[Time],
+    links: list[Time],
+    num_virtual: int,
+    with_timeline: bool,
+) -> SimulatedStep:
     num_stages = len(program)
     node = max(range(len(ends)), key=ends.__getitem__)
     step_time = ends[node]
@@ -167,9 +172,13 @@ def _trace(
             busy[work[0]] += durations[index]
             timeline.append((work[0], work[1], ends[index] - durations[index], ends[index]))
     return SimulatedStep(
-        step_time=step_time, busy=tuple(busy), num_forwards=tuple(forwards), num_backwards=tuple(backwards),
-        critical_path=tuple(reversed(path)), timeline=tuple(timeline),
-    )  # fmt: skip
+        step_time=step_time,
+        busy=tuple(busy),
+        num_forwards=tuple(forwards),
+        num_backwards=tuple(backwards),
+        critical_path=tuple(reversed(path)),
+        timeline=tuple(timeline),
+    )
 
 
 @lru_cache(maxsize=64)

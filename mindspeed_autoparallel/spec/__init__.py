@@ -7,6 +7,14 @@ from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.spec.plan import PLAN_SCHEMA_VERSION, Plan
 
 __all__ = [
-    "PLAN_SCHEMA_VERSION", "Cluster", "Layout", "Model", "Module", "ModuleLayout", "Plan", "Sharding", "from_json",
+    "PLAN_SCHEMA_VERSION",
+    "Cluster",
+    "Layout",
+    "Model",
+    "Module",
+    "ModuleLayout",
+    "Plan",
+    "Sharding",
+    "from_json",
     "to_json",
-]  # fmt: skip
+]

@@ -8,8 +8,11 @@ from mindspeed_autoparallel.errors import ConfigError
 
 MAX_LAYERS = 4096
 RESULT_KEYS = {
-    "image_encoder": "vit", "text_decoder": "llm", "audio_encoder": "audio", "image_generator": "generator",
-}  # fmt: skip
+    "image_encoder": "vit",
+    "text_decoder": "llm",
+    "audio_encoder": "audio",
+    "image_generator": "generator",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,9 +110,7 @@ def write_huggingface(
     writer = ShardWriter(folder, max_shard_bytes)
     for done, entry in enumerate(entries):
         shape = architecture.modules[entry.rule.module]
-        for classic, tensor in zip(
-            entry.sources, tensors.separate(entry.rule, source.load(entry), shape), strict=True
-        ):
+        for classic, tensor in zip(entry.sources, tensors.separate(entry.rule, source.load(entry), shape), strict=True):
             writer.add(rename(classic), tensor)
         progress(done + 1, len(entries), entry.name)
     for name, path in _unconverted(original).items():

@@ -44,9 +44,7 @@ def rules_for(architecture: Architecture) -> tuple[Rule, ...]:
     """All rules of the family, in the order in which tensors are written."""
     if architecture.family in ("llama", "qwen2"):
         return _text_rules(target_prefix="")
-    vision = _vision_rules(
-        gated=architecture.family != "qwen2_vl", separate_qkv=architecture.family == "qwen2_5_omni"
-    )
+    vision = _vision_rules(gated=architecture.family != "qwen2_vl", separate_qkv=architecture.family == "qwen2_5_omni")
     audio = _audio_rules() if AUDIO in architecture.modules else ()
     return vision + audio + _text_rules(target_prefix="text_decoder.")
 
@@ -101,9 +99,7 @@ def _audio_rules() -> tuple[Rule, ...]:
 
     here, there = "audio_encoder.encoder.blocks.layers.{n}.", "audio_tower.layers.{n}."
     qkv_weight, qkv_bias = _linear(
-        rule(
-            LAYER, here + "self_attention.linear_qkv", *(there + f"self_attn.{x}_proj" for x in "qkv"), combine=QKV
-        ),
+        rule(LAYER, here + "self_attention.linear_qkv", *(there + f"self_attn.{x}_proj" for x in "qkv"), combine=QKV),
         ROWS,
     )
     query_bias, _, value_bias = qkv_bias.sources
@@ -128,9 +124,7 @@ def _text_rules(*, target_prefix: str) -> tuple[Rule, ...]:
         return Rule(module=TEXT, place=place, target=target_prefix + target, sources=sources, combine=combine)
 
     here, there = "decoder.layers.{n}.", "model.layers.{n}."
-    qkv = rule(
-        LAYER, here + "self_attention.linear_qkv", *(there + f"self_attn.{x}_proj" for x in "qkv"), combine=QKV
-    )
+    qkv = rule(LAYER, here + "self_attention.linear_qkv", *(there + f"self_attn.{x}_proj" for x in "qkv"), combine=QKV)
     gate_up = rule(LAYER, here + "mlp.linear_fc1", there + "mlp.gate_proj", there + "mlp.up_proj", combine=GATED)
     return (
         _linear(rule(FIRST, "embedding.word_embeddings", "model.embed_tokens"), VOCABULARY)[0],

@@ -12,8 +12,16 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 
 _PLAIN_PACKAGES = (
-    "argparse", "types", "pathlib", "signal", "datetime", "numpy", "megatron", "mindspeed", "mindspeed_mm",
-)  # fmt: skip
+    "argparse",
+    "types",
+    "pathlib",
+    "signal",
+    "datetime",
+    "numpy",
+    "megatron",
+    "mindspeed",
+    "mindspeed_mm",
+)
 
 
 class Placeholder:

@@ -100,9 +100,7 @@ class RankFolderSource:
         modules = {}
         for module, shape in self.architecture.modules.items():
             rows = [[counts[module].get((v, s), 0) for s in range(num_stages)] for v in range(num_virtual)]
-            replicated = (
-                module != TEXT and num_stages > 1 and all(count == shape.num_layers for count in rows[0])
-            )
+            replicated = module != TEXT and num_stages > 1 and all(count == shape.num_layers for count in rows[0])
             if replicated:
                 # Counted once: the first chunk stands for all.
                 rows = [[0] * num_stages for _ in rows]

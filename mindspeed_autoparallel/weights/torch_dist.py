@@ -143,15 +143,20 @@ def write_torch_dist(
         pickle.dump(dcp.Metadata(state_dict_metadata=described, planner_data={}, storage_data=stored), stream)
     # Hosts look up the sizes that wrote a checkpoint; a converted one has none, so it says one of each.
     arguments = argparse.Namespace(
-        tensor_model_parallel_size=1, pipeline_model_parallel_size=1, virtual_pipeline_model_parallel_size=None,
-        num_layers=architecture.modules[TEXT].num_layers, ckpt_format="torch_dist",
-    )  # fmt: skip
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        virtual_pipeline_model_parallel_size=None,
+        num_layers=architecture.modules[TEXT].num_layers,
+        ckpt_format="torch_dist",
+    )
     common = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, "args": arguments}
     torch.save(common, target / "common.pt")
     described_as = {
-        "sharded_backend": "torch_dist", "sharded_backend_version": 1,
-        "common_backend": "torch", "common_backend_version": 1,
-    }  # fmt: skip
+        "sharded_backend": "torch_dist",
+        "sharded_backend_version": 1,
+        "common_backend": "torch",
+        "common_backend_version": 1,
+    }
     (target / "metadata.json").write_text(json.dumps(described_as), encoding="utf-8")
     (folder / TRACKER).write_text("release" if iteration is None else str(iteration), encoding="utf-8")
 
@@ -193,15 +198,30 @@ class _MetadataUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         described = module.startswith("torch.distributed.checkpoint.") and name in {
-            "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
-            "TensorProperties", "StorageMeta", "_StorageInfo", "_StoragePrefix", "_MEM_FORMAT_ENCODING",
+            "Metadata",
+            "MetadataIndex",
+            "TensorStorageMetadata",
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "TensorProperties",
+            "StorageMeta",
+            "_StorageInfo",
+            "_StoragePrefix",
+            "_MEM_FORMAT_ENCODING",
             # What newer Megatron keeps of the plan it saved by: plain records.
-            "SavePlan", "WriteItem", "WriteItemType", "TensorWriteData",
-        }  # fmt: skip
+            "SavePlan",
+            "WriteItem",
+            "WriteItemType",
+            "TensorWriteData",
+        }
         plain = (module, name) in {
-            ("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
-            ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"), ("builtins", "set"),
-                    }  # fmt: skip
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("collections", "OrderedDict"),
+            ("pathlib", "PosixPath"),
+            ("pathlib._local", "PosixPath"),
+            ("builtins", "set"),
+        }
         if described or plain or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in checkpoint metadata")

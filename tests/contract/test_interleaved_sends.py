@@ -8,7 +8,7 @@ pytestmark = pytest.mark.megatron
 PROGRAM = """
 import argparse, json
 import mindspeed_autoparallel
-from mindspeed_autoparallel.runtime.host.sends import interleaved_sends
+from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 from megatron.core import package_info
 found = [
     interleaved_sends(argparse.Namespace(overlap_p2p_comm=overlap, overlap_p2p_comm_warmup_flush=flush))

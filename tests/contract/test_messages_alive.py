@@ -35,10 +35,10 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
     from megatron.core.enums import ModelType
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from mindspeed_autoparallel.runtime.tracing.building import configuration
-    from mindspeed_autoparallel.runtime.tracing.request import TraceRequest
-    from mindspeed_autoparallel.runtime.tracing.tracker import Tracker
-    from mindspeed_autoparallel.runtime.tracing.world import World
+    from mindspeed_autoparallel.runtime.profiling.trace.building import configuration
+    from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
+    from mindspeed_autoparallel.runtime.profiling.trace.tracker import Tracker
+    from mindspeed_autoparallel.runtime.profiling.trace.world import World
 
     class Passes(torch.autograd.Function):
         """Keeps bytes from forward to backward."""
@@ -87,9 +87,18 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
     world, found = World("fake"), []
     for stages, num_chunks, groups, sends, rank in cases:
         request = TraceRequest(
-            hidden=SHAPE[2], heads=1, sequence=SHAPE[0], block="stage", vocabulary=8, num_layers=stages * num_chunks,
-            pipeline=stages, virtual=num_chunks, stage=rank, num_microbatches=groups * stages, dtype="float32",
-        )  # fmt: skip
+            hidden=SHAPE[2],
+            heads=1,
+            sequence=SHAPE[0],
+            block="stage",
+            vocabulary=8,
+            num_layers=stages * num_chunks,
+            pipeline=stages,
+            virtual=num_chunks,
+            stage=rank,
+            num_microbatches=groups * stages,
+            dtype="float32",
+        )
         world.enter(request)
         config = configuration(request)
         config.deallocate_pipeline_outputs = True  # megatron.training always sets it
@@ -99,9 +108,7 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
         tracker, log = Tracker(), []
         with world.tensors():
             chunks = [
-                Chunk(
-                    config, index, rank == index == 0, rank == stages - 1 and index == num_chunks - 1, tracker, log
-                )
+                Chunk(config, index, rank == index == 0, rank == stages - 1 and index == num_chunks - 1, tracker, log)
                 for index in range(num_chunks)
             ]
             tracker.ignore([parameter for chunk in chunks for parameter in chunk.parameters()])
@@ -112,9 +119,12 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
                     get_forward_backward_func()(
                         forward_step_func=lambda batches, model: (model(), lambda output: (output * 1, {})),
                         data_iterator=[iter([])] * num_chunks if num_chunks > 1 else iter([]),
-                        model=chunks if num_chunks > 1 else chunks[0], num_microbatches=groups * stages,
-                        seq_length=SHAPE[0], micro_batch_size=1, forward_only=False,
-                    )  # fmt: skip
+                        model=chunks if num_chunks > 1 else chunks[0],
+                        num_microbatches=groups * stages,
+                        seq_length=SHAPE[0],
+                        micro_batch_size=1,
+                        forward_only=False,
+                    )
         found.append(log)
     return [package_info.MINOR, found]
 

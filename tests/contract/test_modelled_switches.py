@@ -17,8 +17,8 @@ PARSE = """
 import sys
 import mindspeed_autoparallel
 from megatron.training.arguments import parse_args
-from mindspeed_autoparallel.runtime.tuning.argv import illegal
-from mindspeed_autoparallel.runtime.tuning.switching import with_environment
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import illegal
+from mindspeed_autoparallel.runtime.features.auto_tuning.switching import with_environment
 import json
 sys.argv = ["x", "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "128",
     "--max-position-embeddings", "128", "--micro-batch-size", "1", "--global-batch-size", "16", "--bf16", "--mock-data",
@@ -50,32 +50,45 @@ def answers(questions):
     pytest.importorskip("megatron.training")
     environment = {**os.environ, "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", PARSE], input=json.dumps(questions), capture_output=True, text=True, timeout=120,
-        env=environment, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PARSE],
+        input=json.dumps(questions),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=True,
+    )
     return json.loads(done.stdout.split("ANSWERS")[-1])
 
 
 SHARDED = {
-    "use_megatron_fsdp": True, "gradient_accumulation_fusion": False, "ckpt_format": "fsdp_dtensor",
-    "use_distributed_optimizer": True, "overlap_grad_reduce": True, "suggested_communication_unit_size": 1000,
+    "use_megatron_fsdp": True,
+    "gradient_accumulation_fusion": False,
+    "ckpt_format": "fsdp_dtensor",
+    "use_distributed_optimizer": True,
+    "overlap_grad_reduce": True,
+    "suggested_communication_unit_size": 1000,
     "megatron_fsdp_main_grads_dtype": "fp32",
-}  # fmt: skip
+}
 UNSET = {"CUDA_DEVICE_MAX_CONNECTIONS": ""}
 
 
 def test_megatron_takes_the_flags_of_every_switch_and_refuses_fsdp_without_its_variable():
-    taken = answers([
-        [{**SHARDED, "data_parallel_sharding_strategy": "optim_grads"}, UNSET],
-        [{**SHARDED, "data_parallel_sharding_strategy": "optim_grads_params"}, UNSET],
-        [{"tp_comm_overlap": True, "tensor_model_parallel_size": 2, "sequence_parallel": True}, {}],
-        [{"overlap_moe_expert_parallel_comm": True, "expert_model_parallel_size": 2}, {}],
-        [{"fine_grained_activation_offloading": True, "offload_modules": ["core_attn", "attn_proj"]},
-         {"NVTE_CPU_OFFLOAD_V1": "1"}],
-        [{"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}, {}],
-        [SHARDED, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}],
-        [{"tp_comm_overlap": True, "tensor_model_parallel_size": 2, "sequence_parallel": False}, {}],
-    ])  # fmt: skip
+    taken = answers(
+        [
+            [{**SHARDED, "data_parallel_sharding_strategy": "optim_grads"}, UNSET],
+            [{**SHARDED, "data_parallel_sharding_strategy": "optim_grads_params"}, UNSET],
+            [{"tp_comm_overlap": True, "tensor_model_parallel_size": 2, "sequence_parallel": True}, {}],
+            [{"overlap_moe_expert_parallel_comm": True, "expert_model_parallel_size": 2}, {}],
+            [
+                {"fine_grained_activation_offloading": True, "offload_modules": ["core_attn", "attn_proj"]},
+                {"NVTE_CPU_OFFLOAD_V1": "1"},
+            ],
+            [{"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}, {}],
+            [SHARDED, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}],
+            [{"tp_comm_overlap": True, "tensor_model_parallel_size": 2, "sequence_parallel": False}, {}],
+        ]
+    )
     assert taken[:6] == [""] * 6
     assert "CUDA_DEVICE_MAX_CONNECTIONS" in taken[6]
     assert taken[7]

@@ -42,7 +42,9 @@ def dotted(node):
 
 def names_used(module, prefix):
     """What the source says right behind ``prefix.``."""
-    chains = {dotted(node) for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Attribute)}
+    chains = {
+        dotted(node) for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Attribute)
+    }
     return {chain[len(prefix) + 1 :].split(".")[0] for chain in chains if chain.startswith(prefix + ".")}
 
 

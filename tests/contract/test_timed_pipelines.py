@@ -8,9 +8,10 @@ import pytest
 pytestmark = pytest.mark.megatron
 
 SCHEDULES = (
-    "forward_backward_no_pipelining", "forward_backward_pipelining_without_interleaving",
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_without_interleaving",
     "forward_backward_pipelining_with_interleaving",
-)  # fmt: skip
+)
 
 
 def folder_of(release):

@@ -17,12 +17,15 @@ def drawn_case(pipeline_size, virtual_size, num_microbatches, **settings):
     drawn = random.Random(f"{pipeline_size} {virtual_size} {num_microbatches}")
     num_virtual = pipeline_size * virtual_size
     return Case(
-        pipeline_size=pipeline_size, virtual_size=virtual_size, num_microbatches=num_microbatches,
+        pipeline_size=pipeline_size,
+        virtual_size=virtual_size,
+        num_microbatches=num_microbatches,
         forward_ns=[[drawn.randint(10_000, 60_000) for _ in range(num_microbatches)] for _ in range(num_virtual)],
         backward_ns=[[drawn.randint(20_000, 110_000) for _ in range(num_microbatches)] for _ in range(num_virtual)],
-        link_ns=[drawn.randint(100, 9_000) for _ in range(num_virtual - 1)], blocks=[[(1, 0, 0)]] * num_virtual,
+        link_ns=[drawn.randint(100, 9_000) for _ in range(num_virtual - 1)],
+        blocks=[[(1, 0, 0)]] * num_virtual,
         **settings,
-    )  # fmt: skip
+    )
 
 
 CASES = {

@@ -8,8 +8,77 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs/examples/pretrain_gpt.py"
-GPT = ["--use-mcore-models", "--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "64", "--num-attention-heads", "2", "--seq-length", "64", "--max-position-embeddings", "64", "--micro-batch-size", "1", "--global-batch-size", "2", "--tokenizer-type", "NullTokenizer", "--vocab-size", "128", "--make-vocab-size-divisible-by", "8", "--lr", "1e-3", "--train-iters", "4", "--eval-interval", "1000", "--eval-iters", "0", "--log-interval", "1", "--transformer-impl", "local", "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm", "--no-rope-fusion", "--num-workers", "0", "--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--position-embedding-type", "rope", "--bf16", "--use-distributed-optimizer", "--auto-tuning", "--auto-tuning-ranks", "2", "--nproc-per-node", "2", "--auto-tuning-launch-timeout-s", "900"]
-MOE = [*GPT, *["--num-experts", "2", "--moe-router-topk", "1", "--moe-router-pre-softmax", "--moe-token-dispatcher-type", "alltoall"]]
+GPT = [
+    "--use-mcore-models",
+    "--num-layers",
+    "2",
+    "--hidden-size",
+    "32",
+    "--ffn-hidden-size",
+    "64",
+    "--num-attention-heads",
+    "2",
+    "--seq-length",
+    "64",
+    "--max-position-embeddings",
+    "64",
+    "--micro-batch-size",
+    "1",
+    "--global-batch-size",
+    "2",
+    "--tokenizer-type",
+    "NullTokenizer",
+    "--vocab-size",
+    "128",
+    "--make-vocab-size-divisible-by",
+    "8",
+    "--lr",
+    "1e-3",
+    "--train-iters",
+    "4",
+    "--eval-interval",
+    "1000",
+    "--eval-iters",
+    "0",
+    "--log-interval",
+    "1",
+    "--transformer-impl",
+    "local",
+    "--no-gradient-accumulation-fusion",
+    "--no-masked-softmax-fusion",
+    "--no-persist-layer-norm",
+    "--no-rope-fusion",
+    "--num-workers",
+    "0",
+    "--normalization",
+    "RMSNorm",
+    "--swiglu",
+    "--disable-bias-linear",
+    "--untie-embeddings-and-output-weights",
+    "--position-embedding-type",
+    "rope",
+    "--bf16",
+    "--use-distributed-optimizer",
+    "--auto-tuning",
+    "--auto-tuning-ranks",
+    "2",
+    "--nproc-per-node",
+    "2",
+    "--auto-tuning-launch-timeout-s",
+    "900",
+]
+MOE = [
+    *GPT,
+    *[
+        "--num-experts",
+        "2",
+        "--moe-router-topk",
+        "1",
+        "--moe-router-pre-softmax",
+        "--moe-token-dispatcher-type",
+        "alltoall",
+    ],
+]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "SECRET_TOKEN": "hunter2"}
 
 
@@ -17,9 +86,13 @@ def start(work, *words, script=SCRIPT, model=GPT):
     """The process; words come last, so that of a flag given twice they count."""
     command = [sys.executable, str(script), *model, "--auto-tuning-work-dir", str(work), *map(str, words)]
     return subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, text=True, stdout=subprocess.PIPE,
+        command,
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    )
 
 
 def finish(process, timeout=1100):

@@ -37,7 +37,8 @@ def language_profile(
     ]
     return Profile(
         model=Model(
-            name="text", modules=(Module(name="text_decoder", result_key="llm", num_layers=num_layers),),
+            name="text",
+            modules=(Module(name="text_decoder", result_key="llm", num_layers=num_layers),),
             sequence_length=4096,
         ),
         device=DeviceCost(
@@ -48,7 +49,7 @@ def language_profile(
         ),
         measurements=tuple(Measurement(at=at, modules={"text_decoder": _module(at)}) for at in points),
         provenance=Provenance(source="analytic", device="made up", created_utc="2026-01-01T00:00:00+00:00"),
-    )  # fmt: skip
+    )
 
 
 def _module(at: MeasuredAt) -> ModuleCost:
@@ -63,7 +64,9 @@ def _block(at: MeasuredAt, work: float, weight: float) -> BlockCost:
     hidden = int(32 * MIB * share)
     parameters = int(200e6 * weight / at.tensor_size)
     return BlockCost(
-        forward_us=forward, backward_us=2 * forward, output_bytes=hidden,
+        forward_us=forward,
+        backward_us=2 * forward,
+        output_bytes=hidden,
         recompute={
             "none": RecomputeCost(saved_bytes=saved, backward_peak_bytes=hidden),
             "selective": RecomputeCost(
@@ -72,7 +75,9 @@ def _block(at: MeasuredAt, work: float, weight: float) -> BlockCost:
             "full": RecomputeCost(saved_bytes=hidden, extra_backward_us=forward, backward_peak_bytes=saved),
         },
         dense=StateBytes(
-            num_parameters=parameters, parameter_bytes=2 * parameters, gradient_bytes=4 * parameters,
+            num_parameters=parameters,
+            parameter_bytes=2 * parameters,
+            gradient_bytes=4 * parameters,
             optimizer_bytes=12 * parameters,
         ),
-    )  # fmt: skip
+    )

@@ -29,11 +29,12 @@ def block(forward_us: float, *, saved_mib: int = 10, recomputable: bool = False,
             saved_bytes=MIB, extra_backward_us=forward_us, backward_peak_bytes=(saved_mib + 1) * MIB
         )
     return BlockCost(
-        forward_us=forward_us, backward_us=2 * forward_us, recompute=recompute, output_bytes=output_bytes,
-        dense=StateBytes(
-            num_parameters=MIB, parameter_bytes=2 * MIB, gradient_bytes=4 * MIB, optimizer_bytes=12 * MIB
-        ),
-    )  # fmt: skip
+        forward_us=forward_us,
+        backward_us=2 * forward_us,
+        recompute=recompute,
+        output_bytes=output_bytes,
+        dense=StateBytes(num_parameters=MIB, parameter_bytes=2 * MIB, gradient_bytes=4 * MIB, optimizer_bytes=12 * MIB),
+    )
 
 
 def small_profile(**changes: Any) -> Profile:
@@ -46,8 +47,12 @@ def small_profile(**changes: Any) -> Profile:
     values: dict[str, Any] = {
         "model": Model(name="small", modules=modules, sequence_length=128),
         "device": DeviceCost(
-            memory_capacity_bytes=changes.pop("capacity_mib", 1000) * MIB, runtime_overhead_bytes=MIB, intra=link,
-            inter=link, optimizer_step_us_per_byte=1e-6, operation_overhead_us=3.0,
+            memory_capacity_bytes=changes.pop("capacity_mib", 1000) * MIB,
+            runtime_overhead_bytes=MIB,
+            intra=link,
+            inter=link,
+            optimizer_step_us_per_byte=1e-6,
+            operation_overhead_us=3.0,
         ),
         "measurements": tuple(
             Measurement(
@@ -57,7 +62,8 @@ def small_profile(**changes: Any) -> Profile:
                         pre=block(100 / tensor), layer=block(400 / tensor, recomputable=True), post=block(50 / tensor)
                     ),
                     "text_decoder": ModuleCost(
-                        pre=block(10 / tensor), layer=block(1000 / tensor, saved_mib=30, recomputable=True),
+                        pre=block(10 / tensor),
+                        layer=block(1000 / tensor, saved_mib=30, recomputable=True),
                         post=block(300 / tensor, saved_mib=20),
                     ),
                 },
@@ -65,6 +71,6 @@ def small_profile(**changes: Any) -> Profile:
             for tensor in (1, 2)
         ),
         "provenance": Provenance(source="analytic", device="imagined", created_utc=""),
-    }  # fmt: skip
+    }
     values.update(changes)
     return Profile(**values)

@@ -9,18 +9,40 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.cost.catalogue import find_device, known_devices
-from mindspeed_autoparallel.tuning.predict import predict_one
+from mindspeed_autoparallel.predict.predict import predict_one
 
 _SETTINGS = settings(max_examples=25, deadline=None)
 _ACCELERATORS = sorted(device.name for device in known_devices() if device.name != "CPU")
 _MODELS: tuple[dict[str, Any], ...] = (
     {"num_layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "swiglu": True},
     {"num_layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "swiglu": True},
-    {"type": "moe", "num_layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000,
-     "swiglu": True, "num_experts": 8, "topk": 2},
-    {"type": "moe", "num_layers": 64, "hidden": 7168, "heads": 128, "head_size": 128, "ffn": 18432, "moe_ffn": 2048,
-     "vocab": 129280, "swiglu": True, "num_experts": 256, "topk": 8, "shared_expert_ffn": 2048},
-)  # fmt: skip
+    {
+        "type": "moe",
+        "num_layers": 32,
+        "hidden": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "ffn": 14336,
+        "vocab": 32000,
+        "swiglu": True,
+        "num_experts": 8,
+        "topk": 2,
+    },
+    {
+        "type": "moe",
+        "num_layers": 64,
+        "hidden": 7168,
+        "heads": 128,
+        "head_size": 128,
+        "ffn": 18432,
+        "moe_ffn": 2048,
+        "vocab": 129280,
+        "swiglu": True,
+        "num_experts": 256,
+        "topk": 8,
+        "shared_expert_ffn": 2048,
+    },
+)
 
 
 @st.composite
@@ -40,12 +62,20 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         parallel.update(ep=draw(st.sampled_from([1, 2, 8, 64])), etp=1)
     request = {
         "model": model,
-        "hw": {"gpu": draw(st.sampled_from(_ACCELERATORS)), "num_gpus": tensor * pipeline * context * data,
-               "gpus_per_node": 8, "inter_node_gbps": 1600},
+        "hw": {
+            "gpu": draw(st.sampled_from(_ACCELERATORS)),
+            "num_gpus": tensor * pipeline * context * data,
+            "gpus_per_node": 8,
+            "inter_node_gbps": 1600,
+        },
         "parallel": parallel,
-        "train": {"gbs": data * micro * number, "mbs": micro, "stack": "megatron-core",
-                  "recompute": draw(st.sampled_from(["none", "selective", "full"]))},
-    }  # fmt: skip
+        "train": {
+            "gbs": data * micro * number,
+            "mbs": micro,
+            "stack": "megatron-core",
+            "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+        },
+    }
     assume(predict_one(request)["status"] != "error")
     return request
 
@@ -135,9 +165,14 @@ def test_no_run_beats_three_quarters_of_the_datasheet(request: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     ("slower", "faster"),
-    [("A100-40GB", "A100-80GB"), ("A100-80GB", "H100"), ("H100", "H200"), ("H200", "B200"),
-     ("Ascend-910B", "Ascend-910C")],
-)  # fmt: skip
+    [
+        ("A100-40GB", "A100-80GB"),
+        ("A100-80GB", "H100"),
+        ("H100", "H200"),
+        ("H200", "B200"),
+        ("Ascend-910B", "Ascend-910C"),
+    ],
+)
 @_SETTINGS
 @given(request=requests())
 def test_a_newer_device_is_no_slower_in_what_it_computes(slower: str, faster: str, request: dict[str, Any]) -> None:
@@ -152,9 +187,25 @@ def test_a_newer_device_is_no_slower_in_what_it_computes(slower: str, faster: st
 def test_published_expert_runs_over_nodes_and_inside_one_are_met() -> None:
     # GPT-OSS-120B on 64 B200, bf16 (Megatron-Bridge's performance summary): 13,045 to 13,722 tokens per second and
     # device with experts inside a node, 8,047 with experts over eight nodes.
-    model = {"type": "moe", "num_layers": 36, "hidden": 2880, "heads": 64, "kv_heads": 8, "head_size": 64, "ffn": 2880,
-             "moe_ffn": 2880, "num_experts": 128, "topk": 4, "seq": 4096, "vocab": 201088, "swiglu": True,
-             "window": 128, "windowed_share": 0.5, "expert_bias": True, "expert_clamp": True}  # fmt: skip
+    model = {
+        "type": "moe",
+        "num_layers": 36,
+        "hidden": 2880,
+        "heads": 64,
+        "kv_heads": 8,
+        "head_size": 64,
+        "ffn": 2880,
+        "moe_ffn": 2880,
+        "num_experts": 128,
+        "topk": 4,
+        "seq": 4096,
+        "vocab": 201088,
+        "swiglu": True,
+        "window": 128,
+        "windowed_share": 0.5,
+        "expert_bias": True,
+        "expert_clamp": True,
+    }
     request = {
         "model": model,
         "hw": {"gpu": "B200", "num_gpus": 64, "gpus_per_node": 8},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.cli.main import build_parser
-from mindspeed_autoparallel.runtime.arguments import flag_groups
+from mindspeed_autoparallel.runtime.flags import flag_groups
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,7 +37,7 @@ def test_every_path_of_the_tour_is_there() -> None:
     paths = [re.sub(r"\s", "", path) for path in quoted if re.fullmatch(r"[\w./\s]+(/|\.py|\.toml)", path)]
     assert len(paths) > 30
     rooms = [ROOT, ROOT / "mindspeed_autoparallel", *(ROOT / "mindspeed_autoparallel").glob("*/"), ROOT / "tests"]
-    rooms += [ROOT / "mindspeed_autoparallel/runtime/measuring"]
+    rooms += [ROOT / "mindspeed_autoparallel/runtime" / name for name in ("features", "profiling", "profiling/measure")]
     assert [path for path in paths if not any((room / path).exists() for room in rooms)] == []
 
 

@@ -7,7 +7,16 @@ from mindspeed_autoparallel.redaction import is_secret_variable, masked_text, ma
 
 @pytest.mark.parametrize(
     "name",
-    ["--hf-token", "--token", "--wandb_api_key", "--wandb-key", "--db-password", "--client-secret", "--aws-access-key", "--apikey"],
+    [
+        "--hf-token",
+        "--token",
+        "--wandb_api_key",
+        "--wandb-key",
+        "--db-password",
+        "--client-secret",
+        "--aws-access-key",
+        "--apikey",
+    ],
 )
 def test_values_of_secret_flags_are_masked_in_both_spellings(name):
     argv = ["train.py", name, "hunter2", "--lr", "1", f"{name}=hunter3"]
@@ -17,9 +26,18 @@ def test_values_of_secret_flags_are_masked_in_both_spellings(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["--moe-token-dispatcher-type", "--fim-eod-token", "--tokenizer-type", "--linear-num-key-heads", "--kv-channels",
-     "--calculate-per-token-loss", "--apply-query-key-layer-scaling", "--rl-skip-bos-token", "--sft-tokenizer-prompt-format"],
-)  # fmt: skip
+    [
+        "--moe-token-dispatcher-type",
+        "--fim-eod-token",
+        "--tokenizer-type",
+        "--linear-num-key-heads",
+        "--kv-channels",
+        "--calculate-per-token-loss",
+        "--apply-query-key-layer-scaling",
+        "--rl-skip-bos-token",
+        "--sft-tokenizer-prompt-format",
+    ],
+)
 def test_megatrons_own_tokens_and_keys_stay(name):
     assert masked_words(["train.py", name, "alltoall"]) == ["train.py", name, "alltoall"]
     assert not secret_values(["train.py", name, "alltoall"])
@@ -42,8 +60,14 @@ def test_switches_without_a_value_hide_nothing_else():
 
 @pytest.mark.parametrize(
     ("name", "secret"),
-    [("MEGATRON_API_KEY", True), ("NPU_AUTH_TOKEN", True), ("PYTORCH_SECRET", True), ("TOKENIZERS_PARALLELISM", False),
-     ("PYTHONPATH", False), ("NCCL_IB_GID_INDEX", False)],
-)  # fmt: skip
+    [
+        ("MEGATRON_API_KEY", True),
+        ("NPU_AUTH_TOKEN", True),
+        ("PYTORCH_SECRET", True),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("PYTHONPATH", False),
+        ("NCCL_IB_GID_INDEX", False),
+    ],
+)
 def test_variables_are_told_by_their_names(name, secret):
     assert is_secret_variable(name) is secret

@@ -12,9 +12,18 @@ from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 from mindspeed_autoparallel.profiles.knowledge import Operator
 
 _BYTES = {
-    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
-    "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+    "float64": 8,
+    "int64": 8,
+    "complex64": 8,
+    "float32": 4,
+    "int32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 _FULL_RATE = ("bfloat16", "float16")
 _SLOWER_IN_FULL_PRECISION = 2.0
 """fp32 products run on the same units at half of the rate or less."""

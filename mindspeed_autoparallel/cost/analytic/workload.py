@@ -13,18 +13,47 @@ DEFAULT_VOCABULARY = 51200
 RECOMPUTE = ("none", "selective", "full")
 """From keeping all to keeping a layer's input only."""
 _KEYS = {
-    "model": frozenset({
-        "type", "num_layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "seq", "vocab", "swiglu",
-        "num_experts", "topk", "moe_ffn", "shared_expert_ffn", "tied_embeddings", "causal", "window", "windowed_share",
-        "expert_bias", "expert_clamp",
-    }),
+    "model": frozenset(
+        {
+            "type",
+            "num_layers",
+            "hidden",
+            "heads",
+            "kv_heads",
+            "head_size",
+            "ffn",
+            "seq",
+            "vocab",
+            "swiglu",
+            "num_experts",
+            "topk",
+            "moe_ffn",
+            "shared_expert_ffn",
+            "tied_embeddings",
+            "causal",
+            "window",
+            "windowed_share",
+            "expert_bias",
+            "expert_clamp",
+        }
+    ),
     "hw": frozenset({"gpu", "num_gpus", "gpus_per_node", "inter_node_gbps"}),
     "parallel": frozenset({"tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sp", "dist_opt"}),
-    "train": frozenset({
-        "gbs", "mbs", "recompute", "precision", "stack", "attention", "cross_entropy_fusion", "overlap_grad_reduce",
-        "tp_comm_overlap", "moe_a2a_overlap",
-    }),
-}  # fmt: skip
+    "train": frozenset(
+        {
+            "gbs",
+            "mbs",
+            "recompute",
+            "precision",
+            "stack",
+            "attention",
+            "cross_entropy_fusion",
+            "overlap_grad_reduce",
+            "tp_comm_overlap",
+            "moe_a2a_overlap",
+        }
+    ),
+}
 """Keys of a request's sections that say something about the run."""
 _LARGEST = 10**12
 _BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "float16": 2, "bfloat16": 2, "float32": 4}

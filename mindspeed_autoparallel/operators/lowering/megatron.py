@@ -55,10 +55,13 @@ class MegatronConfiguration:
         """Command line words for a Megatron script."""
         layout = self.layout
         words = [
-            "--tensor-model-parallel-size", str(layout.tensor_size),
-            "--pipeline-model-parallel-size", str(layout.pipeline_size),
-            "--context-parallel-size", str(layout.context_size),
-        ]  # fmt: skip
+            "--tensor-model-parallel-size",
+            str(layout.tensor_size),
+            "--pipeline-model-parallel-size",
+            str(layout.pipeline_size),
+            "--context-parallel-size",
+            str(layout.context_size),
+        ]
         if layout.expert_size > 1:
             words += ["--expert-model-parallel-size", str(layout.expert_size)]
         words += ["--sequence-parallel"] if layout.sequence_parallel else []

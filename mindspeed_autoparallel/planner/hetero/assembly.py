@@ -34,10 +34,14 @@ def assemble(profile: Profile, best: Found, others: Sequence[Found], record: Sea
         if phase.interpolated_from
     ]
     inner = replace(
-        inner, model=profile.model, cluster=solver.cluster, hetero=best.record, layout=best.layout,
+        inner,
+        model=profile.model,
+        cluster=solver.cluster,
+        hetero=best.record,
+        layout=best.layout,
         alternatives=tuple(_alternative(found) for found in others),
         profile=replace(inner.profile, sha256=profile.sha256(), notes=(*inner.profile.notes, *notes)),
-    )  # fmt: skip
+    )
     return with_encoders(inner, limit_of(profile, solver.cluster))
 
 
@@ -48,9 +52,11 @@ def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
     step_us = inner.step.total_us + record.total_us
     throughput = inner.throughput_tokens_per_s_per_device * (inner.step.total_us / step_us if step_us else 1.0)
     plan = replace(
-        inner, throughput_tokens_per_s_per_device=throughput,
+        inner,
+        throughput_tokens_per_s_per_device=throughput,
         step=replace(
-            inner.step, total_us=step_us,
+            inner.step,
+            total_us=step_us,
             p50_us=None if inner.step.p50_us is None else inner.step.p50_us + record.total_us,
             p95_us=None if inner.step.p95_us is None else inner.step.p95_us + record.total_us,
         ),
@@ -59,7 +65,7 @@ def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
             replace(base, step_us=None if base.step_us is None else base.step_us + record.total_us)
             for base in inner.baselines
         ),
-    )  # fmt: skip
+    )
     return replace(plan, search=replace(plan.search, limits=limits_of_hetero(plan)))
 
 
@@ -84,9 +90,7 @@ def _memory(rank: RankMemory, record: HeteroRecord, limit_bytes: int) -> RankMem
         state = ("parameters", "gradients", "optimizer", "runtime_overhead")
         terms = {name: terms[name] for name in state if name in terms}
         held["transient"] = record.transient_bytes
-    return replace(
-        rank, peak_bytes=peak, limit_bytes=limit_bytes, peak_point=point, terms={**terms, **held}
-    )
+    return replace(rank, peak_bytes=peak, limit_bytes=limit_bytes, peak_point=point, terms={**terms, **held})
 
 
 def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
@@ -119,7 +123,10 @@ def _alternative(found: Found) -> Alternative:
     evaluation, placement = found.result.evaluation, found.result.placement
     assert evaluation is not None and placement is not None
     return Alternative(
-        layout=found.layout, step_us=found.step_us, lower_bound_us=found.lower_bound_us, layers=dict(placement.layers),
+        layout=found.layout,
+        step_us=found.step_us,
+        lower_bound_us=found.lower_bound_us,
+        layers=dict(placement.layers),
         recompute={name: placement.recomputed(name) for name in placement.layers},
         peak_bytes=max(rank.peak_bytes for rank in evaluation.memory) + found.record.reserved_bytes,
-    )  # fmt: skip
+    )

@@ -31,9 +31,7 @@ class Reserved:
 
     def covers(self, other: Reserved) -> bool:
         """Whether it is at least as much as ``other``."""
-        return (
-            self.everywhere_bytes >= other.everywhere_bytes and self.first_stage_bytes >= other.first_stage_bytes
-        )
+        return self.everywhere_bytes >= other.everywhere_bytes and self.first_stage_bytes >= other.first_stage_bytes
 
 
 def least_of(reserved: Sequence[Reserved]) -> Reserved:
@@ -49,13 +47,14 @@ def backbone_profile(profile: Profile) -> Profile:
     encoders, rest = split_modules(profile)
     gone, kept = {module.name for module in encoders}, {module.name for module in rest}
     modules = tuple(
-        replace(module, predecessors=tuple(name for name in module.predecessors if name not in gone))
-        for module in rest
+        replace(module, predecessors=tuple(name for name in module.predecessors if name not in gone)) for module in rest
     )
     return replace(
-        profile, model=replace(profile.model, modules=modules), variable_data=_columns(profile.variable_data, kept),
+        profile,
+        model=replace(profile.model, modules=modules),
+        variable_data=_columns(profile.variable_data, kept),
         measurements=tuple(_only(measurement, kept) for measurement in profile.measurements),
-    )  # fmt: skip
+    )
 
 
 def _only(measurement: Measurement, names: set[str]) -> Measurement:
@@ -140,9 +139,14 @@ class BackboneSolver:
             return float("inf")
         profile, measurement, cluster = made
         problem = build_problem(
-            profile, measurement, cluster, self.candidate.layout, self.candidate.num_microbatches,
-            limits_of(profile, cluster, self.candidate.layout.pipeline_size), safe=False,
-        )  # fmt: skip
+            profile,
+            measurement,
+            cluster,
+            self.candidate.layout,
+            self.candidate.num_microbatches,
+            limits_of(profile, cluster, self.candidate.layout.pipeline_size),
+            safe=False,
+        )
         relaxed = relaxed_bound_ns(problem, deadline)
         if relaxed is None:
             return float("inf")
@@ -159,9 +163,13 @@ class BackboneSolver:
         profile, measurement, cluster = made
         started = time.monotonic()
         result = solve_layout(
-            profile, cluster, replace(self.candidate, measurement=measurement), self.global_batch_size,
-            time_limit_s=time_limit_s, seed=self.seed,
-        )  # fmt: skip
+            profile,
+            cluster,
+            replace(self.candidate, measurement=measurement),
+            self.global_batch_size,
+            time_limit_s=time_limit_s,
+            seed=self.seed,
+        )
         timed_out = result.timed_out or time.monotonic() - started > time_limit_s
         lower = max(result.lower_bound_us, self.cheap_bound_us)
         if result.evaluation is not None:
@@ -211,13 +219,9 @@ def _state_bytes(block: BlockCost | None, layout: Layout) -> int:
     return 0 if block is None else sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
 
 
-def outside_pipeline_fits(
-    found: Evaluation, limit_bytes: int, reserved: Reserved, transient_bytes: int
-) -> bool:
+def outside_pipeline_fits(found: Evaluation, limit_bytes: int, reserved: Reserved, transient_bytes: int) -> bool:
     """Whether every rank can run the encoders before and after the pipeline, when none of its activations live."""
-    return all(
-        outside_pipeline_bytes(rank.terms, reserved, transient_bytes) <= limit_bytes for rank in found.memory
-    )
+    return all(outside_pipeline_bytes(rank.terms, reserved, transient_bytes) <= limit_bytes for rank in found.memory)
 
 
 def outside_pipeline_bytes(terms: dict[str, int], reserved: Reserved, transient_bytes: int) -> int:

@@ -44,26 +44,46 @@ class Comparison:
 
 
 def compare(
-    profile: Profile, cluster: Cluster, global_batch_size: int, *, time_limit_s: float = 600.0, top_k: int = 3,
-    seed: int = 0, progress: Callable[[str], None] | None = None, options: SpaceOptions | None = None,
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    *,
+    time_limit_s: float = 600.0,
+    top_k: int = 3,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+    options: SpaceOptions | None = None,
     balance: str = "local",
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """Search both. Raises ``InfeasiblePlan`` where no hetero plan fits, with the homogeneous one's step if one does."""
     started = time.monotonic()
     homogeneous, note = None, ""
     try:
         homogeneous = search(
-            profile, cluster, global_batch_size, time_limit_s=time_limit_s / 2, top_k=top_k, seed=seed,
-            progress=progress, options=options,
-        )  # fmt: skip
+            profile,
+            cluster,
+            global_batch_size,
+            time_limit_s=time_limit_s / 2,
+            top_k=top_k,
+            seed=seed,
+            progress=progress,
+            options=options,
+        )
     except InfeasiblePlan as error:
         note = str(error)
     left = max(1.0, time_limit_s - (time.monotonic() - started))
     try:
         hetero = search_hetero(
-            profile, cluster, global_batch_size, time_limit_s=left, top_k=top_k, seed=seed, progress=progress,
-            options=options, balance=balance,
-        )  # fmt: skip
+            profile,
+            cluster,
+            global_batch_size,
+            time_limit_s=left,
+            top_k=top_k,
+            seed=seed,
+            progress=progress,
+            options=options,
+            balance=balance,
+        )
     except InfeasiblePlan as error:
         if homogeneous is None:
             raise
@@ -71,15 +91,20 @@ def compare(
         raise InfeasiblePlan(f"{error} ({homogeneous.layout.label()} fits, {step_ms:.1f} ms.)") from error
     assert hetero.hetero is not None
     record = replace(
-        hetero.hetero, homogeneous_note=note,
-        homogeneous=None if homogeneous is None else HomogeneousBest(
-            layout=homogeneous.layout, step_us=homogeneous.step.total_us,
-            lower_bound_us=homogeneous.search.lower_bound_us, status=homogeneous.search.status,
+        hetero.hetero,
+        homogeneous_note=note,
+        homogeneous=None
+        if homogeneous is None
+        else HomogeneousBest(
+            layout=homogeneous.layout,
+            step_us=homogeneous.step.total_us,
+            lower_bound_us=homogeneous.search.lower_bound_us,
+            status=homogeneous.search.status,
             throughput_tokens_per_s_per_device=homogeneous.throughput_tokens_per_s_per_device,
             layers={m.name: homogeneous.layers_of(m.name) for m in profile.model.modules},
             recompute={m.name: homogeneous.recomputed_of(m.name) for m in profile.model.modules},
         ),
-    )  # fmt: skip
+    )
     return Comparison(hetero=replace(hetero, hetero=record), homogeneous=homogeneous)
 
 
@@ -103,15 +128,21 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
     backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
     sizes: dict[str, dict[str, int]] = {
         phase.module: {
-            "TP": phase.layout.tensor_size, "PP": 1, "CP": phase.layout.context_size, "DP": phase.layout.data_size,
+            "TP": phase.layout.tensor_size,
+            "PP": 1,
+            "CP": phase.layout.context_size,
+            "DP": phase.layout.data_size,
             "MBS": phase.layout.micro_batch_scale * plan.layout.micro_batch_size,
         }
         for phase in record.encoders
-    }  # fmt: skip
+    }
     sizes[backbone] = {
-        "TP": plan.layout.tensor_size, "PP": plan.layout.pipeline_size, "CP": plan.layout.context_size,
-        "DP": plan.layout.data_size, "MBS": plan.layout.micro_batch_size,
-    }  # fmt: skip
+        "TP": plan.layout.tensor_size,
+        "PP": plan.layout.pipeline_size,
+        "CP": plan.layout.context_size,
+        "DP": plan.layout.data_size,
+        "MBS": plan.layout.micro_batch_size,
+    }
     other = comparison.homogeneous
     hetero: dict[str, Any] = {
         "faster": comparison.best is plan,
@@ -120,11 +151,14 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
         "memory": record.memory,
         "e2e_time": plan.step.total_us / US_PER_MS,
         "lower_bound": plan.search.lower_bound_us / US_PER_MS,
-        "homogeneous": None if other is None else {
-            "parallel_config": result_of(other)["parallel_config"], "e2e_time": other.step.total_us / US_PER_MS,
+        "homogeneous": None
+        if other is None
+        else {
+            "parallel_config": result_of(other)["parallel_config"],
+            "e2e_time": other.step.total_us / US_PER_MS,
             "lower_bound": other.search.lower_bound_us / US_PER_MS,
         },
-    }  # fmt: skip
+    }
     if record.homogeneous_note:
         hetero["homogeneous_note"] = record.homogeneous_note
     if model_file is not None:

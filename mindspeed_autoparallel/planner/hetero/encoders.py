@@ -115,10 +115,12 @@ class EncoderCosts:
             transient = max(transient, plain.forward_peak_bytes, plain.backward_peak_bytes)
         output = (cost.post or cost.layer).output_bytes
         return Batch(
-            forward_ns=forward + overhead, backward_ns=backward + overhead if backward else 0,
-            saved_bytes=saved + cost.side.kept_bytes + output, transient_bytes=transient,
+            forward_ns=forward + overhead,
+            backward_ns=backward + overhead if backward else 0,
+            saved_bytes=saved + cost.side.kept_bytes + output,
+            transient_bytes=transient,
             input_bytes=measurement.batch.kept_bytes,
-        )  # fmt: skip
+        )
 
     def least_us_per_sample(self, most: int) -> float:
         """No batch of at most ``most`` samples takes less per sample.
@@ -134,9 +136,12 @@ class EncoderCosts:
 def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> Layout:
     """The encoder's sizes as a layout without pipeline, for model state and its reduction."""
     return Layout(
-        tensor_size=sizes.tensor_size, context_size=sizes.context_size, data_size=sizes.data_size,
-        expert_size=costs.point.expert_size, distributed_optimizer=backbone.distributed_optimizer,
-    )  # fmt: skip
+        tensor_size=sizes.tensor_size,
+        context_size=sizes.context_size,
+        data_size=sizes.data_size,
+        expert_size=costs.point.expert_size,
+        distributed_optimizer=backbone.distributed_optimizer,
+    )
 
 
 def encoder_phase(
@@ -162,15 +167,21 @@ def encoder_phase(
         outputs = costs.output_bytes(moved.outputs)
         gradients = costs.output_bytes(moved.gradients) if train else 0.0
         moved_bytes += count * (inputs + outputs + gradients)
-        forward.append(Rounds(
-            count=count, compute_us=batch.forward_ns / NS_PER_US + all_to_all_us(inputs, link),
-            transfer_us=all_to_all_us(outputs, link),
-        ))  # fmt: skip
+        forward.append(
+            Rounds(
+                count=count,
+                compute_us=batch.forward_ns / NS_PER_US + all_to_all_us(inputs, link),
+                transfer_us=all_to_all_us(outputs, link),
+            )
+        )
         if train:
-            backward.append(Rounds(
-                count=count, compute_us=(batch.backward_ns + (batch.forward_ns if again else 0)) / NS_PER_US,
-                transfer_us=all_to_all_us(gradients, link),
-            ))  # fmt: skip
+            backward.append(
+                Rounds(
+                    count=count,
+                    compute_us=(batch.backward_ns + (batch.forward_ns if again else 0)) / NS_PER_US,
+                    transfer_us=all_to_all_us(gradients, link),
+                )
+            )
             kept += count * (batch.input_bytes if again else batch.saved_bytes)
         transient = max(transient, batch.transient_bytes + (batch.saved_bytes if again or not train else 0))
         most = max(most, samples)
@@ -179,17 +190,24 @@ def encoder_phase(
     state_bytes, tail = costs.state(own_layout(costs, sizes, backbone), cluster)
     rows_bytes = candidate.num_microbatches * costs.output_bytes(per_microbatch)
     return EncoderPhase(
-        module=costs.module.name, layout=sizes, num_macro_batches=full + bool(rest), samples=most,
-        forward_us=compute[0], backward_us=compute[1],
+        module=costs.module.name,
+        layout=sizes,
+        num_macro_batches=full + bool(rest),
+        samples=most,
+        forward_us=compute[0],
+        backward_us=compute[1],
         exchange_us=max(0.0, unhidden_us) + _metadata_us(exchange, balance, candidate, link),
-        reduction_us=tail.data_parallel_us if train else 0.0, optimizer_us=tail.optimizer_us if train else 0.0,
-        moved_bytes=round(moved_bytes), state_bytes=state_bytes,
-        kept_bytes=kept, transient_bytes=transient,
+        reduction_us=tail.data_parallel_us if train else 0.0,
+        optimizer_us=tail.optimizer_us if train else 0.0,
+        moved_bytes=round(moved_bytes),
+        state_bytes=state_bytes,
+        kept_bytes=kept,
+        transient_bytes=transient,
         # The merged rows and their gradient.
         first_stage_bytes=round((2 if train else 1) * rows_bytes),
         num_layers=costs.module.num_layers,
         interpolated_from=costs.measurement(most).interpolated_from,
-    )  # fmt: skip
+    )
 
 
 def _metadata_us(exchange: Exchange, balance: str, candidate: Candidate, link: LinkTier) -> float:

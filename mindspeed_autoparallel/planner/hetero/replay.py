@@ -33,20 +33,30 @@ def replay_hetero(plan: Plan) -> tuple[Plan, Evaluation]:
             )
     own = {phase.module for phase in record.encoders}
     inner = replace(
-        plan, hetero=None, layout=replace(plan.layout, modules={}),
-        model=replace(plan.model, modules=tuple(
-            replace(module, predecessors=tuple(name for name in module.predecessors if name not in own))
-            for module in plan.model.modules if module.name not in own
-        )),
+        plan,
+        hetero=None,
+        layout=replace(plan.layout, modules={}),
+        model=replace(
+            plan.model,
+            modules=tuple(
+                replace(module, predecessors=tuple(name for name in module.predecessors if name not in own))
+                for module in plan.model.modules
+                if module.name not in own
+            ),
+        ),
         cluster=replace(plan.cluster, memory_limit_bytes=left),
-    )  # fmt: skip
+    )
     again, found = replay(inner)
     whole = replace(
-        again, hetero=record, layout=plan.layout, model=plan.model, cluster=plan.cluster,
+        again,
+        hetero=record,
+        layout=plan.layout,
+        model=plan.model,
+        cluster=plan.cluster,
         # Baselines were of the whole step already.
         baselines=tuple(
             replace(base, step_us=None if base.step_us is None else base.step_us - record.total_us)
             for base in again.baselines
         ),
-    )  # fmt: skip
+    )
     return with_encoders(whole, limit), found

@@ -80,11 +80,20 @@ class _State:
 
 
 def search_hetero(
-    profile: Profile, cluster: Cluster, global_batch_size: int, *, time_limit_s: float = 600.0, top_k: int = 3,
-    seed: int = 0, progress: Callable[[str], None] | None = None, layouts: list[Layout] | None = None,
-    options: SpaceOptions | None = None, memory_modes: Sequence[str] = MEMORY_MODES, balance: str = "local",
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    *,
+    time_limit_s: float = 600.0,
+    top_k: int = 3,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+    layouts: list[Layout] | None = None,
+    options: SpaceOptions | None = None,
+    memory_modes: Sequence[str] = MEMORY_MODES,
+    balance: str = "local",
     encoder_tensor_sizes: Mapping[str, Sequence[int]] | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The fastest plan in which every encoder has a layout of its own, with its proof.
 
     ``layouts``: only these of the backbone; ``encoder_tensor_sizes``: only these of an encoder, by name. Raises
@@ -119,10 +128,14 @@ def search_hetero(
     gap = max(0.0, 1 - bound_us / best.step_us) if best.step_us else 0.0
     verdicts = (*ruled_out, *state.verdicts.values())
     record = SearchRecord(
-        status="optimal" if gap <= ROUNDING else "feasible", lower_bound_us=bound_us, gap_fraction=gap,
-        num_configurations=len(verdicts), num_solved=len({found.solver.candidate.layout.label() for found in ranking}),
-        seconds=time.monotonic() - started, verdicts=verdicts,
-    )  # fmt: skip
+        status="optimal" if gap <= ROUNDING else "feasible",
+        lower_bound_us=bound_us,
+        gap_fraction=gap,
+        num_configurations=len(verdicts),
+        num_solved=len({found.solver.candidate.layout.label() for found in ranking}),
+        seconds=time.monotonic() - started,
+        verdicts=verdicts,
+    )
     say(f"best hetero: {best.layout.label()}, {best.step_us / 1000:.2f} ms, gap {gap:.3%}, {record.seconds:.1f} s")
     return assemble(profile, best, _others(ranking, top_k), record)
 
@@ -138,9 +151,15 @@ def with_modules(layout: Layout, record: HeteroRecord) -> Layout:
 
 
 def _run(
-    solvers: list[BackboneSolver], costs: list[list[EncoderCosts]], state: _State, deadline: float, top_k: int,
-    memory_modes: Sequence[str], balance: str, say: Callable[[str], None],
-) -> None:  # fmt: skip
+    solvers: list[BackboneSolver],
+    costs: list[list[EncoderCosts]],
+    state: _State,
+    deadline: float,
+    top_k: int,
+    memory_modes: Sequence[str],
+    balance: str,
+    say: Callable[[str], None],
+) -> None:
     """Work the queue: (bound, order, solver, record or None, relaxed), smallest bound first."""
     queue: list[tuple[float, int, BackboneSolver, HeteroRecord | None, bool]] = []
     order = 0
@@ -179,9 +198,14 @@ def _run(
 
 
 def _choices(
-    state: _State, solver: BackboneSolver, costs: list[list[EncoderCosts]], bound: float, deadline: float,
-    memory_modes: Sequence[str], balance: str,
-) -> list[tuple[float, HeteroRecord]]:  # fmt: skip
+    state: _State,
+    solver: BackboneSolver,
+    costs: list[list[EncoderCosts]],
+    bound: float,
+    deadline: float,
+    memory_modes: Sequence[str],
+    balance: str,
+) -> list[tuple[float, HeteroRecord]]:
     """What encoders can do beside one layout of the backbone, each with its bound; none where the layout is settled."""
     choices = records(costs, solver.candidate, solver.cluster, memory_modes, balance)
     reserved = least_of([reserved_by(made) for made in choices])
@@ -199,9 +223,13 @@ def _choices(
 
 
 def _solve(
-    state: _State, solver: BackboneSolver, record: HeteroRecord, bound: float, deadline: float,
+    state: _State,
+    solver: BackboneSolver,
+    record: HeteroRecord,
+    bound: float,
+    deadline: float,
     say: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Solve one choice; where an encoder does not fit beside the plan's state, again with room kept for it."""
     reserved = reserved_by(record)
     result = solver.solve(reserved, _seconds_until(deadline))
@@ -228,14 +256,15 @@ def _solve(
     before = state.verdicts.get(solver.candidate.layout.label())
     if before is None or before.step_us is None or step < before.step_us:
         state.verdicts[solver.candidate.layout.label()] = Verdict(
-            layout=with_modules(solver.candidate.layout, record), outcome="solved",
-            reason=f"solved; bound {lower / 1000:.3f} ms.", lower_bound_us=lower, step_us=step,
-        )  # fmt: skip
+            layout=with_modules(solver.candidate.layout, record),
+            outcome="solved",
+            reason=f"solved; bound {lower / 1000:.3f} ms.",
+            lower_bound_us=lower,
+            step_us=step,
+        )
 
 
-def _roomier(
-    solver: BackboneSolver, record: HeteroRecord, deadline: float
-) -> tuple[LayoutResult, Evaluation | None]:
+def _roomier(solver: BackboneSolver, record: HeteroRecord, deadline: float) -> tuple[LayoutResult, Evaluation | None]:
     """A split whose state leaves room for the encoders to run: with more and more of that room kept in the pipeline."""
     reserved, limit = reserved_by(record), limit_of(solver.backbone, solver.cluster)
     for quarter in range(1, 5):
@@ -313,9 +342,11 @@ def _infeasible(profile: Profile, cluster: Cluster, state: _State) -> Infeasible
     if late:
         return InfeasiblePlan("no hetero plan was found in time, and none was proved impossible. Raise the time limit.")
     unsure = " (not proved)" if state.open_us else ""
-    held = "" if state.least_reserved_bytes is None else (
-        f" The encoders alone hold {format_bytes(state.least_reserved_bytes)} on every device at the least."
-    )  # fmt: skip
+    held = (
+        ""
+        if state.least_reserved_bytes is None
+        else (f" The encoders alone hold {format_bytes(state.least_reserved_bytes)} on every device at the least.")
+    )
     return InfeasiblePlan(
         f"no hetero plan fits in {format_bytes(limit)} per device: in no layout does the backbone fit beside the "
         f"encoders, with any recomputation{unsure}.{held} Use more devices, a smaller global batch, or plan without "

@@ -67,9 +67,12 @@ def _point(profile: Profile, tensor: int, context: int) -> MeasuredAt | None:
 
 
 def records(
-    costs: Sequence[Sequence[EncoderCosts]], candidate: Candidate, cluster: Cluster, memory_modes: Iterable[str],
+    costs: Sequence[Sequence[EncoderCosts]],
+    candidate: Candidate,
+    cluster: Cluster,
+    memory_modes: Iterable[str],
     balance: str,
-) -> list[HeteroRecord]:  # fmt: skip
+) -> list[HeteroRecord]:
     """Every choice of (TP, CP, scale) per encoder and of memory mode that no other one beats in time and memory."""
     found = []
     for memory in memory_modes:
@@ -99,11 +102,13 @@ def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> l
     tensor, context = costs.point.tensor_size, costs.point.context_size
     return [
         ModuleLayout(
-            tensor_size=tensor, context_size=context, data_size=cluster.num_devices // (tensor * context),
+            tensor_size=tensor,
+            context_size=context,
+            data_size=cluster.num_devices // (tensor * context),
             micro_batch_scale=scale,
         )
         for scale in range(1, candidate.num_microbatches + 1)
-    ]  # fmt: skip
+    ]
 
 
 def _weights(phase: EncoderPhase) -> tuple[float, ...]:

@@ -14,6 +14,18 @@ from mindspeed_autoparallel.planner.split.solution import (
 from mindspeed_autoparallel.planner.split.solver import solve
 
 __all__ = [
-    "Baseline", "LayerKind", "NoneBelow", "Placement", "Segment", "SplitProblem", "SplitSolution", "StoppedEarly",
-    "Tail", "baselines", "solve", "stage_memory", "step_of", "time_of",
-]  # fmt: skip
+    "Baseline",
+    "LayerKind",
+    "NoneBelow",
+    "Placement",
+    "Segment",
+    "SplitProblem",
+    "SplitSolution",
+    "StoppedEarly",
+    "Tail",
+    "baselines",
+    "solve",
+    "stage_memory",
+    "step_of",
+    "time_of",
+]

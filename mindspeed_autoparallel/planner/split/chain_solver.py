@@ -47,9 +47,12 @@ class ChainSolution:
 
 
 def solve_chain(
-    problem: SplitProblem, known: Placement | None, deadline: float, below: int | None = None,
+    problem: SplitProblem,
+    known: Placement | None,
+    deadline: float,
+    below: int | None = None,
     most_effort: float = inf,
-) -> ChainSolution:  # fmt: skip
+) -> ChainSolution:
     """The fastest plan of a chain, if it takes less than ``below``; ``known``: a plan that fits.
 
     ``most_effort``: labels for one question; where more are needed, the gap stays. Raises ``ConfigError`` for a tick

@@ -16,9 +16,14 @@ MAX_OPERATIONS = 400_000
 
 
 def problem_from_profile(
-    profile: Profile, *, num_stages: int, num_microbatches: int, memory_limit_mib: float, schedule: str = "1f1b",
+    profile: Profile,
+    *,
+    num_stages: int,
+    num_microbatches: int,
+    memory_limit_mib: float,
+    schedule: str = "1f1b",
     num_chunks: int = 1,
-) -> SplitProblem:  # fmt: skip
+) -> SplitProblem:
     """Pre and post blocks sit with their module's first and last layer.
 
     Memory: MindSpeed's rule for MindSpeed's file; otherwise saved bytes times in-flight microbatches, plus state, plus
@@ -54,24 +59,34 @@ def problem_from_profile(
         ways = [way for way in _WAYS if way in cost.layer.recompute]
         for part, block, number in cost.parts(module.num_layers):
             is_layer = part == "layer"
-            segments.append(Segment(
-                name=f"{module.result_key}_{part}" if not is_layer else module.result_key, num_layers=number,
-                forward=round(block.forward_us * NS_PER_US), backward=round(block.backward_us * NS_PER_US),
-                kinds=_kinds(block, held, mindspeed, ways if is_layer else ["none"]), predecessors=before,
-                beside={"pre": first, "layer": None, "post": first + num_runs - 1}[part],
-                continues=is_layer and len(segments) > first,
-            ))  # fmt: skip
+            segments.append(
+                Segment(
+                    name=f"{module.result_key}_{part}" if not is_layer else module.result_key,
+                    num_layers=number,
+                    forward=round(block.forward_us * NS_PER_US),
+                    backward=round(block.backward_us * NS_PER_US),
+                    kinds=_kinds(block, held, mindspeed, ways if is_layer else ["none"]),
+                    predecessors=before,
+                    beside={"pre": first, "layer": None, "post": first + num_runs - 1}[part],
+                    continues=is_layer and len(segments) > first,
+                )
+            )
             before = (len(segments) - 1,)
             link = max(link, _link_ns(profile, block))
         last[module.name] = len(segments) - 1
     limit = int(memory_limit_mib * MIB) - (0 if mindspeed else profile.device.runtime_overhead_bytes)
     return SplitProblem(
-        segments=tuple(segments), num_stages=num_stages, num_microbatches=num_microbatches, schedule=schedule,
-        num_chunks=num_chunks, memory_limit=(limit,) * num_stages, link=(link,) * (num_stages * num_chunks - 1),
+        segments=tuple(segments),
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        num_chunks=num_chunks,
+        memory_limit=(limit,) * num_stages,
+        link=(link,) * (num_stages * num_chunks - 1),
         # MindSpeed's formulas let messages travel; a profile of ours is of a host that waits for them.
         sends="eager" if mindspeed else profile.interleaved_sends if schedule == "interleaved" else "blocking",
         per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
-    )  # fmt: skip
+    )
 
 
 def _link_ns(profile: Profile, block: BlockCost) -> int:
@@ -90,9 +105,12 @@ def _kinds(block: BlockCost, held: list[int], mindspeed: bool, ways: list[str]) 
         cost = block.recompute[name]
         # MindSpeed: one microbatch is always held whole, the other in-flight ones as recomputed.
         memory = [cost.saved_bytes * (n - 1) + whole if mindspeed else cost.saved_bytes * n for n in held]
-        kinds.append(LayerKind(
-            name=name, extra_backward=round(cost.extra_backward_us * NS_PER_US),
-            memory=tuple(size + static for size in memory),
-            transient=0 if mindspeed else max(cost.forward_peak_bytes, cost.backward_peak_bytes),
-        ))  # fmt: skip
+        kinds.append(
+            LayerKind(
+                name=name,
+                extra_backward=round(cost.extra_backward_us * NS_PER_US),
+                memory=tuple(size + static for size in memory),
+                transient=0 if mindspeed else max(cost.forward_peak_bytes, cost.backward_peak_bytes),
+            )
+        )
     return tuple(kinds)

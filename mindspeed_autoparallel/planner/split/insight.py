@@ -36,13 +36,17 @@ def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
     whole = step.step_time or 1
     slower = {
         v % problem.num_stages
-        for kinds in solution.placement for row in kinds[1:] for v, count in enumerate(row) if count
-    }  # fmt: skip
+        for kinds in solution.placement
+        for row in kinds[1:]
+        for v, count in enumerate(row)
+        if count
+    }
     return Limits(
         slowest_stage=max(range(problem.num_stages), key=spent.__getitem__),
-        share_of_stage=tuple(time / whole for time in spent), share_of_messages=1 - sum(spent) / whole,
+        share_of_stage=tuple(time / whole for time in spent),
+        share_of_messages=1 - sum(spent) / whole,
         recomputing_stages=tuple(sorted(slower)),
-    )  # fmt: skip
+    )
 
 
 def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: float = 60.0) -> int:
@@ -53,9 +57,14 @@ def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: fl
     """
     if is_chain(problem):
         return Chain(problem).roomiest()[0]
-    low, high = -1, sum(
-        s.num_layers * max(max(k.memory) for k in s.kinds) + max(k.transient for k in s.kinds) for s in problem.segments
-    ) + max(problem.fixed_memory, default=0)  # fmt: skip
+    low, high = (
+        -1,
+        sum(
+            s.num_layers * max(max(k.memory) for k in s.kinds) + max(k.transient for k in s.kinds)
+            for s in problem.segments
+        )
+        + max(problem.fixed_memory, default=0),
+    )
     while low + resolution < high:
         middle = (low + high) // 2
         if fits_within(problem, middle, time_limit_s):

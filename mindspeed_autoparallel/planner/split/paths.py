@@ -172,9 +172,11 @@ class Paths:
     def root(self) -> Labels:
         value = self.constant[None, :].copy()
         return Labels(
-            numpy.zeros(1, dtype=numpy.int64), value, numpy.array([self.bound()]),
+            numpy.zeros(1, dtype=numpy.int64),
+            value,
+            numpy.array([self.bound()]),
             numpy.zeros((1, 0), dtype=numpy.int64),
-        )  # fmt: skip
+        )
 
     def expand(self, labels: Labels, stage: int, limit: int) -> Labels:
         """Every next label within ``limit``, none of them beaten by another."""

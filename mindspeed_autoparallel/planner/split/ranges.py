@@ -114,10 +114,12 @@ class Chain:
             return numpy.array([NEVER if size is None else size for size in least])
         used = numpy.full(len(held), NEVER)
         for peak in sorted({kind.transient for s in segments for kind in s.kinds}):
-            each = numpy.array([
-                min((kind.memory[stage] for kind in s.kinds if kind.transient <= peak), default=NEVER // 2**10)
-                for s in segments
-            ])  # fmt: skip
+            each = numpy.array(
+                [
+                    min((kind.memory[stage] for kind in s.kinds if kind.transient <= peak), default=NEVER // 2**10)
+                    for s in segments
+                ]
+            )
             used = numpy.minimum(used, held @ each + numpy.where(held.any(axis=1), peak, 0))
         return used
 
@@ -142,9 +144,9 @@ class Chain:
             if stage == problem.num_stages - 1:
                 fits &= end == self.num_layers
             low, high = start[fits], end[fits]
-            found.append(Ranges(
-                low, high, forward[high] - forward[low], backward[high] - backward[low], self._tails(low, high)
-            ))  # fmt: skip
+            found.append(
+                Ranges(low, high, forward[high] - forward[low], backward[high] - backward[low], self._tails(low, high))
+            )
         return found
 
     def recompute(self, stage: int, ranges: Ranges) -> None:

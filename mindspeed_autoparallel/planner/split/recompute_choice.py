@@ -102,9 +102,7 @@ def _ways(runs: list[Run], stage: int) -> list[Option]:
     num_kinds, total = len(runs[0][0]), sum(count for _, count, _ in runs)
     order = order_of_kinds(num_kinds)
     cuts = _cuts(total, num_kinds - 1)
-    edges = numpy.concatenate(
-        [numpy.zeros((len(cuts), 1), dtype=int), cuts, numpy.full((len(cuts), 1), total)], axis=1
-    )
+    edges = numpy.concatenate([numpy.zeros((len(cuts), 1), dtype=int), cuts, numpy.full((len(cuts), 1), total)], axis=1)
     memory, extra, refused = (
         sum(
             (before[edges[:, place + 1]] - before[edges[:, place]])

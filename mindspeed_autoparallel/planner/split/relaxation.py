@@ -80,11 +80,15 @@ def relaxed_cuts(
         if room < 0:
             return None
         scale = 1 / max(1, limit)
-        lp.Add(sum(
-            x[k][q][v] * (kind.memory[v] * scale)
-            for k, s in enumerate(problem.segments) for q, kind in enumerate(s.kinds)
-            for v in range(stage, num, problem.num_stages)
-        ) <= room * scale)  # fmt: skip
+        lp.Add(
+            sum(
+                x[k][q][v] * (kind.memory[v] * scale)
+                for k, s in enumerate(problem.segments)
+                for q, kind in enumerate(s.kinds)
+                for v in range(stage, num, problem.num_stages)
+            )
+            <= room * scale
+        )
     step = lp.NumVar(0, lp.infinity(), "")
     lp.Minimize(step)
     terms: list[tuple[Any, Any]] = [
@@ -92,11 +96,12 @@ def relaxed_cuts(
             sum(x[k][q][v] * (s.forward / unit) for k, s in enumerate(problem.segments) for q in range(len(s.kinds))),
             sum(
                 x[k][q][v] * ((s.backward + kind.extra_backward) / unit)
-                for k, s in enumerate(problem.segments) for q, kind in enumerate(s.kinds)
+                for k, s in enumerate(problem.segments)
+                for q, kind in enumerate(s.kinds)
             ),
         )
         for v in range(num)
-    ]  # fmt: skip
+    ]
     cuts: dict[Cut, None] = {}
 
     def add(cut: Cut) -> None:

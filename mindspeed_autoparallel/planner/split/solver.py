@@ -33,9 +33,15 @@ LABELS_PER_EFFORT = 100_000
 
 
 def solve(
-    problem: SplitProblem, *, time_limit_s: float = 60.0, seed: int = 0, num_workers: int = 1, below: int | None = None,
-    effort: float | None = None, excluded: Sequence[Placement] = (),
-) -> SplitSolution:  # fmt: skip
+    problem: SplitProblem,
+    *,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    num_workers: int = 1,
+    below: int | None = None,
+    effort: float | None = None,
+    excluded: Sequence[Placement] = (),
+) -> SplitSolution:
     """The fastest placement that fits, with a bound. Raises ``InfeasiblePlan`` with the smallest memory that fits.
 
     ``below``: plans that take as long are of no interest; ``NoneBelow`` is raised when all do, or when none fits.
@@ -91,9 +97,14 @@ def solve(
         raise _nothing_found(time_limit_s, lower)
     lower = min(lower, best_time)
     return SplitSolution(
-        status="optimal" if lower >= best_time else "feasible", placement=best, step_time=best_time, lower_bound=lower,
-        stage_memory=stage_memory(problem, best), rounds=rounds, solve_seconds=time.monotonic() - started,
-    )  # fmt: skip
+        status="optimal" if lower >= best_time else "feasible",
+        placement=best,
+        step_time=best_time,
+        lower_bound=lower,
+        stage_memory=stage_memory(problem, best),
+        rounds=rounds,
+        solve_seconds=time.monotonic() - started,
+    )
 
 
 def fits_within(problem: SplitProblem, extra: int, time_limit_s: float) -> bool:
@@ -116,10 +127,14 @@ def _solved_as_chain(
             raise NoneBelow(f"no plan takes less than {below}.")
         raise _infeasible(problem) if found.complete else _nothing_found(time_limit_s, found.lower_bound)
     return SplitSolution(
-        status="optimal" if found.lower_bound >= found.step_time else "feasible", placement=found.placement,
-        step_time=found.step_time, lower_bound=found.lower_bound, stage_memory=stage_memory(problem, found.placement),
-        rounds=found.rounds, solve_seconds=time.monotonic() - started,
-    )  # fmt: skip
+        status="optimal" if found.lower_bound >= found.step_time else "feasible",
+        placement=found.placement,
+        step_time=found.step_time,
+        lower_bound=found.lower_bound,
+        stage_memory=stage_memory(problem, found.placement),
+        rounds=found.rounds,
+        solve_seconds=time.monotonic() - started,
+    )
 
 
 def _best_baseline(problem: SplitProblem) -> Baseline | None:
@@ -142,8 +157,9 @@ def _is_plan(problem: SplitProblem, placement: Placement) -> bool:
         if segment.continues and any(
             sum(placement[k - 1][q][v] for q in segment.order[place:])
             and sum(placement[k][q][v] for q in segment.order[:place])
-            for place in range(1, len(segment.kinds)) for v in range(num)
-        ):  # fmt: skip
+            for place in range(1, len(segment.kinds))
+            for v in range(num)
+        ):
             return False
     counted = [row for row, s in zip(here, segments, strict=True) if s.beside is None]
     return problem.allow_empty_stages or all(any(row[v] for row in counted) for v in range(num))
@@ -256,9 +272,14 @@ class _Master:
         self.model.add_bool_or(differs)
 
     def solve(
-        self, seconds: float, seed: int, num_workers: int, best: Placement | None, limit: int | None,
+        self,
+        seconds: float,
+        seed: int,
+        num_workers: int,
+        best: Placement | None,
+        limit: int | None,
         effort: float | None,
-    ) -> tuple[str, int, list[Placement]]:  # fmt: skip
+    ) -> tuple[str, int, list[Placement]]:
         """(optimal, feasible, unknown or infeasible; bound in ticks; every plan met on the way)."""
         variables = [v for kinds in self.x for row in kinds for v in row]
         if best is not None:

@@ -254,8 +254,19 @@ def _vision(section: Section, pipeline_size: int, virtual_size: int) -> VisionDe
 
 def _projector(section: Section, vision: VisionDescription, text: TextDescription) -> ProjectorDescription:
     section.accept(accepted_keys.STACK)
-    section.accept(("num_layers", "num_attention_heads", "gated_linear_unit", "add_bias_linear", "normalization",
-                    "layernorm_epsilon", "vit_hidden_size", "llm_hidden_size", "num_query_groups"))  # fmt: skip
+    section.accept(
+        (
+            "num_layers",
+            "num_attention_heads",
+            "gated_linear_unit",
+            "add_bias_linear",
+            "normalization",
+            "layernorm_epsilon",
+            "vit_hidden_size",
+            "llm_hidden_size",
+            "num_query_groups",
+        )
+    )
     merged = vision.stack.hidden_size * vision.spatial_merge_size**2
     expected = {"input_size": vision.stack.hidden_size, "hidden_size": text.stack.hidden_size}
     for key, size in expected.items():

@@ -13,9 +13,11 @@ def check_launch_blocking(node: Node) -> Iterable[Finding]:
     for name in ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"):
         if node.variable(name) == "1":
             yield advice(
-                "launch blocking", f"{name}=1", "every operator waits for the device, which is for debugging only",
+                "launch blocking",
+                f"{name}=1",
+                "every operator waits for the device, which is for debugging only",
                 **{name: "0"},
-            )  # fmt: skip
+            )
 
 
 def check_task_queue(node: Node) -> Iterable[Finding]:
@@ -27,19 +29,22 @@ def check_task_queue(node: Node) -> Iterable[Finding]:
         yield fine("task queue", "TASK_QUEUE_ENABLE=2")
     else:
         yield advice(
-            "task queue", f"TASK_QUEUE_ENABLE={level if level is not None else '(not set)'}",
+            "task queue",
+            f"TASK_QUEUE_ENABLE={level if level is not None else '(not set)'}",
             "level 2 moves part of the operator preparation to a second pipeline: less waiting for the host",
             TASK_QUEUE_ENABLE="2",
-        )  # fmt: skip
+        )
 
 
 def check_combined(node: Node) -> Iterable[Finding]:
     """Joined non-contiguous copies."""
     if node.device_kind() == ASCEND and node.variable("COMBINED_ENABLE") != "1":
         yield advice(
-            "combined copies", "COMBINED_ENABLE is not 1",
-            "transposed or sliced inputs are copied step by step instead of in one operator", COMBINED_ENABLE="1",
-        )  # fmt: skip
+            "combined copies",
+            "COMBINED_ENABLE is not 1",
+            "transposed or sliced inputs are copied step by step instead of in one operator",
+            COMBINED_ENABLE="1",
+        )
 
 
 def check_allocator(node: Node) -> Iterable[Finding]:
@@ -52,28 +57,33 @@ def check_allocator(node: Node) -> Iterable[Finding]:
     if options.get("expandable_segments", "").lower() == "true":
         if "max_split_size_mb" in options:
             yield advice(
-                "allocator", f"{name}={value}", "max_split_size_mb has no effect with expandable segments",
+                "allocator",
+                f"{name}={value}",
+                "max_split_size_mb has no effect with expandable segments",
                 **{name: "expandable_segments:True"},
-            )  # fmt: skip
+            )
         else:
             yield fine("allocator", f"{name}={value}")
         return
     joined = f"{value},expandable_segments:True" if value else "expandable_segments:True"
     yield advice(
-        "allocator", f"{name}={value or '(not set)'}",
+        "allocator",
+        f"{name}={value or '(not set)'}",
         "pictures of changing size break memory into unusable pieces; expandable segments grow in place "
-        "(plans assume it)", **{name: joined},
-    )  # fmt: skip
+        "(plans assume it)",
+        **{name: joined},
+    )
 
 
 def check_memory_reuse(node: Node) -> Iterable[Finding]:
     """Reuse of memory across streams."""
     if node.device_kind() == ASCEND and node.variable("MULTI_STREAM_MEMORY_REUSE") not in ("1", "2"):
         yield advice(
-            "memory reuse", "MULTI_STREAM_MEMORY_REUSE is not set",
+            "memory reuse",
+            "MULTI_STREAM_MEMORY_REUSE is not set",
             "buffers of collectives are kept until the stream is idle: higher peak memory than planned",
             MULTI_STREAM_MEMORY_REUSE="2",
-        )  # fmt: skip
+        )
 
 
 def check_caches(node: Node) -> Iterable[Finding]:
@@ -84,10 +94,11 @@ def check_caches(node: Node) -> Iterable[Finding]:
     absent = {name: value for name, value in wanted.items() if not node.variable(name)}
     if absent:
         yield advice(
-            "operator caches", f"{', '.join(absent)} not set",
+            "operator caches",
+            f"{', '.join(absent)} not set",
             "pictures of changing size make new operator shapes every step, which are prepared again without a cache",
             **absent,
-        )  # fmt: skip
+        )
 
 
 def check_max_connections(node: Node) -> Iterable[Finding]:

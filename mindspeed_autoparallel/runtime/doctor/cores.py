@@ -61,8 +61,12 @@ def check_affinity(node: Node) -> Iterable[Finding]:
     for part in filter(None, rest.split(",")):
         match = re.fullmatch(r"npu(\d+):(\d+)-(\d+)", part)
         if match is None or int(match[2]) > int(match[3]):
-            yield problem("core binding", f"{_NAME}={value}: {part!r} is not npu<i>:<first>-<last>", why,
-                          f"write for example {_NAME}=1,npu0:0-7")  # fmt: skip
+            yield problem(
+                "core binding",
+                f"{_NAME}={value}: {part!r} is not npu<i>:<first>-<last>",
+                why,
+                f"write for example {_NAME}=1,npu0:0-7",
+            )
             return
         ranges[int(match[1])] = set(range(int(match[2]), int(match[3]) + 1))
     if mode not in ("1", "2"):
@@ -72,9 +76,7 @@ def check_affinity(node: Node) -> Iterable[Finding]:
     yield from found or [fine("core binding", f"{_NAME}={value}; {seen}")]
 
 
-def _range_findings(
-    node: Node, mode: str, ranges: dict[int, set[int]], numa: dict[int, set[int]]
-) -> Iterable[Finding]:
+def _range_findings(node: Node, mode: str, ranges: dict[int, set[int]], numa: dict[int, set[int]]) -> Iterable[Finding]:
     if ranges and mode == "2":
         yield advice("core binding", "ranges are given with mode 2", "they only work in mode 1", "use mode 1")
     every = set().union(*numa.values()) if numa else set()
@@ -82,18 +84,24 @@ def _range_findings(
     for device, cores in sorted(ranges.items()):
         if every and not cores <= every:
             yield problem(
-                "core binding", f"npu{device} is bound to cores {min(cores)}-{max(cores)}; this node has {len(every)}",
-                "the binding fails and the process runs anywhere", "bind to cores that exist",
-            )  # fmt: skip
+                "core binding",
+                f"npu{device} is bound to cores {min(cores)}-{max(cores)}; this node has {len(every)}",
+                "the binding fails and the process runs anywhere",
+                "bind to cores that exist",
+            )
         overlapping = [other for other in ranges if other < device and ranges[other] & cores]
         if overlapping:
             yield advice(
-                "core binding", f"npu{device} and npu{overlapping[0]} share cores",
-                "their processes take turns", "give every device cores of its own",
-            )  # fmt: skip
+                "core binding",
+                f"npu{device} and npu{overlapping[0]} share cores",
+                "their processes take turns",
+                "give every device cores of its own",
+            )
         if device < len(where) and where[device] in numa and not cores <= numa[where[device]]:
             own = numa[where[device]]
             yield advice(
-                "core binding", f"npu{device} hangs on NUMA node {where[device]}, its cores lie elsewhere",
-                "every launch crosses between sockets", f"choose from cores {min(own)}-{max(own)}",
-            )  # fmt: skip
+                "core binding",
+                f"npu{device} hangs on NUMA node {where[device]}, its cores lie elsewhere",
+                "every launch crosses between sockets",
+                f"choose from cores {min(own)}-{max(own)}",
+            )

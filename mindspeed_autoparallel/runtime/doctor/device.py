@@ -32,9 +32,11 @@ def check_processes_against_devices(node: Node) -> Iterable[Finding]:
         return
     if wanted > count:
         yield problem(
-            "processes", f"the script starts {wanted} processes, this node has {count} devices",
-            "two processes on one device run out of memory or hang", f"--nproc-per-node {count}",
-        )  # fmt: skip
+            "processes",
+            f"the script starts {wanted} processes, this node has {count} devices",
+            "two processes on one device run out of memory or hang",
+            f"--nproc-per-node {count}",
+        )
     elif wanted < count:
         yield advice("processes", f"the script uses {wanted} of {count} devices", "the others stay idle")
     else:

@@ -31,8 +31,12 @@ def check_world_size(node: Node) -> Iterable[Finding]:
     data = world // model
     batch, micro = script.number("--global-batch-size", 0), script.number("--micro-batch-size")
     if batch and micro and batch % (data * micro):
-        yield problem("batch", f"global batch {batch}, DP {data} x micro batch {micro}", "it does not divide",
-                      f"--global-batch-size {-(-batch // (data * micro)) * data * micro}")  # fmt: skip
+        yield problem(
+            "batch",
+            f"global batch {batch}, DP {data} x micro batch {micro}",
+            "it does not divide",
+            f"--global-batch-size {-(-batch // (data * micro)) * data * micro}",
+        )
     else:
         yield fine("sizes", f"{said}, DP {data}")
 
@@ -41,7 +45,8 @@ def check_search_launcher(node: Node) -> Iterable[Finding]:
     """The search starts its own processes."""
     if "--auto-parallel-mm" in node.script.flags and node.script.launcher == "torchrun":
         yield problem(
-            "launcher", "--auto-parallel-mm under torchrun",
+            "launcher",
+            "--auto-parallel-mm under torchrun",
             "the search starts and restarts measuring processes itself, once per node",
             "start the script with python on every node, with --nnodes, --nproc-per-node, --node-rank, --master-addr",
-        )  # fmt: skip
+        )

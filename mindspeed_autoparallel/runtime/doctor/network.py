@@ -20,10 +20,11 @@ def check_connect_timeout(node: Node) -> Iterable[Finding]:
         yield fine("connection timeout", f"HCCL_CONNECT_TIMEOUT={value} s")
     else:
         yield advice(
-            "connection timeout", f"HCCL_CONNECT_TIMEOUT={value or '(not set: 120 s)'}",
+            "connection timeout",
+            f"HCCL_CONNECT_TIMEOUT={value or '(not set: 120 s)'}",
             "the first rank to arrive gives up while others still load weights or compile operators",
             HCCL_CONNECT_TIMEOUT=str(_LONG_ENOUGH_S),
-        )  # fmt: skip
+        )
 
 
 def check_interface(node: Node) -> Iterable[Finding]:
@@ -33,19 +34,29 @@ def check_interface(node: Node) -> Iterable[Finding]:
         wanted = (node.variable(name) or "").lstrip("=^")
         if wanted and present and not any(card.startswith(part) for part in wanted.split(",") for card in present):
             yield problem(
-                "interface", f"{name}={wanted}; this node has {', '.join(present)}",
-                "processes cannot find one another", f"set {name} to one of these, or leave it out",
-            )  # fmt: skip
+                "interface",
+                f"{name}={wanted}; this node has {', '.join(present)}",
+                "processes cannot find one another",
+                f"set {name} to one of these, or leave it out",
+            )
 
 
 def check_debug_output(node: Node) -> Iterable[Finding]:
     """Debug logs slow every collective."""
     if node.device_kind() == NVIDIA and (node.variable("NCCL_DEBUG") or "").upper() in ("INFO", "TRACE"):
-        yield advice("debug output", f"NCCL_DEBUG={node.variable('NCCL_DEBUG')}", "thousands of lines per start",
-                     NCCL_DEBUG="WARN")  # fmt: skip
+        yield advice(
+            "debug output",
+            f"NCCL_DEBUG={node.variable('NCCL_DEBUG')}",
+            "thousands of lines per start",
+            NCCL_DEBUG="WARN",
+        )
     if node.device_kind() == ASCEND and (node.variable("ASCEND_GLOBAL_LOG_LEVEL") or "3") in ("0", "1"):
-        yield advice("debug output", f"ASCEND_GLOBAL_LOG_LEVEL={node.variable('ASCEND_GLOBAL_LOG_LEVEL')}",
-                     "debug logging of the driver slows every operator", ASCEND_GLOBAL_LOG_LEVEL="3")  # fmt: skip
+        yield advice(
+            "debug output",
+            f"ASCEND_GLOBAL_LOG_LEVEL={node.variable('ASCEND_GLOBAL_LOG_LEVEL')}",
+            "debug logging of the driver slows every operator",
+            ASCEND_GLOBAL_LOG_LEVEL="3",
+        )
 
 
 def check_master(node: Node) -> Iterable[Finding]:
@@ -55,9 +66,11 @@ def check_master(node: Node) -> Iterable[Finding]:
     num_nodes = node.script.number("--nnodes")
     if (num_nodes or 1) > 1 and address in ("localhost", "127.0.0.1"):
         yield problem(
-            "master address", f"{num_nodes} nodes and MASTER_ADDR={address}",
-            "every node waits for itself", "set MASTER_ADDR to the first node's address on all nodes",
-        )  # fmt: skip
+            "master address",
+            f"{num_nodes} nodes and MASTER_ADDR={address}",
+            "every node waits for itself",
+            "set MASTER_ADDR to the first node's address on all nodes",
+        )
     if not port:
         return
     if not port.isdigit() or not 0 < int(port) < 65536:
@@ -70,9 +83,11 @@ def check_master(node: Node) -> Iterable[Finding]:
         yield fine("master port", f"{port} is free")
     else:
         yield problem(
-            "master port", f"{port} is in use on this node", "the job cannot start, or joins another one",
+            "master port",
+            f"{port} is in use on this node",
+            "the job cannot start, or joins another one",
             "choose another MASTER_PORT on all nodes, or end the job that holds it",
-        )  # fmt: skip
+        )
 
 
 def check_clock(node: Node) -> Iterable[Finding]:
@@ -89,8 +104,12 @@ def check_clock(node: Node) -> Iterable[Finding]:
         uncertain_s = (after - before) / 2
         said = f"{peer} is {abs(skew_s):.3f} s {'ahead' if skew_s > 0 else 'behind'} (+-{uncertain_s:.3f} s)"
         if abs(skew_s) - uncertain_s > _MAX_SKEW_S:
-            yield problem("clock", said, "logs and traces of the nodes cannot be laid side by side",
-                          "start the time service (chronyd or ntpd) on all nodes")  # fmt: skip
+            yield problem(
+                "clock",
+                said,
+                "logs and traces of the nodes cannot be laid side by side",
+                "start the time service (chronyd or ntpd) on all nodes",
+            )
         else:
             yield fine("clock", said)
     synchronised = node.run(["timedatectl", "show", "-p", "NTPSynchronized", "--value"])

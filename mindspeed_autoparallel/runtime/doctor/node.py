@@ -62,9 +62,16 @@ def this_node(script: Script | None = None, peers: Sequence[str] = (), root: Pat
     import time
 
     return Node(
-        environment=dict(os.environ), script=script or Script(), root=root, run=_run, release_of=_release_of,
-        port_is_free=_port_is_free, free_bytes=_free_bytes, now_s=time.time, peers=tuple(peers),
-    )  # fmt: skip
+        environment=dict(os.environ),
+        script=script or Script(),
+        root=root,
+        run=_run,
+        release_of=_release_of,
+        port_is_free=_port_is_free,
+        free_bytes=_free_bytes,
+        now_s=time.time,
+        peers=tuple(peers),
+    )
 
 
 def _run(words: Sequence[str]) -> str | None:

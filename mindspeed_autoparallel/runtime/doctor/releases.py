@@ -19,16 +19,19 @@ def check_releases(node: Node) -> Iterable[Finding]:
     for name in ("megatron-core", "torch"):
         if not found[name]:
             yield problem(
-                "versions", f"{name} is not installed", "training needs it; planning does not",
+                "versions",
+                f"{name} is not installed",
+                "training needs it; planning does not",
                 "put a Megatron-LM checkout on PYTHONPATH" if name == "megatron-core" else "pip install torch",
-            )  # fmt: skip
+            )
     torch, npu = found["torch"], found["torch-npu"]
     if torch and npu and torch.split(".")[:2] != npu.split(".")[:2]:
         yield problem(
-            "versions", f"torch {torch} with torch_npu {npu}",
+            "versions",
+            f"torch {torch} with torch_npu {npu}",
             "torch_npu is built for exactly one torch release and fails on import or at random operators",
             f"install torch {'.'.join(npu.split('.')[:2])}.* or the torch_npu of torch {torch}",
-        )  # fmt: skip
+        )
     if node.device_kind() == ASCEND and torch and not npu:
         yield problem("versions", "an NPU, but no torch_npu", "torch cannot use the device", "install torch_npu")
 
@@ -43,9 +46,10 @@ def check_sheets(node: Node, sheets: Sequence[Patch]) -> Iterable[Finding]:
     for sheet in unfit:
         needed = ", ".join(sheet.flags) or "every run"
         yield advice(
-            "patches", f"{sheet.target} is for {sheet.distribution} {sheet.versions}",
+            "patches",
+            f"{sheet.target} is for {sheet.distribution} {sheet.versions}",
             f"needed by {needed}: it is refused there with {node.release_of(sheet.distribution)}",
             "use a release in that range, or leave those flags out",
-        )  # fmt: skip
+        )
     if sheets and not unfit:
         yield fine("patches", f"all {len(sheets)} patch sheets fit")

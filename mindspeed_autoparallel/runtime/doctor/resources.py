@@ -23,9 +23,11 @@ def check_shared_memory(node: Node) -> Iterable[Finding]:
     what = f"{format_bytes(free)} free in /dev/shm for {num_processes} process(es)"
     if free < needed:
         yield problem(
-            "shared memory", what, "data loading workers die with a bus error",
+            "shared memory",
+            what,
+            "data loading workers die with a bus error",
             f"start the container with --shm-size={needed // GIB}g or more",
-        )  # fmt: skip
+        )
     else:
         yield fine("shared memory", what)
 
@@ -38,8 +40,12 @@ def check_disk(node: Node) -> Iterable[Finding]:
         return
     what = f"{format_bytes(free)} free for {save}"
     if free < _MIN_DISK_BYTES:
-        yield advice("disk", what, "a checkpoint with optimizer state takes 14 to 18 bytes per parameter",
-                     "make room or choose another --save")  # fmt: skip
+        yield advice(
+            "disk",
+            what,
+            "a checkpoint with optimizer state takes 14 to 18 bytes per parameter",
+            "make room or choose another --save",
+        )
     else:
         yield fine("disk", what)
 
@@ -50,5 +56,9 @@ def check_open_files(node: Node) -> Iterable[Finding]:
     line = next((line for line in limits.splitlines() if line.startswith("Max open files")), "")
     numbers = [word for word in line.split() if word.isdigit()]
     if numbers and int(numbers[0]) < 4096:
-        yield advice("open files", f"at most {numbers[0]}", "many ranks and data workers open more sockets and files",
-                     "ulimit -n 65535 before the job")  # fmt: skip
+        yield advice(
+            "open files",
+            f"at most {numbers[0]}",
+            "many ranks and data workers open more sockets and files",
+            "ulimit -n 65535 before the job",
+        )

@@ -134,9 +134,7 @@ class Coordinator:
             time.sleep(_POLL_S)
         return LaunchOutcome.from_json(json.loads(self._store.get(key)))
 
-    def _without_nodes(
-        self, status: LaunchStatus, seconds: float = 0.0, lines: tuple[str, ...] = ()
-    ) -> LaunchOutcome:
+    def _without_nodes(self, status: LaunchStatus, seconds: float = 0.0, lines: tuple[str, ...] = ()) -> LaunchOutcome:
         reasons = {} if self._watch is None else self._watch.reasons
         left = [f"node {node} left: {reasons[node]}" for node in self._lost if node in reasons]
         line = (
@@ -144,8 +142,12 @@ class Coordinator:
             "more: look at the output and the machine there, then start the same command on all nodes again"
         )
         return LaunchOutcome(
-            status=status, node_rank=self._lost[0], exit_code=-1, last_lines=(*lines, *left, line), seconds=seconds,
-        )  # fmt: skip
+            status=status,
+            node_rank=self._lost[0],
+            exit_code=-1,
+            last_lines=(*lines, *left, line),
+            seconds=seconds,
+        )
 
 
 def run_agent(

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.redaction import masked_text, secret_values
-from mindspeed_autoparallel.runtime.host.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.launch.environment import child_environment
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
+from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 OUT_OF_MEMORY_EXIT_CODE = 77
 """What a measuring process exits with when its device has no memory left."""
@@ -117,9 +117,13 @@ def _watch(
         if seconds > spec.timeout_s or should_stop():
             lines = (*last_lines(logs[0]), f"(given up after {seconds:.0f} s)")
             return LaunchOutcome(
-                status=LaunchStatus.TIMED_OUT, node_rank=node_rank, exit_code=-1, last_lines=lines, log=str(logs[0]),
+                status=LaunchStatus.TIMED_OUT,
+                node_rank=node_rank,
+                exit_code=-1,
+                last_lines=lines,
+                log=str(logs[0]),
                 seconds=seconds,
-            )  # fmt: skip
+            )
         time.sleep(0.05)
 
 

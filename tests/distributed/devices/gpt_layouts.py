@@ -77,11 +77,14 @@ CASES: dict[str, Case] = {
     "moe": {"experts": 4, "config": ALLTOALL},
     "moe-ep2-pp2-alltoall": {"ep": 2, "pp": 2, "experts": 4, "config": ALLTOALL},
     "moe-ep2-tp2-sp-allgather": {
-        "ep": 2, "tp": 2, "experts": 4, "config": {**ALLGATHER, "sequence_parallel": True},
+        "ep": 2,
+        "tp": 2,
+        "experts": 4,
+        "config": {**ALLGATHER, "sequence_parallel": True},
     },
     # 0.12 saves with a private function of torch that has changed since.
     "checkpoint": {"pp": 2, "tp": 2, "checkpoint": True, "since": (0, 13)},
-}  # fmt: skip
+}
 
 
 def run_case(case: Case) -> dict[str, Any] | None:
@@ -107,9 +110,12 @@ class _groups:  # noqa: N801  # a context
 
     def __enter__(self) -> None:
         ps.initialize_model_parallel(
-            self.case.get("tp", 1), self.case.get("pp", 1), self.case.get("vpp"),
-            context_parallel_size=self.case.get("cp", 1), expert_model_parallel_size=self.case.get("ep", 1),
-        )  # fmt: skip
+            self.case.get("tp", 1),
+            self.case.get("pp", 1),
+            self.case.get("vpp"),
+            context_parallel_size=self.case.get("cp", 1),
+            expert_model_parallel_size=self.case.get("ep", 1),
+        )
         torch.manual_seed(1)
         model_parallel_cuda_manual_seed(1234)
 
@@ -127,13 +133,24 @@ def _build(case: Case) -> tuple[Any, list[Any], Any]:
     dtype = torch.bfloat16 if case.get("bf16") else torch.float32
     virtual = case.get("vpp")
     config = TransformerConfig(
-        num_layers=NUM_LAYERS, hidden_size=HIDDEN, num_attention_heads=4, attention_dropout=0.0, hidden_dropout=0.0,
-        tensor_model_parallel_size=case.get("tp", 1), pipeline_model_parallel_size=case.get("pp", 1),
-        context_parallel_size=case.get("cp", 1), virtual_pipeline_model_parallel_size=virtual,
+        num_layers=NUM_LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=4,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=case.get("tp", 1),
+        pipeline_model_parallel_size=case.get("pp", 1),
+        context_parallel_size=case.get("cp", 1),
+        virtual_pipeline_model_parallel_size=virtual,
         expert_model_parallel_size=case.get("ep", 1),
-        pipeline_dtype=dtype, params_dtype=dtype, bf16=bool(case.get("bf16")), gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False, bias_dropout_fusion=False, **case.get("config", {}),
-    )  # fmt: skip
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=bool(case.get("bf16")),
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        **case.get("config", {}),
+    )
     if virtual:
         # With batched communication this is silently wrong; megatron.training never allows it.
         config.overlap_p2p_comm, config.batch_p2p_comm = True, False
@@ -142,9 +159,10 @@ def _build(case: Case) -> tuple[Any, list[Any], Any]:
         ps.set_virtual_pipeline_model_parallel_rank(0)
     shard = case.get("shard", False)
     ddp = DistributedDataParallelConfig(
-        use_distributed_optimizer=shard, overlap_grad_reduce=case.get("overlap", False),
+        use_distributed_optimizer=shard,
+        overlap_grad_reduce=case.get("overlap", False),
         overlap_param_gather=case.get("overlap", False),
-    )  # fmt: skip
+    )
     if case.get("bf16"):
         modules = [Float16Module(config, module) for module in modules]
     chunks = [DistributedDataParallel(config=config, ddp_config=ddp, module=module) for module in modules]
@@ -182,10 +200,15 @@ def _chunk(case: Case, config: Any, index: int) -> Any:
 
         spec = use_in_spec(spec)  # the attention of the local spec refuses context parallelism
     model = GPTModel(
-        config=config, transformer_layer_spec=spec, vocab_size=VOCABULARY, max_sequence_length=SEQUENCE,
-        pre_process=ends(ps.is_pipeline_first_stage), post_process=ends(ps.is_pipeline_last_stage),
-        share_embeddings_and_output_weights=bool(case.get("tied")), **options,
-    )  # fmt: skip
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=VOCABULARY,
+        max_sequence_length=SEQUENCE,
+        pre_process=ends(ps.is_pipeline_first_stage),
+        post_process=ends(ps.is_pipeline_last_stage),
+        share_embeddings_and_output_weights=bool(case.get("tied")),
+        **options,
+    )
     for name, parameter in model.named_parameters():
         _fill(case, model, name, parameter)
     return model
@@ -251,10 +274,15 @@ def _train_step(case: Case, config: Any, chunks: list[Any], optimizer: Any, step
     iterators = [_microbatches(step, batch) for _ in chunks]
     several = len(chunks) > 1
     reports = get_forward_backward_func()(
-        forward_step_func=_forward_step, data_iterator=iterators if several else iterators[0],
-        model=chunks if several else chunks[0], num_microbatches=batch // size, seq_length=SEQUENCE,
-        micro_batch_size=1, decoder_seq_length=SEQUENCE, forward_only=False,
-    )  # fmt: skip
+        forward_step_func=_forward_step,
+        data_iterator=iterators if several else iterators[0],
+        model=chunks if several else chunks[0],
+        num_microbatches=batch // size,
+        seq_length=SEQUENCE,
+        micro_batch_size=1,
+        decoder_seq_length=SEQUENCE,
+        forward_only=False,
+    )
     loss = None
     if reports:
         total = torch.stack([report["loss"] for report in reports]).mean()

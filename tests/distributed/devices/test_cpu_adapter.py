@@ -12,14 +12,20 @@ pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 WORKER = Path(__file__).with_name("gpt_layouts.py")
 REFERENCES = {
     "dense": [
-        "tp2-pp2", "tp2-sp-dp2", "dp4-distributed-optimizer", "dp4-distributed-optimizer-overlapped", "pp2-vpp2-dp2",
-        "tp2-pp2-full-recompute", "tp2-selective-recompute", "tp2-sp-output-recompute",
+        "tp2-pp2",
+        "tp2-sp-dp2",
+        "dp4-distributed-optimizer",
+        "dp4-distributed-optimizer-overlapped",
+        "pp2-vpp2-dp2",
+        "tp2-pp2-full-recompute",
+        "tp2-selective-recompute",
+        "tp2-sp-output-recompute",
     ],
     "dense-rms-norm": ["tp2-sp-rms-norm"],
     "dense-tied": ["tp2-pp2-tied"],
     "moe": ["moe-ep2-pp2-alltoall", "moe-ep2-tp2-sp-allgather"],
     "bf16": ["bf16-tp2-pp2-distributed-optimizer"],
-}  # fmt: skip
+}
 """Single-process case -> layouts on four ranks that must equal it."""
 SINCE_0_13 = {"tp2-sp-output-recompute", "checkpoint"}
 BF16_TOLERANCE, TOLERANCE = 5e-3, 1e-5

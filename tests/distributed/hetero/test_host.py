@@ -31,13 +31,29 @@ STEPS = 4
 # The log prints seven digits of the loss and three decimals of the norm.
 LOSS_TOLERANCE, NORM_TOLERANCE = 1e-5, 1e-3
 TRAINING = [
-    "--micro-batch-size=1", "--global-batch-size=8", "--num-layers=4", "--hidden-size=64", "--num-attention-heads=4",
-    "--vocab-size=512", "--tokenizer-type=NullTokenizer", "--seq-length=128", "--max-position-embeddings=1024",
-    "--make-vocab-size-divisible-by=8", "--lr=5e-3", "--lr-decay-style=constant", "--lr-decay-iters=100",
-    "--clip-grad=1.0", "--weight-decay=0.01", "--seed=42", "--variable-seq-lengths",
-    "--no-gradient-accumulation-fusion", "--log-interval=1", "--eval-interval=2", "--eval-iters=2",
+    "--micro-batch-size=1",
+    "--global-batch-size=8",
+    "--num-layers=4",
+    "--hidden-size=64",
+    "--num-attention-heads=4",
+    "--vocab-size=512",
+    "--tokenizer-type=NullTokenizer",
+    "--seq-length=128",
+    "--max-position-embeddings=1024",
+    "--make-vocab-size-divisible-by=8",
+    "--lr=5e-3",
+    "--lr-decay-style=constant",
+    "--lr-decay-iters=100",
+    "--clip-grad=1.0",
+    "--weight-decay=0.01",
+    "--seed=42",
+    "--variable-seq-lengths",
+    "--no-gradient-accumulation-fusion",
+    "--log-interval=1",
+    "--eval-interval=2",
+    "--eval-iters=2",
     "--distributed-backend=nccl",
-]  # fmt: skip
+]
 DP4_OVER_TP2PP2 = {"image": {"tp": 1}, "audio": {"tp": 2}, "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]}}
 CP2_OVER_CP2TP2 = {"image": {"cp": 2}, "audio": {"cp": 2, "tp": 2}, "text": {"tp": 2, "cp": 2}}
 TP2_OVER_VPP = {
@@ -123,9 +139,16 @@ def over_tensor_and_pipeline(job: dict[str, Any]) -> str:
     """Image DP4 and audio TP2 over a text decoder of TP2 and PP2, with everything that splits the optimizer."""
     model = model_file(job["folder"], "dp4_over_tp2pp2", DP4_OVER_TP2PP2)
     return train(
-        4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--hetero-encoder-mbs-scale=2",
-        "--sequence-parallel", "--use-distributed-optimizer",
-    )  # fmt: skip
+        4,
+        "--mm-model",
+        model,
+        *job["common"],
+        *job["load"],
+        "--hetero-parallel",
+        "--hetero-encoder-mbs-scale=2",
+        "--sequence-parallel",
+        "--use-distributed-optimizer",
+    )
 
 
 def test_encoders_under_their_own_layouts_train_as_one_process_does(
@@ -155,10 +178,19 @@ def test_each_step_says_what_its_phases_took_and_what_moved(over_tensor_and_pipe
 def test_virtual_stages_whole_world_balance_and_recompute_change_nothing(job: dict[str, Any]) -> None:
     model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
     output = train(
-        4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--hetero-encoder-mbs-scale=3",
-        "--hetero-balance=global", "--hetero-memory=recompute", "--save", str(job["folder"] / "vpp"),
+        4,
+        "--mm-model",
+        model,
+        *job["common"],
+        *job["load"],
+        "--hetero-parallel",
+        "--hetero-encoder-mbs-scale=3",
+        "--hetero-balance=global",
+        "--hetero-memory=recompute",
+        "--save",
+        str(job["folder"] / "vpp"),
         "--save-interval=2",
-    )  # fmt: skip
+    )
     assert_same(steps_of(output), job["alone"])
 
 
@@ -167,9 +199,16 @@ def test_context_parallel_encoders_over_a_context_parallel_decoder_train_as_one_
 ) -> None:
     model = model_file(job["folder"], "cp2_over_cp2tp2", CP2_OVER_CP2TP2)
     output = train(
-        4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--sequence-parallel",
-        "--hetero-memory=window", "--hetero-balance=off",
-    )  # fmt: skip
+        4,
+        "--mm-model",
+        model,
+        *job["common"],
+        *job["load"],
+        "--hetero-parallel",
+        "--sequence-parallel",
+        "--hetero-memory=window",
+        "--hetero-balance=off",
+    )
     assert_same(steps_of(output), job["alone"])
 
 
@@ -182,9 +221,15 @@ def test_a_host_like_mindspeed_mm_trains_through_its_adapters(job: dict[str, Any
     }
     model = model_file(job["folder"], "mindspeed_mm", blocks)
     output = train(
-        4, "--mm-model", model, *job["common"], *job["load"], "--hetero-parallel", "--hetero-encoder-mbs-scale=2",
+        4,
+        "--mm-model",
+        model,
+        *job["common"],
+        *job["load"],
+        "--hetero-parallel",
+        "--hetero-encoder-mbs-scale=2",
         script=Path(__file__).with_name("mindspeed_mm_program.py"),
-    )  # fmt: skip
+    )
     assert_same(steps_of(output), job["alone"])
 
 
@@ -205,10 +250,21 @@ def test_a_resumed_run_in_the_same_layout_goes_on_bit_by_bit(job: dict[str, Any]
         pytest.skip("needs the checkpoints of the run above")
     model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
     output = train(
-        4, "--mm-model", model, *job["common"], "--load", str(through), "--ckpt-step=2", "--hetero-parallel",
-        "--hetero-encoder-mbs-scale=3", "--hetero-balance=global", "--hetero-memory=recompute",
-        "--save", str(tmp_path / "again"), "--save-interval=4",
-    )  # fmt: skip
+        4,
+        "--mm-model",
+        model,
+        *job["common"],
+        "--load",
+        str(through),
+        "--ckpt-step=2",
+        "--hetero-parallel",
+        "--hetero-encoder-mbs-scale=3",
+        "--hetero-balance=global",
+        "--hetero-memory=recompute",
+        "--save",
+        str(tmp_path / "again"),
+        "--save-interval=4",
+    )
     assert "encoders draw from the seed again" not in output
     last = f"iter_{STEPS:07d}"
     expected = tensors_of(through / last, tmp_path / "through.pt")
@@ -268,9 +324,15 @@ def test_when_a_rank_dies_the_others_stop_and_its_name_is_told(tmp_path: Path) -
     """Long before the time-out of the process groups, which is ten minutes."""
     model = model_file(tmp_path, "dp4_over_tp2pp2", DP4_OVER_TP2PP2)
     done = start(
-        4, "--mm-model", model, "--mm-data", data_file(tmp_path), "--train-iters=1000", "--hetero-parallel",
+        4,
+        "--mm-model",
+        model,
+        "--mm-data",
+        data_file(tmp_path),
+        "--train-iters=1000",
+        "--hetero-parallel",
         script=Path(__file__).with_name("dying_program.py"),
-    )  # fmt: skip
+    )
     assert done.returncode != 0
     assert "iteration        1/" in done.stdout
     root_cause = done.stderr.split("Root Cause (first observed failure):")[-1]

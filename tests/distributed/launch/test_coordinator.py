@@ -123,7 +123,9 @@ def test_all_nodes_that_die_at_once_are_named_and_nothing_is_started_without_the
     for agent in agents[::2]:
         agent.send_signal(signal.SIGKILL)
     ended, error = outcomes(main)
-    assert [(outcome["status"], outcome["node_rank"]) for outcome in ended] == [("failed", 1), ("not_started", 1)], error
+    assert [(outcome["status"], outcome["node_rank"]) for outcome in ended] == [("failed", 1), ("not_started", 1)], (
+        error
+    )
     assert all("nodes 1, 3 of 4 do not answer any more" in outcome["last_lines"][-1] for outcome in ended)
     assert not list(tmp_path.glob("ran*"))
     assert_dead(pids)
@@ -142,7 +144,9 @@ def test_a_node_that_is_told_to_end_ends_its_processes_and_says_so_at_once(tmp_p
     assert_dead(pids)
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, "it was interrupted"), (signal.SIGKILL, "lost the main node")])
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGTERM, "it was interrupted"), (signal.SIGKILL, "lost the main node")]
+)
 def test_when_the_main_node_ends_the_others_end_their_processes(tmp_path, nodes, number, said):
     agent = nodes(1)
     main = nodes(0, "hang.py")

@@ -1,6 +1,5 @@
 """Captured modules run by their plans on four ranks; prints the worst error and wrong byte counts of every plan."""
 
-
 import torch
 import torch.distributed as dist
 from plan_worker import COUNTER, random_plan

@@ -1,6 +1,5 @@
 """Modules parallelized by the emitted styles on four ranks, against one process: outputs and every gradient."""
 
-
 import torch
 import torch.distributed as dist
 from captured_worker import HEAD

@@ -23,17 +23,22 @@ GRAPH = decoder_graph(SHAPE, batch=8, sequence=16)
 SHAPE_OF_EXPERTS = dataclasses.replace(SHAPE, num_experts=4)
 # As the worker's case "moe".
 ALLTOALL = {
-    "num_moe_experts": 4, "moe_router_topk": 2, "add_bias_linear": False, "moe_aux_loss_coeff": 0.0,
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "add_bias_linear": False,
+    "moe_aux_loss_coeff": 0.0,
     "moe_token_dispatcher_type": "alltoall",
-}  # fmt: skip
+}
 
 
 def case_of(configuration):
     """The worker's case for the derived flags."""
     flags = configuration.flags()
     sizes = {
-        "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp", "--context-parallel-size": "cp",
-    }  # fmt: skip
+        "--tensor-model-parallel-size": "tp",
+        "--pipeline-model-parallel-size": "pp",
+        "--context-parallel-size": "cp",
+    }
     case = {key: int(flags[flags.index(flag) + 1]) for flag, key in sizes.items()}
     case["batch"] = configuration.global_batch_size
     if "--expert-model-parallel-size" in flags:
@@ -89,6 +94,9 @@ def test_fewer_samples_than_devices_give_context_parallelism_that_trains_as_one_
     ]
     layouts = [f.layout.label() for f in found]
     assert layouts == [
-        "PP1 TP1 DP1 MBS1 CP4", "PP1 TP2 DP1 MBS1 CP2", "PP1 TP2 DP1 MBS1 CP2 SP", "PP1 TP1 DP2 MBS1 CP2",
-    ]  # fmt: skip
+        "PP1 TP1 DP1 MBS1 CP4",
+        "PP1 TP2 DP1 MBS1 CP2",
+        "PP1 TP2 DP1 MBS1 CP2 SP",
+        "PP1 TP1 DP2 MBS1 CP2",
+    ]
     assert_trains_as_one_process(found)

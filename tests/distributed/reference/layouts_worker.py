@@ -63,10 +63,16 @@ def example_model(**changes: Any) -> Values:
         values |= {"audio_token_id": 500, "audio_start_token_id": 498, "audio_end_token_id": 499}
         values["audio_encoder"] = {
             "audio_encoder": {
-                "num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 64, "num_attention_heads": 4,
-                "num_mel_bins": 16, "n_window": 10, "activation_func": "gelu", "pipeline_num_layers": changes["audio"],
+                "num_layers": 2,
+                "hidden_size": 32,
+                "ffn_hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_mel_bins": 16,
+                "n_window": 10,
+                "activation_func": "gelu",
+                "pipeline_num_layers": changes["audio"],
             }
-        }  # fmt: skip
+        }
     return values
 
 
@@ -75,10 +81,13 @@ FROZEN = {"vision": {"freeze": True}}
 TIED = {"text": {"untie_embeddings_and_output_weights": False}}
 WINDOWS = {
     "vision": {
-        "window_size": 56, "fullatt_block_indexes": [1, 3], "normalization": "RMSNorm", "gated_linear_unit": True,
+        "window_size": 56,
+        "fullatt_block_indexes": [1, 3],
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
         "activation_func": "silu",
     }
-}  # fmt: skip
+}
 FULL = {"recompute_granularity": "full", "recompute_method": "block"}
 LAYOUTS: dict[str, Values] = {
     "plain/dp4": {},
@@ -88,8 +97,11 @@ LAYOUTS: dict[str, Values] = {
     "plain/pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3]},
     "plain/pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]]},
     "plain/pp2-recompute": {
-        "pp": 2, "vit": [3, 1], "llm": [0, 4],
-        "vision": {**FULL, "recompute_num_layers": [2, 0]}, "text": {**FULL, "recompute_num_layers": [0, 3]},
+        "pp": 2,
+        "vit": [3, 1],
+        "llm": [0, 4],
+        "vision": {**FULL, "recompute_num_layers": [2, 0]},
+        "text": {**FULL, "recompute_num_layers": [0, 3]},
     },
     "plain/pp2-distributed-optimizer": {"pp": 2, "vit": [4, 0], "llm": [2, 2], "distributed_optimizer": True},
     "plain/cp2-dp2": {"cp": 2},
@@ -99,7 +111,11 @@ LAYOUTS: dict[str, Values] = {
     "frozen/pp4": {"pp": 4, "vit": [2, 2, 0, 0], "llm": [0, 1, 1, 2], **FROZEN},
     "everything but text frozen/dp4": {**FROZEN, "projector": {"freeze": True}},
     "everything but text frozen/pp4": {
-        "pp": 4, "vit": [2, 2, 0, 0], "llm": [0, 0, 2, 2], **FROZEN, "projector": {"freeze": True},
+        "pp": 4,
+        "vit": [2, 2, 0, 0],
+        "llm": [0, 0, 2, 2],
+        **FROZEN,
+        "projector": {"freeze": True},
     },
     "tied/dp4": {**TIED},
     "tied/pp4": {"pp": 4, "vit": [2, 2, 0, 0], "llm": [0, 2, 1, 1], **TIED},
@@ -108,7 +124,7 @@ LAYOUTS: dict[str, Values] = {
     "audio/dp4": {"audio": [2], "data": "tones.json"},
     "audio/tp2-pp2": {"tp": 2, "pp": 2, "vit": [3, 1], "audio": [1, 1], "llm": [0, 4], "data": "tones.json"},
     "audio/pp4": {"pp": 4, "vit": [2, 2, 0, 0], "audio": [2, 0, 0, 0], "llm": [0, 0, 2, 2], "data": "tones.json"},
-}  # fmt: skip
+}
 
 
 def run_layout(name: str, layout: Values, folder: Path) -> Values:
@@ -123,11 +139,19 @@ def run_layout(name: str, layout: Values, folder: Path) -> Values:
     torch.manual_seed(1)
     model_parallel_cuda_manual_seed(123)
     base = TransformerConfig(
-        num_layers=4, hidden_size=64, num_attention_heads=4, context_parallel_size=context, tensor_model_parallel_size=tensor,
-        pipeline_model_parallel_size=pipeline, virtual_pipeline_model_parallel_size=virtual,
-        sequence_parallel=layout.get("sp", False), pipeline_dtype=torch.float32, gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False, bias_dropout_fusion=False,
-    )  # fmt: skip
+        num_layers=4,
+        hidden_size=64,
+        num_attention_heads=4,
+        context_parallel_size=context,
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        virtual_pipeline_model_parallel_size=virtual,
+        sequence_parallel=layout.get("sp", False),
+        pipeline_dtype=torch.float32,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+    )
     base.variable_seq_lengths = pipeline > 1
     if virtual:
         base.overlap_p2p_comm, base.batch_p2p_comm = True, False
@@ -191,10 +215,20 @@ def microbatches(model: Any, layout: Values) -> Any:
     init_num_microbatches_calculator(0, None, NUM_MICROBATCHES, 1, size) if not _calculator_ready() else None
     return iter(
         MicrobatchStream(
-            read_records(data), model, data, ByteTokenizer(), size=1, rank=parallel_state.get_data_parallel_rank(),
-            num_ranks=size, start=0, seed=1, max_tokens=128, pad_to_longest=True, multiple=layout.get("tp", 1) * 2 * layout.get("cp", 1),
+            read_records(data),
+            model,
+            data,
+            ByteTokenizer(),
+            size=1,
+            rank=parallel_state.get_data_parallel_rank(),
+            num_ranks=size,
+            start=0,
+            seed=1,
+            max_tokens=128,
+            pad_to_longest=True,
+            multiple=layout.get("tp", 1) * 2 * layout.get("cp", 1),
         )
-    )  # fmt: skip
+    )
 
 
 def _calculator_ready() -> bool:

@@ -31,22 +31,41 @@ from mindspeed_autoparallel.weights.layouts import make_layout  # noqa: E402
 
 IMAGE, START, END, VOCABULARY = 90, 91, 92, 96
 TEXT = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [1, 1, 2]},
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 TOKENS = {
-    "image_token_id": IMAGE, "video_token_id": 95, "vision_start_token_id": START, "vision_end_token_id": END,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
-}  # fmt: skip
+    "image_token_id": IMAGE,
+    "video_token_id": 95,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
 VISION = {
     "qwen2_vl": {"depth": 3, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 4, "patch_size": 14},
     "qwen2_5_vl": {
-        "depth": 3, "hidden_size": 16, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 24, "patch_size": 14,
-        "window_size": 56, "fullatt_block_indexes": [1], "hidden_act": "silu",
+        "depth": 3,
+        "hidden_size": 16,
+        "out_hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 24,
+        "patch_size": 14,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+        "hidden_act": "silu",
     },
-}  # fmt: skip
+}
 CASES = {
     "one small picture": [[(1, 4, 4)]],
     "pictures of different sizes": [[(1, 4, 8)], [(1, 10, 6)]],
@@ -77,11 +96,16 @@ def hugging_face_model(family: str) -> Any:
 def description(family: str) -> Any:
     vision, gated = VISION[family], family == "qwen2_5_vl"
     values = {
-        "img_context_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END,
+        "img_context_token_id": IMAGE,
+        "vision_start_token_id": START,
+        "vision_end_token_id": END,
         "image_encoder": {
             "vision_encoder": {
-                "num_layers": vision["depth"], "hidden_size": 16, "num_attention_heads": 2,
-                "ffn_hidden_size": 24 if gated else 64, "gated_linear_unit": gated,
+                "num_layers": vision["depth"],
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "ffn_hidden_size": 24 if gated else 64,
+                "gated_linear_unit": gated,
                 "activation_func": "silu" if gated else "quick_gelu",
                 "normalization": "RMSNorm" if gated else "LayerNorm",
                 "window_size": vision.get("window_size", 0),
@@ -90,11 +114,17 @@ def description(family: str) -> Any:
             "vision_projector": {"input_size": 16, "ffn_hidden_size": 64, "hidden_size": 32},
         },
         "text_decoder": {
-            "num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48, "num_attention_heads": 4, "num_query_groups": 2,
-            "vocab_size": VOCABULARY, "rotary_base": 1000000, "mrope_section": [1, 1, 2],
+            "num_layers": 2,
+            "hidden_size": 32,
+            "ffn_hidden_size": 48,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "vocab_size": VOCABULARY,
+            "rotary_base": 1000000,
+            "mrope_section": [1, 1, 2],
             "max_position_embeddings": 512,
         },
-    }  # fmt: skip
+    }
     return describe_model(values, Path(f"{family}.json"))
 
 
@@ -104,9 +134,13 @@ def build(family: str, model: Any, folder: Path) -> Any:
     huggingface_to_checkpoint(folder / family, folder / f"{family}-mm", layout)
     state = torch.load(next((folder / f"{family}-mm").glob("*/*/model_optim_rng.pt")), weights_only=True)["model"]
     base = TransformerConfig(
-        num_layers=2, hidden_size=32, num_attention_heads=4, gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False, bias_dropout_fusion=False,
-    )  # fmt: skip
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+    )
     described = description(family)
     own = VisionLanguageModel(base, described, VOCABULARY, 0)
     check_parameters(own, described, VOCABULARY)

@@ -30,12 +30,29 @@ ROOT = HERE.parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "qwen2vl_tiny"
 TOLERANCE = 1e-5
 TRAINING = [
-    "--micro-batch-size=1", "--global-batch-size=4", "--num-layers=4", "--hidden-size=64", "--num-attention-heads=4",
-    "--vocab-size=512", "--tokenizer-type=NullTokenizer", "--seq-length=128", "--max-position-embeddings=1024",
-    "--make-vocab-size-divisible-by=8", "--lr=5e-3", "--lr-decay-style=constant", "--lr-decay-iters=100",
-    "--clip-grad=1.0", "--weight-decay=0", "--seed=42", "--variable-seq-lengths", "--no-gradient-accumulation-fusion",
-    "--log-interval=1", "--eval-interval=1000", "--eval-iters=0", "--distributed-backend=nccl",
-]  # fmt: skip
+    "--micro-batch-size=1",
+    "--global-batch-size=4",
+    "--num-layers=4",
+    "--hidden-size=64",
+    "--num-attention-heads=4",
+    "--vocab-size=512",
+    "--tokenizer-type=NullTokenizer",
+    "--seq-length=128",
+    "--max-position-embeddings=1024",
+    "--make-vocab-size-divisible-by=8",
+    "--lr=5e-3",
+    "--lr-decay-style=constant",
+    "--lr-decay-iters=100",
+    "--clip-grad=1.0",
+    "--weight-decay=0",
+    "--seed=42",
+    "--variable-seq-lengths",
+    "--no-gradient-accumulation-fusion",
+    "--log-interval=1",
+    "--eval-interval=1000",
+    "--eval-iters=0",
+    "--distributed-backend=nccl",
+]
 
 
 def _environment() -> dict[str, str]:
@@ -70,12 +87,24 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        "plain/tp2-pp2", "plain/tp2-sp-pp2", "plain/tp2-dp2", "plain/pp4", "plain/pp2-vpp2", "plain/pp2-recompute",
-        "plain/pp2-distributed-optimizer", "plain/cp2-dp2", "plain/cp2-pp2", "plain/cp2-tp2-sp",
-        "frozen/pp4", "everything but text frozen/pp4", "tied/pp4",
-        "windows/tp2-pp2", "audio/tp2-pp2", "audio/pp4",
+        "plain/tp2-pp2",
+        "plain/tp2-sp-pp2",
+        "plain/tp2-dp2",
+        "plain/pp4",
+        "plain/pp2-vpp2",
+        "plain/pp2-recompute",
+        "plain/pp2-distributed-optimizer",
+        "plain/cp2-dp2",
+        "plain/cp2-pp2",
+        "plain/cp2-tp2-sp",
+        "frozen/pp4",
+        "everything but text frozen/pp4",
+        "tied/pp4",
+        "windows/tp2-pp2",
+        "audio/tp2-pp2",
+        "audio/pp4",
     ],
-)  # fmt: skip
+)
 def test_layout_gives_the_losses_and_norms_of_the_plain_one_from_one_checkpoint(
     layouts: dict[str, Any], name: str
 ) -> None:
@@ -150,9 +179,16 @@ def test_wrong_description_ends_with_its_message_before_anything_is_built(tmp_pa
     model["text_decoder"]["pipeline_num_layers"] = [3]
     (tmp_path / "model.json").write_text(json.dumps(model))
     command = [
-        sys.executable, str(ROOT / "docs" / "examples" / "pretrain_vlm.py"), *TRAINING,
-        "--mm-data", str(EXAMPLE / "data.json"), "--mm-model", str(tmp_path / "model.json"), "--train-iters", "1",
-    ]  # fmt: skip
+        sys.executable,
+        str(ROOT / "docs" / "examples" / "pretrain_vlm.py"),
+        *TRAINING,
+        "--mm-data",
+        str(EXAMPLE / "data.json"),
+        "--mm-model",
+        str(tmp_path / "model.json"),
+        "--train-iters",
+        "1",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "pipeline_num_layers is [3] and sums to 3; num_layers is 4: 1 layers too few" in done.stderr

@@ -25,8 +25,12 @@ def _search(folder: Path, *words: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"}
     return subprocess.run(
         [sys.executable, "docs/examples/pretrain_vlm.py", *FLAGS, *places, *words],
-        cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
 
 
 def test_a_cluster_nobody_has_is_planned_without_a_launch_and_the_plan_says_so(tmp_path: Path) -> None:

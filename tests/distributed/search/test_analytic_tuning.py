@@ -22,11 +22,21 @@ _FLAGS = """--use-mcore-models --num-layers 4 --hidden-size 64 --num-attention-h
 def test_the_tuner_works_without_the_device_and_says_so(tmp_path: Path) -> None:
     pytest.importorskip("megatron.training")
     done = subprocess.run(
-        [sys.executable, "docs/examples/pretrain_gpt.py", *_FLAGS.split(), "--auto-tuning-work-dir", str(tmp_path),
-         "--profile-device", "Ascend-910B"],
-        cwd=_ROOT, text=True, capture_output=True, timeout=500,
+        [
+            sys.executable,
+            "docs/examples/pretrain_gpt.py",
+            *_FLAGS.split(),
+            "--auto-tuning-work-dir",
+            str(tmp_path),
+            "--profile-device",
+            "Ascend-910B",
+        ],
+        cwd=_ROOT,
+        text=True,
+        capture_output=True,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((tmp_path / "auto_tuning_result.json").read_text())
     assert (result["profile_source"], result["device"], result["num_device_launches"]) == ("analytic", "Ascend-910B", 0)

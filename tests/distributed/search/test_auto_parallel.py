@@ -28,7 +28,12 @@ def _examples_are_here():
 
 
 def start(*words, out):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "SECRET_TOKEN": "hunter2"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
+        "SECRET_TOKEN": "hunter2",
+    }
     # Words come last: of a flag given twice, the last one counts.
     places = ["--auto-parallel-work-dir", str(out / "work"), "--auto-parallel-output-dir", str(out)]
     command = [sys.executable, "docs/examples/pretrain_vlm.py", *FLAGS, *places, *map(str, words)]
@@ -44,9 +49,16 @@ def finish(process, timeout=300):
 
 def search(out, *words, nodes=1, per_node=4, batch=4):
     return start(
-        "--auto-parallel-mm", "--global-batch-size", batch, "--simulated-nnodes", nodes,
-        "--simulated-nproc-per-node", per_node, *words, out=out,
-    )  # fmt: skip
+        "--auto-parallel-mm",
+        "--global-batch-size",
+        batch,
+        "--simulated-nnodes",
+        nodes,
+        "--simulated-nproc-per-node",
+        per_node,
+        *words,
+        out=out,
+    )
 
 
 def test_search_measures_once_plans_and_its_plan_is_trained(tmp_path):
@@ -65,7 +77,14 @@ def test_search_measures_once_plans_and_its_plan_is_trained(tmp_path):
     # Again, for another cluster: nothing is measured twice.
     (tmp_path / "again").mkdir()
     again = search(
-        tmp_path / "again", "--nproc-per-node", 2, "--auto-parallel-work-dir", tmp_path / "work", batch=2, per_node=1, nodes=2
+        tmp_path / "again",
+        "--nproc-per-node",
+        2,
+        "--auto-parallel-work-dir",
+        tmp_path / "work",
+        batch=2,
+        per_node=1,
+        nodes=2,
     )
     code, text = finish(again)
     assert code == 0, text[-3000:]
@@ -77,8 +96,12 @@ def test_search_measures_once_plans_and_its_plan_is_trained(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"}
     run = subprocess.run(
         [*command, "--auto-parallel-plan", str(tmp_path / "plan.json"), "--auto-parallel-check-steps", "3"],
-        cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "plan against the first steps of this training" in run.stdout
     assert "iteration        4/       4" in run.stdout

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
-    pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron,
-]  # fmt: skip
+    pytest.mark.timeout(1200),
+    pytest.mark.distributed,
+    pytest.mark.torch,
+    pytest.mark.megatron,
+]
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs/examples/qwen2vl_tiny"
 FLAGS = f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 160 --num-attention-heads 4
@@ -36,24 +39,53 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
     environment = {**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"}
     return subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, env=environment, text=True, capture_output=True, timeout=600,
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=600,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def search(out: Path, model: Path, *words: object) -> subprocess.CompletedProcess[str]:
     return run(
-        "docs/examples/pretrain_vlm.py", *FLAGS, "--mm-model", model, "--micro-batch-size", 1, "--train-iters", 4,
-        "--auto-parallel-work-dir", out / "work", "--auto-parallel-output-dir", out, "--auto-parallel-mm",
-        "--hetero-parallel", "--simulated-nnodes", 1, "--simulated-nproc-per-node", 4, "--nproc-per-node", 2, *words,
-    )  # fmt: skip
+        "docs/examples/pretrain_vlm.py",
+        *FLAGS,
+        "--mm-model",
+        model,
+        "--micro-batch-size",
+        1,
+        "--train-iters",
+        4,
+        "--auto-parallel-work-dir",
+        out / "work",
+        "--auto-parallel-output-dir",
+        out,
+        "--auto-parallel-mm",
+        "--hetero-parallel",
+        "--simulated-nnodes",
+        1,
+        "--simulated-nproc-per-node",
+        4,
+        "--nproc-per-node",
+        2,
+        *words,
+    )
 
 
 def train(num_processes: int, *words: object) -> dict[int, tuple[float, float]]:
     done = run(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_processes,
-        "docs/examples/pretrain_vlm.py", *FLAGS, *words,
-    )  # fmt: skip
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        num_processes,
+        "docs/examples/pretrain_vlm.py",
+        *FLAGS,
+        *words,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     pattern = r"iteration +(\d+)/.*?lm loss: ([0-9.E+-]+) .*?grad norm: ([0-9.]+)"
     return {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, done.stdout)}
@@ -73,8 +105,10 @@ def test_the_search_writes_a_model_file_that_trains_as_one_process_does(tmp_path
     written = Path(compared["model_file"])
     assert written.parent == tmp_path
     sizes = json.loads(written.read_text())
-    for block, name in ((sizes["image_encoder"]["vision_encoder"], "image_encoder"),
-                        (sizes["text_decoder"], "text_decoder")):  # fmt: skip
+    for block, name in (
+        (sizes["image_encoder"]["vision_encoder"], "image_encoder"),
+        (sizes["text_decoder"], "text_decoder"),
+    ):
         expected = compared["modules"][name]
         assert {key.upper(): block[key] for key in ("tp", "pp", "cp", "mbs")} == {
             key: expected[key] for key in ("TP", "PP", "CP", "MBS")

@@ -15,7 +15,7 @@ _FLAGS = """--use-mcore-models --num-layers 4 --hidden-size 64 --num-attention-h
     --position-embedding-type rope --lr 1e-3 --train-iters 2 --mock-data --use-distributed-optimizer
     --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion --no-persist-layer-norm
     --eval-interval 1000 --eval-iters 0 --transformer-impl local --untie-embeddings-and-output-weights"""
-_CUSTOM = '''
+_CUSTOM = """
 from megatron.core.transformer.mlp import MLP
 
 
@@ -32,7 +32,7 @@ class OwnModel(GPTModel):
             layer.mlp.__class__ = TwiceMLP
 
 
-def model_provider('''
+def model_provider("""
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +66,10 @@ def test_a_custom_layer_is_traced_as_it_is_and_kept(tmp_path: Path, capsys: pyte
     code, out, err = _trace(capsys, _custom(tmp_path, "output"), *flags)
     assert code == 0, err
     (custom,) = json.loads(out)["modules"]
-    calls = {name: sum(count for _, count in module["calls"]["layer"]["forward"]["operators"])
-             for name, module in (("plain", plain), ("custom", custom))}  # fmt: skip
+    calls = {
+        name: sum(count for _, count in module["calls"]["layer"]["forward"]["operators"])
+        for name, module in (("plain", plain), ("custom", custom))
+    }
     assert calls["custom"] > calls["plain"]
     assert custom["blocks"]["layer"]["saved_bytes"] > plain["blocks"]["layer"]["saved_bytes"]
     assert custom["blocks"]["layer"]["parameters"] == plain["blocks"]["layer"]["parameters"]
@@ -99,7 +101,7 @@ def test_dense_layers_before_those_with_experts_are_traced_as_two_kinds(capsys: 
         # Another scale on every layer takes as long.
         (("--apply-query-key-layer-scaling", "--attention-softmax-in-fp32"), [0, 0, 0, 0]),
     ],
-)  # fmt: skip
+)
 def test_layers_of_one_structure_that_compute_differently_are_kinds_of_their_own(
     flags: tuple[str, ...], kinds: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:

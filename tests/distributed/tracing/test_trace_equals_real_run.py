@@ -9,8 +9,8 @@ from ranks import run_ranks
 
 pytest.importorskip("megatron.core")
 
-from mindspeed_autoparallel.runtime.tracing.process import trace_all
-from mindspeed_autoparallel.runtime.tracing.request import TraceRequest
+from mindspeed_autoparallel.runtime.profiling.trace.process import trace_all
+from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 
@@ -28,9 +28,7 @@ def _with(base: TraceRequest, **changes: Any) -> TraceRequest:
 _TWO_RANKS = {
     "tensor": _with(_BASE, tensor=2),
     "sequence parallel": _with(_BASE, tensor=2, sequence_parallel=True),
-    "sequence parallel, selective recompute": _with(
-        _BASE, tensor=2, sequence_parallel=True, recompute="selective"
-    ),
+    "sequence parallel, selective recompute": _with(_BASE, tensor=2, sequence_parallel=True, recompute="selective"),
     "sequence parallel, full recompute": _with(_BASE, tensor=2, sequence_parallel=True, recompute="full"),
     "norms and MLP recomputed": _with(
         _BASE, tensor=2, sequence_parallel=True, recompute="selective:core_attn,layernorm,mlp"
@@ -70,7 +68,7 @@ _FOUR_RANKS = {
 
 def _real(requests: list[TraceRequest]) -> list[dict[str, Any]]:
     """The same requests on as many real processes as the first one's world has; of each, what its rank found."""
-    program = "import sys; from mindspeed_autoparallel.runtime.tracing.__main__ import main; sys.exit(main())"
+    program = "import sys; from mindspeed_autoparallel.runtime.profiling.trace.__main__ import main; sys.exit(main())"
     asked = json.dumps([dataclasses.asdict(request) for request in requests])
     ranks = run_ranks(requests[0].num_ranks, program, "gloo", stdin=asked, timeout_s=400)
     lines = [line for rank in ranks for line in rank.stdout.splitlines() if line.startswith("TRACE ")]

@@ -112,16 +112,16 @@ def test_the_same_launch_runs_pipelines_and_keeps_what_they_add(cold):
     ((device, software, _),) = base.fingerprints()
     figures = ["message", "stage_first", "stage_inner", "stage_last", "pipeline_step"]
     figures += ["interleaved_message"] * (len(chunks) > 1)
-    kept = {name: [sample.median_us for _, sample in base.of_name(device, software, f"host.{name}")] for name in figures}
+    kept = {
+        name: [sample.median_us for _, sample in base.of_name(device, software, f"host.{name}")] for name in figures
+    }
     assert all(len(values) == 1 for values in kept.values()), kept
     assert not base.of_name(device, software, "host.no_pipeline")
 
 
 def test_with_a_warm_knowledge_base_nothing_is_launched_on_devices(cold, tmp_path):
     _, model, work, _ = cold
-    code, text = tune(
-        tmp_path / "again", "--auto-tuning-knowledge-base", work / "knowledge.sqlite", model=model
-    )
+    code, text = tune(tmp_path / "again", "--auto-tuning-knowledge-base", work / "knowledge.sqlite", model=model)
     assert code == 0, text[-4000:]
     again = result_of(tmp_path / "again")
     assert again["num_device_launches"] == 0
@@ -155,7 +155,11 @@ def test_the_pasted_command_trains(cold):
     assert command[0] == "torchrun"
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *command[1:]],
-        cwd=ROOT, env={**os.environ, **ENVIRONMENT}, text=True, capture_output=True, timeout=900,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+        text=True,
+        capture_output=True,
+        timeout=900,
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     assert "iteration        4/       4" in run.stdout

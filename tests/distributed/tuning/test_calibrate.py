@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from mindspeed_autoparallel.planner.tuner.links import fitted_tiers
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
-from mindspeed_autoparallel.tuning.traced.links import fitted_tiers
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch]
 PRODUCT = '[[{"dtype":"float32","order":[0,1]},{"dtype":"float32","order":[0,1]}],{"map":{}}]'
@@ -16,14 +16,19 @@ PRODUCT = '[[{"dtype":"float32","order":[0,1]},{"dtype":"float32","order":[0,1]}
 
 def calibrate(*words, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "mindspeed_autoparallel", "calibrate", *map(str, words)], text=True,
-        capture_output=True, timeout=900, env={**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", **environment},
-    )  # fmt: skip
+        [sys.executable, "-m", "mindspeed_autoparallel", "calibrate", *map(str, words)],
+        text=True,
+        capture_output=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", **environment},
+    )
 
 
 def test_operators_and_collectives_are_added_and_failures_named(tmp_path):
     operators = tmp_path / "operators.json"
-    calls = [{"name": "aten.mm.default", "signature": PRODUCT, "sizes": sizes} for sizes in ([16, 8, 8, 16], [4, 5, 6, 7])]
+    calls = [
+        {"name": "aten.mm.default", "signature": PRODUCT, "sizes": sizes} for sizes in ([16, 8, 8, 16], [4, 5, 6, 7])
+    ]
     operators.write_text(json.dumps({"operators": calls}))
     run = calibrate(tmp_path / "base.sqlite", "--operators", operators, "--processes", 2, "--json")
     assert run.returncode == 0, run.stderr[-3000:]
@@ -51,7 +56,7 @@ def test_a_launch_that_dies_leaves_what_it_finished(tmp_path):
     """The second operator ends the process, as a driver might."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif 'RANK' in os.environ:\n"
-        "    from mindspeed_autoparallel.runtime.tuning import calibrating, replay\n"
+        "    from mindspeed_autoparallel.runtime.features.auto_tuning import calibrating, replay\n"
         "    calibrating._SAVE_EVERY_S, times = 0, replay._times\n"
         "    replay._times = lambda operator, *rest: os._exit(9) if operator.sizes[0] == 13 else times(operator, *rest)\n"
     )

@@ -11,9 +11,7 @@ LIMIT_MIB = 2
 
 def test_what_fits_by_computing_again_is_found_and_keeps_what_was_predicted(tmp_path):
     pytest.importorskip("megatron.training")
-    code, text = tune(
-        tmp_path, *LONGER, "--auto-tuning-memory-limit-mib", LIMIT_MIB, "--auto-tuning-verify", model=GPT
-    )
+    code, text = tune(tmp_path, *LONGER, "--auto-tuning-memory-limit-mib", LIMIT_MIB, "--auto-tuning-verify", model=GPT)
     assert code == 0, text[-4000:]
     result = result_of(tmp_path)
     best = result["top"][0]
@@ -29,8 +27,9 @@ def test_what_fits_by_computing_again_is_found_and_keeps_what_was_predicted(tmp_
     for trace in points_of(tmp_path / "traces").values():
         kept = {
             name.partition("|")[2]: variant["modules"][0]["blocks"]["layer"]["saved_bytes"]
-            for name, variant in trace["variants"].items() if variant["status"] == "ok"
-        }  # fmt: skip
+            for name, variant in trace["variants"].items()
+            if variant["status"] == "ok"
+        }
         light, both = "selective:core_attn,layernorm", "selective:core_attn,layernorm,mlp"
         assert kept[both] < kept[light] < min(kept["selective:core_attn"], kept["selective:layernorm"]) < kept["none"]
         assert kept["selective:mlp"] < kept["none"]

@@ -171,7 +171,7 @@ def test_what_a_measuring_launch_had_finished_when_it_was_cut_off_is_not_measure
     work = again.copy("knowledge.sqlite", "measurements", "launches.json")
     stuck = tmp_path / "stuck"
     again.hook(
-        "from mindspeed_autoparallel.runtime.tuning import calibrating, replay\n"
+        "from mindspeed_autoparallel.runtime.features.auto_tuning import calibrating, replay\n"
         "calibrating._SAVE_EVERY_S, times, seen = 0, replay._times, []\n"
         "def until_the_sixth(*call):\n"
         "    seen.append(call)\n"
@@ -261,7 +261,7 @@ def test_verifying_launches_that_hang_are_ended_and_one_that_ended_is_not_repeat
 
 
 def test_a_model_that_dies_whenever_it_is_traced_is_measured_whole(again):
-    """How often, and what else may end a trace: tests/unit/runtime/tuning/test_traces.py."""
+    """How often, and what else may end a trace: tests/unit/runtime/features/auto_tuning/test_traces.py."""
     work = again.copy("traces", "launches.json")
     again.hook("if kind == 'trace': os.kill(os.getpid(), 9)")
     code, text = again.run(work, "--global-batch-size", 1)
@@ -275,9 +275,14 @@ def test_a_model_that_dies_whenever_it_is_traced_is_measured_whole(again):
 
 def test_a_script_that_cannot_be_read_again_is_named(tmp_path):
     run = subprocess.run(
-        [sys.executable, "-", *GPT, "--auto-tuning-work-dir", tmp_path / "work"], input=SCRIPT.read_text(), text=True,
-        capture_output=True, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, timeout=900,
-    )  # fmt: skip
+        [sys.executable, "-", *GPT, "--auto-tuning-work-dir", tmp_path / "work"],
+        input=SCRIPT.read_text(),
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+        timeout=900,
+    )
     assert (run.returncode, "Traceback" in run.stderr) == (2, False), run.stderr[-2000:]
     assert "'-' is not a file that can be read. Start it as python SCRIPT.py" in run.stderr
 

@@ -17,17 +17,25 @@ pytest.importorskip("torch")
 HAS_TRAINING = any((Path(folder) / "megatron" / "training").is_dir() for folder in sys.path)
 
 pytestmark = [
-    pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron,
+    pytest.mark.distributed,
+    pytest.mark.torch,
+    pytest.mark.megatron,
     pytest.mark.skipif(not HAS_TRAINING, reason="the reference training needs megatron.training"),
-]  # fmt: skip
+]
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "qwen2vl_tiny"
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen2_vl", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": False,
+    "model_type": "qwen2_vl",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "tie_word_embeddings": False,
     "vision_config": {"depth": 4, "embed_dim": 32, "hidden_size": 64, "num_heads": 4},
-}  # fmt: skip
+}
 WEIGHTS_ONLY = ("--finetune", "--no-load-optim", "--no-load-rng", "--no-save-optim")
 # The learning rate is constant: its schedule, which ends with the first run, need not be continued.
 RESUMED = ("--no-load-rng", "--override-opt-param-scheduler")
@@ -55,24 +63,75 @@ def train(
 ) -> list[str]:
     """Losses up to iteration ``until``, as printed. ``state``: flags that say what is loaded and saved beside the weights."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(tensor * pipeline),
-        "-m", "mindspeed_autoparallel.reference.pretrain_vlm",
-        "--mm-model", str(model), "--mm-data", str(EXAMPLE / "data.json"),
-        "--tensor-model-parallel-size", str(tensor), "--pipeline-model-parallel-size", str(pipeline),
-        "--micro-batch-size", "1", "--global-batch-size", "2", "--seq-length", "512", "--max-position-embeddings", "1024",
-        "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4",
-        "--tokenizer-type", "NullTokenizer", "--vocab-size", "511", "--make-vocab-size-divisible-by", "1",
-        "--train-iters", str(until), "--lr", "1e-3", "--min-lr", "1e-3", "--lr-decay-style", "constant",
-        "--log-interval", "1", "--eval-interval", "1000", "--eval-iters", "0", "--distributed-backend", "gloo",
-        "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm",
-        "--load", str(load), "--ckpt-format", file_format, *state,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(tensor * pipeline),
+        "-m",
+        "mindspeed_autoparallel.reference.pretrain_vlm",
+        "--mm-model",
+        str(model),
+        "--mm-data",
+        str(EXAMPLE / "data.json"),
+        "--tensor-model-parallel-size",
+        str(tensor),
+        "--pipeline-model-parallel-size",
+        str(pipeline),
+        "--micro-batch-size",
+        "1",
+        "--global-batch-size",
+        "2",
+        "--seq-length",
+        "512",
+        "--max-position-embeddings",
+        "1024",
+        "--num-layers",
+        "4",
+        "--hidden-size",
+        "64",
+        "--num-attention-heads",
+        "4",
+        "--tokenizer-type",
+        "NullTokenizer",
+        "--vocab-size",
+        "511",
+        "--make-vocab-size-divisible-by",
+        "1",
+        "--train-iters",
+        str(until),
+        "--lr",
+        "1e-3",
+        "--min-lr",
+        "1e-3",
+        "--lr-decay-style",
+        "constant",
+        "--log-interval",
+        "1",
+        "--eval-interval",
+        "1000",
+        "--eval-iters",
+        "0",
+        "--distributed-backend",
+        "gloo",
+        "--no-gradient-accumulation-fusion",
+        "--no-masked-softmax-fusion",
+        "--no-persist-layer-norm",
+        "--load",
+        str(load),
+        "--ckpt-format",
+        file_format,
+        *state,
+    ]
     if save is not None:
         command += ["--save", str(save), "--save-interval", str(save_interval or until)]
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
-    }  # fmt: skip
+    }
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     losses = re.findall(r"lm loss: ([0-9.E+-]+)", done.stdout)
@@ -165,17 +224,29 @@ def test_optimizer_state_goes_along_to_another_layout(optimizer: tuple[str, ...]
     conversion.huggingface_to_checkpoint(tmp_path / "hf", tmp_path / "start", whole, file_format=kind)
     anew = ("--finetune", "--no-load-optim", "--no-load-rng", *optimizer)
     never_stopped = train(
-        model_a, tmp_path / "start", tensor=1, pipeline=1, until=5, save=tmp_path / "saved", save_interval=2,
-        file_format=kind, state=anew,
-    )  # fmt: skip
+        model_a,
+        tmp_path / "start",
+        tensor=1,
+        pipeline=1,
+        until=5,
+        save=tmp_path / "saved",
+        save_interval=2,
+        file_format=kind,
+        state=anew,
+    )
     (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text("2")
     conversion.resplit(tmp_path / "saved", tmp_path / "hf", tmp_path / "other", piped, file_format=kind)
     on_a = train(model_a, tmp_path / "saved", tensor=1, pipeline=1, until=5, file_format=kind, state=resumed)
     on_b = train(model_b, tmp_path / "other", tensor=1, pipeline=2, until=5, file_format=kind, state=resumed)
     forgotten = train(
-        model_b, tmp_path / "other", tensor=1, pipeline=2, until=5, file_format=kind,
+        model_b,
+        tmp_path / "other",
+        tensor=1,
+        pipeline=2,
+        until=5,
+        file_format=kind,
         state=(*resumed, "--no-load-optim"),
-    )  # fmt: skip
+    )
     assert [float(loss) for loss in on_b] == pytest.approx([float(loss) for loss in on_a], rel=1e-5)
     # Megatron prints the second loss of a run as the mean of its first two: iterations 3 and 5 are what they are.
     assert on_a[::2] == never_stopped[2::2]

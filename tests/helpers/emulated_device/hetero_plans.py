@@ -76,12 +76,11 @@ def profile_of(load: Load, scale: int = 1, slower_link: int = 1) -> Profile:
     link = LinkTier(default=Collective(latency_us=LATENCY_US, bytes_per_s=BYTES_PER_S / slower_link))
     return Profile(
         model=Model(
-            name=load.name, sequence_length=1024,
+            name=load.name,
+            sequence_length=1024,
             modules=(
                 Module(name="image_encoder", result_key="vit", num_layers=VIT_LAYERS),
-                Module(
-                    name="text_decoder", result_key="llm", num_layers=TEXT_LAYERS, predecessors=("image_encoder",)
-                ),
+                Module(name="text_decoder", result_key="llm", num_layers=TEXT_LAYERS, predecessors=("image_encoder",)),
             ),
         ),
         device=DeviceCost(memory_capacity_bytes=64_000 * MIB, intra=link, inter=link),
@@ -97,15 +96,17 @@ def profile_of(load: Load, scale: int = 1, slower_link: int = 1) -> Profile:
             for samples in (1, 2, 4)
         ),
         provenance=Provenance(source="analytic", device="emulated", created_utc=""),
-    )  # fmt: skip
+    )
 
 
 def _block(forward_us: float, samples: int) -> BlockCost:
     return BlockCost(
-        forward_us=forward_us, backward_us=2 * forward_us, output_bytes=OUTPUT_BYTES * samples,
+        forward_us=forward_us,
+        backward_us=2 * forward_us,
+        output_bytes=OUTPUT_BYTES * samples,
         recompute={"none": RecomputeCost(saved_bytes=20 * MIB * samples)},
         dense=StateBytes(num_parameters=MIB, parameter_bytes=2 * MIB, gradient_bytes=4 * MIB, optimizer_bytes=12 * MIB),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +124,26 @@ def hetero_plan(
 ) -> Plan:
     """The best with this TP of the encoder and one of these layouts of the backbone."""
     return search_hetero(
-        profile_of(load, scale), FOUR, load.global_batch_size, layouts=list(layouts), memory_modes=[memory],
-        encoder_tensor_sizes={"image_encoder": [tensor_size]}, time_limit_s=20.0,
-    )  # fmt: skip
+        profile_of(load, scale),
+        FOUR,
+        load.global_batch_size,
+        layouts=list(layouts),
+        memory_modes=[memory],
+        encoder_tensor_sizes={"image_encoder": [tensor_size]},
+        time_limit_s=20.0,
+    )
 
 
 def homogeneous_plan(load: Load, layout: Layout, *, scale: int = 1) -> Plan:
     """The best split under one layout."""
     return search(
-        profile_of(load, scale), FOUR, load.global_batch_size, layouts=[layout], with_relaxations=False,
+        profile_of(load, scale),
+        FOUR,
+        load.global_batch_size,
+        layouts=[layout],
+        with_relaxations=False,
         time_limit_s=20.0,
-    )  # fmt: skip
+    )
 
 
 def ways(load: Load, scale: int = 1) -> list[Way]:
@@ -171,31 +181,31 @@ class Forced:
         profile = profile_of(self.load, slower_link=self.slower_link)
         encoder = profile.model.modules[0]
         (costs,), _ = costs_of(profile, encoder, FOUR, [self.tensor_size])
-        measurement = profile.at(MeasuredAt(
-            tensor_size=self.plan.layout.tensor_size, micro_batch_size=self.plan.layout.micro_batch_size
-        ))  # fmt: skip
+        measurement = profile.at(
+            MeasuredAt(tensor_size=self.plan.layout.tensor_size, micro_batch_size=self.plan.layout.micro_batch_size)
+        )
         assert measurement is not None
         candidate = Candidate(
-            layout=replace(self.plan.layout, modules={}), measurement=measurement,
+            layout=replace(self.plan.layout, modules={}),
+            measurement=measurement,
             num_microbatches=self.plan.num_microbatches,
-        )  # fmt: skip
+        )
         phase = encoder_phase(costs, self.sizes, candidate, FOUR, memory=self.memory, balance="local")
         return self.plan.step.pipeline_us + phase.forward_us + phase.backward_us + phase.exchange_us
 
     @property
     def sizes(self) -> ModuleLayout:
-        return ModuleLayout(
-            tensor_size=self.tensor_size, data_size=4 // self.tensor_size, micro_batch_scale=self.scale
-        )
+        return ModuleLayout(tensor_size=self.tensor_size, data_size=4 // self.tensor_size, micro_batch_scale=self.scale)
 
     def case(self) -> HeteroCase:
         """For the device."""
         plan = replace(self.plan, layout=replace(self.plan.layout, modules={"image_encoder": self.sizes}))
         case = _hetero_case(self.load, plan, sleeping=False, scale=1)
         return replace(
-            case, memory=self.memory,
+            case,
+            memory=self.memory,
             transfer_ns_per_sample=self.slower_link * case.transfer_ns_per_sample,
-        )  # fmt: skip
+        )
 
 
 def forced(load: Load, plans: Sequence[Plan]) -> list[Forced]:
@@ -204,10 +214,14 @@ def forced(load: Load, plans: Sequence[Plan]) -> list[Forced]:
         Forced(load=load, plan=plan, tensor_size=tensor, scale=scale, memory=memory, slower_link=slower)
         for plan in plans
         for tensor, scale, memory, slower in (
-            (1, 1, "upfront", 1), (1, 3, "recompute", 100), (2, 5, "upfront", 100), (2, 2, "recompute", 1),
-            (1, 7, "upfront", 400), (2, 1, "upfront", 30),
+            (1, 1, "upfront", 1),
+            (1, 3, "recompute", 100),
+            (2, 5, "upfront", 100),
+            (2, 2, "recompute", 1),
+            (1, 7, "upfront", 400),
+            (2, 1, "upfront", 30),
         )
-    ]  # fmt: skip
+    ]
 
 
 def forced_data_parallel(load: Load) -> list[Forced]:
@@ -251,13 +265,20 @@ def _hetero_case(load: Load, plan: Plan, sleeping: bool, scale: int) -> HeteroCa
     most = load.global_batch_size + 1
     layers = plan.layers_of("text_decoder")
     return HeteroCase(
-        world=4, tensor_size=layout.tensor_size, pipeline_size=layout.pipeline_size,
-        encoder_tensor_size=own.tensor_size, scale=own.micro_batch_scale, memory=record.memory,
-        num_microbatches=plan.num_microbatches, micro_batch_size=layout.micro_batch_size,
-        forward_ns=[count * text_ns for count in layers], backward_ns=[2 * count * text_ns for count in layers],
+        world=4,
+        tensor_size=layout.tensor_size,
+        pipeline_size=layout.pipeline_size,
+        encoder_tensor_size=own.tensor_size,
+        scale=own.micro_batch_scale,
+        memory=record.memory,
+        num_microbatches=plan.num_microbatches,
+        micro_batch_size=layout.micro_batch_size,
+        forward_ns=[count * text_ns for count in layers],
+        backward_ns=[2 * count * text_ns for count in layers],
         link_ns=[0 if sleeping else round(us * 1000) for us in json.loads(plan.extra["link_us"])],
         encoder_forward_ns=[image_ns(samples) for samples in range(most)],
         encoder_backward_ns=[2 * image_ns(samples) for samples in range(most)],
-        transfer_ns=round(LATENCY_US * 1000), transfer_ns_per_sample=OUTPUT_BYTES / BYTES_PER_S * 1e9,
+        transfer_ns=round(LATENCY_US * 1000),
+        transfer_ns_per_sample=OUTPUT_BYTES / BYTES_PER_S * 1e9,
         sleeping=sleeping,
-    )  # fmt: skip
+    )

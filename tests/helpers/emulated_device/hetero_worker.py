@@ -66,9 +66,7 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
     rank = Rank(case.sleeping)
     stage = _stage(case, rank)
     encoder = Encoder(ENCODER, stage.image_encoder, _Adapter(), case.scale, stage.config)
-    session = open_session(
-        states, BACKBONE, [encoder], memory=case.memory, sequence_parallel=case.sequence_parallel
-    )
+    session = open_session(states, BACKBONE, [encoder], memory=case.memory, sequence_parallel=case.sequence_parallel)
     home = ps.get_data_parallel_rank()
     size = case.micro_batch_size
     batches = [[home * 10_000 + m * size + i for i in range(size)] for m in range(case.num_microbatches)]
@@ -79,10 +77,16 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
     started = time.perf_counter()
     with network:
         phases.run(
-            session, get_forward_backward_func(), forward_step_func=_forward_step, data_iterator=iter(batches),
-            model=stage, num_microbatches=case.num_microbatches, seq_length=SHAPE[0], micro_batch_size=SHAPE[1],
+            session,
+            get_forward_backward_func(),
+            forward_step_func=_forward_step,
+            data_iterator=iter(batches),
+            model=stage,
+            num_microbatches=case.num_microbatches,
+            seq_length=SHAPE[0],
+            micro_batch_size=SHAPE[1],
             decoder_seq_length=SHAPE[0],
-        )  # fmt: skip
+        )
         step_ns = round((time.perf_counter() - started) * 1e9) if case.sleeping else rank.clock.now_ns
     return {"step_ns": step_ns, "busy_ns": rank.clock.busy_ns, "encoded": stage.image_encoder.encoded}
 
@@ -90,15 +94,26 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
 def _stage(case: HeteroCase, rank: Rank) -> HeteroStage:
     size, position = case.pipeline_size, ps.get_pipeline_model_parallel_rank()
     config = TransformerConfig(
-        num_layers=size, hidden_size=SHAPE[2], num_attention_heads=case.tensor_size,
-        tensor_model_parallel_size=case.tensor_size, pipeline_model_parallel_size=size,
-        pipeline_dtype=torch.float32 if size > 1 else None, deallocate_pipeline_outputs=True,
-    )  # fmt: skip
+        num_layers=size,
+        hidden_size=SHAPE[2],
+        num_attention_heads=case.tensor_size,
+        tensor_model_parallel_size=case.tensor_size,
+        pipeline_model_parallel_size=size,
+        pipeline_dtype=torch.float32 if size > 1 else None,
+        deallocate_pipeline_outputs=True,
+    )
     count = case.num_microbatches
     stage = HeteroStage(
-        config, rank, chunk=0, virtual_stage=position, num_virtual=size, forward_ns=[case.forward_ns[position]] * count,
-        backward_ns=[case.backward_ns[position]] * count, blocks=(), shape=SHAPE,
-    )  # fmt: skip
+        config,
+        rank,
+        chunk=0,
+        virtual_stage=position,
+        num_virtual=size,
+        forward_ns=[case.forward_ns[position]] * count,
+        backward_ns=[case.backward_ns[position]] * count,
+        blocks=(),
+        shape=SHAPE,
+    )
     stage.image_encoder = EmulatedEncoder(rank, case)
     return stage
 
@@ -200,9 +215,14 @@ class HeteroNetwork(EmulatedNetwork):
         return self
 
     def _all_to_all(
-        self, output: Any, given: Any, output_splits: list[int], input_splits: list[int], group: Any = None,
+        self,
+        output: Any,
+        given: Any,
+        output_splits: list[int],
+        input_splits: list[int],
+        group: Any = None,
         async_op: bool = False,
-    ) -> _Arrival | None:  # fmt: skip
+    ) -> _Arrival | None:
         self._original["all_to_all_single"](output, given, output_splits, input_splits, group=group)
         rows = max(sum(output_splits), sum(input_splits))
         latest = torch.tensor([self.clock.now_ns, rows])

@@ -56,9 +56,11 @@ def run_hetero(cases: Sequence[HeteroCase], *, timeout_s: float = 300.0) -> list
 
 def _joined(parts: list[dict[str, Any]]) -> Outcome:
     return Outcome(
-        step_ns=max(part["step_ns"] for part in parts), pipeline_ns=max(part["pipeline_ns"] for part in parts),
+        step_ns=max(part["step_ns"] for part in parts),
+        pipeline_ns=max(part["pipeline_ns"] for part in parts),
         busy_ns=[part["busy_ns"] for part in parts],
         orders=[[tuple(item) for item in part["order"]] for part in parts],
-        peak_bytes=[part["peak_bytes"] for part in parts], held_bytes=[part["held_bytes"] for part in parts],
+        peak_bytes=[part["peak_bytes"] for part in parts],
+        held_bytes=[part["held_bytes"] for part in parts],
         release=parts[0]["release"],
-    )  # fmt: skip
+    )

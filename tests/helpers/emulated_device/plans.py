@@ -56,9 +56,12 @@ class Wanted:
 
 
 WANTED = tuple(
-    [Wanted(pipeline_size=size, num_microbatches=count, limit_mib=limit)
-     for size, limits in ((1, (9000, 2600)), (2, (9000, 1600)), (3, (9000, 1400)), (4, (9000, 1200)))
-     for count in (4, 16) for limit in limits]
+    [
+        Wanted(pipeline_size=size, num_microbatches=count, limit_mib=limit)
+        for size, limits in ((1, (9000, 2600)), (2, (9000, 1600)), (3, (9000, 1400)), (4, (9000, 1200)))
+        for count in (4, 16)
+        for limit in limits
+    ]
     + [
         Wanted(pipeline_size=4, num_microbatches=2, limit_mib=9000),
         Wanted(pipeline_size=4, num_microbatches=8, limit_mib=9000, frozen=True),
@@ -67,11 +70,21 @@ WANTED = tuple(
         Wanted(pipeline_size=4, num_microbatches=8, limit_mib=9000, data_size=2, frozen=True),
         Wanted(pipeline_size=4, num_microbatches=8, limit_mib=9000, variable=True),
     ]
-    + [Wanted(pipeline_size=size, virtual_size=chunks, num_microbatches=count, limit_mib=limit)
-       for size, chunks, count, limit in (
-           (2, 2, 4, 9000), (2, 3, 8, 9000), (2, 2, 8, 1500), (3, 2, 6, 9000), (4, 2, 8, 9000), (4, 2, 16, 9000),
-           (4, 2, 8, 1500), (4, 3, 8, 9000), (4, 2, 4, 9000))]
-)  # fmt: skip
+    + [
+        Wanted(pipeline_size=size, virtual_size=chunks, num_microbatches=count, limit_mib=limit)
+        for size, chunks, count, limit in (
+            (2, 2, 4, 9000),
+            (2, 3, 8, 9000),
+            (2, 2, 8, 1500),
+            (3, 2, 6, 9000),
+            (4, 2, 8, 9000),
+            (4, 2, 16, 9000),
+            (4, 2, 8, 1500),
+            (4, 3, 8, 9000),
+            (4, 2, 4, 9000),
+        )
+    ]
+)
 """The plans of the tests and of docs/validation/emulated.md."""
 
 
@@ -90,17 +103,24 @@ def planned(wanted: Wanted, interleaved_sends: str = "freed") -> Planned:
     """The planner's best placement for this pipeline, on a host that sends so."""
     profile = replace(profile_for(wanted), interleaved_sends=interleaved_sends)
     layout = Layout(
-        pipeline_size=wanted.pipeline_size, virtual_size=wanted.virtual_size, data_size=wanted.data_size,
+        pipeline_size=wanted.pipeline_size,
+        virtual_size=wanted.virtual_size,
+        data_size=wanted.data_size,
         schedule="interleaved" if wanted.virtual_size > 1 else "1f1b",
-    )  # fmt: skip
+    )
     cluster = Cluster(
-        num_nodes=wanted.num_nodes, devices_per_node=layout.num_devices // wanted.num_nodes,
+        num_nodes=wanted.num_nodes,
+        devices_per_node=layout.num_devices // wanted.num_nodes,
         memory_limit_bytes=wanted.limit_mib * MIB,
-    )  # fmt: skip
+    )
     plan = search(
-        profile, cluster, wanted.num_microbatches * wanted.data_size, layouts=[layout], with_relaxations=False,
+        profile,
+        cluster,
+        wanted.num_microbatches * wanted.data_size,
+        layouts=[layout],
+        with_relaxations=False,
         time_limit_s=20.0,
-    )  # fmt: skip
+    )
     _, evaluation = replay(plan)
     return Planned(wanted=wanted, plan=plan, evaluation=evaluation, cases=cases_of(profile, plan, evaluation))
 
@@ -121,9 +141,10 @@ def predicted_activation_peaks(item: Planned) -> list[int]:
         for name, cost in measurement.modules.items()
     }
     light = replace(
-        profile, measurements=(replace(measurement, modules=modules),),
+        profile,
+        measurements=(replace(measurement, modules=modules),),
         device=replace(profile.device, runtime_overhead_bytes=0),
-    )  # fmt: skip
+    )
     found = evaluate(
         light, item.plan.cluster, item.plan.layout, ModulePlacement.of_plan(item.plan), item.plan.global_batch_size
     )
@@ -140,7 +161,9 @@ def cases_of(profile: Profile, plan: Plan, evaluation: Evaluation) -> tuple[Case
     ]
     count = plan.num_microbatches
     case = Case(
-        pipeline_size=plan.layout.pipeline_size, virtual_size=plan.layout.virtual_size, num_microbatches=count,
+        pipeline_size=plan.layout.pipeline_size,
+        virtual_size=plan.layout.virtual_size,
+        num_microbatches=count,
         forward_ns=[[value + overhead_ns] * count for value in forward],
         backward_ns=[[value + overhead_ns] * count for value in backward],
         link_ns=[round((us + profile.device.message_overhead_us) * 1000) for us in evaluation.link_us],
@@ -150,7 +173,7 @@ def cases_of(profile: Profile, plan: Plan, evaluation: Evaluation) -> tuple[Case
         ],
         before_sync_ns=[round(tail.data_parallel_us * 1000) for tail in evaluation.tails],
         after_sync_ns=[round(tail.optimizer_us * 1000) for tail in evaluation.tails],
-    )  # fmt: skip
+    )
     if profile.variable_data is None:
         return (case,)
     by_module = []
@@ -166,11 +189,12 @@ def cases_of(profile: Profile, plan: Plan, evaluation: Evaluation) -> tuple[Case
         by_module.append(total)
     return tuple(
         replace(
-            case, forward_ns=[[round(value) + overhead_ns for value in row] for row in f],
+            case,
+            forward_ns=[[round(value) + overhead_ns for value in row] for row in f],
             backward_ns=[[round(value) + overhead_ns for value in row] for row in b],
         )
         for f, b in sampled_times(profile.variable_data, by_module, count)
-    )  # fmt: skip
+    )
 
 
 def profile_for(wanted: Wanted) -> Profile:
@@ -198,14 +222,19 @@ def profile_for(wanted: Wanted) -> Profile:
     return Profile(
         model=Model(name="emulated", modules=modules, sequence_length=1024),
         device=DeviceCost(
-            memory_capacity_bytes=16000 * MIB, runtime_overhead_bytes=200 * MIB, intra=LinkTier(default=link),
-            inter=LinkTier(default=Collective(latency_us=30.0, bytes_per_s=6e9)), operation_overhead_us=40.0,
-            message_overhead_us=15.0, optimizer_step_us_per_byte=2e-6, optimizer_step_fixed_us=100.0,
+            memory_capacity_bytes=16000 * MIB,
+            runtime_overhead_bytes=200 * MIB,
+            intra=LinkTier(default=link),
+            inter=LinkTier(default=Collective(latency_us=30.0, bytes_per_s=6e9)),
+            operation_overhead_us=40.0,
+            message_overhead_us=15.0,
+            optimizer_step_us_per_byte=2e-6,
+            optimizer_step_fixed_us=100.0,
         ),
         measurements=(Measurement(at=MeasuredAt(), modules=costs),),
         provenance=Provenance(source="analytic", device="emulated", created_utc=""),
         variable_data=VariableData(modules=("image_encoder",), samples=tuple(factors)) if wanted.variable else None,
-    )  # fmt: skip
+    )
 
 
 def _block(
@@ -216,9 +245,11 @@ def _block(
     recompute = {"none": RecomputeCost(saved_bytes=saved, backward_peak_bytes=3 * MIB, forward_peak_bytes=2 * MIB)}
     if recomputable and not frozen:
         recompute["full"] = RecomputeCost(
-            saved_bytes=2 * MIB, extra_backward_us=forward_us, forward_peak_bytes=saved,
+            saved_bytes=2 * MIB,
+            extra_backward_us=forward_us,
+            forward_peak_bytes=saved,
             backward_peak_bytes=saved + 3 * MIB,
-        )  # fmt: skip
+        )
     size = parameters_mib * MIB
     states = (
         StateBytes(num_parameters=size, parameter_bytes=2 * size)
@@ -228,6 +259,9 @@ def _block(
         )
     )
     return BlockCost(
-        forward_us=forward_us, backward_us=0.0 if frozen else 1.9 * forward_us, recompute=recompute,
-        output_bytes=4 * MIB, dense=states,
-    )  # fmt: skip
+        forward_us=forward_us,
+        backward_us=0.0 if frozen else 1.9 * forward_us,
+        recompute=recompute,
+        output_bytes=4 * MIB,
+        dense=states,
+    )

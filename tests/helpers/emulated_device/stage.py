@@ -50,9 +50,18 @@ class EmulatedStage(MegatronModule):  # type: ignore[misc]  # megatron is untype
     """
 
     def __init__(
-        self, config: Any, rank: Rank, *, chunk: int, virtual_stage: int, num_virtual: int, forward_ns: Sequence[int],
-        backward_ns: Sequence[int], blocks: Sequence[Sequence[int]], shape: tuple[int, ...],
-    ) -> None:  # fmt: skip
+        self,
+        config: Any,
+        rank: Rank,
+        *,
+        chunk: int,
+        virtual_stage: int,
+        num_virtual: int,
+        forward_ns: Sequence[int],
+        backward_ns: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        shape: tuple[int, ...],
+    ) -> None:
         super().__init__(config)
         self.rank, self.chunk, self.virtual_stage, self.num_virtual = rank, chunk, virtual_stage, num_virtual
         self.forward_ns, self.backward_ns, self.blocks, self.shape = forward_ns, backward_ns, blocks, shape

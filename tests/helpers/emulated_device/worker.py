@@ -69,10 +69,15 @@ def _run(case: Case, number: int) -> dict[str, Any]:
     started = time.perf_counter()
     with network:
         get_forward_backward_func()(
-            forward_step_func=_forward_step, data_iterator=iterators if virtual else iterators[0],
-            model=chunks if virtual else chunks[0], num_microbatches=case.num_microbatches, seq_length=SHAPE[0],
-            micro_batch_size=SHAPE[1], decoder_seq_length=SHAPE[0], forward_only=False,
-        )  # fmt: skip
+            forward_step_func=_forward_step,
+            data_iterator=iterators if virtual else iterators[0],
+            model=chunks if virtual else chunks[0],
+            num_microbatches=case.num_microbatches,
+            seq_length=SHAPE[0],
+            micro_batch_size=SHAPE[1],
+            decoder_seq_length=SHAPE[0],
+            forward_only=False,
+        )
         pipeline_ns = round((time.perf_counter() - started) * 1e9) if case.sleeping else rank.clock.now_ns
     position = ps.get_pipeline_model_parallel_rank()
     if case.before_sync_ns:
@@ -82,31 +87,49 @@ def _run(case: Case, number: int) -> dict[str, Any]:
         rank.clock.reach(int(latest))
         rank.clock.advance(case.after_sync_ns[position])
     return {
-        "pipeline_rank": position, "replica": ps.get_data_parallel_rank(),
-        "pipeline_ns": pipeline_ns, "step_ns": pipeline_ns if case.sleeping else rank.clock.now_ns, "busy_ns": rank.clock.busy_ns, "order": rank.order, "peak_bytes": rank.memory.peak,
-        "held_bytes": rank.memory.used, "release": package_info.__version__,
-    }  # fmt: skip
+        "pipeline_rank": position,
+        "replica": ps.get_data_parallel_rank(),
+        "pipeline_ns": pipeline_ns,
+        "step_ns": pipeline_ns if case.sleeping else rank.clock.now_ns,
+        "busy_ns": rank.clock.busy_ns,
+        "order": rank.order,
+        "peak_bytes": rank.memory.peak,
+        "held_bytes": rank.memory.used,
+        "release": package_info.__version__,
+    }
 
 
 def _chunks(case: Case, rank: Rank) -> list[EmulatedStage]:
     size, virtual = case.pipeline_size, case.virtual_size
     config = TransformerConfig(
-        num_layers=size * virtual, hidden_size=SHAPE[2], num_attention_heads=1, pipeline_model_parallel_size=size,
+        num_layers=size * virtual,
+        hidden_size=SHAPE[2],
+        num_attention_heads=1,
+        pipeline_model_parallel_size=size,
         virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
-        pipeline_dtype=torch.float32 if size > 1 else None, deallocate_pipeline_outputs=case.free_outputs,
+        pipeline_dtype=torch.float32 if size > 1 else None,
+        deallocate_pipeline_outputs=case.free_outputs,
         microbatch_group_size_per_vp_stage=case.microbatch_group_size,
-    )  # fmt: skip
+    )
     config.overlap_p2p_comm = virtual > 1 and case.overlap
     config.overlap_p2p_comm_warmup_flush = virtual > 1 and case.warmup_flush
     config.batch_p2p_comm = not config.overlap_p2p_comm  # as megatron.training derives it
     chunks = []
     for chunk in range(virtual):
         stage = chunk * size + ps.get_pipeline_model_parallel_rank()
-        chunks.append(EmulatedStage(
-            config, rank, chunk=chunk, virtual_stage=stage, num_virtual=size * virtual,
-            forward_ns=case.forward_ns[stage], backward_ns=case.backward_ns[stage],
-            blocks=case.blocks[stage] if case.blocks else (), shape=SHAPE,
-        ))  # fmt: skip
+        chunks.append(
+            EmulatedStage(
+                config,
+                rank,
+                chunk=chunk,
+                virtual_stage=stage,
+                num_virtual=size * virtual,
+                forward_ns=case.forward_ns[stage],
+                backward_ns=case.backward_ns[stage],
+                blocks=case.blocks[stage] if case.blocks else (),
+                shape=SHAPE,
+            )
+        )
     return chunks
 
 

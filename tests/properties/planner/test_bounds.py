@@ -22,9 +22,12 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 
 @settings(max_examples=300, deadline=None)
 @given(
-    layers=st.integers(1, 9), stages=st.integers(1, 5), microbatches=st.integers(1, 9), forward=st.integers(1, 3),
+    layers=st.integers(1, 9),
+    stages=st.integers(1, 5),
+    microbatches=st.integers(1, 9),
+    forward=st.integers(1, 3),
     backward=st.integers(1, 6),
-)  # fmt: skip
+)
 @example(layers=6, stages=2, microbatches=2, forward=1, backward=1)  # the first rank may hold more than its share
 def test_no_split_of_whole_layers_beats_their_bound(
     layers: int, stages: int, microbatches: int, forward: int, backward: int
@@ -44,9 +47,13 @@ _HOST_US = st.sampled_from([0.0, 7.0, 300.0, 2000.0])
 
 @settings(max_examples=20, deadline=None)
 @given(
-    stages=st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2)]), microbatches=st.integers(1, 4), operation=_HOST_US,
-    first=_HOST_US, inner=_HOST_US, last=_HOST_US,
-)  # fmt: skip
+    stages=st.sampled_from([(1, 1), (2, 1), (3, 1), (2, 2)]),
+    microbatches=st.integers(1, 4),
+    operation=_HOST_US,
+    first=_HOST_US,
+    inner=_HOST_US,
+    last=_HOST_US,
+)
 def test_no_placement_beats_its_bound_however_long_the_host_takes_beside_blocks(
     stages: tuple[int, int], microbatches: int, operation: float, first: float, inner: float, last: float
 ) -> None:
@@ -54,15 +61,14 @@ def test_no_placement_beats_its_bound_however_long_the_host_takes_beside_blocks(
     microbatches *= size if chunks > 1 else 1
     profile = small_profile()
     beside = StageOverhead(first_us=first, inner_us=inner, last_us=last)
-    profile = replace(
-        profile, device=replace(profile.device, operation_overhead_us=operation, stage_overhead=beside)
-    )
+    profile = replace(profile, device=replace(profile.device, operation_overhead_us=operation, stage_overhead=beside))
     layout = Layout(pipeline_size=size, virtual_size=chunks, schedule="interleaved" if chunks > 1 else "1f1b")
     measurement = profile.at(MeasuredAt())
     assert measurement is not None
-    bound_us = pipeline_bound_ns(
-        profile, Candidate(layout=layout, measurement=measurement, num_microbatches=microbatches)
-    ) / NS_PER_US  # fmt: skip
+    bound_us = (
+        pipeline_bound_ns(profile, Candidate(layout=layout, measurement=measurement, num_microbatches=microbatches))
+        / NS_PER_US
+    )
     times = []
     sizes = [module.num_layers for module in profile.model.modules]
     for cuts in combinations(range(1, sum(sizes)), size * chunks - 1):
@@ -72,9 +78,13 @@ def test_no_placement_beats_its_bound_however_long_the_host_takes_beside_blocks(
             for index, module in enumerate(profile.model.modules)
         }
         found = evaluate(
-            profile, Cluster(num_nodes=1, devices_per_node=size), layout, ModulePlacement(layers=layers, recompute={}),
-            microbatches, with_timeline=False,
-        )  # fmt: skip
+            profile,
+            Cluster(num_nodes=1, devices_per_node=size),
+            layout,
+            ModulePlacement(layers=layers, recompute={}),
+            microbatches,
+            with_timeline=False,
+        )
         times.append(found.step.pipeline_us)
     assert bound_us <= min(times) * (1 + 1e-9)
     if size == 1:
@@ -96,9 +106,12 @@ def test_plan_fits_is_no_faster_than_its_bound_and_no_slower_than_simple_splits(
     profile = small_profile(capacity_mib=capacity)
     try:
         plan = search(
-            profile, Cluster(num_nodes=1, devices_per_node=stages), batch, layouts=[Layout(pipeline_size=stages)],
+            profile,
+            Cluster(num_nodes=1, devices_per_node=stages),
+            batch,
+            layouts=[Layout(pipeline_size=stages)],
             with_relaxations=False,
-        )  # fmt: skip
+        )
     except InfeasiblePlan:
         return
     assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)

@@ -18,9 +18,14 @@ NUM_LAYERS = 3
 
 
 def random_profile(
-    capacity_mib: int, image_us: int, audio_us: int | None, text_us: int, saved_mib: int, tensor_gain: float,
+    capacity_mib: int,
+    image_us: int,
+    audio_us: int | None,
+    text_us: int,
+    saved_mib: int,
+    tensor_gain: float,
     frozen: bool,
-) -> Profile:  # fmt: skip
+) -> Profile:
     profile = small_profile(capacity_mib=capacity_mib)
     image, text = profile.model.modules
     modules = [image, replace(text, num_layers=NUM_LAYERS)]
@@ -32,8 +37,12 @@ def random_profile(
         layer = block(image_us / gain, saved_mib=saved_mib)
         if frozen:
             plain = replace(layer.recompute["none"], saved_bytes=0)
-            layer = replace(layer, backward_us=0.0, dense=StateBytes(num_parameters=1, parameter_bytes=2**20),
-                            recompute={"none": plain})  # fmt: skip
+            layer = replace(
+                layer,
+                backward_us=0.0,
+                dense=StateBytes(num_parameters=1, parameter_bytes=2**20),
+                recompute={"none": plain},
+            )
         costs = {
             "image_encoder": ModuleCost(layer=layer),
             "text_decoder": replace(
@@ -43,9 +52,7 @@ def random_profile(
         if audio_us is not None:
             costs["audio_encoder"] = ModuleCost(layer=block(audio_us / gain, saved_mib=3))
         measurements.append(Measurement(at=m.at, modules=costs))
-    return replace(
-        profile, model=replace(profile.model, modules=tuple(modules)), measurements=tuple(measurements)
-    )
+    return replace(profile, model=replace(profile.model, modules=tuple(modules)), measurements=tuple(measurements))
 
 
 # Where state and encoders nearly fill a device, a split may be there that is not found: the gap says so.
@@ -53,14 +60,27 @@ def random_profile(
 @example(500, 2000, 300, 1000, 20, 1.5, True, 4, 4)
 @settings(max_examples=60, deadline=None)
 @given(
-    capacity=st.integers(120, 600), image_us=st.integers(50, 4000), audio_us=st.none() | st.integers(20, 900),
-    text_us=st.integers(200, 2000), saved_mib=st.integers(2, 40), tensor_gain=st.sampled_from([1.05, 1.5, 2.0]),
-    frozen=st.booleans(), batch=st.sampled_from([2, 4]), devices=st.sampled_from([1, 2, 4]),
-)  # fmt: skip
+    capacity=st.integers(120, 600),
+    image_us=st.integers(50, 4000),
+    audio_us=st.none() | st.integers(20, 900),
+    text_us=st.integers(200, 2000),
+    saved_mib=st.integers(2, 40),
+    tensor_gain=st.sampled_from([1.05, 1.5, 2.0]),
+    frozen=st.booleans(),
+    batch=st.sampled_from([2, 4]),
+    devices=st.sampled_from([1, 2, 4]),
+)
 def test_no_hetero_plan_beats_the_search_or_its_bound(
-    capacity: int, image_us: int, audio_us: int | None, text_us: int, saved_mib: int, tensor_gain: float,
-    frozen: bool, batch: int, devices: int,
-) -> None:  # fmt: skip
+    capacity: int,
+    image_us: int,
+    audio_us: int | None,
+    text_us: int,
+    saved_mib: int,
+    tensor_gain: float,
+    frozen: bool,
+    batch: int,
+    devices: int,
+) -> None:
     profile = random_profile(capacity, image_us, audio_us, text_us, saved_mib, tensor_gain, frozen)
     cluster = Cluster(num_nodes=1, devices_per_node=devices)
     best = enumerated(profile, cluster, batch)

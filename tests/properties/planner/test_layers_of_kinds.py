@@ -20,8 +20,11 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 
 NAME, BATCH = "text_decoder", 6
 PATTERNS = [(0, 0, 1, 1, 1, 1), (0, 1, 0, 1, 0, 1), (1, 1, 1, 1, 1, 0), (0, 1, 2, 2, 1, 0)]
-LAYOUTS = [Layout(pipeline_size=2), Layout(pipeline_size=3),
-           Layout(pipeline_size=2, virtual_size=2, schedule="interleaved")]  # fmt: skip
+LAYOUTS = [
+    Layout(pipeline_size=2),
+    Layout(pipeline_size=3),
+    Layout(pipeline_size=2, virtual_size=2, schedule="interleaved"),
+]
 
 
 def mixed_profile(drawn, capacity_mib):
@@ -33,18 +36,18 @@ def mixed_profile(drawn, capacity_mib):
         again = {
             "none": replace(layer.recompute["none"], saved_bytes=round(size * layer.recompute["none"].saved_bytes)),
             "full": replace(
-                layer.recompute["full"], extra_backward_us=work * layer.forward_us,
+                layer.recompute["full"],
+                extra_backward_us=work * layer.forward_us,
                 backward_peak_bytes=round(size * layer.recompute["full"].backward_peak_bytes),
             ),
-        }  # fmt: skip
+        }
         if use_selective:
             again["selective"] = replace(
-                layer.recompute["selective"], extra_backward_us=drawn.uniform(0.05, 0.5) * layer.forward_us,
+                layer.recompute["selective"],
+                extra_backward_us=drawn.uniform(0.05, 0.5) * layer.forward_us,
                 saved_bytes=round(drawn.uniform(0.3, 0.8) * again["none"].saved_bytes),
-            )  # fmt: skip
-        return replace(
-            layer, forward_us=work * layer.forward_us, backward_us=work * layer.backward_us, recompute=again
-        )
+            )
+        return replace(layer, forward_us=work * layer.forward_us, backward_us=work * layer.backward_us, recompute=again)
 
     use_selective = drawn.random() < 0.3
     (measurement,) = profile.measurements
@@ -87,10 +90,13 @@ def best_of_all(profile, layout):
                 if fits_rank(profile, cluster, layout, placement, BATCH, rank):
                     options.append((tuple(added), recompute))
             # More of every chunk is never faster.
-            chosen.append([
-                way for extra, way in options
-                if not any(o != extra and all(a <= b for a, b in zip(o, extra, strict=True)) for o, _ in options)
-            ])  # fmt: skip
+            chosen.append(
+                [
+                    way
+                    for extra, way in options
+                    if not any(o != extra and all(a <= b for a, b in zip(o, extra, strict=True)) for o, _ in options)
+                ]
+            )
         for rows in itertools.product(*chosen):
             recompute = {way: tuple(sum(row[way][v] for row in rows) for v in range(num)) for way in ways}
             placement = ModulePlacement(layers={NAME: layers}, recompute={NAME: recompute})
@@ -122,9 +128,14 @@ def test_the_plan_is_the_best_of_every_split_and_its_bound_holds(layout):
         planned += 1
         proved += found <= expected * (1 + 1e-6)
         problem = build_problem(
-            profile, candidate.measurement, cluster, layout, BATCH,
-            (profile.device.memory_capacity_bytes,) * layout.pipeline_size, safe=False,
-        )  # fmt: skip
+            profile,
+            candidate.measurement,
+            cluster,
+            layout,
+            BATCH,
+            (profile.device.memory_capacity_bytes,) * layout.pipeline_size,
+            safe=False,
+        )
         relaxed = relaxed_cuts(problem, deadline=1e12)
         assert relaxed is not None and relaxed[1] / 1000 <= expected * (1 + 1e-6)
     assert planned > 3

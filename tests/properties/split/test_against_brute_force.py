@@ -9,8 +9,13 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
 
 SHAPES = [
-    ("1f1b", 1, 1), ("1f1b", 2, 1), ("1f1b", 3, 1), ("gpipe", 2, 1), ("gpipe", 3, 1), ("interleaved", 2, 2),
-]  # fmt: skip
+    ("1f1b", 1, 1),
+    ("1f1b", 2, 1),
+    ("1f1b", 3, 1),
+    ("gpipe", 2, 1),
+    ("gpipe", 3, 1),
+    ("interleaved", 2, 2),
+]
 NUM_PER_SHAPE = 100
 
 
@@ -26,28 +31,49 @@ def random_problem(drawn, schedule, stages, chunks):
             memory = tuple(drawn.randint(1, size) for size in kinds[0].memory)
             extra, transient = drawn.randint(0, 9), drawn.choice([0, 0, 3])
             kinds.append(LayerKind(name=name, extra_backward=extra, memory=memory, transient=transient))
-        before = tuple(range(index)) if side_by_side and index == 2 else (() if side_by_side or not index else (index - 1,))
-        segments.append(Segment(
-            name=f"m{index}", num_layers=drawn.randint(1, 3), forward=drawn.randint(0, 20),
-            backward=0 if frozen else drawn.randint(0, 40), kinds=tuple(kinds), predecessors=before,
-        ))  # fmt: skip
+        before = (
+            tuple(range(index)) if side_by_side and index == 2 else (() if side_by_side or not index else (index - 1,))
+        )
+        segments.append(
+            Segment(
+                name=f"m{index}",
+                num_layers=drawn.randint(1, 3),
+                forward=drawn.randint(0, 20),
+                backward=0 if frozen else drawn.randint(0, 40),
+                kinds=tuple(kinds),
+                predecessors=before,
+            )
+        )
     layers = sum(segment.num_layers for segment in segments)
     if drawn.random() < 0.3:
         # The output layer sits with the last module's last layer.
-        segments.append(Segment(
-            name="post", num_layers=1, forward=drawn.randint(0, 20), backward=drawn.randint(0, 40),
-            kinds=(LayerKind(name="none", memory=tuple(drawn.randint(1, 5) for _ in range(virtual))),),
-            predecessors=tuple(range(len(segments))), beside=len(segments) - 1,
-        ))  # fmt: skip
+        segments.append(
+            Segment(
+                name="post",
+                num_layers=1,
+                forward=drawn.randint(0, 20),
+                backward=drawn.randint(0, 40),
+                kinds=(LayerKind(name="none", memory=tuple(drawn.randint(1, 5) for _ in range(virtual))),),
+                predecessors=tuple(range(len(segments))),
+                beside=len(segments) - 1,
+            )
+        )
     sends = drawn.choice(["", "", "blocking", "freed", "overlapped", "flushed"]) if schedule == "interleaved" else ""
     return SplitProblem(
-        segments=tuple(segments), num_stages=stages, num_microbatches=microbatches, schedule=schedule,
-        num_chunks=chunks, memory_limit=tuple(drawn.randint(8, 40) for _ in range(stages)),
-        link=tuple(drawn.randint(0, 5) for _ in range(virtual - 1)), allow_empty_stages=layers < virtual,
-        rendezvous=drawn.random() < 0.3, sends=sends, per_operation=drawn.choice([0, 0, 1, 5]),
+        segments=tuple(segments),
+        num_stages=stages,
+        num_microbatches=microbatches,
+        schedule=schedule,
+        num_chunks=chunks,
+        memory_limit=tuple(drawn.randint(8, 40) for _ in range(stages)),
+        link=tuple(drawn.randint(0, 5) for _ in range(virtual - 1)),
+        allow_empty_stages=layers < virtual,
+        rendezvous=drawn.random() < 0.3,
+        sends=sends,
+        per_operation=drawn.choice([0, 0, 1, 5]),
         # Tied embeddings: a copy on the first stage and one on the last.
         fixed_memory=(3,) + (0,) * (stages - 2) + (3,) if stages > 1 and drawn.random() < 0.3 else (),
-    )  # fmt: skip
+    )
 
 
 def brute_force(problem):
@@ -56,10 +82,13 @@ def brute_force(problem):
     choices = []
     for segment in problem.segments:
         cells = len(segment.kinds) * virtual
-        choices.append([
-            tuple(row[q * virtual : (q + 1) * virtual] for q in range(len(segment.kinds)))
-            for row in itertools.product(range(segment.num_layers + 1), repeat=cells) if sum(row) == segment.num_layers
-        ])  # fmt: skip
+        choices.append(
+            [
+                tuple(row[q * virtual : (q + 1) * virtual] for q in range(len(segment.kinds)))
+                for row in itertools.product(range(segment.num_layers + 1), repeat=cells)
+                if sum(row) == segment.num_layers
+            ]
+        )
     best, seen = None, {}
     for placement in itertools.product(*choices):
         here = [[sum(column) for column in zip(*rows, strict=True)] for rows in placement]
@@ -68,21 +97,33 @@ def brute_force(problem):
             continue
         if any(
             here[k][v] > here[segment.beside][v]
-            for k, segment in enumerate(problem.segments) if segment.beside is not None for v in range(virtual)
+            for k, segment in enumerate(problem.segments)
+            if segment.beside is not None
+            for v in range(virtual)
         ):
             continue
         if any(
             max(v for v in range(virtual) if here[before][v]) > min(v for v in range(virtual) if here[k][v])
-            for k, segment in enumerate(problem.segments) for before in segment.predecessors
+            for k, segment in enumerate(problem.segments)
+            for before in segment.predecessors
         ):
             continue
         if any(a > b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True)):
             continue
         key = tuple(
-            tuple(sum(row[v] * t for s, rows in zip(problem.segments, placement, strict=True)
-                      for row, t in zip(rows, times(s), strict=True)) for v in range(virtual))
-            for times in (lambda s: [s.forward] * len(s.kinds), lambda s: [s.backward + k.extra_backward for k in s.kinds])
-        )  # fmt: skip
+            tuple(
+                sum(
+                    row[v] * t
+                    for s, rows in zip(problem.segments, placement, strict=True)
+                    for row, t in zip(rows, times(s), strict=True)
+                )
+                for v in range(virtual)
+            )
+            for times in (
+                lambda s: [s.forward] * len(s.kinds),
+                lambda s: [s.backward + k.extra_backward for k in s.kinds],
+            )
+        )
         if key not in seen:
             seen[key] = step_of(problem, placement).step_time
             best = seen[key] if best is None else min(best, seen[key])

@@ -20,19 +20,30 @@ def random_problem(drawn, schedule, stages, chunks):
     for index in range(2):
         plain = LayerKind(name="none", memory=tuple(drawn.randint(4, 12) for _ in range(virtual)))
         full = LayerKind(
-            name="full", memory=tuple(drawn.randint(1, 6) for _ in range(virtual)),
-            extra_backward=drawn.randint(1, 9), transient=drawn.choice([0, 3]),
-        )  # fmt: skip
-        segments.append(Segment(
-            name=f"m{index}", num_layers=drawn.randint(2, 3),
-            forward=drawn.randint(1, 20), backward=drawn.randint(0, 40),
-            kinds=(plain, full) if index else (plain,), predecessors=(0,) if index else (),
-        ))  # fmt: skip
+            name="full",
+            memory=tuple(drawn.randint(1, 6) for _ in range(virtual)),
+            extra_backward=drawn.randint(1, 9),
+            transient=drawn.choice([0, 3]),
+        )
+        segments.append(
+            Segment(
+                name=f"m{index}",
+                num_layers=drawn.randint(2, 3),
+                forward=drawn.randint(1, 20),
+                backward=drawn.randint(0, 40),
+                kinds=(plain, full) if index else (plain,),
+                predecessors=(0,) if index else (),
+            )
+        )
     return SplitProblem(
-        segments=tuple(segments), num_stages=stages, num_chunks=chunks, schedule=schedule, num_microbatches=4,
+        segments=tuple(segments),
+        num_stages=stages,
+        num_chunks=chunks,
+        schedule=schedule,
+        num_microbatches=4,
         memory_limit=(drawn.choice([6, 18, 26, 40]),) * stages,
         link=(drawn.randint(0, 3),) * (virtual - 1),
-    )  # fmt: skip
+    )
 
 
 def placements(problem):
@@ -40,16 +51,20 @@ def placements(problem):
     virtual = problem.num_virtual
     first, second = problem.segments
     rows = [
-        [row for row in product(range(s.num_layers + 1), repeat=virtual) if sum(row) == s.num_layers] for s in (first, second)
+        [row for row in product(range(s.num_layers + 1), repeat=virtual) if sum(row) == s.num_layers]
+        for s in (first, second)
     ]
     for a, b in product(*rows):
         if max(v for v in range(virtual) if a[v]) > min(v for v in range(virtual) if b[v]):
             continue
         if all(x + y for x, y in zip(a, b, strict=True)):
-            yield (a, b), [
-                ((a,), (tuple(n - r for n, r in zip(b, again, strict=True)), again))
-                for again in product(*(range(n + 1) for n in b))
-            ]
+            yield (
+                (a, b),
+                [
+                    ((a,), (tuple(n - r for n, r in zip(b, again, strict=True)), again))
+                    for again in product(*(range(n + 1) for n in b))
+                ],
+            )
 
 
 @pytest.mark.parametrize("shape", [("1f1b", 2, 1), ("1f1b", 3, 1), ("gpipe", 3, 1), ("interleaved", 2, 2)])

@@ -19,13 +19,19 @@ def random_problem(drawn):
     return SplitProblem(
         segments=tuple(
             Segment(
-                name=f"m{index}", num_layers=size, forward=drawn.randint(1, 9), backward=drawn.randint(1, 20),
-                kinds=kinds, predecessors=(index - 1,) if index else (),
+                name=f"m{index}",
+                num_layers=size,
+                forward=drawn.randint(1, 9),
+                backward=drawn.randint(1, 20),
+                kinds=kinds,
+                predecessors=(index - 1,) if index else (),
             )
             for index, size in enumerate((drawn.randint(1, 3), drawn.randint(stages, 8)))
         ),
-        num_stages=stages, num_microbatches=drawn.randint(1, 8), memory_limit=(drawn.randint(8, 30),) * stages,
-    )  # fmt: skip
+        num_stages=stages,
+        num_microbatches=drawn.randint(1, 8),
+        memory_limit=(drawn.randint(8, 30),) * stages,
+    )
 
 
 @pytest.mark.parametrize("chains", [True, False])

@@ -36,23 +36,38 @@ def random_chain(drawn):
         is_layer = index in (1, 4)
         kinds = [LayerKind(name="none", memory=tuple(drawn.randint(3, 9) for _ in range(stages)))]
         for name in ("selective", "full")[: drawn.randint(0, 2) if is_layer else 0]:
-            kinds.append(LayerKind(
-                name=name, extra_backward=drawn.randint(1, 9), transient=drawn.choice([0, 2, 4]),
-                memory=tuple(drawn.randint(1, size) for size in kinds[0].memory),
-            ))  # fmt: skip
-        segments.append(Segment(
-            name=f"m{index}", num_layers=size, forward=drawn.randint(1, 20), kinds=tuple(kinds),
-            backward=0 if index < 2 and drawn.random() < 0.3 else drawn.randint(1, 40),
-            predecessors=(index - 1,) if index else (), beside=None if is_layer else 1 if index < 3 else 4,
-        ))  # fmt: skip
+            kinds.append(
+                LayerKind(
+                    name=name,
+                    extra_backward=drawn.randint(1, 9),
+                    transient=drawn.choice([0, 2, 4]),
+                    memory=tuple(drawn.randint(1, size) for size in kinds[0].memory),
+                )
+            )
+        segments.append(
+            Segment(
+                name=f"m{index}",
+                num_layers=size,
+                forward=drawn.randint(1, 20),
+                kinds=tuple(kinds),
+                backward=0 if index < 2 and drawn.random() < 0.3 else drawn.randint(1, 40),
+                predecessors=(index - 1,) if index else (),
+                beside=None if is_layer else 1 if index < 3 else 4,
+            )
+        )
     average = 6 * sum(sizes) // stages
     return SplitProblem(
-        segments=tuple(segments), num_stages=stages, num_microbatches=drawn.randint(1, 12),
+        segments=tuple(segments),
+        num_stages=stages,
+        num_microbatches=drawn.randint(1, 12),
         memory_limit=tuple(drawn.randint(average // 2, 2 * average) for _ in range(stages)),
-        fixed_memory=tuple(drawn.randint(0, 5) for _ in range(stages)), link=(drawn.randint(0, 5),) * (stages - 1),
-        per_operation=drawn.randint(0, 2), schedule=drawn.choice(["1f1b", "1f1b", "gpipe"]),
-        rendezvous=drawn.random() < 0.4, allow_empty_stages=drawn.random() < 0.2,
-    )  # fmt: skip
+        fixed_memory=tuple(drawn.randint(0, 5) for _ in range(stages)),
+        link=(drawn.randint(0, 5),) * (stages - 1),
+        per_operation=drawn.randint(0, 2),
+        schedule=drawn.choice(["1f1b", "1f1b", "gpipe"]),
+        rendezvous=drawn.random() < 0.4,
+        allow_empty_stages=drawn.random() < 0.2,
+    )
 
 
 def outcome(problem):
@@ -84,9 +99,12 @@ def test_host_time_per_operation_does_not_make_the_only_plan_impossible(monkeypa
         LayerKind(name="full", extra_backward=3, memory=(4,)),
     )
     problem = SplitProblem(
-        segments=(Segment(name="m", num_layers=1, forward=8, backward=28, kinds=kinds),), num_stages=1,
-        num_microbatches=4, memory_limit=(5,), per_operation=5,
-    )  # fmt: skip
+        segments=(Segment(name="m", num_layers=1, forward=8, backward=28, kinds=kinds),),
+        num_stages=1,
+        num_microbatches=4,
+        memory_limit=(5,),
+        per_operation=5,
+    )
     for is_chain in (solver.is_chain, lambda problem: False):
         monkeypatch.setattr(solver, "is_chain", is_chain)
         assert outcome(problem) == 4 * (8 + 28 + 3 + 2 * 5)

@@ -27,21 +27,30 @@ def random_stack(drawn, name, virtual, num_ways, start, pattern, frozen):
         plain = LayerKind(name="none", memory=tuple(drawn.randint(4, 12) for _ in range(virtual)))
         others = [
             LayerKind(
-                name=way, extra_backward=drawn.randint(0, 9), transient=drawn.choice([0, 0, 3]),
+                name=way,
+                extra_backward=drawn.randint(0, 9),
+                transient=drawn.choice([0, 0, 3]),
                 memory=tuple(drawn.randint(1, size) for size in plain.memory),
             )
             for way in ways[1:]
-        ]  # fmt: skip
+        ]
         backward = 0 if frozen else drawn.randint(0, 40)
         kinds_of_layers.append(((plain, *others), drawn.randint(0, 20), backward))
     segments = []
     for kind, row in itertools.groupby(pattern):
         kinds, forward, backward = kinds_of_layers[kind]
         before = start + len(segments) - 1
-        segments.append(Segment(
-            name=f"{name} {len(segments)}", num_layers=len(list(row)), forward=forward, backward=backward, kinds=kinds,
-            predecessors=(before,) if before >= 0 else (), continues=bool(segments),
-        ))  # fmt: skip
+        segments.append(
+            Segment(
+                name=f"{name} {len(segments)}",
+                num_layers=len(list(row)),
+                forward=forward,
+                backward=backward,
+                kinds=kinds,
+                predecessors=(before,) if before >= 0 else (),
+                continues=bool(segments),
+            )
+        )
     return segments
 
 
@@ -50,16 +59,18 @@ def random_problem(drawn, schedule, stages, chunks):
     segments = random_stack(drawn, "text", virtual, drawn.randint(2, 3), 0, drawn.choice(PATTERNS), frozen=False)
     if drawn.random() < 0.4:
         first = random_stack(drawn, "image", virtual, 2, 0, drawn.choice([(0, 1), (0, 0)]), drawn.random() < 0.5)
-        later = [
-            replace(segment, predecessors=(index + len(first) - 1,)) for index, segment in enumerate(segments)
-        ]
+        later = [replace(segment, predecessors=(index + len(first) - 1,)) for index, segment in enumerate(segments)]
         segments = [*first, *later]
     return SplitProblem(
-        segments=tuple(segments), num_stages=stages, schedule=schedule, num_chunks=chunks,
+        segments=tuple(segments),
+        num_stages=stages,
+        schedule=schedule,
+        num_chunks=chunks,
         num_microbatches=drawn.choice([2, 4]) if schedule == "interleaved" else drawn.randint(1, 6),
-        memory_limit=tuple(drawn.randint(12, 45) for _ in range(stages)), link=(drawn.randint(0, 5),) * (virtual - 1),
+        memory_limit=tuple(drawn.randint(12, 45) for _ in range(stages)),
+        link=(drawn.randint(0, 5),) * (virtual - 1),
         per_operation=drawn.choice([0, 1]),
-    )  # fmt: skip
+    )
 
 
 def stacks_of(problem):
@@ -82,12 +93,16 @@ def ways_on_a_stage(problem, v, held):
             edges = [0, *cuts, len(layers)]
             chosen = [
                 layer.kinds[(place + 1) % num]
-                for place, (low, high) in enumerate(itertools.pairwise(edges)) for layer in layers[low:high]
-            ]  # fmt: skip
-            found.append((
-                sum(kind.extra_backward for kind in chosen), sum(kind.memory[v] for kind in chosen),
-                max((kind.transient for kind in chosen), default=0),
-            ))  # fmt: skip
+                for place, (low, high) in enumerate(itertools.pairwise(edges))
+                for layer in layers[low:high]
+            ]
+            found.append(
+                (
+                    sum(kind.extra_backward for kind in chosen),
+                    sum(kind.memory[v] for kind in chosen),
+                    max((kind.transient for kind in chosen), default=0),
+                )
+            )
         options = [(a[0] + b[0], a[1] + b[1], max(a[2], b[2])) for a in options for b in found]
     return options
 
@@ -120,26 +135,29 @@ def brute_force(problem):
             used = [sum(way[1] for way in ways) + max(way[2] for way in ways) for ways in together]
             excess = [size - problem.memory_limit[stage] for size in used]
             worst = max([min(excess), *([worst] if stage else [])])
-            by_stage.append({
-                tuple(way[0] for way in ways) for ways, over in zip(together, excess, strict=True) if over <= 0
-            })  # fmt: skip
+            by_stage.append(
+                {tuple(way[0] for way in ways) for ways, over in zip(together, excess, strict=True) if over <= 0}
+            )
         least = worst if least is None else min(least, worst)
         # Of what one chunk adds, more is never better.
         by_stage = [
             [
-                way for way in ways
+                way
+                for way in ways
                 if not any(o != way and all(a <= b for a, b in zip(o, way, strict=True)) for o in ways)
             ]
             for ways in by_stage
-        ]  # fmt: skip
+        ]
         for ways in itertools.product(*by_stage):
             added = [0] * problem.num_virtual
             for stage, extra in enumerate(ways):
                 added[stage :: problem.num_stages] = extra
             times = StepTimes(
-                forward=forward, backward=[a + b for a, b in zip(backward, added, strict=True)], link=problem.link,
+                forward=forward,
+                backward=[a + b for a, b in zip(backward, added, strict=True)],
+                link=problem.link,
                 per_operation=problem.per_operation,
-            )  # fmt: skip
+            )
             step = simulate(program, times, sends=problem.sends, rendezvous=problem.rendezvous).step_time
             best = step if best is None else min(best, step)
     return best, least
@@ -185,17 +203,23 @@ def test_the_layers_recomputed_are_the_first_of_their_stage(shape):
 
 def test_a_kind_that_may_not_come_first_is_not_used_though_it_would_fit():
     """The first layer saves nothing by being recomputed and pays much: the second cannot be recomputed alone."""
+
     def layer(extra, again, **more):
         return Segment(
-            name="layer", num_layers=1, forward=1, backward=1,
-            kinds=(LayerKind(name="none", memory=(8,)),
-                   LayerKind(name="full", extra_backward=extra, memory=(again,))), **more,
-        )  # fmt: skip
+            name="layer",
+            num_layers=1,
+            forward=1,
+            backward=1,
+            kinds=(LayerKind(name="none", memory=(8,)), LayerKind(name="full", extra_backward=extra, memory=(again,))),
+            **more,
+        )
 
     problem = SplitProblem(
-        segments=(layer(90, 8), layer(1, 2, predecessors=(0,), continues=True)), num_stages=1, num_microbatches=1,
+        segments=(layer(90, 8), layer(1, 2, predecessors=(0,), continues=True)),
+        num_stages=1,
+        num_microbatches=1,
         memory_limit=(10,),
-    )  # fmt: skip
+    )
     assert RecomputeChoice(problem).best(0, (1, 1)) == (91, ((0, 1), (0, 1)))
     assert solve(problem).step_time == 4 + 91
     apart = replace(problem, segments=(problem.segments[0], replace(problem.segments[1], continues=False)))

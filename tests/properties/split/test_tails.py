@@ -27,7 +27,10 @@ def random_problem(drawn):
     stages = min(stages, sum(sizes))
     segments = tuple(
         Segment(
-            name=f"m{index}", num_layers=size, forward=drawn.randint(1, 20), backward=drawn.randint(1, 40),
+            name=f"m{index}",
+            num_layers=size,
+            forward=drawn.randint(1, 20),
+            backward=drawn.randint(1, 40),
             predecessors=(index - 1,) if index else (),
             kinds=(
                 LayerKind(name="none", memory=(drawn.randint(4, 9),) * stages),
@@ -35,16 +38,20 @@ def random_problem(drawn):
             ),
         )
         for index, size in enumerate(sizes)
-    )  # fmt: skip
+    )
     tails = (
         Tail(by_segment=(drawn.choice([0, 30]), drawn.randint(1, 60)), fixed=drawn.randint(0, 40)),
         Tail(by_segment=(-drawn.randint(0, 20), drawn.randint(40, 90)), fixed=drawn.randint(0, 40)),
     )
     return SplitProblem(
-        segments=segments, num_stages=stages, num_microbatches=drawn.randint(1, 4), tails=tails,
-        memory_limit=tuple(drawn.randint(12, 45) for _ in range(stages)), link=(drawn.randint(0, 5),) * (stages - 1),
+        segments=segments,
+        num_stages=stages,
+        num_microbatches=drawn.randint(1, 4),
+        tails=tails,
+        memory_limit=tuple(drawn.randint(12, 45) for _ in range(stages)),
+        link=(drawn.randint(0, 5),) * (stages - 1),
         rendezvous=drawn.random() < 0.5,
-    )  # fmt: skip
+    )
 
 
 def enumerated(problem):

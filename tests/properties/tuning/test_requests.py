@@ -7,21 +7,41 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_autoparallel.tuning.predict import predict
+from mindspeed_autoparallel.predict.predict import predict
 
 _BASE: dict[str, Any] = {
     "id": "x",
-    "model": {"type": "moe", "num_layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 4096, "seq": 2048,
-              "vocab": 32000, "swiglu": True, "num_experts": 8, "topk": 2, "moe_ffn": 2048, "shared_expert_ffn": 1024},
+    "model": {
+        "type": "moe",
+        "num_layers": 8,
+        "hidden": 1024,
+        "heads": 16,
+        "kv_heads": 4,
+        "ffn": 4096,
+        "seq": 2048,
+        "vocab": 32000,
+        "swiglu": True,
+        "num_experts": 8,
+        "topk": 2,
+        "moe_ffn": 2048,
+        "shared_expert_ffn": 1024,
+    },
     "hw": {"gpu": "H100", "num_gpus": 16, "gpus_per_node": 8, "inter_node_gbps": 400},
     "parallel": {"tp": 2, "pp": 2, "dp": 4, "cp": 1, "ep": 2, "vpp": 1, "sp": True, "dist_opt": True},
     "train": {"gbs": 32, "mbs": 1, "recompute": "none", "precision": "bf16"},
-}  # fmt: skip
+}
 _KEYS = [(section, key) for section in ("model", "hw", "parallel", "train") for key in _BASE[section]]
 _ODD = st.one_of(
-    st.none(), st.booleans(), st.integers(-3, 70), st.integers(), st.floats(), st.text(max_size=8), st.just([]),
-    st.just({}), st.sampled_from(["8", "8.0", "1e3", "moe", "gpt", "full", "fp8", "A100", "nan", "inf", 10**30]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.just([]),
+    st.just({}),
+    st.sampled_from(["8", "8.0", "1e3", "moe", "gpt", "full", "fp8", "A100", "nan", "inf", 10**30]),
+)
 
 
 @settings(max_examples=400, deadline=None)

@@ -8,19 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_profile import language_profile
 
+from mindspeed_autoparallel.planner.tuner import search
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import grouped_kind
-from mindspeed_autoparallel.tuning.traced import search
-from mindspeed_autoparallel.tuning.traced.candidates import Dimensions, Family, enumerate_space
 
 _CLUSTER, _BATCH = Cluster(num_nodes=1, devices_per_node=4), 16
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    num_layers=st.integers(2, 16).map(lambda half: 2 * half), capacity_mib=st.integers(2_000, 30_000),
-    virtual=st.sampled_from([1, 2]), place=st.integers(0), groups=st.booleans(),
-)  # fmt: skip
+    num_layers=st.integers(2, 16).map(lambda half: 2 * half),
+    capacity_mib=st.integers(2_000, 30_000),
+    virtual=st.sampled_from([1, 2]),
+    place=st.integers(0),
+    groups=st.booleans(),
+)
 def test_the_fastest_that_fits_is_found_with_every_placement_evaluated_once(
     num_layers: int, capacity_mib: int, virtual: int, place: int, groups: bool
 ) -> None:

@@ -25,20 +25,33 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     family = draw(st.sampled_from(["qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen2", "llama"]))
     groups = draw(st.sampled_from([4, 8]))
     config: dict[str, Any] = {
-        "model_type": family, "hidden_size": 16, "intermediate_size": 24, "num_key_value_heads": groups,
-        "num_hidden_layers": draw(st.integers(1, 6)), "num_attention_heads": groups * draw(st.sampled_from([1, 2])),
-        "head_dim": 2, "vocab_size": draw(st.integers(9, 40)), "tie_word_embeddings": draw(st.booleans()),
-    }  # fmt: skip
+        "model_type": family,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_key_value_heads": groups,
+        "num_hidden_layers": draw(st.integers(1, 6)),
+        "num_attention_heads": groups * draw(st.sampled_from([1, 2])),
+        "head_dim": 2,
+        "vocab_size": draw(st.integers(9, 40)),
+        "tie_word_embeddings": draw(st.booleans()),
+    }
     if family not in ("qwen2", "llama"):
         config["vision_config"] = {
-            "depth": draw(st.integers(1, 5)), "embed_dim": 16, "hidden_size": 16, "intermediate_size": 24,
-            "num_heads": 4, "patch_size": 2,
-        }  # fmt: skip
+            "depth": draw(st.integers(1, 5)),
+            "embed_dim": 16,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 4,
+            "patch_size": 2,
+        }
     if family == "qwen2_5_omni":
         config["audio_config"] = {
-            "encoder_layers": draw(st.integers(1, 4)), "d_model": 16, "encoder_ffn_dim": 24,
-            "encoder_attention_heads": 4, "num_mel_bins": 4,
-        }  # fmt: skip
+            "encoder_layers": draw(st.integers(1, 4)),
+            "d_model": 16,
+            "encoder_ffn_dim": 24,
+            "encoder_attention_heads": 4,
+            "num_mel_bins": 4,
+        }
     return config
 
 

@@ -16,13 +16,16 @@ DEVICE = DeviceCost(
 )
 CLUSTER = Cluster(num_nodes=1, devices_per_node=8)
 ELEMENTS = 1_000_000
-BLOCK = PlacedBlock(name="text layer", cost=BlockCost(
-    forward_us=0.0, backward_us=0.0, recompute={"none": RecomputeCost(saved_bytes=0)},
-    dense=StateBytes(num_parameters=ELEMENTS, parameter_bytes=2 * ELEMENTS, gradient_bytes=4 * ELEMENTS),
-))  # fmt: skip
-BOTH = Layout(
-    data_size=4, overlap_gradient_reduce=True, overlap_parameter_gather=True, bucket_elements=ELEMENTS
+BLOCK = PlacedBlock(
+    name="text layer",
+    cost=BlockCost(
+        forward_us=0.0,
+        backward_us=0.0,
+        recompute={"none": RecomputeCost(saved_bytes=0)},
+        dense=StateBytes(num_parameters=ELEMENTS, parameter_bytes=2 * ELEMENTS, gradient_bytes=4 * ELEMENTS),
+    ),
 )
+BOTH = Layout(data_size=4, overlap_gradient_reduce=True, overlap_parameter_gather=True, bucket_elements=ELEMENTS)
 REDUCTION = replace(BOTH, overlap_parameter_gather=False)
 NEITHER = replace(REDUCTION, overlap_gradient_reduce=False)
 
@@ -72,9 +75,7 @@ def test_later_stages_have_one_bucket_and_hide_behind_the_stages_before():
     first = RankTimes(forward_us=[1e9], backward_us=[1e9])
     part_us = reduce_scatter_us(4 * ELEMENTS, 4, LINK) + all_gather_us(2 * ELEMENTS, 4, LINK)
     for before_us in (0.0, 1e9):
-        last = RankTimes(
-            forward_us=[1e9], backward_us=[1e9], forward_before_us=before_us, backward_before_us=before_us
-        )
+        last = RankTimes(forward_us=[1e9], backward_us=[1e9], forward_before_us=before_us, backward_before_us=before_us)
         expected = part_us if before_us else whole_us + gather_us
         assert shown(layout, [[[BLOCK] * 2]] * 2, [first, last]) == pytest.approx(expected)
 

@@ -15,11 +15,18 @@ _H100 = Path(catalogue.__file__).parent / "catalogue_data" / "h100.json"
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ("A100", "A100-80GB"), ("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("A100-SXM4-40GB", "A100-40GB"),
-        ("a100-80gb", "A100-80GB"), ("H100", "H100"), ("H200", "H200"), ("B200-SXM", "B200"),
-        ("Ascend 910B", "Ascend-910B"), ("910C", "Ascend-910C"), ("cpu", "CPU"),
+        ("A100", "A100-80GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("A100-SXM4-40GB", "A100-40GB"),
+        ("a100-80gb", "A100-80GB"),
+        ("H100", "H100"),
+        ("H200", "H200"),
+        ("B200-SXM", "B200"),
+        ("Ascend 910B", "Ascend-910B"),
+        ("910C", "Ascend-910C"),
+        ("cpu", "CPU"),
     ],
-)  # fmt: skip
+)
 def test_usual_names_find_their_device(asked: str, found: str) -> None:
     assert find_device(asked).name == found
 

@@ -27,12 +27,14 @@ STATE = StateBytes(num_parameters=5, parameter_bytes=10, gradient_bytes=20, opti
 
 def block(name: str, kind: str = "none") -> PlacedBlock:
     cost = BlockCost(
-        forward_us=1.0, backward_us=2.0, dense=STATE,
+        forward_us=1.0,
+        backward_us=2.0,
+        dense=STATE,
         recompute={
             "none": RecomputeCost(saved_bytes=100, forward_peak_bytes=5, backward_peak_bytes=30),
             "full": RecomputeCost(saved_bytes=10, extra_backward_us=1.0, backward_peak_bytes=140),
         },
-    )  # fmt: skip
+    )
     return PlacedBlock(name=name, cost=cost, kind=kind)
 
 

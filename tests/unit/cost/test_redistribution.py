@@ -53,8 +53,9 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
     for per_home in (exchange.replicas, 2 * exchange.replicas, 1, 3):
         items = [
             Item(home, 0, sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS)
-            for home in homes for sample in range(per_home)
-        ]  # fmt: skip
+            for home in homes
+            for sample in range(per_home)
+        ]
         plan = make_plan(
             items, encoder=encoder, backbone=backbone, ranks=ranks, mode="local", sequence_parallel=sequence
         )
@@ -62,8 +63,10 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
         assert max(loads) == exchange.samples_of_busiest(per_home)
         predicted = moved_samples(exchange, per_home)
         for pieces, expected in (
-            (plan.inputs, predicted.inputs), (plan.outputs, predicted.outputs), (plan.gradients, predicted.gradients)
-        ):  # fmt: skip
+            (plan.inputs, predicted.inputs),
+            (plan.outputs, predicted.outputs),
+            (plan.gradients, predicted.gradients),
+        ):
             busiest = max(max(received_bytes(pieces, r, 1), sent_bytes(pieces, r, 1)) for r in ranks) / ROWS
             if exchange.nested:
                 assert expected <= busiest <= expected + 1, (per_home, expected, busiest)

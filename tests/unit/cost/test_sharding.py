@@ -32,9 +32,11 @@ STATE = StateBytes(num_parameters=10, parameter_bytes=20, gradient_bytes=40, opt
 
 def block(name: str, state: StateBytes = STATE) -> PlacedBlock:
     cost = BlockCost(
-        forward_us=10.0, backward_us=20.0, dense=state,
+        forward_us=10.0,
+        backward_us=20.0,
+        dense=state,
         recompute={"none": RecomputeCost(saved_bytes=100, forward_peak_bytes=5, backward_peak_bytes=30)},
-    )  # fmt: skip
+    )
     return PlacedBlock(name=f"text {name}", cost=cost)
 
 
@@ -123,11 +125,13 @@ def test_any_microbatch_takes_the_longest_path_and_no_less_than_either_queue_alo
         blocks = [block("pre"), *(block(f"layer {index}") for index in range(count)), block("post")]
         units = [
             Unit(
-                forward_us=draw.uniform(1, 10), backward_us=draw.uniform(1, 20), reduce_us=draw.uniform(0, 30),
+                forward_us=draw.uniform(1, 10),
+                backward_us=draw.uniform(1, 20),
+                reduce_us=draw.uniform(0, 30),
                 gather_us=draw.uniform(0.5, 20) if "layer" in item.name else 0.0,
             )
             for item in blocks
-        ]  # fmt: skip
+        ]
         reach = reach_of(blocks, replace(WHOLE, communication_unit=draw.choice([2, 20, 40, 10**9])))
         total = sum(microbatch_us(units, reach))
         assert total == pytest.approx(by_tasks(units, reach))

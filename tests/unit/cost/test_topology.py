@@ -16,13 +16,15 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.units import MIB
 
 DEVICE = DeviceCost(
-    memory_capacity_bytes=2**40, intra=LinkTier(default=Collective(latency_us=5.0, bytes_per_s=100e9)),
+    memory_capacity_bytes=2**40,
+    intra=LinkTier(default=Collective(latency_us=5.0, bytes_per_s=100e9)),
     inter=LinkTier(
         default=Collective(latency_us=20.0, bytes_per_s=10e9),
         operations={"reduce_scatter": Collective(latency_us=30.0, bytes_per_s=8e9)},
     ),
-    optimizer_step_us_per_byte=1e-6, optimizer_step_fixed_us=7.0,
-)  # fmt: skip
+    optimizer_step_us_per_byte=1e-6,
+    optimizer_step_fixed_us=7.0,
+)
 LAYOUTS = [
     (Layout(tensor_size=t, context_size=c, data_size=d, pipeline_size=p), Cluster(num_nodes=n, devices_per_node=g))
     for t, c, d, p in product((1, 2, 4), (1, 2), (1, 2, 4), (1, 2, 4))
@@ -59,8 +61,9 @@ def test_links_follow_the_ranks(layout: Layout, cluster: Cluster) -> None:
 
 
 def test_the_last_chunk_of_a_rank_sends_to_the_first_rank() -> None:
-    layout, cluster = Layout(pipeline_size=4, virtual_size=2, schedule="interleaved"), Cluster(
-        num_nodes=2, devices_per_node=2
+    layout, cluster = (
+        Layout(pipeline_size=4, virtual_size=2, schedule="interleaved"),
+        Cluster(num_nodes=2, devices_per_node=2),
     )
     links = [boundary_link(layout, cluster, DEVICE, boundary) is DEVICE.inter for boundary in range(7)]
     assert links == [False, True, False, True, False, True, False]

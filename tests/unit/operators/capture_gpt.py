@@ -23,9 +23,13 @@ with tempfile.TemporaryDirectory() as folder:
     parallel_state.initialize_model_parallel()
     model_parallel_cuda_manual_seed(1)
     config = TransformerConfig(
-        num_layers=2, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True,
-        hidden_dropout=0.0, attention_dropout=0.0,
-    )  # fmt: skip
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+    )
     model = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=128, max_sequence_length=16)
     positions = torch.arange(16).expand(8, 16)
     mask = torch.ones(1, 1, 16, 16).triu(1).bool()

@@ -118,12 +118,24 @@ def test_command_refuses_a_wrong_yaml_file_with_exit_code_two(tmp_path, capsys, 
 @pytest.mark.parametrize(
     "words",
     [
-        ("--devices", "0"), ("--devices", "-8"), ("--mem-coeff", "0"), ("--mem-coeff", "nan"), ("--batch", "0"),
-        ("--sequence", "0"), ("--layers", "0"), ("--stages", "3"), ("--micro-batch-num", "0"), ("--memory-gib", "0"),
-        ("--memory-gib", "nan"), ("--memory-gib", "inf"), ("--pin", "q"), ("--pin", "layers.0.q:rows=x"),
-        ("--config", "nowhere.yaml"), ("--html", "/dev/null/plan.html"),
+        ("--devices", "0"),
+        ("--devices", "-8"),
+        ("--mem-coeff", "0"),
+        ("--mem-coeff", "nan"),
+        ("--batch", "0"),
+        ("--sequence", "0"),
+        ("--layers", "0"),
+        ("--stages", "3"),
+        ("--micro-batch-num", "0"),
+        ("--memory-gib", "0"),
+        ("--memory-gib", "nan"),
+        ("--memory-gib", "inf"),
+        ("--pin", "q"),
+        ("--pin", "layers.0.q:rows=x"),
+        ("--config", "nowhere.yaml"),
+        ("--html", "/dev/null/plan.html"),
     ],
-)  # fmt: skip
+)
 def test_command_refuses_impossible_input_in_one_line(capsys, words):
     assert main(["operators", "--layers", "1", *words]) == 2
     error = capsys.readouterr().err.strip()

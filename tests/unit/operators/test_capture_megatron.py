@@ -17,9 +17,11 @@ def test_gpt_of_the_local_spec_is_captured_whole_and_cut_by_its_batch():
     # A process of its own: the CPU stands in for an accelerator there.
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("capture_gpt.py"))],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"},
-    )  # fmt: skip
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stderr[-3000:]
     found = json.loads(lines[0][len("RESULT ") :])

@@ -19,11 +19,18 @@ def parameters(name, trained=False):
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
-        ("llama2-7b", 6.74), ("llama2-13b", 13.02), ("llama2-70b", 68.98), ("baichuan2-7b", 7.51),
-        ("baichuan2-13b", 13.90), ("qwen-7b", 7.72), ("qwen-14b", 14.17), ("pangualpha-2.6b", 2.72),
-        ("pangualpha-13b", 12.99), ("mixtral-8x7b", 46.70),
+        ("llama2-7b", 6.74),
+        ("llama2-13b", 13.02),
+        ("llama2-70b", 68.98),
+        ("baichuan2-7b", 7.51),
+        ("baichuan2-13b", 13.90),
+        ("qwen-7b", 7.72),
+        ("qwen-14b", 14.17),
+        ("pangualpha-2.6b", 2.72),
+        ("pangualpha-13b", 12.99),
+        ("mixtral-8x7b", 46.70),
     ],
-)  # fmt: skip
+)
 def test_presets_have_the_parameters_of_their_models(name, billions):
     assert parameters(name) == pytest.approx(billions, rel=0.001)
 

@@ -19,9 +19,14 @@ def two_operators(moved, pending):
     """A pinned operator and one that chooses among no cut and three axes at these costs."""
     choices = [NO_CUT, ROWS, COLUMNS, INNER]
     return CutProblem(
-        2, [["pinned"], ["free"]], [[ROWS], choices], [numpy.zeros(1), numpy.zeros(4)],
-        [numpy.zeros(1), numpy.array(pending)], [numpy.zeros(1), numpy.zeros(4)], edges={(0, 1): numpy.array([moved])},
-    )  # fmt: skip
+        2,
+        [["pinned"], ["free"]],
+        [[ROWS], choices],
+        [numpy.zeros(1), numpy.zeros(4)],
+        [numpy.zeros(1), numpy.array(pending)],
+        [numpy.zeros(1), numpy.zeros(4)],
+        edges={(0, 1): numpy.array([moved])},
+    )
 
 
 @pytest.mark.parametrize(

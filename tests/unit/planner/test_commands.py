@@ -69,9 +69,7 @@ def test_sizes_beside_the_four_appear_where_they_are_above_one(profile: Profile)
     assert "VPP" not in result_of(plan)["parallel_config"]
 
 
-def test_reported_step_time_equals_replay_of_the_same_plan(
-    plan_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reported_step_time_equals_replay_of_the_same_plan(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = _simulate(plan_file, capsys)
     assert result["step_time_ms"] == result["planned_step_time_ms"]
     assert result["fits"]

@@ -29,9 +29,10 @@ def _language_model(capacity_mib: int = 4000) -> Profile:
         share *= 0.97 if at.sequence_parallel else 1.0
         saved = round(30 * share * (0.8 if at.sequence_parallel else 1.0)) + 1
         return ModuleCost(
-            pre=block(20 * share), layer=block(900 * share, saved_mib=saved, recomputable=True),
+            pre=block(20 * share),
+            layer=block(900 * share, saved_mib=saved, recomputable=True),
             post=block(240 * share, saved_mib=saved),
-        )  # fmt: skip
+        )
 
     points = [
         MeasuredAt(tensor_size=t, context_size=c, expert_size=e, micro_batch_size=m, sequence_parallel=s)
@@ -40,9 +41,10 @@ def _language_model(capacity_mib: int = 4000) -> Profile:
     ]
     module = Module(name="text_decoder", result_key="llm", num_layers=NUM_LAYERS, num_experts=4)
     return small_profile(
-        capacity_mib=capacity_mib, model=Model(name="small", modules=(module,), sequence_length=128),
+        capacity_mib=capacity_mib,
+        model=Model(name="small", modules=(module,), sequence_length=128),
         measurements=tuple(Measurement(at=at, modules={"text_decoder": cost(at)}) for at in points),
-    )  # fmt: skip
+    )
 
 
 def _rows(num: int) -> list[tuple[int, ...]]:
@@ -69,11 +71,20 @@ def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptio
             continue
         if (d * c) % e or batch % (d * m) or (v > 1 and (batch // (d * m)) % p):
             continue
-        labels.add(Layout(
-            pipeline_size=p, tensor_size=t, data_size=d, context_size=c, expert_size=e, virtual_size=v,
-            micro_batch_size=m, sequence_parallel=s, schedule="1f1b" if v == 1 else "interleaved",
-            distributed_optimizer=options.distributed_optimizer,
-        ).label())  # fmt: skip
+        labels.add(
+            Layout(
+                pipeline_size=p,
+                tensor_size=t,
+                data_size=d,
+                context_size=c,
+                expert_size=e,
+                virtual_size=v,
+                micro_batch_size=m,
+                sequence_parallel=s,
+                schedule="1f1b" if v == 1 else "interleaved",
+                distributed_optimizer=options.distributed_optimizer,
+            ).label()
+        )
     return labels
 
 

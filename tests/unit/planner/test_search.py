@@ -41,10 +41,12 @@ def _placements(num: int) -> list[ModulePlacement]:
         if not all(a + b for a, b in zip(vit, llm, strict=True)):
             continue
         for again in product(*(range(count + 1) for count in (*vit, *llm))):
-            found.append(ModulePlacement(
-                layers={"image_encoder": vit, "text_decoder": llm},
-                recompute={"image_encoder": {"full": again[:num]}, "text_decoder": {"full": again[num:]}},
-            ))  # fmt: skip
+            found.append(
+                ModulePlacement(
+                    layers={"image_encoder": vit, "text_decoder": llm},
+                    recompute={"image_encoder": {"full": again[:num]}, "text_decoder": {"full": again[num:]}},
+                )
+            )
     return found
 
 

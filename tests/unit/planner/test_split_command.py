@@ -21,9 +21,13 @@ from mindspeed_autoparallel.profiles import mean_layer, read_profile
 P2P_GIB_PER_S = 25.0
 SEQUENCE, MICRO_BATCH, HIDDEN = 1024, 2, 4096
 BLOCKS = {
-    "vit_pre": (2.0, 3.0, 10, [5, 20, 10]), "vit": (4.0, 9.0, 100, [10, 40, 20]), "vit_post": (1.0, 2.0, 20, [8, 32, 16]),
-    "llm_pre": (0.5, 1.0, 30, [50, 200, 100]), "llm": (7.0, 15.0, 300, [30, 90, 60]), "llm_post": (5.0, 10.0, 200, [50, 200, 100]),
-}  # fmt: skip
+    "vit_pre": (2.0, 3.0, 10, [5, 20, 10]),
+    "vit": (4.0, 9.0, 100, [10, 40, 20]),
+    "vit_post": (1.0, 2.0, 20, [8, 32, 16]),
+    "llm_pre": (0.5, 1.0, 30, [50, 200, 100]),
+    "llm": (7.0, 15.0, 300, [30, 90, 60]),
+    "llm_post": (5.0, 10.0, 200, [50, 200, 100]),
+}
 CONTENT: dict[str, Any] = {
     **{
         name: {"fwd_time": forward, "bwd_time": backward, "act_mem": memory, "module_param": state}
@@ -71,17 +75,18 @@ def by_hand(result: dict[str, Any], stage: int, microbatches: int) -> tuple[floa
         for name in held:
             time, back, memory, state = BLOCKS[name]
             forward, backward, activations, static = (
-                forward + time, backward + back, activations + memory, static + sum(state),
-            )  # fmt: skip
+                forward + time,
+                backward + back,
+                activations + memory,
+                static + sum(state),
+            )
         recomputed += again * BLOCKS[module][2]
         backward += again * BLOCKS[module][0]
     return forward, backward, (activations - recomputed) * (in_flight - 1) + activations + static
 
 
 @pytest.mark.parametrize("limit", [2000, 2600, 6000])
-def test_mindspeeds_file_means_what_it_means_there(
-    file: Path, capsys: pytest.CaptureFixture[str], limit: int
-) -> None:
+def test_mindspeeds_file_means_what_it_means_there(file: Path, capsys: pytest.CaptureFixture[str], limit: int) -> None:
     result = split(file, capsys, memory_limit_mib=limit)
     assert result["status"] == "optimal"
     assert result["step_time_ms"] == result["lower_bound_ms"]
@@ -118,9 +123,17 @@ def test_mindspeeds_file_means_what_it_means_there(
 def test_json_has_every_key_and_lists_of_pipeline_length(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = split(file, capsys)
     assert list(result) == [
-        "status", "step_time_ms", "lower_bound_ms", "placement", "recompute", "stage_memory_mib", "rounds",
-        "solve_seconds", "baselines", "limits",
-    ]  # fmt: skip
+        "status",
+        "step_time_ms",
+        "lower_bound_ms",
+        "placement",
+        "recompute",
+        "stage_memory_mib",
+        "rounds",
+        "solve_seconds",
+        "baselines",
+        "limits",
+    ]
     assert set(result["baselines"]) == {"even", "greedy"}
     for plan in (result, *result["baselines"].values()):
         for row in (*plan["placement"].values(), *plan["recompute"].values()):
@@ -143,7 +156,9 @@ def test_slower_links_cost_time(file: Path, capsys: pytest.CaptureFixture[str]) 
     assert split(file, capsys, p2p_gbps=1)["step_time_ms"] > split(file, capsys)["step_time_ms"]
 
 
-@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}])
+@pytest.mark.parametrize(
+    "schedule", [{}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}]
+)
 def test_where_nothing_fits_the_smallest_limit_that_has_a_plan_is_told(
     file: Path, capsys: pytest.CaptureFixture[str], schedule: dict[str, Any]
 ) -> None:
@@ -160,7 +175,9 @@ def test_where_nothing_fits_the_smallest_limit_that_has_a_plan_is_told(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}])
+@pytest.mark.parametrize(
+    "schedule", [{}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}]
+)
 def test_next_best_plans_differ_and_follow_in_order(
     file: Path, capsys: pytest.CaptureFixture[str], schedule: dict[str, Any]
 ) -> None:
@@ -213,8 +230,23 @@ def test_layers_of_several_kinds_are_one_module_with_their_own_costs(
     mixed = replace(module, kinds=kinds, pattern=pattern, layer=mean_layer(kinds, pattern))
     path = tmp_path / "profile.json"
     replace(profile, measurements=(replace(measurement, modules={"text_decoder": mixed}),)).write(path)
-    assert main(["split", "--profile", str(path), "--pipeline-size", "2", "--num-microbatches", "16",
-                 "--memory-limit-mib", "60000", "--json"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "split",
+                "--profile",
+                str(path),
+                "--pipeline-size",
+                "2",
+                "--num-microbatches",
+                "16",
+                "--memory-limit-mib",
+                "60000",
+                "--json",
+            ]
+        )
+        == 0
+    )
     result = json.loads(capsys.readouterr().out)
     # Four light layers and two heavy ones: the heavy ones are as much work as six light ones.
     assert result["placement"] == {"llm": [4, 2]}
@@ -254,7 +286,7 @@ def edited(*path: str, to: Any) -> dict[str, Any]:
         (edited("llm", "fwd_time", to=1e300), "too long"),
         ([1, 2], ""),
     ],
-)  # fmt: skip
+)
 def test_impossible_profile_is_one_line_and_exit_code_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: Any, says: str
 ) -> None:
@@ -285,7 +317,7 @@ def test_impossible_profile_is_one_line_and_exit_code_two(
         ({"top_k": 0}, "top-k"),
         ({"seed": -1}, "seed"),
     ],
-)  # fmt: skip
+)
 def test_impossible_number_is_one_line_and_exit_code_two(
     file: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
 ) -> None:

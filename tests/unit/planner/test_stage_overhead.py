@@ -69,7 +69,9 @@ def test_messages_of_the_interleaved_schedule_have_their_own_time_where_it_is_kn
 
 
 def test_the_bound_stays_below():
-    found = plan(Layout(pipeline_size=2), stage_overhead=StageOverhead(first_us=9.0, last_us=9.0), pipeline_step_us=50.0)
+    found = plan(
+        Layout(pipeline_size=2), stage_overhead=StageOverhead(first_us=9.0, last_us=9.0), pipeline_step_us=50.0
+    )
     assert found.search.lower_bound_us <= found.step.total_us
 
 

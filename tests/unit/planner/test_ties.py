@@ -28,11 +28,12 @@ def _language_model(capacity_mib: int) -> Profile:
     profile = small_profile(capacity_mib=capacity_mib)
     module = replace(profile.model.modules[1], predecessors=(), num_layers=NUM_LAYERS)
     return replace(
-        profile, model=replace(profile.model, modules=(module,)),
+        profile,
+        model=replace(profile.model, modules=(module,)),
         measurements=tuple(
             replace(point, modules={module.name: point.modules[module.name]}) for point in profile.measurements
         ),
-    )  # fmt: skip
+    )
 
 
 def _plan(path: Path, hash_seed: str) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def test_the_reported_time_is_the_mean_over_what_varies_not_the_step_of_mean_tim
 def test_heavier_encoders_move_layers_to_the_decoder_stages() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=2)
     light, heavy = (
-        search(_varying(*factors), cluster, 8, layouts=[Layout(pipeline_size=2)]) for factors in ((0.1, 0.3), (3.0, 9.0))
+        search(_varying(*factors), cluster, 8, layouts=[Layout(pipeline_size=2)])
+        for factors in ((0.1, 0.3), (3.0, 9.0))
     )
     assert light.layers_of("text_decoder")[0] > heavy.layers_of("text_decoder")[0]
 

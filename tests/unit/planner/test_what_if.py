@@ -121,9 +121,7 @@ def test_a_wrong_edit_is_named(
     assert "Traceback" not in error
 
 
-def test_a_stage_left_empty_by_hand_is_named(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_left_empty_by_hand_is_named(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value = to_json(plan)
     first, second = value["stages"]
     for name in first["layers"]:

@@ -72,9 +72,7 @@ def test_a_process_that_dies_costs_time_only(
     assert started
 
 
-def test_no_process_at_all_is_no_error(
-    monkeypatch: pytest.MonkeyPatch, even_small_searches_in_parallel: None
-) -> None:
+def test_no_process_at_all_is_no_error(monkeypatch: pytest.MonkeyPatch, even_small_searches_in_parallel: None) -> None:
     def refused(*arguments: Any, **keywords: Any) -> None:
         raise OSError("no more processes")
 

@@ -20,17 +20,18 @@ from mindspeed_autoparallel.profiles import (
     RecomputeCost,
     StateBytes,
     read_profile,
-)  # fmt: skip
+)
 from mindspeed_autoparallel.spec import Model, Module, to_json
 
 
 def make_profile(points: tuple[MeasuredAt, ...] = (MeasuredAt(),)) -> Profile:
     def measure(at: MeasuredAt) -> Measurement:
         layer = BlockCost(
-            forward_us=10.0 + 100.0 * at.micro_batch_size / at.tensor_size, backward_us=200.0,
+            forward_us=10.0 + 100.0 * at.micro_batch_size / at.tensor_size,
+            backward_us=200.0,
             recompute={"none": RecomputeCost(saved_bytes=1000 * at.micro_batch_size)},
             dense=StateBytes(num_parameters=5, parameter_bytes=10, gradient_bytes=20, optimizer_bytes=60),
-        )  # fmt: skip
+        )
         return Measurement(at=at, modules={"text_decoder": ModuleCost(layer=layer)})
 
     link = LinkTier(default=Collective(latency_us=1.0, bytes_per_s=1e9))
@@ -53,9 +54,13 @@ def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("forward_us", -1, "negative"), ("forward_us", float("nan"), "finite"), ("surprise", 1, "unknown key"),
-     ("recompute", {}, "none")],
-)  # fmt: skip
+    [
+        ("forward_us", -1, "negative"),
+        ("forward_us", float("nan"), "finite"),
+        ("surprise", 1, "unknown key"),
+        ("recompute", {}, "none"),
+    ],
+)
 def test_a_wrong_block_is_named_by_its_path(key: str, value: object, message: str) -> None:
     raw = to_json(make_profile())
     raw["measurements"][0]["modules"]["text_decoder"]["layer"][key] = value
@@ -96,8 +101,9 @@ def mindspeed_file() -> dict[str, object]:
         **{name: dict(block) for name in names},
         "image_encoder.vision_encoder.num_layers": 32,
         "text_decoder": {"num_layers": 80, "seq_length": 1024, "hidden_size": 8192},
-        "micro_batch_size": 1, "grad_acc_step": 8,
-    }  # fmt: skip
+        "micro_batch_size": 1,
+        "grad_acc_step": 8,
+    }
 
 
 def test_mindspeed_file_keeps_its_meaning(tmp_path: Path) -> None:

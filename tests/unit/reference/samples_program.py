@@ -174,9 +174,19 @@ def _() -> None:
     def stream(rank: int, num_ranks: int, start: int = 0) -> MicrobatchStream:
         shuffled = dataclasses.replace(DATA, shuffle=True)
         return MicrobatchStream(
-            read_records(DATA), MODEL, shuffled, TOKENIZER, size=1, rank=rank, num_ranks=num_ranks, start=start,
-            seed=7, max_tokens=128, pad_to_longest=True, multiple=4,
-        )  # fmt: skip
+            read_records(DATA),
+            MODEL,
+            shuffled,
+            TOKENIZER,
+            size=1,
+            rank=rank,
+            num_ranks=num_ranks,
+            start=start,
+            seed=7,
+            max_tokens=128,
+            pad_to_longest=True,
+            multiple=4,
+        )
 
     alone = [batch["input_ids"] for batch in itertools.islice(iter(stream(0, 1)), 24)]
     together: list[torch.Tensor] = []

@@ -20,7 +20,10 @@ def test_the_example_is_a_valid_plan() -> None:
 
 
 def test_data_is_json() -> None:
-    assert json.loads(json.dumps(report_data(example_plan()), allow_nan=False))["headline"]["layout"] == "PP8 TP4 DP4 MBS1 SP"
+    assert (
+        json.loads(json.dumps(report_data(example_plan()), allow_nan=False))["headline"]["layout"]
+        == "PP8 TP4 DP4 MBS1 SP"
+    )
 
 
 def test_memory_terms_add_up_to_the_peak_and_keep_one_order() -> None:
@@ -80,9 +83,10 @@ def test_timeline_has_every_action_of_every_schedule(schedule: str, virtual_size
 def test_busy_share_is_the_simulators() -> None:
     plan = example_plan()
     times = StepTimes(
-        forward=[stage.forward_us for stage in plan.stages], backward=[stage.backward_us for stage in plan.stages],
+        forward=[stage.forward_us for stage in plan.stages],
+        backward=[stage.backward_us for stage in plan.stages],
         per_message=LINK_US,
-    )  # fmt: skip
+    )
     step = simulate(make_program("1f1b", 8, 32), times, rendezvous=True, with_timeline=True)
     busy = report_data(plan)["timeline"]["busy"]
     assert busy == pytest.approx([value / step.step_time for value in step.busy], rel=1e-4)
@@ -92,7 +96,14 @@ def test_busy_share_is_the_simulators() -> None:
 def test_every_verdict_is_in_one_group() -> None:
     plan = example_plan()
     groups = report_data(plan)["verdicts"]
-    assert {group["outcome"] for group in groups} == {"solved", "bounded", "memory", "illegal", "unmeasured", "unsolved"}
+    assert {group["outcome"] for group in groups} == {
+        "solved",
+        "bounded",
+        "memory",
+        "illegal",
+        "unmeasured",
+        "unsolved",
+    }
     assert sum(len(group["rows"]) for group in groups) == len(plan.search.verdicts)
     assert sum(row["chosen"] for group in groups for row in group["rows"]) == 1
 
@@ -123,7 +134,9 @@ def test_unproved_plan_shows_its_gap() -> None:
 
 def test_plan_without_verdicts_baselines_and_relaxations_is_drawn() -> None:
     plan = example_plan()
-    bare = replace(plan, baselines=(), alternatives=(), search=replace(plan.search, verdicts=(), limits=(), relaxations=()))
+    bare = replace(
+        plan, baselines=(), alternatives=(), search=replace(plan.search, verdicts=(), limits=(), relaxations=())
+    )
     data = report_data(bare)
     assert data["verdicts"] == [] and len(data["baselines"]) == 1
 

@@ -54,9 +54,10 @@ def parse(page: str) -> Checker:
 def hostile_plan() -> Plan:
     plan = example_plan()
     model = replace(
-        plan.model, name=HOSTILE,
+        plan.model,
+        name=HOSTILE,
         modules=tuple(replace(m, name=m.name + HOSTILE, predecessors=()) for m in plan.model.modules),
-    )  # fmt: skip
+    )
 
     def renamed(row: dict) -> dict:
         return {name + HOSTILE: value for name, value in row.items()}
@@ -68,12 +69,22 @@ def hostile_plan() -> Plan:
     memory = tuple(replace(rank, terms=renamed(rank.terms), peak_point=HOSTILE) for rank in plan.memory)
     verdicts = tuple(replace(v, reason=HOSTILE, outcome=v.outcome + HOSTILE) for v in plan.search.verdicts)
     search = replace(
-        plan.search, verdicts=verdicts, limits=(HOSTILE,), relaxations=(replace(plan.search.relaxations[0], change=HOSTILE),)
+        plan.search,
+        verdicts=verdicts,
+        limits=(HOSTILE,),
+        relaxations=(replace(plan.search.relaxations[0], change=HOSTILE),),
     )
     profile = replace(plan.profile, device=HOSTILE, notes=(HOSTILE,), sha256=HOSTILE)
     baselines = tuple(replace(base, name=HOSTILE, note=HOSTILE) for base in plan.baselines)
     return replace(
-        plan, model=model, stages=stages, memory=memory, search=search, profile=profile, baselines=baselines, tool_version=HOSTILE
+        plan,
+        model=model,
+        stages=stages,
+        memory=memory,
+        search=search,
+        profile=profile,
+        baselines=baselines,
+        tool_version=HOSTILE,
     )
 
 
@@ -129,7 +140,9 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_embedded_data_is_json_again() -> None:
-    found = re.search(r'<script type="application/json" id="timeline-data">(.*?)</script>', render_page(hostile_plan()), re.S)
+    found = re.search(
+        r'<script type="application/json" id="timeline-data">(.*?)</script>', render_page(hostile_plan()), re.S
+    )
     assert found and HOSTILE in json.loads(found[1])["labels"][0]
 
 
@@ -140,9 +153,15 @@ def test_page_of_one_stage_and_no_search() -> None:
     layout = replace(plan.layout, pipeline_size=1)
     us, _ = _step_us([stage], layout, 32)
     bare = replace(
-        plan, layout=layout, stages=(stage,), memory=plan.memory[:1], step=replace(plan.step, pipeline_us=us), baselines=(),
-        alternatives=(), search=replace(plan.search, verdicts=(), limits=(), relaxations=()),
-    )  # fmt: skip
+        plan,
+        layout=layout,
+        stages=(stage,),
+        memory=plan.memory[:1],
+        step=replace(plan.step, pipeline_us=us),
+        baselines=(),
+        alternatives=(),
+        search=replace(plan.search, verdicts=(), limits=(), relaxations=()),
+    )
     bare.check()
     parse(render_page(bare))
 
@@ -156,9 +175,19 @@ def opened(page: str, folder: Path) -> tuple[str, str]:
     file.write_text(page, encoding="utf-8")
     flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync --disable-quic"
     done = subprocess.run(
-        [str(CHROMIUM), *flags.split(), f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1600", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [
+            str(CHROMIUM),
+            *flags.split(),
+            f"--user-data-dir={folder / 'profile'}",
+            "--window-size=1400,1600",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     start = re.search(r"<html[^>]*>", done.stdout)
     assert start, done.stdout[:300]
     return start[0], done.stdout

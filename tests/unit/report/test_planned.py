@@ -21,11 +21,17 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     block = {"fwd_time": 2, "bwd_time": 4, "act_mem": 100, "module_param": [10, 60, 20]}
     names = ("vit_pre", "vit", "vit_post", "llm_pre", "llm", "llm_post")
     path = tmp_path_factory.mktemp("profile") / "model_profile.json"
-    path.write_text(json.dumps({
-        **dict.fromkeys(names, block), "image_encoder.vision_encoder.num_layers": 4,
-        "text_decoder": {"num_layers": 8, "seq_length": 1024, "hidden_size": 1024},
-        "micro_batch_size": 1, "grad_acc_step": 8,
-    }))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                **dict.fromkeys(names, block),
+                "image_encoder.vision_encoder.num_layers": 4,
+                "text_decoder": {"num_layers": 8, "seq_length": 1024, "hidden_size": 1024},
+                "micro_batch_size": 1,
+                "grad_acc_step": 8,
+            }
+        )
+    )
     # Little enough memory that one device cannot hold the model.
     cluster = Cluster(num_nodes=1, devices_per_node=4, memory_limit_bytes=1100 * 1024**2)
     return search(read_profile(path), cluster, 8, time_limit_s=60.0)

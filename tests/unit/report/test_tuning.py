@@ -8,24 +8,53 @@ from mindspeed_autoparallel.report.tuning import render_table, render_tuning_pag
 def plan(number, step_ms, interval, **more):
     memory = [{"pipeline_rank": 0, "peak_bytes": 2**30, "limit_bytes": 2**31, "peak_point": "backward of layer 1"}]
     return {
-        "number": number, "label": f"PP{number} TP1", "step_time_ms": step_ms, "step_time_interval_ms": interval,
-        "bubble_fraction": 0.1, "memory": memory, "tokens_per_s_per_device": 5.0,
-        "recompute": {"kind": "none", "layers_per_stage": [0]}, "argv": ["--tensor-model-parallel-size", "1"],
-        "take_out": [], "command": "torchrun --standalone --nproc-per-node 4 train.py --tensor-model-parallel-size 1",
-        "plan": f"auto_tuning_plan_{number}.json", "limits": ["bubble: ranks waiting for others: 10.0% of the step"], **more,
-    }  # fmt: skip
+        "number": number,
+        "label": f"PP{number} TP1",
+        "step_time_ms": step_ms,
+        "step_time_interval_ms": interval,
+        "bubble_fraction": 0.1,
+        "memory": memory,
+        "tokens_per_s_per_device": 5.0,
+        "recompute": {"kind": "none", "layers_per_stage": [0]},
+        "argv": ["--tensor-model-parallel-size", "1"],
+        "take_out": [],
+        "command": "torchrun --standalone --nproc-per-node 4 train.py --tensor-model-parallel-size 1",
+        "plan": f"auto_tuning_plan_{number}.json",
+        "limits": ["bubble: ranks waiting for others: 10.0% of the step"],
+        **more,
+    }
 
 
 @pytest.fixture
 def result():
     return {
-        "ranks": 4, "devices_per_node": 4, "device": "cpu", "num_device_launches": 1, "knowledge": {"covered_time_share": 1.0}, "notes": [],
+        "ranks": 4,
+        "devices_per_node": 4,
+        "device": "cpu",
+        "num_device_launches": 1,
+        "knowledge": {"covered_time_share": 1.0},
+        "notes": [],
         "top": [plan(1, 100.0, [90, 110]), plan(2, 105.0, [95, 115]), plan(3, 150.0, [140, 160])],
-        "search": {"num_candidates": 9, "num_legal": 5, "num_solved": 4, "num_bounded": 1, "num_without_room": 0, "seconds": 0.5, "lower_bound_ms": 100.0},
-        "as_given": {"label": "PP4 TP1", "step_time_ms": 125.0, "peak_bytes": 2**30, "limit_bytes": 2**31, "fits": True},
-        "searched": {"tensor parallel": "1, 2"}, "left_out_dimensions": {"MC2": "needs an Ascend NPU"},
+        "search": {
+            "num_candidates": 9,
+            "num_legal": 5,
+            "num_solved": 4,
+            "num_bounded": 1,
+            "num_without_room": 0,
+            "seconds": 0.5,
+            "lower_bound_ms": 100.0,
+        },
+        "as_given": {
+            "label": "PP4 TP1",
+            "step_time_ms": 125.0,
+            "peak_bytes": 2**30,
+            "limit_bytes": 2**31,
+            "fits": True,
+        },
+        "searched": {"tensor parallel": "1, 2"},
+        "left_out_dimensions": {"MC2": "needs an Ascend NPU"},
         "left_out": {"N stages are more than the N layers.": 4},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(params=[render_table, render_tuning_page])
@@ -70,7 +99,9 @@ def test_the_first_is_compared_with_the_script_as_it_is(result, shown):
 def test_what_is_proved_is_said(result, shown):
     assert "proved by this prediction: nothing that was searched is faster than 1" in shown(result)
     search = {**result["search"], "lower_bound_ms": 90.0}
-    assert "not proved: nothing can be faster than 90.0 ms, which is 10.0% below 1" in shown({**result, "search": search})
+    assert "not proved: nothing can be faster than 90.0 ms, which is 10.0% below 1" in shown(
+        {**result, "search": search}
+    )
 
 
 def test_flags_that_pasting_does_not_undo_are_to_be_taken_out(result, shown):
@@ -87,9 +118,16 @@ def test_flags_are_quoted_for_a_shell(result, shown):
 
 def measured(number, error, note=""):
     return {
-        "number": number, "status": "ok", "measured_step_ms": 50.0, "predicted_step_ms": 50.0 * (1 + error),
-        "step_error": error, "measured_peak_bytes": 2**30, "predicted_peak_bytes": 2**30, "memory_error": 0.0, "note": note,
-    }  # fmt: skip
+        "number": number,
+        "status": "ok",
+        "measured_step_ms": 50.0,
+        "predicted_step_ms": 50.0 * (1 + error),
+        "step_error": error,
+        "measured_peak_bytes": 2**30,
+        "predicted_peak_bytes": 2**30,
+        "memory_error": 0.0,
+        "note": note,
+    }
 
 
 def test_what_was_measured_says_which_is_the_fastest(result, shown):

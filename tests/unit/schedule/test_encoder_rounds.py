@@ -33,4 +33,3 @@ def test_a_last_shorter_batch_does_not_wait_longer_than_it_must() -> None:
 
 def test_nothing_to_encode_takes_no_time() -> None:
     assert forward_us([]) == backward_us([]) == 0.0
-

@@ -41,7 +41,9 @@ def test_nothing_is_computed_before_its_message_is_through(shape, sends):
     program = make_program("interleaved", stages, microbatches, chunks, group)
     times = drawn_times(stages * chunks, microbatches, 3)
     step = simulate(program, times, sends=sends, with_timeline=True)
-    ends = {(action.kind, action.chunk * stages + stage, action.microbatch): end for stage, action, _, end in step.timeline}
+    ends = {
+        (action.kind, action.chunk * stages + stage, action.microbatch): end for stage, action, _, end in step.timeline
+    }
     for stage, action, start, _ in step.timeline:
         virtual = action.chunk * stages + stage
         before = virtual - 1 if action.kind == "F" else virtual + 1

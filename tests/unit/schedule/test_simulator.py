@@ -62,7 +62,9 @@ def test_in_flight_is_what_1f1b_holds():
     assert in_flight(make_program("gpipe", 2, 5)) == (5, 5)
 
 
-@pytest.mark.parametrize("wrong", [("2f2b", 2, 2), ("1f1b", 0, 2), ("1f1b", 2, 0), ("1f1b", 2, 2, 2), ("interleaved", 4, 2, 2)])
+@pytest.mark.parametrize(
+    "wrong", [("2f2b", 2, 2), ("1f1b", 0, 2), ("1f1b", 2, 0), ("1f1b", 2, 2, 2), ("interleaved", 4, 2, 2)]
+)
 def test_impossible_shapes_are_named(wrong):
     with pytest.raises(ConfigError):
         make_program(*wrong)

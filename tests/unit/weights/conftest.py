@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen2_vl", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 30, "tie_word_embeddings": False,
+    "model_type": "qwen2_vl",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 30,
+    "tie_word_embeddings": False,
     "vision_config": {"depth": 3, "embed_dim": 16, "hidden_size": 16, "num_heads": 4, "patch_size": 2},
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -207,8 +207,10 @@ def test_the_command_goes_there_and_back(make_model: Make, tmp_path: Path, capsy
     there = ["convert", "hf-to-mm", str(model), str(tmp_path / "a"), "--llm-pp-layers", "1,3", "--tp-size", "2"]
     assert main([*there, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["direction"] == "hf-to-mm"
-    result = {"parallel_config": {"PP": 2, "TP": 1}, "layer_placement": {
-        "vit_layer_placement": [3, 0], "llm_layer_placement": [2, 2]}}  # fmt: skip
+    result = {
+        "parallel_config": {"PP": 2, "TP": 1},
+        "layer_placement": {"vit_layer_placement": [3, 0], "llm_layer_placement": [2, 2]},
+    }
     (tmp_path / "plan.json").write_text(json.dumps(result))
     again = ["convert", "resplit", str(tmp_path / "a"), str(tmp_path / "b"), "--hf-dir", str(model)]
     assert main([*again, "--plan", str(tmp_path / "plan.json")]) == 0

@@ -22,11 +22,18 @@ def hugging_face(family: str, tied: bool) -> Any:
     torch.manual_seed(5)
     theirs = model(
         config(
-            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, rms_norm_eps=1e-6, max_position_embeddings=LENGTH, tie_word_embeddings=tied,
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-6,
+            max_position_embeddings=LENGTH,
+            tie_word_embeddings=tied,
             rope_parameters={"rope_type": "default", "rope_theta": 1e5},
         )
-    )  # fmt: skip
+    )
     # Fresh norms are all ones and biases zero: random ones show whether they arrive.
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.1)
@@ -39,11 +46,23 @@ def gpt_model(family: str, tied: bool) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     config = TransformerConfig(
-        num_layers=3, hidden_size=64, ffn_hidden_size=96, num_attention_heads=4, num_query_groups=2,
-        normalization="RMSNorm", layernorm_epsilon=1e-6, add_bias_linear=False, add_qkv_bias=family == "qwen2",
-        gated_linear_unit=True, activation_func=torch.nn.functional.silu, bias_activation_fusion=False,
-        hidden_dropout=0.0, attention_dropout=0.0, use_cpu_initialization=True, params_dtype=torch.float32,
-    )  # fmt: skip
+        num_layers=3,
+        hidden_size=64,
+        ffn_hidden_size=96,
+        num_attention_heads=4,
+        num_query_groups=2,
+        normalization="RMSNorm",
+        layernorm_epsilon=1e-6,
+        add_bias_linear=False,
+        add_qkv_bias=family == "qwen2",
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        bias_activation_fusion=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        params_dtype=torch.float32,
+    )
     return GPTModel(
         config,
         get_gpt_layer_local_spec(normalization="RMSNorm"),

@@ -11,23 +11,33 @@ from mindspeed_autoparallel.weights.architecture import TEXT, VISION, architectu
 from mindspeed_autoparallel.weights.layouts import make_layout, parse_layers
 
 TEXT_CONFIG = {
-    "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
-    "num_key_value_heads": 2, "vocab_size": 151936,
-}  # fmt: skip
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+}
 VISION_CONFIG = {"depth": 32, "embed_dim": 1280, "num_heads": 16}
 FLAT = {"model_type": "qwen2_vl", **TEXT_CONFIG, "vision_config": VISION_CONFIG, "tie_word_embeddings": True}
 NESTED = {
-    "model_type": "qwen2_vl", "text_config": TEXT_CONFIG, "vision_config": VISION_CONFIG, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "qwen2_vl",
+    "text_config": TEXT_CONFIG,
+    "vision_config": VISION_CONFIG,
+    "tie_word_embeddings": True,
+}
 
 
 def layout_of(config: dict[str, Any] = FLAT, **given: Any) -> Any:
     layers = {module: given.get(module) for module in (VISION, TEXT)}
     sizes = {TEXT: given.get("tp"), VISION: given.get("vit_tp")}
     return make_layout(
-        architecture_from_config(config, "config.json"), layers=layers, tensor_sizes=sizes,
-        vocab_multiple=given.get("multiple"), hetero=given.get("hetero", False),
-    )  # fmt: skip
+        architecture_from_config(config, "config.json"),
+        layers=layers,
+        tensor_sizes=sizes,
+        vocab_multiple=given.get("multiple"),
+        hetero=given.get("hetero", False),
+    )
 
 
 def test_older_and_newer_configs_say_the_same() -> None:

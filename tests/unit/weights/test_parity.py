@@ -20,11 +20,19 @@ TOLERANCE = 1e-4
 
 def text_config(**more: Any) -> dict[str, Any]:
     return {
-        "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6},
-        "bos_token_id": 0, "eos_token_id": 1, **more,
-    }  # fmt: skip
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **more,
+    }
 
 
 TOKENS = {"image_token_id": IMAGE, "video_token_id": 251, "vision_start_token_id": START, "vision_end_token_id": END}
@@ -40,9 +48,15 @@ def hugging_face(family: str, tied: bool) -> Any:
         model = transformers.Qwen2VLForConditionalGeneration(config)
     else:
         vision = {
-            "depth": 3, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 40, "num_heads": 2,
-            "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1],
-        }  # fmt: skip
+            "depth": 3,
+            "hidden_size": 32,
+            "out_hidden_size": 64,
+            "intermediate_size": 40,
+            "num_heads": 2,
+            "patch_size": 14,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+        }
         config = transformers.Qwen2_5_VLConfig(
             text_config=text_config(), vision_config=vision, tie_word_embeddings=tied, **TOKENS
         )
@@ -58,23 +72,41 @@ def description(family: str, tied: bool) -> Any:
 
     older = family == "qwen2_vl"
     vision = {
-        "num_layers": 3, "hidden_size": 32, "ffn_hidden_size": 128 if older else 40, "num_attention_heads": 2,
-        "patch_size": 14, "normalization": "LayerNorm" if older else "RMSNorm",
-        "activation_func": "quick_gelu" if older else "silu", "gated_linear_unit": not older, "add_bias_linear": True,
-        "add_qkv_bias": True, "layernorm_epsilon": 1e-6,
-    }  # fmt: skip
+        "num_layers": 3,
+        "hidden_size": 32,
+        "ffn_hidden_size": 128 if older else 40,
+        "num_attention_heads": 2,
+        "patch_size": 14,
+        "normalization": "LayerNorm" if older else "RMSNorm",
+        "activation_func": "quick_gelu" if older else "silu",
+        "gated_linear_unit": not older,
+        "add_bias_linear": True,
+        "add_qkv_bias": True,
+        "layernorm_epsilon": 1e-6,
+    }
     if not older:
         vision |= {"window_attn_size": 112, "fullatt_block_indexes": [1]}
     values = {
         "image_encoder": {"vision_encoder": vision, "vision_projector": {"activation_func": "gelu"}},
         "text_decoder": {
-            "num_layers": 3, "hidden_size": 64, "ffn_hidden_size": 96, "num_attention_heads": 4, "num_query_groups": 2,
-            "vocab_size": 256, "rotary_base": 1000000, "mrope_section": [2, 3, 3], "add_qkv_bias": True,
-            "add_bias_linear": False, "layernorm_epsilon": 1e-6, "untie_embeddings_and_output_weights": not tied,
+            "num_layers": 3,
+            "hidden_size": 64,
+            "ffn_hidden_size": 96,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "vocab_size": 256,
+            "rotary_base": 1000000,
+            "mrope_section": [2, 3, 3],
+            "add_qkv_bias": True,
+            "add_bias_linear": False,
+            "layernorm_epsilon": 1e-6,
+            "untie_embeddings_and_output_weights": not tied,
             "max_position_embeddings": 512,
         },
-        "img_context_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END,
-    }  # fmt: skip
+        "img_context_token_id": IMAGE,
+        "vision_start_token_id": START,
+        "vision_end_token_id": END,
+    }
     return describe_model(values, Path("model.json"))
 
 
@@ -84,9 +116,16 @@ def reference(family: str, tied: bool, checkpoint: Path) -> Any:
     from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel
 
     base = TransformerConfig(
-        num_layers=3, hidden_size=64, num_attention_heads=4, use_cpu_initialization=True, perform_initialization=True,
-        normalization="RMSNorm", add_bias_linear=False, gated_linear_unit=True, params_dtype=torch.float32,
-    )  # fmt: skip
+        num_layers=3,
+        hidden_size=64,
+        num_attention_heads=4,
+        use_cpu_initialization=True,
+        perform_initialization=True,
+        normalization="RMSNorm",
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        params_dtype=torch.float32,
+    )
     model = VisionLanguageModel(base, description(family, tied), 256, 0)
     path = checkpoint / "release" / "mp_rank_00" / "model_optim_rng.pt"
     state = torch.load(path, weights_only=True)["model"]

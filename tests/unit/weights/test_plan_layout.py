@@ -19,11 +19,16 @@ from mindspeed_autoparallel.weights.plan_layout import layout_from_plan
 def architecture(text_layers: int = 80) -> Architecture:
     """The model of the example plan: 32 vision, 12 audio, 80 text layers."""
     config: dict[str, Any] = {
-        "model_type": "qwen2_5_omni", "hidden_size": 8192, "intermediate_size": 29568,
-        "num_hidden_layers": text_layers, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 152064,
+        "model_type": "qwen2_5_omni",
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": text_layers,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
         "vision_config": {"depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420},
         "audio_config": {"encoder_layers": 12, "d_model": 1280, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120},
-    }  # fmt: skip
+    }
     return architecture_from_config(config, "config.json")
 
 
@@ -46,10 +51,12 @@ def test_virtual_stages_become_one_row_per_chunk(tmp_path: Path) -> None:
     # The same chain of eight, folded onto four ranks with two chunks each.
     stages = tuple(replace(stage, pipeline_rank=stage.stage % 4, chunk=stage.stage // 4) for stage in plan.stages)
     folded = replace(
-        plan, stages=stages, memory=plan.memory[:4],
+        plan,
+        stages=stages,
+        memory=plan.memory[:4],
         layout=Layout(pipeline_size=4, virtual_size=2, tensor_size=4, data_size=8, schedule="interleaved"),
         num_microbatches=16,
-    )  # fmt: skip
+    )
     layout = layout_from_plan(written(folded, tmp_path), architecture())
     assert (layout.pipeline_size, layout.virtual_size) == (4, 2)
     assert layout.modules[VISION].layers == ((26, 6, 0, 0), (0, 0, 0, 0))

@@ -32,10 +32,16 @@ def test_every_type_and_shape_is_read_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"short", b"\xff" * 64, (2).to_bytes(8, "little") + b"[]", (9).to_bytes(8, "little") + b'{"a": 1}x',
-     (9).to_bytes(8, "little") + b'{"a": 1} '],
+    [
+        b"",
+        b"short",
+        b"\xff" * 64,
+        (2).to_bytes(8, "little") + b"[]",
+        (9).to_bytes(8, "little") + b'{"a": 1}x',
+        (9).to_bytes(8, "little") + b'{"a": 1} ',
+    ],
     ids=["empty", "short", "huge header", "a list", "no JSON", "no description"],
-)  # fmt: skip
+)
 def test_files_that_are_none_are_called_corrupt(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match=r"bad\.safetensors is corrupt"):

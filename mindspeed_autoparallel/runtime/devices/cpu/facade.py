@@ -13,17 +13,42 @@ from mindspeed_autoparallel.runtime.devices.cpu.streams import CURRENT, Event, S
 
 _RNG = ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all", "initial_seed")
 _MEMORY_COUNTERS = (
-    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
-    "max_memory_cached", "device_memory_used", "utilization", "temperature", "power_draw", "clock_rate",
-)  # fmt: skip
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "memory_cached",
+    "max_memory_cached",
+    "device_memory_used",
+    "utilization",
+    "temperature",
+    "power_draw",
+    "clock_rate",
+)
 _NOTHING = (
-    "set_device", "synchronize", "empty_cache", "init", "_lazy_init", "ipc_collect", "set_stream", "check_error",
-    "reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats", "_sleep",
-)  # fmt: skip
+    "set_device",
+    "synchronize",
+    "empty_cache",
+    "init",
+    "_lazy_init",
+    "ipc_collect",
+    "set_stream",
+    "check_error",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_accumulated_memory_stats",
+    "_sleep",
+)
 _TENSOR_TYPES = (
-    "FloatTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "IntTensor", "ByteTensor", "DoubleTensor",
+    "FloatTensor",
+    "HalfTensor",
+    "BFloat16Tensor",
+    "LongTensor",
+    "IntTensor",
+    "ByteTensor",
+    "DoubleTensor",
     "BoolTensor",
-)  # fmt: skip
+)
 
 
 def install(edits: Edits, total_memory_bytes: int) -> None:
@@ -44,8 +69,17 @@ def install(edits: Edits, total_memory_bytes: int) -> None:
     # These two modules are imported by name elsewhere.
     for name in _RNG:
         edits.set(cuda.random, name, getattr(cuda, name))
-    for name in ("memory_allocated", "max_memory_allocated", "memory_stats", "empty_cache", "mem_get_info",
-                 "memory_reserved", "max_memory_reserved", "memory_snapshot", "reset_peak_memory_stats"):  # fmt: skip
+    for name in (
+        "memory_allocated",
+        "max_memory_allocated",
+        "memory_stats",
+        "empty_cache",
+        "mem_get_info",
+        "memory_reserved",
+        "max_memory_reserved",
+        "memory_snapshot",
+        "reset_peak_memory_stats",
+    ):
         edits.set(cuda.memory, name, getattr(cuda, name))
     # --record-memory-history
     for name, value in (("_record_memory_history", None), ("_dump_snapshot", None), ("_snapshot", {"segments": []})):
@@ -62,10 +96,18 @@ def _answers(total_memory_bytes: int) -> dict[str, Callable[..., Any]]:
     import torch
 
     properties = types.SimpleNamespace(
-        name="CPU", major=8, minor=0, multi_processor_count=1, total_memory=total_memory_bytes, warp_size=32,
-        gcnArchName="", L2_cache_size=0, regs_per_multiprocessor=0, max_threads_per_multi_processor=2048,
+        name="CPU",
+        major=8,
+        minor=0,
+        multi_processor_count=1,
+        total_memory=total_memory_bytes,
+        warp_size=32,
+        gcnArchName="",
+        L2_cache_size=0,
+        regs_per_multiprocessor=0,
+        max_threads_per_multi_processor=2048,
         is_integrated=0,
-    )  # fmt: skip
+    )
     answers: dict[str, Callable[..., Any]] = {
         # initialize_megatron asserts a device, and a count of 0 would skip initialize_model_parallel.
         "is_available": _answer(True),
@@ -111,10 +153,17 @@ def _accelerator(edits: Edits) -> None:
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is None:
         return
-    for name, value in (("is_available", False), ("current_accelerator", None), ("device_count", 0),
-                        ("synchronize", None), ("set_stream", None), ("set_device_index", None),
-                        ("set_device_idx", None), ("current_stream", CURRENT),
-                        ("current_device_index", 0)):  # fmt: skip
+    for name, value in (
+        ("is_available", False),
+        ("current_accelerator", None),
+        ("device_count", 0),
+        ("synchronize", None),
+        ("set_stream", None),
+        ("set_device_index", None),
+        ("set_device_idx", None),
+        ("current_stream", CURRENT),
+        ("current_device_index", 0),
+    ):
         if hasattr(accelerator, name):
             edits.set(accelerator, name, _answer(value))
 

@@ -22,13 +22,20 @@ _GPT3 = {
 }
 _LLAMA = {
     "model": {
-        "type": "gpt", "num_layers": 12, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "seq": 4096,
-        "vocab": 128256, "swiglu": True,
+        "type": "gpt",
+        "num_layers": 12,
+        "hidden": 8192,
+        "heads": 64,
+        "kv_heads": 8,
+        "ffn": 28672,
+        "seq": 4096,
+        "vocab": 128256,
+        "swiglu": True,
     },
     "hw": {"gpu": "B200", "num_gpus": 8},
     "parallel": {"tp": 2, "pp": 1},
     "train": {"gbs": 16, "mbs": 1, "recompute": "none"},
-}  # fmt: skip
+}
 
 
 def _with(request: dict, section: str, **values: object) -> dict:

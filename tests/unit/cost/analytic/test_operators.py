@@ -39,7 +39,9 @@ def test_a_bias_does_not_change_the_factors() -> None:
 
 def test_products_in_full_precision_are_slower() -> None:
     shapes = ((8192, 4096), (4096, 16384))
-    assert _us(_operator("aten.mm.default", *shapes, dtype="float32")) > 1.5 * _us(_operator("aten.mm.default", *shapes))
+    assert _us(_operator("aten.mm.default", *shapes, dtype="float32")) > 1.5 * _us(
+        _operator("aten.mm.default", *shapes)
+    )
 
 
 def test_an_elementwise_pass_takes_its_traffic_and_grows_with_the_tensor() -> None:
@@ -61,4 +63,4 @@ def test_attention_grows_with_the_square_of_the_sequence_and_its_backward_costs_
 def test_sizes_that_are_no_tensor_are_passed_over() -> None:
     plain, with_size = (_us(_operator("aten.softmax.int", (64, 1024), number=n)) for n in (None, 1024))
     assert with_size == plain
-    assert _us(Operator(name="aten.arange.default", signature="[[{\"size\": 1}], {\"map\": {}}]", sizes=(1024,))) > 0
+    assert _us(Operator(name="aten.arange.default", signature='[[{"size": 1}], {"map": {}}]', sizes=(1024,))) > 0

@@ -158,13 +158,22 @@ def test_experts_with_few_tokens_share_the_waves_of_one_kernel() -> None:
 
 _EXPERTS = {
     "model": {
-        "type": "moe", "num_layers": 8, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_size": 64, "ffn": 2048,
-        "seq": 8192, "swiglu": True, "num_experts": 16, "topk": 4,
+        "type": "moe",
+        "num_layers": 8,
+        "hidden": 2048,
+        "heads": 32,
+        "kv_heads": 4,
+        "head_size": 64,
+        "ffn": 2048,
+        "seq": 8192,
+        "swiglu": True,
+        "num_experts": 16,
+        "topk": 4,
     },
     "hw": {"gpu": "H100", "num_gpus": 8},
     "parallel": {"ep": 8},
     "train": {"gbs": 32, "mbs": 1},
-}  # fmt: skip
+}
 
 
 def _experts_ms(section: str, **values: object) -> float:
@@ -194,8 +203,10 @@ def test_exchanges_of_tokens_hide_behind_computing_but_for_what_it_cannot_cover(
     shown, hidden = (_experts_ms("train", moe_a2a_overlap=value) for value in (False, True))
     assert hidden < shown == _experts_ms("train")
     slow = {"hw": {"gpu": "H100", "num_gpus": 32, "inter_node_gbps": 100}, "parallel": {"ep": 16}}
-    across = {value: read_workload({**_EXPERTS, **slow, "train": {"gbs": 32, "mbs": 1, "moe_a2a_overlap": value}})
-              for value in (False, True)}  # fmt: skip
+    across = {
+        value: read_workload({**_EXPERTS, **slow, "train": {"gbs": 32, "mbs": 1, "moe_a2a_overlap": value}})
+        for value in (False, True)
+    }
     device = find_device("H100")
     assert step_time(across[True], device).total_ms > 0.5 * step_time(across[False], device).total_ms
 

@@ -30,9 +30,11 @@ def encoder_bound(capacity_mib: int) -> Profile:
             image.layer, forward_us=image.layer.forward_us * slower, backward_us=image.layer.backward_us * slower
         )
         state = replace(
-            text.layer.dense, parameter_bytes=40 * MIB // tensor, gradient_bytes=80 * MIB // tensor,
+            text.layer.dense,
+            parameter_bytes=40 * MIB // tensor,
+            gradient_bytes=80 * MIB // tensor,
             optimizer_bytes=240 * MIB // tensor,
-        )  # fmt: skip
+        )
         modules = {
             "image_encoder": replace(image, layer=layer),
             "text_decoder": replace(text, layer=replace(text.layer, dense=state)),

@@ -74,9 +74,7 @@ def test_a_model_of_one_module_is_refused_by_name() -> None:
 
 def test_sizes_that_were_not_measured_are_named() -> None:
     profile = small_profile()
-    only_eight = replace(
-        profile, measurements=(replace(profile.measurements[0], at=MeasuredAt(tensor_size=8)),)
-    )
+    only_eight = replace(profile, measurements=(replace(profile.measurements[0], at=MeasuredAt(tensor_size=8)),))
     with pytest.raises(ConfigError, match=r"image_encoder TP8 CP1: 4 devices are not a multiple"):
         search_hetero(only_eight, FOUR, 8)
 
@@ -84,8 +82,9 @@ def test_sizes_that_were_not_measured_are_named() -> None:
 def test_encoder_sizes_must_divide_its_heads() -> None:
     profile = small_profile()
     modules = (
-        Module(name="image_encoder", result_key="vit", num_layers=2, num_heads=3), profile.model.modules[1],
-    )  # fmt: skip
+        Module(name="image_encoder", result_key="vit", num_layers=2, num_heads=3),
+        profile.model.modules[1],
+    )
     odd = replace(profile, model=replace(profile.model, modules=modules))
     costs, reasons = costs_of(odd, modules[0], FOUR)
     assert [cost.point.tensor_size for cost in costs] == [1]
@@ -106,12 +105,18 @@ def test_a_batch_that_no_layout_divides_is_named() -> None:
 def test_limits_name_the_encoder_where_it_takes_most_of_the_step() -> None:
     profile = small_profile()
     slow = tuple(
-        replace(m, modules={**m.modules, "image_encoder": replace(
-            m.modules["image_encoder"],
-            layer=replace(m.modules["image_encoder"].layer, forward_us=20_000.0, backward_us=40_000.0),
-        )})
+        replace(
+            m,
+            modules={
+                **m.modules,
+                "image_encoder": replace(
+                    m.modules["image_encoder"],
+                    layer=replace(m.modules["image_encoder"].layer, forward_us=20_000.0, backward_us=40_000.0),
+                ),
+            },
+        )
         for m in profile.measurements
-    )  # fmt: skip
+    )
     plan = search_hetero(replace(profile, measurements=slow), FOUR, 8)
     assert plan.search.limits[0].startswith("time of image_encoder outside the pipeline")
     assert plan.memory[0].limit_bytes == 1000 * MIB

@@ -127,9 +127,17 @@ def test_plain_torch_goes_on_working():
         print(json.dumps(result))
         """)
     assert said == {
-        "load": True, "autocast": "torch.bfloat16", "loader": [3, 3, 2], "grad": True, "fake": [3, 5], "meta": "meta",
-        "pickle": True, "profile": True, "script": 1.0, "generator": True,
-    }  # fmt: skip
+        "load": True,
+        "autocast": "torch.bfloat16",
+        "loader": [3, 3, 2],
+        "grad": True,
+        "fake": [3, 5],
+        "meta": "meta",
+        "pickle": True,
+        "profile": True,
+        "script": 1.0,
+        "generator": True,
+    }
 
 
 def test_distributed_jobs_that_ask_for_nccl_run_on_gloo():

@@ -101,12 +101,15 @@ def test_order_of_kernels_matters_only_with_tensor_parallelism(node_with: Make) 
 
 
 NUMA = {
-    "sys/devices/system/node/node0/cpulist": "0-3", "sys/devices/system/node/node1/cpulist": "4-7",
-    "sys/bus/pci/devices/a/class": "0x120000", "sys/bus/pci/devices/a/vendor": "0x19e5",
+    "sys/devices/system/node/node0/cpulist": "0-3",
+    "sys/devices/system/node/node1/cpulist": "4-7",
+    "sys/bus/pci/devices/a/class": "0x120000",
+    "sys/bus/pci/devices/a/vendor": "0x19e5",
     "sys/bus/pci/devices/a/numa_node": "0",
-    "sys/bus/pci/devices/b/class": "0x120000", "sys/bus/pci/devices/b/vendor": "0x19e5",
+    "sys/bus/pci/devices/b/class": "0x120000",
+    "sys/bus/pci/devices/b/vendor": "0x19e5",
     "sys/bus/pci/devices/b/numa_node": "1",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -148,9 +151,12 @@ def test_torch_npu_of_another_torch_is_a_problem(node_with: Make) -> None:
 
 def test_patch_sheets_outside_their_range_are_named(node_with: Make) -> None:
     sheet = Patch(
-        target="megatron.core:f", wrapper=lambda wrapped, instance, args, kwargs: None, why="", versions=">=0.12,<0.13",
+        target="megatron.core:f",
+        wrapper=lambda wrapped, instance, args, kwargs: None,
+        why="",
+        versions=">=0.12,<0.13",
         flags=("--auto-parallel-mm",),
-    )  # fmt: skip
+    )
     newer = node_with(release_of=lambda name: "0.19.2")
     assert "--auto-parallel-mm" in only(releases.check_sheets(newer, [sheet])).why
     assert statuses(releases.check_sheets(node_with(release_of=lambda name: "0.12.1"), [sheet])) == [OK]

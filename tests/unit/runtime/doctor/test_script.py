@@ -39,8 +39,10 @@ chmod 440 logs/train.log
 def test_variables_are_followed_into_flags() -> None:
     script = parse_script(SCRIPT)
     assert script.exports == {
-        "TASK_QUEUE_ENABLE": "2", "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True", "NNODES": "2",
-    }  # fmt: skip
+        "TASK_QUEUE_ENABLE": "2",
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        "NNODES": "2",
+    }
     assert script.variables["DP"] == "2"
     assert script.variables["MASTER_PORT"] == "6010"
     assert script.flags["--tensor-model-parallel-size"] == "4"

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero import entry
+from mindspeed_autoparallel.runtime.features.hetero_parallel import entry
 from mindspeed_autoparallel.runtime.hetero.job import HeteroJob
 
 MODEL = {

@@ -20,7 +20,11 @@ LAST = ("Traceback", "  RuntimeError: broken")
 def test_one_line_tells_how_and_why(status, code, said):
     outcome = LaunchOutcome(status=status, exit_code=code, node_rank=1, seconds=7.1, last_lines=LAST)
     assert outcome.summary() == said
-    assert outcome.describe().splitlines() == [said.removesuffix(": RuntimeError: broken"), "    Traceback", f"    {LAST[1]}"]
+    assert outcome.describe().splitlines() == [
+        said.removesuffix(": RuntimeError: broken"),
+        "    Traceback",
+        f"    {LAST[1]}",
+    ]
     assert LaunchOutcome.from_json(outcome.to_json()) == outcome
 
 
@@ -31,9 +35,17 @@ def test_nothing_said_is_no_line():
 def test_what_bindings_say_at_every_end_does_not_hide_the_error(tmp_path):
     leaks = [f' - leaked {kind} "x"' for kind in ("type", "function", "instance")] * 30
     log = tmp_path / "log"
-    log.write_text("\n".join([
-        *LAST, "", "nanobind: leaked 4 instances!", *leaks, " - ... skipped remainder",
-        "nanobind: this is likely caused by a reference counting issue in the binding code.",
-        "See https://nanobind.readthedocs.io/en/latest/refleaks.html",
-    ]))  # fmt: skip
+    log.write_text(
+        "\n".join(
+            [
+                *LAST,
+                "",
+                "nanobind: leaked 4 instances!",
+                *leaks,
+                " - ... skipped remainder",
+                "nanobind: this is likely caused by a reference counting issue in the binding code.",
+                "See https://nanobind.readthedocs.io/en/latest/refleaks.html",
+            ]
+        )
+    )
     assert last_lines(log) == LAST

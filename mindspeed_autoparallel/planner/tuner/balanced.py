@@ -1,0 +1,82 @@
+"""Splits of layers of several kinds that are even in time, or in memory: evenly many layers are neither.
+
+A split whose largest stage is smallest is found by asking for one below a limit, stage by stage as many layers as it
+allows, and halving the interval of limits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.planner.tuner.candidates import Configuration
+from mindspeed_autoparallel.profiles import BlockCost
+
+_PRECISION = 1e-4
+"""Of the largest stage: layers are whole, so that no finer one is of use."""
+
+
+def balanced_splits(configuration: Configuration) -> list[tuple[int, ...]]:
+    """Layers by virtual stage: the slowest stage shortest; the fullest rank emptiest, without and with recompute.
+
+    Nothing where layers are all alike: evenly many of them are even in everything.
+    """
+    (module,) = configuration.candidate.measurement.modules.values()
+    layout = configuration.layout
+    if not module.kinds or layout.num_virtual_stages == 1:
+        return []
+    num = layout.num_virtual_stages
+    in_flight = [min(num - stage, configuration.candidate.num_microbatches) for stage in range(num)]
+
+    def time_us(block: BlockCost, stage: int) -> float:
+        return block.forward_us + block.backward_us
+
+    def memory_bytes(way: str) -> Callable[[BlockCost, int], float]:
+        def held(block: BlockCost, stage: int) -> float:
+            state = sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
+            return state + in_flight[stage] * block.recompute.get(way, block.recompute["none"]).saved_bytes
+
+        return held
+
+    # What chunks hold together is no rank's row of layers.
+    measures = [time_us, *(memory_bytes(way) for way in ("none", "full") if layout.virtual_size == 1)]
+    found = []
+    for size_of in measures:
+        by_kind = [[size_of(kind, stage) for kind in module.kinds] for stage in range(num)]
+        sizes = [[row[kind] for kind in module.pattern] for row in by_kind]
+        ends = [size_of(block, stage) if block else 0.0 for block, stage in ((module.pre, 0), (module.post, num - 1))]
+        found.append(_smallest_largest(sizes, ends))
+    return found
+
+
+def _smallest_largest(sizes: Sequence[Sequence[float]], ends: Sequence[float]) -> tuple[int, ...]:
+    """``sizes``: of every layer on each stage; ``ends``: what the first and the last stage have besides."""
+    before = [[0.0, *itertools.accumulate(row)] for row in sizes]
+    low, high = 0.0, max(row[-1] for row in before) + sum(ends)
+    best = _within(before, ends, high)
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        found = _within(before, ends, middle)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, middle
+    assert best is not None  # the first limit allows the first stage all layers that the others leave it
+    return best
+
+
+def _within(before: Sequence[Sequence[float]], ends: Sequence[float], limit: float) -> tuple[int, ...] | None:
+    """As many layers on every stage as the limit allows and the later stages, one each, leave; ``None``: too many."""
+    num, total = len(before), len(before[0]) - 1
+    done, counts = 0, []
+    for stage, row in enumerate(before):
+        room = limit - (ends[0] if stage == 0 else 0) - (ends[1] if stage == num - 1 else 0)
+        end = done
+        while end < total - (num - 1 - stage) and row[end + 1] - row[done] <= room:
+            end += 1
+        if end == done:
+            return None
+        counts.append(end - done)
+        done = end
+    return tuple(counts) if done == total else None

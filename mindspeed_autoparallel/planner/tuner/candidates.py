@@ -1,0 +1,179 @@
+"""Every combination of the searched dimensions: legal ones as candidates, the others counted by the rule they break."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from mindspeed_autoparallel.cost.buckets import megatron_bucket_elements
+from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US
+from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, Profile
+from mindspeed_autoparallel.spec import Cluster, Layout, Sharding
+from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Configurations that run the same layers: one MoE dispatcher, one way to split experts, and so on."""
+
+    name: str
+    """Empty for the script's own."""
+    settings: dict[str, object]
+    """Megatron's argument destinations and their values, beside the layout's."""
+    profile: Profile
+    modelled: tuple[str, ...] = ()
+    """Switches whose effect was computed and never traced or measured."""
+    bracket: tuple[Profile, Profile] | None = None
+    """With all that these switches are said to hide hidden, and with nothing."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that they need; empty: must not be set."""
+    paired: bool = False
+    shards_parameters: bool | None = None
+    """ZeRO-3 (true), ZeRO-2 (false) or neither."""
+    communication_unit: int | None = None
+    """Of ZeRO-2 and ZeRO-3, in elements; ``None``: two layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimensions:
+    """What is searched beside the sizes that the traces cover."""
+
+    virtual_sizes: tuple[int, ...] = (1, 2, 3, 4)
+    distributed_optimizer: tuple[bool, ...] = (True, False)
+    overlap_gradient_reduce: tuple[bool, ...] = (True, False)
+    overlap_parameter_gather: tuple[bool, ...] = (True, False)
+    """Where gradients are reduced in buckets, too, and the optimizer is distributed: Megatron has it there only."""
+    bucket_elements: int | None = None
+    """``None``: as many as Megatron takes by itself."""
+    recompute: tuple[str, ...] = RECOMPUTE_KINDS
+    layer_groups: bool = True
+    """Full recompute of groups of layers, too."""
+    uneven_stages: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """A legal layout of a family, with what no placement of it can beat."""
+
+    family: Family
+    candidate: Candidate
+    bound_us: float
+
+    @property
+    def layout(self) -> Layout:
+        """Its sizes."""
+        return self.candidate.layout
+
+    def under(self, layout: Layout) -> Configuration:
+        """The same with other overlaps."""
+        return replace(self, candidate=replace(self.candidate, layout=layout))
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What makes two recommendations different for a user: sizes, not switches or ways to run the same layers."""
+        layout = self.layout
+        return (
+            layout.tensor_size,
+            layout.pipeline_size,
+            layout.context_size,
+            layout.expert_size,
+            layout.virtual_size,
+            layout.micro_batch_size,
+        )
+
+
+@dataclass
+class Space:
+    """The legal configurations, and how many others broke which rule."""
+
+    configurations: list[Configuration] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def enumerate_space(families: list[Family], cluster: Cluster, batch: int, dimensions: Dimensions) -> Space:
+    """All combinations, bounds included; the same order for the same input."""
+    space = Space()
+    for family in families:
+        layouts = list(_layouts(family, cluster, dimensions))
+        found, verdicts = enumerate_layouts(family.profile, cluster, batch, SpaceOptions(), layouts)
+        for verdict in verdicts:
+            # One line per rule, not per number in it.
+            space.left_out[re.sub(r"\d+", "N", verdict.reason)] += 1
+        bounds: dict[str, float] = {}
+        for candidate in found:
+            # Switches of optimizer and communication change the tail only.
+            plain = replace(candidate.layout, distributed_optimizer=True).label()
+            if plain not in bounds:
+                bounds[plain] = max(
+                    pipeline_bound_ns(family.profile, candidate) / NS_PER_US,
+                    sharding_bound_us(family.profile, cluster, candidate),
+                )
+            bound = bounds[plain] + tail_bound_us(family.profile, cluster, candidate)
+            space.configurations.append(Configuration(family=family, candidate=candidate, bound_us=bound))
+    return space
+
+
+def _layouts(family: Family, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:
+    for measurement in sorted(family.profile.measurements, key=lambda item: item.at):
+        for layout in _plain_layouts(measurement.at, cluster, dimensions):
+            if family.shards_parameters is not None:
+                # Its state is split over data parallel ranks by itself, and pipelines are not modelled.
+                if layout.pipeline_size == 1 and layout.distributed_optimizer and layout.data_size > 1:
+                    yield replace(layout, sharding=_sharding(family, measurement))
+            elif not family.paired:
+                yield layout
+            elif layout.pipeline_size == 1 or layout.virtual_size > 1:
+                yield replace(layout, paired=True)
+
+
+def _sharding(family: Family, measurement: Measurement) -> Sharding:
+    layers = [module.layer for module in measurement.modules.values()]
+    elements = max(layer.dense.num_parameters + layer.expert.num_parameters for layer in layers)
+    unit = family.communication_unit or max(1, 2 * elements)
+    return Sharding(parameters=bool(family.shards_parameters), communication_unit=unit)
+
+
+def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:
+    devices = cluster.num_devices
+    shards = point.tensor_size * point.context_size
+    if devices % shards:
+        return
+    for pipeline in (size for size in range(1, devices // shards + 1) if devices // shards % size == 0):
+        for chunks in dimensions.virtual_sizes if pipeline > 1 else (1,):
+            replicas = devices // point.tensor_size // pipeline
+            for whole in dimensions.distributed_optimizer:
+                yield Layout(
+                    pipeline_size=pipeline,
+                    tensor_size=point.tensor_size,
+                    context_size=point.context_size,
+                    expert_size=point.expert_size,
+                    micro_batch_size=point.micro_batch_size,
+                    data_size=devices // shards // pipeline,
+                    virtual_size=chunks,
+                    sequence_parallel=point.sequence_parallel,
+                    distributed_optimizer=whole,
+                    # Of what may overlap, all: below any other choice (``overlaps``).
+                    overlap_gradient_reduce=True in dimensions.overlap_gradient_reduce,
+                    bucket_elements=dimensions.bucket_elements or megatron_bucket_elements(replicas),
+                    schedule="interleaved" if chunks > 1 else "1f1b",
+                )
+
+
+def overlaps(layout: Layout, dimensions: Dimensions) -> list[Layout]:
+    """``layout`` with every legal overlap of gradient reduction and parameter gathering: what they change is the tail.
+
+    Neither where no rank shares its parameters with another, or where sharded gradients are reduced all the time.
+    """
+    if layout.sharding is not None:
+        return [layout]
+    shared = layout.data_size * layout.context_size > 1
+    return [
+        replace(layout, overlap_gradient_reduce=reduce, overlap_parameter_gather=gather)
+        for reduce in (dimensions.overlap_gradient_reduce if shared else (False,))
+        for gather in dimensions.overlap_parameter_gather
+        if not gather or (reduce and layout.distributed_optimizer)
+    ]

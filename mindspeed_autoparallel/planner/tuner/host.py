@@ -1,0 +1,126 @@
+"""What a call costs beside its kernel, and how far kernels in a model differ from kernels alone: from whole blocks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mindspeed_autoparallel.planner.tuner.corrections import Corrections, Residual
+from mindspeed_autoparallel.profiles import MeasuredAt
+
+_SCALE_BOUNDS = (0.5, 2.5)
+_COMMUNICATION_BOUNDS = (0.25, 8.0)
+_LEAST_ERROR = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSums:
+    """What a traced block adds up to, in one direction."""
+
+    operators_us: float
+    num_calls: float
+    """Calls of any kind: each costs the host's time."""
+    communication_us: Mapping[str, float] = field(default_factory=dict)
+    """By kind of collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """A block that was measured whole."""
+
+    block: str
+    direction: str
+    at: MeasuredAt
+    sums: BlockSums
+    measured_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostModel:
+    """Time of a block: ``scale x operators + per_call x calls + communication``, times the layout's own correction.
+
+    Where kernels run beside the host (``asynchronous``), the longer of kernels and calls counts.
+    """
+
+    scale: float = 1.0
+    per_call_us: float = 0.0
+    communication_scales: Mapping[str, float] = field(default_factory=dict)
+    """By kind of collective: in a model ranks come to it at different times."""
+    asynchronous: bool = False
+    corrections: Corrections = field(default_factory=Corrections)
+    relative_error: float = 0.1
+    """Mean absolute error of every anchor predicted from the others; a guess where there are none."""
+    num_anchors: int = 0
+
+    def block_us(self, block: str, direction: str, at: MeasuredAt, sums: BlockSums) -> float:
+        """Predicted time of a block in microseconds."""
+        return self.plain_us(sums) * self.corrections.factor(block, direction, at)
+
+    def plain_us(self, sums: BlockSums) -> float:
+        """Before the correction."""
+        return self.compute_us(sums) + sum(
+            self.communication_scales.get(kind, 1.0) * time_us for kind, time_us in sums.communication_us.items()
+        )
+
+    def compute_us(self, sums: BlockSums) -> float:
+        """Kernels and host, without communication."""
+        kernels, host = self.scale * sums.operators_us, self.per_call_us * sums.num_calls
+        return max(kernels, host) if self.asynchronous else kernels + host
+
+
+def fit_host(anchors: Sequence[Anchor], *, asynchronous: bool, fallback: HostModel | None = None) -> HostModel:
+    """The model that explains ``anchors``; ``fallback`` (or plain sums) where there are none."""
+    usable = [anchor for anchor in anchors if anchor.measured_us > 0 and anchor.sums.num_calls > 0]
+    if not usable:
+        return fallback or HostModel(asynchronous=asynchronous)
+    alone = [anchor for anchor in usable if not anchor.sums.communication_us]
+    scale, per_call = _two_rates(alone or usable, asynchronous)
+    model = HostModel(scale=scale, per_call_us=per_call, asynchronous=asynchronous, num_anchors=len(usable))
+    model = replace(model, communication_scales=_communication_scales(usable, model))
+    corrections = Corrections(
+        [
+            Residual(
+                block=anchor.block,
+                direction=anchor.direction,
+                at=anchor.at,
+                log_ratio=math.log(anchor.measured_us / predicted),
+            )
+            for anchor in usable
+            if (predicted := model.plain_us(anchor.sums)) > 0
+        ]
+    )
+    error = corrections.left_out_error()
+    return replace(
+        model,
+        corrections=corrections,
+        relative_error=HostModel.relative_error if error is None else max(_LEAST_ERROR, error),
+    )
+
+
+def _two_rates(anchors: Sequence[Anchor], asynchronous: bool) -> tuple[float, float]:
+    """Scale and microseconds per call by least squares of the relative error; no rate is negative."""
+    rows = [
+        (anchor.sums.operators_us / anchor.measured_us, anchor.sums.num_calls / anchor.measured_us)
+        for anchor in anchors
+    ]
+    if asynchronous:
+        return 1.0, 0.0
+    aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
+    ab, ay, by = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
+    determinant = aa * bb - ab * ab
+    scale = (ay * bb - by * ab) / determinant if determinant > 1e-12 * aa * bb else 1.0
+    scale = min(max(scale, _SCALE_BOUNDS[0]), _SCALE_BOUNDS[1])
+    return scale, max(0.0, (by - scale * ab) / bb)
+
+
+def _communication_scales(anchors: Sequence[Anchor], model: HostModel) -> dict[str, float]:
+    """Per kind the middle of what anchors with it leave to communication; kinds that come together share one."""
+    ratios: dict[str, list[float]] = {}
+    for anchor in anchors:
+        total = sum(anchor.sums.communication_us.values())
+        for kind in anchor.sums.communication_us if total > 0 else ():
+            ratios.setdefault(kind, []).append((anchor.measured_us - model.compute_us(anchor.sums)) / total)
+    low, high = _COMMUNICATION_BOUNDS
+    return {kind: min(max(statistics.median(values), low), high) for kind, values in ratios.items()}

@@ -1,0 +1,82 @@
+"""Latency and bandwidth of collectives: samples in the knowledge base, a straight line per collective and tier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.planner.tuner.samples import sample_of
+from mindspeed_autoparallel.profiles.device import COLLECTIVES, Collective, LinkTier
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
+
+TIERS = ("intra", "inter")
+SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
+"""Bytes of the largest tensor of a sampled call."""
+
+
+def link_operator(kind: str, tier: str, num_ranks: int, size_bytes: int) -> Operator:
+    """Under what a collective's sample is kept."""
+    signature = json.dumps({"tier": tier, "ranks": num_ranks}, separators=(",", ":"))
+    return Operator(name=f"collective.{kind}", signature=signature, sizes=(size_bytes,))
+
+
+def link_samples(rows: Iterable[Mapping[str, Any]], source: str) -> list[tuple[Operator, Sample]]:
+    """Knowledge base entries of what a calibrating launch wrote."""
+    return [
+        (
+            link_operator(row["kind"], row["tier"], row["ranks"], row["size_bytes"]),
+            sample_of(row, source),
+        )
+        for row in rows
+    ]
+
+
+def steps_of(kind: str, num_ranks: int) -> int:
+    """Ring steps of a collective (formulas C1 to C3 of docs/cost-model.md)."""
+    return {"p2p": 1, "broadcast": 1, "all_reduce": 2 * (num_ranks - 1)}.get(kind, num_ranks - 1)
+
+
+def fit(kind: str, num_ranks: int, samples: Sequence[tuple[int, float]]) -> Collective:
+    """Latency of a ring step and bandwidth of a rank's link from ``(size_bytes, time_us)`` of one group size.
+
+    Least squares of the relative error, so that small messages count as much as large ones.
+    """
+    weights = [1 / time**2 for _, time in samples]
+    total = sum(weights)
+    mean_size = sum(w * size for w, (size, _) in zip(weights, samples, strict=True)) / total
+    mean_time = sum(w * time for w, (_, time) in zip(weights, samples, strict=True)) / total
+    spread = sum(w * (size - mean_size) ** 2 for w, (size, _) in zip(weights, samples, strict=True))
+    product = sum(w * (size - mean_size) * (time - mean_time) for w, (size, time) in zip(weights, samples, strict=True))
+    slope = max(product / spread if spread else 0.0, 1e-9)
+    steps = steps_of(kind, num_ranks)
+    moved = steps / num_ranks if kind not in ("p2p", "broadcast") else 1.0
+    return Collective(latency_us=max(0.0, mean_time - slope * mean_size) / steps, bytes_per_s=moved / slope * 1e6)
+
+
+def fitted_tiers(base: KnowledgeBase, device: str, software: str) -> dict[str, LinkTier]:
+    """The tiers that were sampled; of several group sizes the largest is taken."""
+    found: dict[str, dict[str, dict[int, list[tuple[int, float]]]]] = {tier: {} for tier in TIERS}
+    for kind in COLLECTIVES:
+        for operator, sample in base.of_name(device, software, f"collective.{kind}"):
+            about = json.loads(operator.signature)
+            by_ranks = found[about["tier"]].setdefault(kind, {})
+            by_ranks.setdefault(int(about["ranks"]), []).append((operator.sizes[0], sample.median_us))
+    tiers = {}
+    for tier, kinds in found.items():
+        operations = {kind: fit(kind, max(by_ranks), by_ranks[max(by_ranks)]) for kind, by_ranks in kinds.items()}
+        if operations:
+            default = operations.get("all_reduce") or next(iter(operations.values()))
+            tiers[tier] = LinkTier(default=default, operations=operations)
+    return tiers
+
+
+def catalogue_tier(device: Device, tier: str, devices_per_node: int) -> LinkTier:
+    """A tier nobody sampled, from the device catalogue."""
+    efficiency = next(iter(device.efficiencies.values()))
+    if tier == "intra":
+        rate = device.link_gb_per_s * 1e9 * efficiency.link_fraction
+        return LinkTier(default=Collective(latency_us=efficiency.link_latency_us, bytes_per_s=rate))
+    rate = device.network_gbit_per_s / 8 * 1e9 / devices_per_node * efficiency.inter_fraction
+    return LinkTier(default=Collective(latency_us=efficiency.inter_latency_us, bytes_per_s=rate))

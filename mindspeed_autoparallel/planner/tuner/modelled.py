@@ -1,0 +1,229 @@
+"""Switches that no trace on a CPU shows: their effect is computed from what the trace of the same layers has.
+
+How much of what a model says is hidden can be counted on is not known before it is measured. Half is counted on, so
+that a switch wins by more than its model may be wrong; the ends of the interval are all of it and nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mindspeed_autoparallel.cost.hiding import Offload, Pass, paired_savings_us, pipelined_saving_us, sent_once_share
+from mindspeed_autoparallel.planner.tuner.candidates import Family
+from mindspeed_autoparallel.profiles import BlockCost, MeasuredAt, Measurement, Profile, RecomputeCost
+from mindspeed_autoparallel.spec.recompute import base_kind, modules_of
+
+COUNTED_ON = 0.5
+"""Share of what a model hides that predictions count on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Parts of a traced block's time in one direction, in microseconds."""
+
+    tensor_us: float = 0.0
+    """Collectives of the tensor parallel group."""
+    product_us: float = 0.0
+    """Matrix products."""
+    exchange_us: float = 0.0
+    """All-to-alls of the expert parallel group."""
+    num_destinations: int = 1
+    """Nodes of that group where it spans several, else ranks."""
+
+
+BlockKey = tuple[str, str, str]
+"""Module, block (``pre``, one per kind of layers, ``post``), direction."""
+Parts = Mapping[MeasuredAt, Mapping[BlockKey, Shown]]
+Change = Callable[[Measurement, Mapping[BlockKey, Shown], float], Measurement | None]
+"""Costs with a switch on, counting on a share of what it hides; ``None`` where it makes no difference or cannot run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """One switch, as people, Megatron and the cost model know it."""
+
+    title: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Megatron's argument destinations and values."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables it needs; empty: must not be set."""
+    change: Change
+    paired: bool = False
+    """Whether microbatches run in pairs."""
+    shards_parameters: bool | None = None
+    """ZeRO-3 (true) or ZeRO-2 (false); ``None``: neither."""
+    communication_unit: int | None = None
+    """Elements, where the script says; else two layers, which is what Megatron takes where they are large."""
+
+
+Group = Sequence[Switch]
+"""Switches of which one at most is on."""
+
+
+def with_switches(
+    families: Sequence[Family], groups: Sequence[Group], alone: Group, parts: Mapping[str, Parts]
+) -> list[Family]:
+    """A family per family, and combination of one switch per group; those in ``alone`` go with no other."""
+    chosen = [
+        [switch for switch in combination if switch is not None]
+        for combination in itertools.product(*[[None, *group] for group in groups])
+    ]
+    chosen = [combination for combination in chosen if combination] + [[switch] for switch in alone]
+    found = (_family(family, combination, parts.get(family.name, {})) for combination in chosen for family in families)
+    return [family for family in found if family is not None]
+
+
+def _family(family: Family, switches: Sequence[Switch], parts: Parts) -> Family | None:
+    changed = [_profile(family.profile, switches, parts, share) for share in (COUNTED_ON, 1.0, 0.0)]
+    if not changed[0].measurements:
+        return None
+    shards = next((switch for switch in switches if switch.shards_parameters is not None), None)
+    return replace(
+        family,
+        settings={**family.settings, **{k: v for switch in switches for k, v in switch.settings.items()}},
+        environment={k: v for switch in switches for k, v in switch.environment.items()},
+        profile=changed[0],
+        bracket=(changed[1], changed[2]),
+        modelled=tuple(switch.title for switch in switches),
+        paired=any(switch.paired for switch in switches),
+        shards_parameters=shards.shards_parameters if shards else None,
+        communication_unit=shards.communication_unit if shards else None,
+    )
+
+
+def _profile(profile: Profile, switches: Sequence[Switch], parts: Parts, share: float) -> Profile:
+    found = []
+    for measurement in profile.measurements:
+        changed: Measurement | None = measurement
+        for switch in switches:
+            if changed is not None:
+                changed = switch.change(changed, parts.get(measurement.at, {}), share)
+        if changed is not None:
+            found.append(changed)
+    return replace(profile, measurements=tuple(found), device=replace(profile.device, hidden_share=share))
+
+
+def unchanged(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+    """Blocks cost the same: what changes is the layout's business."""
+    return measurement
+
+
+def tensor_overlap(num_chunks: Callable[[MeasuredAt], int]) -> Change:
+    """Collectives of tensor parallel ranks pass the matrix products beside them in ``num_chunks`` chunks (O1)."""
+
+    def change(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+        if measurement.at.tensor_size == 1 or not measurement.at.sequence_parallel:
+            return None
+
+        def saving(module: str, block: str, direction: str) -> float:
+            shown = parts.get((module, block, direction), Shown())
+            return pipelined_saving_us(shown.product_us, shown.tensor_us, num_chunks(measurement.at))
+
+        if not any(saving(*key) for key in parts):
+            return None
+
+        def faster(module: str, block: str, cost: BlockCost) -> BlockCost:
+            return _less(cost, share * saving(module, block, "forward"), share * saving(module, block, "backward"))
+
+        return _with_blocks(measurement, faster)
+
+    return change
+
+
+def expert_overlap(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+    """Exchanges of tokens hide behind another microbatch's computing (O2); whole layers cannot be recomputed then."""
+    if not any(shown.exchange_us for shown in parts.values()):
+        return None
+
+    def faster(module: str, block: str, cost: BlockCost) -> BlockCost:
+        cost = _without_whole_layers(cost)
+        exchanges = [parts.get((module, block, way), Shown()).exchange_us for way in ("forward", "backward")]
+        forward, backward = (
+            Pass(computing_us=max(0.0, total - exchange), exchange_us=min(total, exchange))
+            for total, exchange in zip((cost.forward_us, cost.backward_us), exchanges, strict=True)
+        )
+        savings = [share * saving for saving in paired_savings_us(forward, backward)]
+        return replace(_less(cost, *savings), paired_saving_us=sum(savings))
+
+    return _with_blocks(measurement, faster)
+
+
+def tokens_sent_once(num_experts_per_token: int) -> Change:
+    """Copies of a token to the same node, or rank inside a node, are sent once (O4)."""
+
+    def change(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+        if not any(shown.exchange_us for shown in parts.values()):
+            return None
+
+        def saving(module: str, block: str, direction: str) -> float:
+            shown = parts.get((module, block, direction), Shown())
+            return share * shown.exchange_us * (1 - sent_once_share(num_experts_per_token, shown.num_destinations))
+
+        def faster(module: str, block: str, cost: BlockCost) -> BlockCost:
+            return _less(cost, saving(module, block, "forward"), saving(module, block, "backward"))
+
+        return _with_blocks(measurement, faster)
+
+    return change
+
+
+def activation_offload(shape: Callable[[MeasuredAt], Offload], host_bytes_per_s: float) -> Change:
+    """Layers keep ``freed_bytes`` less and move ``moved_bytes`` each way beside their computing (O3).
+
+    Only where a forward is no shorter than the copy it hides: nothing waits for copies, so that shorter ones would pile
+    up on the device. One layer's copy may be under way in forward; in backward the last layer, which never leaves, and
+    the next one, which is on its way back. No recompute: the two are not combined.
+    """
+
+    def change(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+        offload = shape(measurement.at)
+        copy_us = offload.moved_bytes / host_bytes_per_s * 1e6
+        layers = [layer for module in measurement.modules.values() for layer in module.distinct_layers]
+        if not offload.freed_bytes or any(layer.forward_us < copy_us for layer in layers):
+            return None
+
+        def smaller(module: str, block: str, cost: BlockCost) -> BlockCost:
+            if block in ("pre", "post"):
+                return cost
+            plain = cost.recompute["none"]
+            freed = min(offload.freed_bytes, max(0, plain.saved_bytes - cost.output_bytes))
+            kept = RecomputeCost(
+                saved_bytes=plain.saved_bytes - freed,
+                extra_backward_us=plain.extra_backward_us,
+                forward_peak_bytes=plain.forward_peak_bytes + freed,
+                backward_peak_bytes=plain.backward_peak_bytes + 2 * freed,
+            )
+            return replace(_less(cost, -(1 - share) * copy_us, -(1 - share) * copy_us), recompute={"none": kept})
+
+        return _with_blocks(measurement, smaller)
+
+    return change
+
+
+def _less(cost: BlockCost, forward_us: float, backward_us: float) -> BlockCost:
+    return replace(
+        cost, forward_us=max(0.0, cost.forward_us - forward_us), backward_us=max(0.0, cost.backward_us - backward_us)
+    )
+
+
+def _without_whole_layers(cost: BlockCost) -> BlockCost:
+    kept = {
+        kind: again
+        for kind, again in cost.recompute.items()
+        if base_kind(kind) != "full" and "moe" not in modules_of(kind)
+    }
+    return replace(cost, recompute=kept)
+
+
+def _with_blocks(measurement: Measurement, change: Callable[[str, str, BlockCost], BlockCost]) -> Measurement:
+    modules = {}
+    for name, module in measurement.modules.items():
+        modules[name] = replace(
+            module.with_layers(functools.partial(change, name)),
+            pre=None if module.pre is None else change(name, "pre", module.pre),
+            post=None if module.post is None else change(name, "post", module.post),
+        )
+    return replace(measurement, modules=modules)

@@ -1,0 +1,47 @@
+"""Measured configurations first, then those with modelled switches, as far as they may be faster; one list of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Space
+from mindspeed_autoparallel.planner.tuner.search import Found, Outcome, search
+from mindspeed_autoparallel.spec import Cluster
+
+
+def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int) -> Outcome:
+    """The ``count`` fastest, and behind them the fastest without modelled switches where none of them is.
+
+    Raises ``InfeasiblePlan`` where nothing fits and ``ConfigError`` where nothing is legal.
+    """
+    plain = replace(space, configurations=[item for item in space.configurations if not item.family.modelled])
+    modelled = replace(space, configurations=[item for item in space.configurations if item.family.modelled])
+    if not modelled.configurations:
+        return search(plain, cluster, batch, dimensions, count)
+    try:
+        first = search(plain, cluster, batch, dimensions, count)
+    except InfeasiblePlan as shortage:
+        try:
+            return search(modelled, cluster, batch, dimensions, count)
+        except InfeasiblePlan:
+            raise shortage from None
+    slowest = first.top[count - 1].step_us if len(first.top) >= count else math.inf
+    try:
+        second = search(modelled, cluster, batch, dimensions, count, slowest)
+    except InfeasiblePlan:
+        return first
+    return Outcome(
+        top=tuple(sorted((*first.top, *second.top), key=_order)),
+        num_legal=first.num_legal + second.num_legal,
+        num_solved=first.num_solved + second.num_solved,
+        num_bounded=first.num_bounded + second.num_bounded,
+        num_without_room=first.num_without_room + second.num_without_room,
+        seconds=first.seconds + second.seconds,
+        lower_bound_us=min(first.lower_bound_us, second.lower_bound_us),
+    )
+
+
+def _order(found: Found) -> tuple[float, bool, int]:
+    return found.step_us, bool(found.configuration.family.modelled), found.peak_bytes

@@ -1,0 +1,431 @@
+"""Best first by a proved bound, exact where it matters: simulated schedule and exact peak of every rank."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, beside_blocks_ns, evaluate, with_layout
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.tuner.balanced import balanced_splits
+from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, Space, overlaps
+from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
+from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec.recompute import base_kind, grouped_kind, in_words, layers_per_group
+from mindspeed_autoparallel.units import format_bytes
+
+_REACH = 1.25
+"""A configuration this much slower than the last recommendation is not improved: moving layers gains less."""
+_NUM_IMPROVED = 4
+"""Configurations whose split is improved, per recommendation."""
+_MAX_MOVES = 12
+"""Layers moved between stages, one after the other, in search of a better split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A configuration with its best placement."""
+
+    configuration: Configuration
+    placement: ModulePlacement
+    recompute: str
+    """A kind of ``spec.recompute``."""
+    num_recomputed: int
+    """Layers of each stage that are recomputed, where whole layers are; 0 elsewhere."""
+    evaluation: Evaluation
+
+    @property
+    def step_us(self) -> float:
+        """Predicted step time."""
+        return self.evaluation.step.total_us
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the rank that needs most."""
+        return max(rank.peak_bytes for rank in self.evaluation.memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The best configurations, fastest first, and how they were found."""
+
+    top: tuple[Found, ...]
+    num_legal: int
+    num_solved: int
+    num_bounded: int
+    """Discarded because no placement of them can beat the last of ``top``."""
+    num_without_room: int
+    seconds: float
+    lower_bound_us: float
+    """No placement of any configuration is faster: exact without pipelines, else by the proved bound."""
+
+
+def search(
+    space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int = 3, limit_us: float = math.inf
+) -> Outcome:
+    """The ``count`` fastest configurations that fit and differ in more than switches; fewer reach below ``limit_us``.
+
+    Raises ``InfeasiblePlan`` naming what needs least where nothing fits, ``ConfigError`` where nothing is legal.
+    """
+    started = time.monotonic()
+    if not space.configurations:
+        rules = "; ".join(f"{number}: {rule}" for rule, number in space.left_out.most_common(3))
+        raise ConfigError(f"no layout of {cluster.num_devices} devices is legal ({rules or 'none was traced'}).")
+    order = [(item.bound_us, index) for index, item in enumerate(space.configurations)]
+    heapq.heapify(order)
+    best: dict[tuple[object, ...], Found] = {}
+    tightest: tuple[int, str] | None = None
+    num_solved = num_without_room = num_bounded = 0
+    lower_bound_us = math.inf
+    while order:
+        bound, index = heapq.heappop(order)
+        leaders = sorted(found.step_us for found in best.values())
+        cutoff = min(limit_us, leaders[count - 1] if len(leaders) >= count else math.inf)
+        if bound >= cutoff:
+            num_bounded += len(order) + 1
+            lower_bound_us = min(lower_bound_us, bound)
+            break
+        configuration = space.configurations[index]
+        num_solved += 1
+        found, missing = solve(configuration, cluster, batch, dimensions, cutoff)
+        if dimensions.uneven_stages and configuration.layout.pipeline_size > 1:
+            # Not all of its splits were tried.
+            lower_bound_us = min(lower_bound_us, bound)
+        elif found is not None:
+            lower_bound_us = min(lower_bound_us, found.step_us)
+        if found is None and missing is None:
+            num_solved, num_bounded = num_solved - 1, num_bounded + 1
+            continue
+        if found is None:
+            num_without_room += 1
+            if missing is not None and (tightest is None or missing[0] < tightest[0]):
+                tightest = missing
+            continue
+        held = best.get(configuration.key)
+        if held is None or _order(found) < _order(held):
+            best[configuration.key] = found
+    if not best and limit_us < math.inf:
+        return Outcome(
+            top=(),
+            num_legal=len(space.configurations),
+            num_solved=num_solved,
+            num_bounded=num_bounded,
+            num_without_room=num_without_room,
+            seconds=time.monotonic() - started,
+            lower_bound_us=lower_bound_us,
+        )
+    if not best:
+        raise InfeasiblePlan(
+            f"none of {len(space.configurations)} layouts fits. The one that needs least: "
+            f"{tightest[1] if tightest else 'none could be evaluated'} Use more ranks, a smaller --micro-batch-size, "
+            "or devices with more memory."
+        )
+    leading = sorted(best.values(), key=_order)
+    reach = _REACH * leading[min(count, len(leading)) - 1].step_us
+    near = [found for found in leading if found.step_us < reach][: count * _NUM_IMPROVED]
+    if dimensions.uneven_stages:
+        near = [improved(found, cluster, batch, dimensions) for found in near]
+    top = sorted(near, key=_order)[:count]
+    return Outcome(
+        top=tuple(top),
+        num_legal=len(space.configurations),
+        num_solved=num_solved,
+        num_bounded=num_bounded,
+        num_without_room=num_without_room,
+        seconds=time.monotonic() - started,
+        lower_bound_us=min(lower_bound_us, top[0].step_us),
+    )
+
+
+def _order(found: Found) -> tuple[float, int, int, str]:
+    # Of equally fast ones the one with less memory, then fewer switches, then any as long as it is always the same.
+    layout = found.configuration.layout
+    switches = layout.overlap_gradient_reduce + layout.overlap_parameter_gather + layout.distributed_optimizer
+    return found.step_us, found.peak_bytes, switches, layout.label()
+
+
+def solve(
+    configuration: Configuration, cluster: Cluster, batch: int, dimensions: Dimensions, cutoff_us: float = math.inf
+) -> tuple[Found | None, tuple[int, str] | None]:
+    """The best placement that fits, or the peak of the smallest one and its description.
+
+    Placements that cannot be faster than ``cutoff_us`` are passed over.
+    """
+    best: Found | None = None
+    missing: tuple[int, str] | None = None
+    for layers in _splits(configuration, dimensions):
+        for attempt in (_lightest, _whole_layers):
+            limit_us = min(cutoff_us, best.step_us if best is not None else math.inf)
+            for found in attempt(configuration, cluster, batch, layers, dimensions, limit_us):
+                if not found.evaluation.fits:
+                    if missing is None or found.peak_bytes < missing[0]:
+                        missing = (found.peak_bytes, _shortage(found))
+                elif best is None or _order(found) < _order(best):
+                    best = found
+    return best, missing
+
+
+def _lightest(
+    configuration: Configuration,
+    cluster: Cluster,
+    batch: int,
+    layers: tuple[int, ...],
+    dimensions: Dimensions,
+    limit_us: float,
+) -> Iterator[Found]:
+    """No recompute, or of some modules in all layers: the fastest that fits.
+
+    A schedule is monotone in its stage times, and what longer backwards hide of the gradient reduction they add to the
+    pipeline, so what adds no less to every kind of layers than another that fits is not faster. Where layers are all
+    alike that leaves one; where a kind adds less to some layers and more to others, both are tried.
+    """
+    fitting: list[str] = []
+    for kind in _kinds(configuration, dimensions):
+        if any(_adds_no_less(configuration, kind, other) for other in fitting):
+            continue
+        if _placement_bound_us(configuration, layers, kind, 0) >= limit_us:
+            continue
+        if _may_fit(configuration, cluster, layers, kind, 0):
+            found = _evaluated(configuration, cluster, batch, layers, kind, 0, dimensions)
+            yield found
+            if found.evaluation.fits:
+                fitting.append(kind)
+                limit_us = min(limit_us, found.step_us)
+
+
+def _adds_no_less(configuration: Configuration, kind: str, other: str) -> bool:
+    module = configuration.family.profile.model.modules[0].name
+    cost = configuration.candidate.measurement.modules[module]
+    return all(
+        layer.recompute[kind].extra_backward_us >= layer.recompute[other].extra_backward_us
+        for layer in cost.distinct_layers
+    )
+
+
+def _kinds(configuration: Configuration, dimensions: Dimensions) -> list[str]:
+    recompute = _layer(configuration).recompute
+    known = [kind for kind in recompute if base_kind(kind) in dimensions.recompute and base_kind(kind) != "full"]
+    return sorted(known, key=lambda kind: (recompute[kind].extra_backward_us, recompute[kind].saved_bytes, kind))
+
+
+def _whole_layers(
+    configuration: Configuration,
+    cluster: Cluster,
+    batch: int,
+    layers: tuple[int, ...],
+    dimensions: Dimensions,
+    limit_us: float,
+) -> Iterator[Found]:
+    """As few whole layers as fit, the first of every stage; groups of them where not even all of them fit singly."""
+    low, high = 1, max(layers)
+    if not _has_full(configuration, dimensions) or _placement_bound_us(configuration, layers, "full", 1) >= limit_us:
+        return
+    found = _evaluated(configuration, cluster, batch, layers, "full", high, dimensions)
+    if not found.evaluation.fits:
+        yield found
+        if dimensions.layer_groups and _placement_bound_us(configuration, layers, "full", high) < limit_us:
+            yield from _grouped(configuration, cluster, batch, layers, dimensions)
+        return
+    while low < high and not _may_fit(configuration, cluster, layers, "full", low):
+        low += 1
+    while low < high:
+        middle = (low + high) // 2
+        tried = _evaluated(configuration, cluster, batch, layers, "full", middle, dimensions)
+        if tried.evaluation.fits:
+            found, high = tried, middle
+        else:
+            low = middle + 1
+    yield found
+
+
+def _grouped(
+    configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions
+) -> Iterator[Found]:
+    """Groups of layers, where keeping the input of every single layer is too much: as slow, and less is kept."""
+    longest = max(layers)
+    # Of sizes that make as many groups on every stage, the smallest computes fewest layers again at once.
+    sizes = {-(-count // groups) for count in layers for groups in range(1, count)}
+    for size in sorted(sizes - {1}):
+        kind = grouped_kind(size)
+        if _may_fit(configuration, cluster, layers, kind, longest):
+            found = _evaluated(configuration, cluster, batch, layers, kind, longest, dimensions)
+            yield found
+            if found.evaluation.fits:
+                return
+
+
+def _has_full(configuration: Configuration, dimensions: Dimensions) -> bool:
+    return "full" in dimensions.recompute and "full" in _layer(configuration).recompute
+
+
+def _layer(configuration: Configuration) -> BlockCost:
+    module = configuration.family.profile.model.modules[0].name
+    return configuration.candidate.measurement.modules[module].layer
+
+
+def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], kind: str, number: int) -> float:
+    """No schedule is faster: a rank waits for its first microbatch, works, and its last one travels back.
+
+    Rank r cannot start before stages 0 to r - 1 have passed a microbatch on, nor can it be the end before they have
+    passed a gradient back; between lies its own work of all microbatches.
+    """
+    profile, layout = configuration.family.profile, configuration.layout
+    module = profile.model.modules[0].name
+    cost = configuration.candidate.measurement.modules[module]
+    whole = layers_per_group(kind) > 0
+    profiled = "full" if whole else kind
+    times = []
+    start = 0
+    for stage, (count, beside_ns) in enumerate(zip(layers, beside_blocks_ns(profile.device, layout), strict=True)):
+        again = min(number, count) if whole else count
+        time_us = sum(held * (layer.forward_us + layer.backward_us) for layer, held in cost.runs(start, count))
+        time_us += sum(held * layer.recompute[profiled].extra_backward_us for layer, held in cost.runs(start, again))
+        start += count
+        for block, here in ((cost.pre, stage == 0), (cost.post, stage == len(layers) - 1)):
+            if block is not None and here:
+                time_us += block.forward_us + block.backward_us
+        times.append(time_us + 2 * beside_ns / NS_PER_US)
+    size, count = layout.pipeline_size, configuration.candidate.num_microbatches
+    ahead, bound = 0.0, 0.0
+    for rank in range(size):
+        bound = max(bound, ahead + count * sum(times[rank::size]))
+        ahead += times[rank]
+    return bound
+
+
+def _shortage(found: Found) -> str:
+    worst = max(found.evaluation.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
+    return (
+        f"{found.configuration.layout.label()} with recompute {in_words(found.recompute)} needs "
+        f"{format_bytes(worst.peak_bytes)} of {format_bytes(worst.limit_bytes)} on pipeline rank "
+        f"{worst.pipeline_rank} ({worst.peak_point})."
+    )
+
+
+def _splits(configuration: Configuration, dimensions: Dimensions) -> list[tuple[int, ...]]:
+    """Evenly many layers, and where they are of several kinds what is even in time or memory."""
+    balanced = balanced_splits(configuration) if dimensions.uneven_stages else []
+    return list(dict.fromkeys([*_even(configuration, dimensions), *balanced]))
+
+
+def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[int, ...]]:
+    """Even where layers divide (or nearly), and the ends relieved of embedding and head where that may pay."""
+    layers = configuration.family.profile.model.num_layers
+    stages = configuration.layout.num_virtual_stages
+    small, more = divmod(layers, stages)
+    if not more:
+        yield (small,) * stages
+        return
+    if not dimensions.uneven_stages:
+        return
+    # The longer stages in the middle: embedding and head weigh on the ends.
+    order = sorted(range(stages), key=lambda stage: (min(stage, stages - 1 - stage) == 0, stage))
+    longer = set(order[:more])
+    yield tuple(small + (stage in longer) for stage in range(stages))
+
+
+def _may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, ...], kind: str, number: int) -> bool:
+    """False where the first rank is proved too full: model state, and what its warm-up holds of the smallest chunk.
+
+    Megatron's first rank has ``min(P, M)`` microbatches in flight, interleaved ``min(M v, 2 (P - 1) + (v - 1) P + 1)``
+    chunks of them.
+    """
+    profile, layout = configuration.family.profile, configuration.layout
+    module = profile.model.modules[0].name
+    cost = configuration.candidate.measurement.modules[module]
+    size, count = layout.pipeline_size, configuration.candidate.num_microbatches
+    held = [(sum(layers[:stage]), layers[stage]) for stage in range(0, len(layers), size)]
+    static = sum(equal * _static_bytes(layer, layout) for stage in held for layer, equal in cost.runs(*stage))
+    static += _static_bytes(cost.pre, layout) if cost.pre is not None else 0
+    saved = [_saved_bytes(cost, kind, number, *stage) - cost.layer.output_bytes for stage in held]
+    chunks = min(count, size)
+    if layout.virtual_size > 1:
+        chunks = min(count * layout.virtual_size, 2 * (size - 1) + (layout.virtual_size - 1) * size + 1)
+    limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
+    return static + chunks * max(0, min(saved)) + profile.device.runtime_overhead_bytes <= limit
+
+
+def _saved_bytes(cost: ModuleCost, kind: str, number: int, start: int, count: int) -> int:
+    """Of a stage with ``count`` layers, the first ``number`` of which are recomputed where that is ``full``."""
+    size = layers_per_group(kind)
+    if not size:
+        return sum(equal * layer.recompute[kind].saved_bytes for layer, equal in cost.runs(start, count))
+    again = min(number, count)
+    plain = cost.runs(start + again, count - again)
+    inputs = [layer.recompute["full"].saved_bytes for layer, _ in cost.runs(start, again)]
+    groups = -(-again // size) * min(inputs, default=0)
+    return groups + sum(equal * layer.recompute["none"].saved_bytes for layer, equal in plain)
+
+
+def _static_bytes(block: BlockCost, layout: Layout) -> int:
+    return sum(static_terms([PlacedBlock(name="", cost=block)], layout).values())
+
+
+def _evaluated(
+    configuration: Configuration,
+    cluster: Cluster,
+    batch: int,
+    layers: tuple[int, ...],
+    kind: str,
+    number: int,
+    dimensions: Dimensions | None = None,
+) -> Found:
+    """With the overlaps of ``dimensions`` that shorten the step most; without, those of the configuration."""
+    module = configuration.family.profile.model.modules[0].name
+    recompute: dict[str, dict[str, tuple[int, ...]]] = {}
+    if kind != "none":
+        again = tuple(min(number, held) for held in layers) if layers_per_group(kind) else layers
+        recompute = {module: {kind: again}}
+    placement = ModulePlacement(layers={module: layers}, recompute=recompute)
+    profile = configuration.family.profile
+    evaluation = evaluate(profile, cluster, configuration.layout, placement, batch, with_timeline=False)
+    choices = [
+        Found(
+            configuration=configuration if layout == configuration.layout else configuration.under(layout),
+            placement=placement,
+            recompute=kind,
+            num_recomputed=number,
+            evaluation=evaluation
+            if layout == configuration.layout
+            else with_layout(evaluation, profile, cluster, layout, placement),
+        )
+        for layout in (overlaps(configuration.layout, dimensions) if dimensions else [configuration.layout])
+    ]
+    return min(choices, key=_order)
+
+
+def improved(found: Found, cluster: Cluster, batch: int, dimensions: Dimensions) -> Found:
+    """Move layers, one at a time, from the slowest stage to one that makes the step shorter, as long as one does."""
+    configuration = found.configuration
+    module = configuration.family.profile.model.modules[0].name
+    if configuration.layout.pipeline_size == 1:
+        return found
+    for _ in range(_MAX_MOVES):
+        layers = found.placement.layers[module]
+        stages = found.evaluation.stages
+        slowest = max(range(len(stages)), key=lambda v: stages[v].forward_us + stages[v].backward_us)
+        if layers[slowest] < 2:
+            return found
+        lightest = sorted(range(len(stages)), key=lambda v: stages[v].forward_us + stages[v].backward_us)[:3]
+        moved = []
+        for target in lightest:
+            if target == slowest:
+                continue
+            changed = list(layers)
+            changed[slowest] -= 1
+            changed[target] += 1
+            moved.append(
+                _evaluated(
+                    configuration, cluster, batch, tuple(changed), found.recompute, found.num_recomputed, dimensions
+                )
+            )
+        better = [item for item in moved if item.evaluation.fits and item.step_us < found.step_us * (1 - 1e-9)]
+        if not better:
+            return found
+        found = min(better, key=_order)
+    return found

@@ -1,0 +1,138 @@
+"""What cutting a model into pipeline stages costs beside links and blocks: from short pipelines that were run.
+
+Three things are told apart. Passes: a stage's forward and backward take longer than its blocks, for each stage reads
+its data, enters and leaves the model, and begins with caches that something else filled. Messages: the passes as they
+were, put in order by the simulator, end earlier than the schedule did. The end of the step: ranks that hold different
+parameters agree on norms and on whether to update.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.profiles.device import StageOverhead
+from mindspeed_autoparallel.schedule import Program, StepTimes, make_program, simulate
+
+_MOST_MESSAGE_US = 1e6
+_NUM_HALVINGS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineCost:
+    """What is added where a layout has more than one stage."""
+
+    message_us: float = 0.0
+    """To every message."""
+    interleaved_message_us: float | None = None
+    """To every message of the interleaved schedule; ``None`` where none was run."""
+    stage: StageOverhead = field(default_factory=StageOverhead)
+    step_us: float = 0.0
+    """To every step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modelled:
+    """What is known of a pipeline's parts without having run it, in microseconds."""
+
+    stages_us: Sequence[float]
+    """By virtual stage: forward and backward of its blocks."""
+    message_us: float
+    """A message over the link."""
+    optimizer_us_per_byte: float
+    step: StepCost
+    sends: str
+    """One of ``schedule.SENDS``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    passes_us: Sequence[float]
+    """By virtual stage, what its two passes take more."""
+    message_us: float
+    step_us: float
+    interleaved: bool
+
+
+def fit_stages(samples: Sequence[tuple[Mapping[str, Any], Modelled]]) -> PipelineCost | None:
+    """The middle of what ``samples`` say (see ``measuring.pipelines`` for their content); ``None`` without any."""
+    found = [_found(sample, modelled) for sample, modelled in samples]
+    if not found:
+        return None
+    inner = [value for item in found for value in item.passes_us[1:-1]]
+    first, last = (_middle([item.passes_us[place] for item in found]) for place in (0, -1))
+    messages = [[item.message_us for item in found if item.interleaved is chunks] for chunks in (False, True)]
+    plain, interleaved = (_middle(values) if values else None for values in messages)
+    return PipelineCost(
+        message_us=interleaved or 0.0 if plain is None else plain,
+        interleaved_message_us=interleaved,
+        step_us=_middle([item.step_us for item in found]),
+        stage=StageOverhead(first_us=first, inner_us=_middle(inner) if inner else last, last_us=last),
+    )
+
+
+def _middle(values: Sequence[float]) -> float:
+    return max(0.0, statistics.median(values))
+
+
+def _found(sample: Mapping[str, Any], modelled: Modelled) -> _Found:
+    stages, ranks = sample["stages"], _of_one_pipeline(sample)
+    chunks, number = stages["virtual_size"], stages["num_microbatches"]
+    program = make_program("interleaved" if chunks > 1 else "1f1b", len(ranks), number, chunks)
+    forward, backward = (_by_stage(ranks, program, chunks, kind) for kind in ("F", "B"))
+    passes_us = [
+        statistics.fmean(one) + statistics.fmean(other) - blocks_us - modelled.step.per_microbatch_us
+        for one, other, blocks_us in zip(forward, backward, modelled.stages_us, strict=True)
+    ]
+
+    def simulated_us(message_us: float) -> float:
+        links = [modelled.message_us + message_us] * (len(forward) - 1)
+        times = StepTimes(forward=forward, backward=backward, link=links)
+        return simulate(program, times, sends=modelled.sends).step_time
+
+    return _Found(
+        passes_us=passes_us,
+        message_us=_least(simulated_us, ranks[0]["schedule_us"]),
+        step_us=_end_us(sample, ranks) - _modelled_end_us(ranks, modelled),
+        interleaved=chunks > 1,
+    )
+
+
+def _of_one_pipeline(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A rank per stage; replicas and tensor ranks do the same."""
+    ranks = {rank["stage"]: rank for rank in reversed(sample["ranks"])}
+    return [ranks[stage] for stage in sorted(ranks)]
+
+
+def _by_stage(ranks: Sequence[Mapping[str, Any]], program: Program, num_chunks: int, kind: str) -> list[list[float]]:
+    """By virtual stage, the times of a rank's forwards or backwards by microbatch."""
+    found: list[dict[int, float]] = [{} for _ in range(len(ranks) * num_chunks)]
+    for stage, (rank, actions) in enumerate(zip(ranks, program, strict=True)):
+        times = rank["forward_us" if kind == "F" else "backward_us"]
+        ran = [action for action in actions if action.kind == kind]
+        for action, time_us in zip(ran, times, strict=True):
+            found[action.chunk * len(ranks) + stage][action.microbatch] = time_us
+    return [[times[microbatch] for microbatch in sorted(times)] for times in found]
+
+
+def _least(simulated_us: Callable[[float], float], measured_us: float) -> float:
+    """The time of a message with which the simulation takes as long as the measurement; 0 where it does without."""
+    low, high = 0.0, _MOST_MESSAGE_US
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if simulated_us(middle) < measured_us else (low, middle)
+    return low
+
+
+def _end_us(sample: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> float:
+    """Of the first stage, which begins and ends the schedule: what is left of the step."""
+    reduction_us = ranks[0]["finalize_us"] if sample["data_size"] > 1 else 0.0  # S1 has it
+    return float(ranks[0]["step_us"] - ranks[0]["schedule_us"] - reduction_us)
+
+
+def _modelled_end_us(ranks: Sequence[Mapping[str, Any]], modelled: Modelled) -> float:
+    most = max(rank["updated_bytes"] for rank in ranks)
+    return float(modelled.step.per_step_us + modelled.optimizer_us_per_byte * most)

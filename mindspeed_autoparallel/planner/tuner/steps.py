@@ -1,0 +1,55 @@
+"""What a step costs beside blocks, gradient reduction and optimizer: from whole steps that were measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.profiles import layer_block
+
+_DIRECTIONS = ("forward", "backward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """The host's own time: schedule, data, clearing gradients, statistics, learning rate."""
+
+    per_microbatch_us: float = 0.0
+    per_step_us: float = 0.0
+
+
+def fit_steps(results: Sequence[Mapping[str, Any]]) -> StepCost | None:
+    """The middle of what ``results`` (measurements of layouts) say; ``None`` where no whole step was measured.
+
+    A step of ``n`` microbatches takes ``n (blocks + per_microbatch) + finalize + optimizer + per_step``: steps of two
+    lengths tell both.
+    """
+    found = [_cost(result) for result in results if result.get("steps")]
+    if not found:
+        return None
+    return StepCost(
+        per_microbatch_us=statistics.median(cost.per_microbatch_us for cost in found),
+        per_step_us=statistics.median(cost.per_step_us for cost in found),
+    )
+
+
+def _cost(result: Mapping[str, Any]) -> StepCost:
+    steps, optimizer = result["steps"], result["optimizer"]
+    microbatch_us = max(0.0, (steps["many_us"] - steps["one_us"]) / (steps["num_microbatches"] - 1))
+    rest_us = steps["one_us"] - microbatch_us - optimizer["finalize_us"] - optimizer["step_us"]
+    return StepCost(per_microbatch_us=max(0.0, microbatch_us - _blocks_us(result)), per_step_us=max(0.0, rest_us))
+
+
+def _blocks_us(result: Mapping[str, Any]) -> float:
+    return float(
+        sum(
+            costs[f"{direction}_us"] * numbers.get(block, 1)
+            for module in result["modules"]
+            for numbers in [Counter(map(layer_block, module["kinds"]))]
+            for block, costs in module["blocks"].items()
+            for direction in _DIRECTIONS
+        )
+    )

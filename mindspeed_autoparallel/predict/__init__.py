@@ -1,0 +1,1 @@
+"""Predict step time and memory of a described training, with intervals, and search by those predictions."""

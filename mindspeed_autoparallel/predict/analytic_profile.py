@@ -1,0 +1,302 @@
+"""A profile computed from shapes and the device catalogue: planning with no accelerator at all, marked as such."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.cost.analytic.collectives import Fabric
+from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
+from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
+from mindspeed_autoparallel.cost.analytic.memory import (
+    CONTEXT_BYTES,
+    backward_transient_bytes,
+    head_bytes,
+    layer_activation_bytes,
+)
+from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary
+from mindspeed_autoparallel.cost.analytic.workload import Workload, read_workload
+from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.profiles import (
+    BlockCost,
+    Collective,
+    DeviceCost,
+    LinkTier,
+    MeasuredAt,
+    Measurement,
+    ModuleCost,
+    Profile,
+    Provenance,
+    RecomputeCost,
+    StateBytes,
+)
+from mindspeed_autoparallel.spec.model import RESULT_KEYS, Model, Module
+
+_STACK = "megatron-core"
+_MICRO_BATCHES = (1, 2, 4, 8)
+_LONG_SEQUENCE = 8192
+"""From here on context parallelism is worth its communication, and is among the points."""
+_OWN_KEYS = ("name", "frozen")
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One module of the model: ``shape`` as the ``model`` of a prediction request, whose ``seq`` counts its tokens."""
+
+    name: str
+    shape: Mapping[str, Any]
+    frozen: bool = False
+
+
+def read_model_file(path: Path) -> tuple[Section, ...]:
+    """The modules in ``path``: a request's ``model``, a whole request, or ``{"modules": [...]}``, encoders first.
+
+    Raises ``ConfigError`` with file and key.
+    """
+    content = read_json(path, "model file")
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        content = content["model"]
+    if not isinstance(content, dict):
+        raise ConfigError(f"model file {path} must be an object with num_layers, hidden, heads and seq, or modules.")
+    modules = content.get("modules", [{"name": "text_decoder", **content}])
+    if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
+        raise ConfigError(f"model file {path}: modules must be a list of objects, the text decoder last.")
+    for index, module in enumerate(modules):
+        if not isinstance(module.get("name"), str) or not module["name"]:
+            raise ConfigError(f"model file {path}: modules[{index}].name is missing.")
+    return tuple(
+        Section(
+            name=module["name"],
+            shape={key: value for key, value in module.items() if key not in _OWN_KEYS},
+            frozen=bool(module.get("frozen", False)),
+        )
+        for module in modules
+    )
+
+
+def analytic_profile(
+    sections: Sequence[Section],
+    device: Device,
+    devices_per_node: int,
+    *,
+    network_gbit_per_s: float | None = None,
+    command: str = "",
+    model_hash: str = "",
+    interleaved_sends: str = "freed",
+) -> Profile:
+    """Costs of every module in every tensor, context, expert and micro-batch size worth trying.
+
+    The last section is the text decoder: it has the embedding, the head and the loss. Raises ``ConfigError`` where a
+    section's shape is impossible whatever the layout.
+    """
+    efficiency = device.efficiency(_STACK)
+    fabric = Fabric.of(device, efficiency, devices_per_node, network_gbit_per_s)
+    whole = [_workload(section, device, MeasuredAt(), devices_per_node) for section in sections]
+    measurements = []
+    for point in _points(whole, devices_per_node):
+        works = _works(sections, device, point, devices_per_node)
+        if works is not None:
+            costs = {
+                section.name: _module_cost(work, device, fabric, section.frozen, is_last=section is sections[-1])
+                for section, work in zip(sections, works, strict=True)
+            }
+            measurements.append(Measurement(at=point, modules=costs))
+    return Profile(
+        model=_model(sections, whole, measurements[0]),
+        device=_device_cost(device, fabric),
+        measurements=tuple(measurements),
+        provenance=Provenance(
+            source="analytic",
+            device=device.name,
+            created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            model_hash=model_hash,
+            software={"stack": _STACK, "efficiencies": efficiency.provenance},
+            command=command,
+        ),
+        interleaved_sends=interleaved_sends,
+    )
+
+
+def _workload(section: Section, device: Device, point: MeasuredAt, devices_per_node: int) -> Workload:
+    ranks = point.tensor_size * point.context_size * point.expert_size
+    parallel = {"tp": point.tensor_size, "cp": point.context_size, "sp": point.sequence_parallel, "dist_opt": True}
+    if section.shape.get("num_experts"):
+        parallel["ep"] = point.expert_size
+    try:
+        return read_workload(
+            {
+                "model": section.shape,
+                "hw": {"gpu": device.name, "num_gpus": ranks, "gpus_per_node": devices_per_node},
+                "parallel": parallel,
+                "train": {"gbs": point.micro_batch_size * ranks, "mbs": point.micro_batch_size, "stack": _STACK},
+            }
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{section.name}: {error}") from error
+
+
+def _works(
+    sections: Sequence[Section], device: Device, point: MeasuredAt, devices_per_node: int
+) -> list[Workload] | None:
+    """Every section at ``point``, or ``None`` where one of them cannot be laid out so."""
+    try:
+        return [_workload(section, device, point, devices_per_node) for section in sections]
+    except ConfigError:
+        return None
+
+
+def _points(whole: Sequence[Workload], devices_per_node: int) -> Iterator[MeasuredAt]:
+    """``MeasuredAt()`` first, which any possible shape allows."""
+    powers = [2**power for power in range(devices_per_node.bit_length()) if 2**power <= devices_per_node]
+    experts = powers if any(work.model.num_experts for work in whole) else [1]
+    contexts = powers if whole[-1].model.sequence >= _LONG_SEQUENCE else [1]
+    for context in contexts:
+        for expert in experts:
+            for tensor in powers:
+                for micro_batch in _MICRO_BATCHES:
+                    yield MeasuredAt(
+                        tensor_size=tensor,
+                        context_size=context,
+                        expert_size=expert,
+                        micro_batch_size=micro_batch,
+                        sequence_parallel=tensor > 1,
+                    )
+
+
+def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measurement) -> Model:
+    modules, total = [], 0
+    for section, work in zip(sections, whole, strict=True):
+        cost = plain.modules[section.name]
+        blocks = [(cost.layer, work.model.num_layers), (cost.pre, 1), (cost.post, 1)]
+        total += sum(
+            number * (block.dense.num_parameters + block.expert.num_parameters) for block, number in blocks if block
+        )
+        modules.append(
+            Module(
+                name=section.name,
+                result_key=RESULT_KEYS.get(section.name, section.name),
+                num_layers=work.model.num_layers,
+                frozen=section.frozen,
+                hidden_size=work.model.hidden,
+                tokens_per_sample=work.model.sequence,
+                num_heads=work.model.heads,
+                num_kv_heads=work.model.kv_heads,
+                num_experts=work.model.num_experts,
+                predecessors=tuple(other.name for other in sections[:-1]) if section is sections[-1] else (),
+            )
+        )
+    text = whole[-1].model
+    return Model(
+        name=sections[-1].name if len(sections) == 1 else "+".join(section.name for section in sections),
+        modules=tuple(modules),
+        sequence_length=text.sequence,
+        vocab_size=text.vocabulary,
+        tied_embeddings=text.tied,
+        num_parameters=total,
+    )
+
+
+def _device_cost(device: Device, fabric: Fabric) -> DeviceCost:
+    efficiency = device.efficiency(_STACK)
+
+    def tier(latency_us: float, bytes_per_us: float) -> LinkTier:
+        send = Collective(latency_us=efficiency.point_to_point_us, bytes_per_s=bytes_per_us * 1e6)
+        return LinkTier(
+            default=Collective(latency_us=latency_us, bytes_per_s=bytes_per_us * 1e6), operations={"p2p": send}
+        )
+
+    # Adam reads and writes moments, master weights, gradient and parameter: 36 bytes per parameter of 2 bytes.
+    optimizer = 36 / 2 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
+    return DeviceCost(
+        memory_capacity_bytes=int(device.memory_gib * 2**30) - CONTEXT_BYTES,
+        runtime_overhead_bytes=device.workspace_bytes,
+        intra=tier(fabric.link_latency_us, fabric.link_bytes_per_us),
+        inter=tier(fabric.inter_latency_us, fabric.inter_bytes_per_us / fabric.devices_per_node),
+        optimizer_step_us_per_byte=optimizer,
+        optimizer_step_fixed_us=efficiency.step_us,
+    )
+
+
+def _module_cost(work: Workload, device: Device, fabric: Fabric, frozen: bool, *, is_last: bool) -> ModuleCost:
+    layer = _layer(work, device, fabric, frozen)
+    if not is_last:
+        return ModuleCost(layer=layer)
+    return ModuleCost(layer=layer, pre=_embedding(work, device, layer, frozen), post=_head(work, device, layer, frozen))
+
+
+def _state(count: float, frozen: bool) -> StateBytes:
+    number = round(count)
+    if frozen:
+        return StateBytes(num_parameters=number, parameter_bytes=2 * number)
+    return StateBytes(
+        num_parameters=number, parameter_bytes=2 * number, gradient_bytes=4 * number, optimizer_bytes=12 * number
+    )
+
+
+def _layer(work: Workload, device: Device, fabric: Fabric, frozen: bool) -> BlockCost:
+    parameters = layer_parameters(work)
+    efficiency = device.efficiency(work.stack)
+    plain = layer_time(work, device, efficiency, fabric)
+    output = round(work.tokens * work.model.hidden * work.element_bytes / _split(work))
+    recompute = {}
+    whole, transient = round(layer_activation_bytes(work)), round(backward_transient_bytes(work))
+    for kind in ("none", "selective", "full"):
+        changed = dataclasses.replace(work, recompute=kind)
+        saved = round(layer_activation_bytes(changed))
+        recompute[kind] = RecomputeCost(
+            saved_bytes=saved,
+            extra_backward_us=layer_time(changed, device, efficiency, fabric).backward_us - plain.backward_us,
+            forward_peak_bytes=whole - saved,
+            # What was not kept is there again before the layer's backward begins.
+            backward_peak_bytes=whole - saved + transient,
+        )
+    if frozen:
+        # Nothing before it is trained: no backward, and nothing is kept for one.
+        recompute = {"none": RecomputeCost(saved_bytes=0, forward_peak_bytes=whole)}
+    return BlockCost(
+        forward_us=plain.forward_us,
+        backward_us=0.0 if frozen else plain.backward_us,
+        recompute=recompute,
+        output_bytes=output,
+        dense=_state(parameters.shared, frozen),
+        expert=_state(parameters.expert, frozen),
+    )
+
+
+def _split(work: Workload) -> int:
+    return work.tensor if work.sequence_parallel else 1
+
+
+def _embedding(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
+    table = padded_vocabulary(work) * work.model.hidden / work.tensor
+    look_up = memory_pass_us(device, device.efficiency(work.stack), 2 * layer.output_bytes)
+    return BlockCost(
+        forward_us=look_up,
+        backward_us=0.0 if frozen else 2 * look_up,
+        recompute={"none": RecomputeCost(saved_bytes=0, backward_peak_bytes=layer.output_bytes)},
+        output_bytes=layer.output_bytes,
+        dense=_state(table, frozen),
+    )
+
+
+def _head(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
+    time = head_time(work, device, device.efficiency(work.stack))
+    table = padded_vocabulary(work) * work.model.hidden / work.tensor
+    logits = round(work.tokens * padded_vocabulary(work) / work.tensor * work.element_bytes)
+    return BlockCost(
+        forward_us=time.forward_us,
+        backward_us=time.backward_us,
+        # The loss is computed in place of the logits; the final norm keeps its input and its output.
+        recompute={
+            "none": RecomputeCost(
+                saved_bytes=logits + 2 * layer.output_bytes,
+                backward_peak_bytes=max(0, round(head_bytes(work)) - logits) + layer.output_bytes,
+            )
+        },
+        dense=_state(work.model.hidden + (0 if work.model.tied else table), frozen),
+    )

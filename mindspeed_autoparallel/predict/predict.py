@@ -1,0 +1,102 @@
+"""Predicts step time and memory of training runs described in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES, stage_memory
+from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.workload import read_workload, unknown_keys
+from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
+
+SCHEMA_VERSION = 1
+_GIB = 2**30
+
+
+def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:
+    """The answer to one request.
+
+    ``status`` is ``ok``; ``out_of_memory`` (figures are still given, ``reason`` names the stage); or ``error`` with the
+    reason, for what no run could be started with. ``notes`` name keys that are not known.
+    """
+    answer = _answer(request, extra_devices)
+    unknown = unknown_keys(request) if isinstance(request, Mapping) else []
+    answer["notes"] = [f"{', '.join(unknown)}: not known, and left aside"] if unknown else []
+    return answer
+
+
+def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> dict[str, Any]:
+    identity = request.get("id") if isinstance(request, Mapping) else None
+    try:
+        if not isinstance(request, Mapping):
+            raise ConfigError("a request must be an object with model, hw, parallel and train.")
+        work = read_workload(request)
+        device = find_device(work.gpu, extra_devices)
+    except ConfigError as error:
+        return {"id": identity, "status": "error", "reason": str(error)}
+    efficiency = device.efficiency(work.stack)
+    time = step_time(work, device)
+    stages = [stage_memory(work, stage, device.workspace_bytes) for stage in range(work.pipeline)]
+    peaks = [stage.peak_bytes / _GIB for stage in stages]
+    worst = max(range(len(peaks)), key=lambda stage: peaks[stage])
+    spread, kind = half_width(work, device)
+    peak_spread = peak_half_width(peaks[worst])
+    answer: dict[str, Any] = {
+        "id": identity,
+        "status": "ok",
+        "step_time_ms": time.total_ms,
+        "step_time_interval_ms": [time.total_ms / (1 + spread), time.total_ms * (1 + spread)],
+        "step_time_extrapolation": kind,
+        "step_time_parts_ms": {
+            "pipeline": time.pipeline_ms,
+            "gradients": time.gradient_ms,
+            "optimizer": time.optimizer_ms,
+            "fixed": time.fixed_ms,
+        },
+        "bubble_fraction": time.bubble_fraction,
+        "peak_memory_gib": peaks[worst],
+        "peak_memory_interval_gib": [peaks[worst] / (1 + peak_spread), peaks[worst] * (1 + peak_spread)],
+        "stages": [
+            {
+                "stage": index,
+                "peak_memory_gib": peaks[index],
+                "parameters_gib": stage.parameter_bytes / _GIB,
+                "gradients_gib": stage.gradient_bytes / _GIB,
+                "optimizer_gib": stage.optimizer_bytes / _GIB,
+                "activations_gib": stage.activation_bytes / _GIB,
+                "transient_gib": stage.transient_bytes / _GIB,
+                "workspace_gib": stage.workspace_bytes / _GIB,
+                "microbatch_ms": time.stage_ms[index],
+            }
+            for index, stage in enumerate(stages)
+        ],
+        "tokens_per_s_per_device": work.global_batch * work.model.sequence / time.total_ms * 1e3 / work.num_devices,
+        "profile_source": "analytic",
+        "device": device.name,
+        "stack": work.stack,
+        "provenance": efficiency.provenance,
+    }
+    room = device.memory_gib - CONTEXT_BYTES / _GIB
+    if peaks[worst] > room:
+        answer["status"] = "out_of_memory"
+        answer["reason"] = (
+            f"stage {worst} needs {peaks[worst]:.1f} GiB of {room:.1f} GiB that {device.name} has for tensors; "
+            f"raise tp, pp or cp, lower mbs, use recompute or dist_opt."
+        )
+    return answer
+
+
+def predict(document: Any, extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:
+    """Answers to ``{"requests": [...]}`` in the same order; raises ``ConfigError`` when it is not of that form."""
+    requests = document.get("requests") if isinstance(document, Mapping) else document
+    if not isinstance(requests, list):
+        raise ConfigError('the request file must hold {"requests": [...]}.')
+    return {"schema_version": SCHEMA_VERSION, "predictions": list(_answers(requests, extra_devices))}
+
+
+def _answers(requests: list[Any], extra_devices: tuple[Device, ...]) -> Iterable[dict[str, Any]]:
+    for request in requests:
+        yield predict_one(request, extra_devices)

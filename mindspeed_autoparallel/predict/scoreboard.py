@@ -1,0 +1,238 @@
+"""Predictions beside measured rows: error of time and memory, rank correlation, regret and top-three hits by group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers, layer_activation_bytes, stage_memory
+from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
+from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.workload import Workload, read_workload
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.measured_rows import broken_part, request_of_row
+
+_GIB = 2**30
+
+
+def measured_step_ms(row: Mapping[str, Any]) -> float | None:
+    """The measured step time in a row, in milliseconds, whatever it is called there."""
+    measured = row.get("measured", {})
+    for key, factor in (
+        ("iter_time_ms", 1.0),
+        ("step_time_ms", 1.0),
+        ("iter_time_s", 1e3),
+        ("iter_time_s_median_second_half", 1e3),
+    ):
+        value = measured.get(key)
+        if isinstance(value, (int, float)) and value > 0:
+            return float(value) * factor
+    return _step_ms_of_throughput(row)
+
+
+def _step_ms_of_throughput(row: Mapping[str, Any]) -> float | None:
+    """Step time behind a published rate: tokens per second, or model operations as Megatron counts them.
+
+    Operations of a step without recompute: ``72 B s l h^2 (1 + s / 6 h + V / 12 l h)``. Source: Narayanan et al. 2021,
+    appendix, whose 96 counts one more forward pass for recompute.
+    """
+    model, train, hardware = row.get("model", {}), row.get("train", {}), row.get("hw", {})
+    measured, batch, devices = row.get("measured", {}), train.get("gbs"), hardware.get("num_gpus")
+    if not (isinstance(batch, int) and devices and model.get("seq")):
+        return None
+    if measured.get("tokens_per_s_per_gpu"):
+        return float(batch * model["seq"] / measured["tokens_per_s_per_gpu"] / devices * 1e3)
+    names = ("hidden", "num_layers", "vocab", "seq")
+    if not measured.get("tflops_per_gpu") or any(not model.get(name) for name in names):
+        return None
+    hidden, layers, vocabulary, sequence = (model[name] for name in names)
+    scale = 1 + sequence / (6 * hidden) + vocabulary / (12 * layers * hidden)
+    operations = 72 * batch * sequence * layers * hidden**2 * scale
+    return float(operations / (measured["tflops_per_gpu"] * 1e12 * devices) * 1e3)
+
+
+def measured_peak_gib(row: Mapping[str, Any]) -> float | None:
+    """The measured peak of allocated memory in GiB."""
+    measured = row.get("measured", {})
+    for key, factor in (
+        ("peak_alloc_gib", 1.0),
+        ("peak_memory_gib", 1.0),
+        ("peak_gib", 1.0),
+        ("mem_max_allocated_bytes", 1 / _GIB),
+    ):
+        value = measured.get(key)
+        if isinstance(value, (int, float)) and value > 0:
+            return float(value) * factor
+    return None
+
+
+def measured_workload(row: Mapping[str, Any]) -> Workload | None:
+    """The workload behind a measured row, or ``None`` where it does not say enough or is not modelled."""
+    try:
+        request = request_of_row(row)
+        return None if request is None else read_workload(request)
+    except ConfigError:
+        return None
+
+
+def group_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Rows that a user would choose among: the same model, devices and batch."""
+    model, train = row.get("model", {}), row.get("train", {})
+    names = ("name", "hidden", "num_layers", "heads", "seq")
+    return (
+        row.get("group"),
+        *(model.get(name) for name in names),
+        row.get("hw", {}).get("num_gpus"),
+        train.get("gbs"),
+        train.get("micro_batch_count") if "gbs" not in train else None,
+    )
+
+
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
+    """Spearman's, ties sharing their mean rank; 1 for fewer than two distinct values on either side."""
+
+    def ranks(values: Sequence[float]) -> list[float]:
+        order = sorted(range(len(values)), key=lambda i: values[i])
+        result = [0.0] * len(values)
+        start = 0
+        while start < len(order):
+            stop = start
+            while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
+                stop += 1
+            for place in range(start, stop + 1):
+                result[order[place]] = (start + stop) / 2
+            start = stop + 1
+        return result
+
+    a, b = ranks(left), ranks(right)
+    mean = (len(a) - 1) / 2
+    spread_a, spread_b = sum((x - mean) ** 2 for x in a), sum((y - mean) ** 2 for y in b)
+    if not spread_a or not spread_b:
+        return 1.0
+    return float(sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / (spread_a * spread_b) ** 0.5)
+
+
+def ranking_by_group(rows: Sequence[tuple[Mapping[str, Any], float, float]]) -> dict[str, float]:
+    """Ranking quality over groups of at least two plans; ``rows``: (row, predicted ms, measured ms).
+
+    ``regret`` of a group: how much slower the plan predicted fastest is than the one measured fastest.
+    """
+    groups: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    for row, predicted, measured in rows:
+        groups[group_key(row)].append((predicted, measured))
+    choices = [pairs for pairs in groups.values() if len(pairs) > 1]
+    hits, regrets, correlations, harder, harder_hits = 0, [], [], 0, 0
+    for pairs in choices:
+        best = min(measured for _, measured in pairs)
+        ordered = sorted(pairs)
+        hit = any(measured <= best for _, measured in ordered[:3])
+        hits += hit
+        if len(pairs) > 3:
+            harder, harder_hits = harder + 1, harder_hits + hit
+        regrets.append(ordered[0][1] / best - 1)
+        correlations.append(rank_correlation([p for p, _ in pairs], [m for _, m in pairs]))
+    count = len(choices)
+    return {
+        "groups": count,
+        "top3_hits": hits,
+        "groups_above_three": harder,
+        "top3_hits_above_three": harder_hits,
+        "mean_regret": sum(regrets) / count if count else 0.0,
+        "max_regret": max(regrets, default=0.0),
+        "mean_rank_correlation": sum(correlations) / count if count else 1.0,
+    }
+
+
+def _errors(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    ratios = [predicted / measured - 1 for predicted, measured in pairs]
+    return {
+        "rows": len(ratios),
+        "mean_absolute": sum(abs(x) for x in ratios) / len(ratios),
+        "mean": sum(ratios) / len(ratios),
+        "worst_over": max(ratios),
+        "worst_under": min(ratios),
+    }
+
+
+def _predicted_peak_gib(work: Workload, row: Mapping[str, Any]) -> float:
+    """Of the rank that was measured: some sources log the last rank only."""
+    workspace = find_device(work.gpu).workspace_bytes
+    last_only = "mem_max_allocated_bytes" in row.get("measured", {})
+    stages = [work.pipeline - 1] if last_only else range(work.pipeline)
+    return max(stage_memory(work, stage, workspace).peak_bytes for stage in stages) / _GIB
+
+
+def _activation_pair(row: Mapping[str, Any], work: Workload) -> tuple[float, float] | None:
+    """(predicted, measured) activation memory where a source gives it apart."""
+    measured = row.get("measured", {})
+    saved = layer_activation_bytes(work)
+    if "activations_gib" in measured:
+        return saved * in_flight_layers(work, 0) / _GIB, float(measured["activations_gib"])
+    if "activation_pct_of_tp_baseline" in measured:
+        plain = dict(request_of_row(row) or {})
+        plain["parallel"] = {**plain["parallel"], "sp": False}
+        plain["train"] = {**plain["train"], "recompute": "none"}
+        base = layer_activation_bytes(read_workload(plain))
+        return 100 * saved / base, float(measured["activation_pct_of_tp_baseline"])
+    return None
+
+
+def scoreboard(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Every figure by data group, with how many rows were left out and why.
+
+    ``rows``: measured rows with ``model``, ``hw``, ``parallel``, ``train`` and ``measured``. Memory errors are given
+    for all rows and for those above 10 GiB.
+    """
+    times: dict[str, list[tuple[Mapping[str, Any], float, float]]] = defaultdict(list)
+    peaks: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    activations: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    weights: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    left_out: dict[str, int] = defaultdict(int)
+    for row in rows:
+        group = str(row.get("group", "all"))
+        broken = broken_part(row)
+        if broken:
+            left_out[f"{group}: {broken}"] += 1
+            continue
+        try:
+            request = request_of_row(row)
+            if request is None:
+                left_out[f"{group}: the row does not describe a gpt or moe run in full"] += 1
+                continue
+            work = read_workload(request)
+            pair = _activation_pair(row, work)
+            if pair:
+                activations[group].append(pair)
+            if "params_plus_optimizer_gib" in row.get("measured", {}):
+                count = layer_parameters(work).shared * work.model.num_layers / work.pipeline
+                weights[group].append((18 * count / _GIB, float(row["measured"]["params_plus_optimizer_gib"])))
+            step, peak = measured_step_ms(row), measured_peak_gib(row)
+            if peak:
+                peaks[group].append((_predicted_peak_gib(work, row), peak))
+            if step:
+                predicted = step_time(work, find_device(work.gpu)).total_ms
+                times[group].append((row, predicted, step))
+            if not (step or peak or pair):
+                left_out[f"{group}: nothing that is predicted was measured"] += 1
+        except ConfigError as error:
+            left_out[f"{group}: {error}"] += 1
+    result: dict[str, Any] = {"schema_version": 1, "groups": {}, "left_out": dict(sorted(left_out.items()))}
+    for group in sorted({*times, *peaks, *activations, *weights}):
+        entry: dict[str, Any] = {}
+        if times[group]:
+            entry["step_time"] = _errors([(p, m) for _, p, m in times[group]])
+            entry["ranking"] = ranking_by_group(times[group])
+        if peaks[group]:
+            entry["peak_memory"] = _errors(peaks[group])
+            large = [pair for pair in peaks[group] if pair[1] > 10]
+            if large:
+                entry["peak_memory_above_10_gib"] = _errors(large)
+        if activations[group]:
+            entry["activation_memory"] = _errors(activations[group])
+        if weights[group]:
+            entry["parameter_memory"] = _errors(weights[group])
+        if entry:
+            result["groups"][group] = entry
+    return result

@@ -1,0 +1,1 @@
+"""One folder per feature flag: ``request`` checks what was asked, ``entry`` runs it, ``output`` writes the result."""

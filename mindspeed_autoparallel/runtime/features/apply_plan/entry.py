@@ -1,0 +1,137 @@
+"""Puts a plan into the arguments the host has just parsed, before it validates them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.runtime.features.apply_plan import check
+from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    RECOMPUTE_ARGUMENTS,
+    kind_everywhere,
+    model_keys,
+    native_flags,
+    pipeline_layout,
+    recompute_arguments,
+    sizes,
+)
+from mindspeed_autoparallel.spec.plan import Plan
+
+
+def apply_plan(arguments: argparse.Namespace) -> None:
+    """Read ``arguments.auto_parallel_plan``, check it fits model and world, and set the host's ``arguments`` by it."""
+    path = Path(arguments.auto_parallel_plan)
+    plan = Plan.read(path)
+    if plan.hetero is not None:
+        raise PlanError(
+            f"{path} gives encoders layouts of their own ({plan.layout.label()}): train it with --hetero-parallel and "
+            "the model.json that the search wrote (hetero_parallel.model_file in its result file)."
+        )
+    description = describe(arguments)
+    _check_model(plan, description, path)
+    _check_world(plan, path)
+    for destination, value in sizes(plan).items():
+        setattr(arguments, destination, value)
+    arguments.virtual_pipeline_model_parallel_size = None
+    if description.model_file is not None:
+        _apply_to_model_file(plan, description, arguments, path)
+    else:
+        _apply_to_language_model(plan, arguments)
+    check.SESSION.begin(plan, int(arguments.auto_parallel_check_steps))
+    if os.environ.get("RANK", "0") == "0":
+        print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
+        print(f"as native flags: {shlex.join(native_flags(plan))}", flush=True)
+
+
+def _check_model(plan: Plan, description: Description, path: Path) -> None:
+    if plan.profile.model_hash and plan.profile.model_hash != description.model_hash:
+        planned = ", ".join(f"{module.name} {module.num_layers} layers" for module in plan.model.modules)
+        given = ", ".join(f"{module.name} {module.num_layers} layers" for module in description.modules)
+        raise PlanError(
+            f"{path} was made for another model (hash {plan.profile.model_hash[:12]}, this one is "
+            f"{description.model_hash[:12]}): planned {planned}; given {given}. Search again with "
+            "--auto-parallel-mm, or give the flags and model.json the plan was made with."
+        )
+
+
+def _check_world(plan: Plan, path: Path) -> None:
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size != plan.layout.num_devices:
+        raise PlanError(
+            f"{path} is for {plan.layout.num_devices} devices ({plan.layout.label()}), but {world_size} processes were "
+            f"started. Start {plan.layout.num_devices}, or search a plan for {world_size} devices with "
+            "--simulated-nnodes and --simulated-nproc-per-node."
+        )
+
+
+def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, path: Path) -> None:
+    content = description.with_layers({}, {})
+    for module in description.modules:
+        block: Any = content
+        for key in module.keys:
+            block = block[key]
+        for stale in RECOMPUTE_ARGUMENTS:
+            block.pop(stale, None)
+        block.update(model_keys(plan, module.name))
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    applied = path.with_name(f"applied_model_{digest}.json")
+    # Every rank writes the same content through a rename, so that none waits for another before torch is up.
+    write_json_atomic(applied, content)
+    arguments.mm_model = str(applied)
+    for name in RECOMPUTE_ARGUMENTS:
+        setattr(arguments, name, None)
+    if os.environ.get("RANK", "0") == "0":
+        print(_difference(description, content, applied), flush=True)
+
+
+def _difference(description: Description, content: dict[str, Any], applied: Path) -> str:
+    before = json.dumps(description.content, indent=2).splitlines()
+    after = json.dumps(content, indent=2).splitlines()
+    lines = difflib.unified_diff(before, after, str(description.model_file), str(applied), lineterm="", n=1)
+    return "\n".join(lines)
+
+
+def _apply_to_language_model(plan: Plan, arguments: Any) -> None:
+    layout = plan.layout
+    if layout.num_virtual_stages > 1:
+        counts = set(plan.layers_of(plan.model.modules[0].name))
+        if hasattr(arguments, "pipeline_model_parallel_layout"):
+            arguments.pipeline_model_parallel_layout = pipeline_layout(plan)
+            arguments.num_layers_per_virtual_pipeline_stage = None
+        elif len(counts) > 1 or layout.virtual_size > 1:
+            raise PlanError(
+                f"the plan has {sorted(counts)} layers on its stages, and this Megatron has no "
+                "--pipeline-model-parallel-layout to run that with. Use megatron-core 0.13 or newer."
+            )
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    pipeline_rank = int(os.environ.get("RANK", "0")) // (world_size // layout.pipeline_size)
+    for name in RECOMPUTE_ARGUMENTS:
+        setattr(arguments, name, None)
+    kind = kind_everywhere(plan)
+    if kind is not None:
+        for name, value in recompute_arguments(kind).items():
+            setattr(arguments, name, value)
+        return
+    recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
+    by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
+    # Megatron's own block method: the first layers of each chunk are recomputed, so every rank has its own number.
+    own = max(by_rank[pipeline_rank])
+    more = [rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1]
+    if more and os.environ.get("RANK", "0") == "0":
+        print(
+            f"Megatron recomputes equally many layers in every chunk of a rank: pipeline ranks {more} recompute more "
+            "than planned, so steps take longer than predicted and memory stays below the prediction.",
+            flush=True,
+        )
+    if own:
+        for name, value in recompute_arguments("full", own).items():
+            setattr(arguments, name, value)

@@ -1,0 +1,141 @@
+"""A profile without measuring: the shapes in the host's arguments and model.json, on a device of the catalogue."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.cost.catalogue import Device, find_device, read_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.analytic_profile import Section, analytic_profile
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.redaction import masked_words
+from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description
+from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
+
+
+def asked_device(arguments: argparse.Namespace) -> Device | None:
+    """The device of ``--profile-source analytic``, ``None`` where costs are measured; ``ConfigError`` if unknown."""
+    if getattr(arguments, "profile_source", "measured") != "analytic":
+        for flag in ("profile-device", "profile-device-file"):
+            if getattr(arguments, flag.replace("-", "_"), None):
+                raise ConfigError(f"--{flag} is for --profile-source analytic; add that, or drop it.")
+        return None
+    file = arguments.profile_device_file
+    own = (read_device(Path(file)),) if file else ()
+    name = arguments.profile_device or (own[0].name if own else None)
+    if name is None:
+        raise ConfigError("--profile-source analytic needs --profile-device, such as H100 or Ascend-910B.")
+    return find_device(name, own)
+
+
+def kind_of(device: Device) -> str:
+    """``npu``, ``cuda`` or ``cpu``: what Megatron's features are asked about."""
+    if device.name == "CPU":
+        return "cpu"
+    return "npu" if "ascend" in device.name.lower() else "cuda"
+
+
+def computed_profile(
+    arguments: argparse.Namespace,
+    description: Description,
+    device: Device,
+    devices_per_node: int,
+    say: Callable[[str], None],
+) -> Profile:
+    """Costs of every module of ``description`` for ``device``; ``say`` tells what had to be assumed."""
+    sections = _sections(arguments, description, say)
+    say(f"analytic: nothing is measured; costs are computed for {device.name} from datasheet and efficiencies")
+    return analytic_profile(
+        sections,
+        device,
+        devices_per_node,
+        command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        model_hash=description.model_hash,
+        interleaved_sends=interleaved_sends(arguments),
+    )
+
+
+def _sections(
+    arguments: argparse.Namespace, description: Description, say: Callable[[str], None]
+) -> tuple[Section, ...]:
+    if description.model_file is None:
+        return (Section("text_decoder", _of_arguments(arguments)),)
+    sections = []
+    for module in description.modules:
+        is_last = module is description.modules[-1]
+        shape = _of_block(_block(description.content, module), arguments, is_last=is_last)
+        if "seq" not in shape:
+            shape["seq"] = int(arguments.seq_length)
+            say(
+                f"{module.name}: model.json does not tell its tokens per sample; taken as --seq-length {shape['seq']}. "
+                "Measure (--profile-source measured) where its share matters."
+            )
+        sections.append(Section(module.name, shape, module.frozen))
+    return tuple(sections)
+
+
+def _block(content: Mapping[str, Any], module: DescribedModule) -> Mapping[str, Any]:
+    block: Any = content
+    for key in module.keys:
+        block = block[key]
+    return dict(block)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}
+
+
+def _of_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    def value(name: str) -> Any:
+        return getattr(arguments, name, None)
+
+    grouped = value("group_query_attention") and value("num_query_groups")
+    return {
+        "swiglu": bool(value("swiglu")),
+        "tied_embeddings": not value("untie_embeddings_and_output_weights"),
+        **_given(
+            num_layers=value("num_layers"),
+            hidden=value("hidden_size"),
+            heads=value("num_attention_heads"),
+            kv_heads=grouped,
+            ffn=value("ffn_hidden_size"),
+            seq=value("seq_length"),
+            head_size=value("kv_channels"),
+            vocab=value("padded_vocab_size") or value("vocab_size"),
+            num_experts=value("num_experts"),
+            topk=value("moe_router_topk") if value("num_experts") else None,
+            moe_ffn=value("moe_ffn_hidden_size"),
+            shared_expert_ffn=value("moe_shared_expert_intermediate_size"),
+        ),
+    }
+
+
+def _of_block(block: Mapping[str, Any], arguments: argparse.Namespace, *, is_last: bool) -> dict[str, Any]:
+    shape: dict[str, Any] = {
+        "swiglu": bool(block.get("gated_linear_unit", False)),
+        "causal": is_last,
+        **_given(
+            num_layers=block.get("num_layers"),
+            hidden=block.get("hidden_size"),
+            head_size=block.get("kv_channels"),
+            heads=block.get("num_attention_heads"),
+            kv_heads=block.get("num_query_groups"),
+            ffn=block.get("ffn_hidden_size"),
+            num_experts=block.get("num_moe_experts"),
+            topk=block.get("moe_router_topk") if block.get("num_moe_experts") else None,
+        ),
+    }
+    image, patch = block.get("image_size"), block.get("patch_size")
+    if is_last:
+        vocabulary = block.get("vocab_size") or getattr(arguments, "padded_vocab_size", None) or arguments.vocab_size
+        shape |= _given(seq=arguments.seq_length, vocab=vocabulary)
+        shape["tied_embeddings"] = not block.get(
+            "untie_embeddings_and_output_weights", getattr(arguments, "untie_embeddings_and_output_weights", False)
+        )
+    elif isinstance(image, int) and isinstance(patch, int) and image >= patch > 0:
+        shape["seq"] = (image // patch) ** 2
+    return shape

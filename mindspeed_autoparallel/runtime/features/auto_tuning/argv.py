@@ -1,0 +1,166 @@
+"""A configuration as Megatron's own flags, and the user's command line with it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    RECOMPUTE_ARGUMENTS,
+    pipeline_layout,
+    recompute_arguments,
+    sizes,
+)
+from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec.plan import Plan
+
+_VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+_LAYOUT = "pipeline_model_parallel_layout"
+_TUNED = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "sequence_parallel",
+    "use_distributed_optimizer",
+    "overlap_grad_reduce",
+    "overlap_param_gather",
+    "moe_token_dispatcher_type",
+    "global_batch_size",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    _LAYOUT,
+    *_VIRTUAL,
+    *RECOMPUTE_ARGUMENTS,
+    "recompute_activations",
+    "use_megatron_fsdp",
+    "data_parallel_sharding_strategy",
+)
+"""What a configuration decides; on the user's command line it is replaced."""
+_NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
+"""Flags that switch something off, by what they switch."""
+
+
+def values_of(plan: Plan, settings: Mapping[str, Any], recompute: str, num_recomputed: int) -> dict[str, Any]:
+    """Argument destinations and values: everything that the configuration decides, switches that are off as well."""
+    values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather, **settings}
+    module = plan.model.modules[0].name
+    layers = plan.layers_of(module)
+    if len(set(layers)) > 1:
+        values[_LAYOUT] = pipeline_layout(plan)
+    elif plan.layout.virtual_size > 1:
+        values[_VIRTUAL[0]] = layers[0]
+    return values | recompute_arguments(recompute, num_recomputed)
+
+
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """Command line words; what is Megatron's default is left out."""
+    words: list[str] = []
+    kept = (
+        "micro_batch_size",
+        "global_batch_size",
+        "recompute_num_layers",
+        *_VIRTUAL,
+        "expert_tensor_parallel_size",
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+    )
+    for destination, value in values.items():
+        flag = "--" + destination.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is False and destination in _NEGATED:
+            words.append(_NEGATED[destination])
+        elif isinstance(value, list):
+            words += [flag, *map(str, value)]
+        elif value not in (False, None) and (value != 1 or destination in kept):
+            words += [flag, str(value)]
+    return words
+
+
+def with_configuration(argv: Sequence[str], words: Sequence[str], *, keep_tuning: bool) -> list[str]:
+    """``argv`` (script first) without what is tuned, then ``words``.
+
+    ``keep_tuning``: whether the flags of ``--auto-tuning`` stay, which a process of ours needs and a training must not
+    have.
+    """
+    removed = _removed(words)
+
+    def stays(name: str) -> bool:
+        ours = name.startswith("--auto-tuning") or name in _CLUSTER
+        return name not in removed and (keep_tuning or not ours)
+
+    return [argv[0], *_words_whose_flag(stays, argv), *words]
+
+
+def taken_out(argv: Sequence[str], words: Sequence[str]) -> list[str]:
+    """What ``with_configuration`` leaves out of ``argv`` and ``words`` do not say anew.
+
+    Whoever pastes ``words`` behind a command of theirs has to take these out, for they would stay in force.
+    """
+    stale = _removed(words) - _flags(words)
+    return _words_whose_flag(lambda name: name in stale, argv)
+
+
+def _words_whose_flag(wanted: Callable[[str], bool], argv: Sequence[str]) -> list[str]:
+    """Flags of ``argv`` (script first) that are ``wanted``, with their values; words before any have an empty one."""
+    found: list[str] = []
+    name = ""
+    for word in argv[1:]:
+        if word.startswith("--"):
+            name = _plain(word)
+        if wanted(name):
+            found.append(word)
+    return found
+
+
+def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list[str]:
+    """``torchrun`` on the first node of the cluster to train on; on the others ``--node-rank`` differs."""
+    processes = ["--nproc-per-node", str(cluster.devices_per_node)]
+    if cluster.num_nodes == 1:
+        return ["torchrun", "--standalone", *processes]
+    meeting = ["--node-rank", "0", "--master-addr", master_addr, "--master-port", str(master_port)]
+    return ["torchrun", "--nnodes", str(cluster.num_nodes), *processes, *meeting]
+
+
+def _removed(words: Sequence[str]) -> set[str]:
+    """Flags that a configuration decides, with dashes."""
+    return {_plain("--" + name) for name in _TUNED} | _flags(words)
+
+
+def _flags(words: Sequence[str]) -> set[str]:
+    return {_plain(word) for word in words if word.startswith("--")}
+
+
+def _plain(word: str) -> str:
+    """The flag without a value after ``=``, and with dashes: Megatron's may be written either way."""
+    return word.split("=", 1)[0].replace("_", "-")
+
+
+_CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
+
+
+def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size: int) -> str:
+    """Why the host's own ``validate_args`` refuses the configuration, or nothing. ``arguments`` are left alone."""
+    import contextlib
+    import copy
+    import io
+
+    from megatron.training.arguments import validate_args
+
+    tried = copy.deepcopy(arguments)
+    for name in (*_VIRTUAL, _LAYOUT, *RECOMPUTE_ARGUMENTS, "recompute_activations"):
+        if hasattr(tried, name):
+            setattr(tried, name, None)
+    for name, value in values.items():
+        setattr(tried, name, value)
+    tried.rank, tried.world_size = 0, world_size
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            validate_args(tried, {})
+    except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError) as error:
+        return str(error).strip() or type(error).__name__
+    return ""

@@ -1,0 +1,99 @@
+"""All dimensions together: what is traced and searched for a request."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked, words
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import attention_exchanges
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.experts import (
+    dispatchers,
+    token_rearrangement,
+    whole_experts,
+)
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.recompute import selective_kinds
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.sizes import Sizes, worthwhile_sizes
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.switches import switches
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.unsearched import name_unsearched
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.ways import Way
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.spec.recompute import in_words
+
+_WAYS: tuple[Callable[[Asked], list[Way]], ...] = (
+    attention_exchanges,
+    dispatchers,
+    token_rearrangement,
+    whole_experts,
+)
+"""Each adds its ways, or the reason why there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """What is traced and searched."""
+
+    points: tuple[MeasuredAt, ...]
+    ways: tuple[Way, ...]
+    """The script's own first."""
+    recompute: dict[str, dict[str, Any]]
+    """Kinds that are traced beside none: Megatron's argument destinations and values."""
+    dimensions: Dimensions
+    searched: dict[str, str]
+    """Dimension to its values, for people."""
+    left_out: dict[str, str]
+    """Dimension, or a value of it, to the reason."""
+
+
+def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_name: str) -> SearchPlan:
+    """Everything worth tracing for ``request`` with what the host's parser (``arguments``) and the device have."""
+    asked = Asked(request=request, arguments=arguments, device_name=device_name)
+    sizes = worthwhile_sizes(asked)
+    ways = [Way(), *(way for dimension in _WAYS for way in dimension(asked))]
+    for way in ways:
+        if not any(way.matters(point) for point in sizes.points):
+            asked.left_out[way.title] = "it differs from the script's own way in no layout that is traced"
+    ways = [way for way in ways if way.title not in asked.left_out]
+    dimensions = switches(asked)
+    recompute = selective_kinds(asked)
+    name_unsearched(asked)
+    return SearchPlan(
+        points=sizes.points,
+        ways=tuple(ways),
+        recompute=recompute,
+        dimensions=dimensions,
+        searched=_searched(request, sizes, ways, recompute, dimensions),
+        left_out=asked.left_out,
+    )
+
+
+def _searched(
+    request: TuningRequest, sizes: Sizes, ways: list[Way], recompute: Iterable[str], dimensions: Dimensions
+) -> dict[str, str]:
+    kinds = ["none", *map(in_words, recompute)]
+    if "full" in dimensions.recompute:
+        kinds.append("full (the first layers of each stage, or groups of layers)")
+    searched = {
+        "tensor parallel": words(sizes.tensor),
+        "sequence parallel": "on and off"
+        if max(sizes.tensor) > 1 and not request.num_experts
+        else "with tensor parallel",
+        "pipeline stages": "every divisor of the ranks, uneven ones too"
+        if dimensions.uneven_stages
+        else "every divisor of the ranks that divides the layers",
+        "virtual stages": words(dimensions.virtual_sizes),
+        "context parallel": words(sizes.context),
+        "expert parallel": words(sizes.expert),
+        "micro batch": words(sizes.micro_batch),
+        "distributed optimizer (ZeRO-1)": words(dimensions.distributed_optimizer),
+        "overlap of gradient reduction": words(dimensions.overlap_gradient_reduce),
+        "overlap of parameter gathering": words(dimensions.overlap_parameter_gather),
+        "recompute": ", ".join(kinds),
+    }
+    if len(ways) > 1:
+        searched["ways to run the layers"] = ", ".join(way.title or "as in the script" for way in ways)
+    return searched

@@ -1,0 +1,67 @@
+"""What is thrown away in forward and computed again in backward: modules of every layer, or whole layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.spec.recompute import selective_kind
+
+_TITLE = "recompute of "
+
+
+def recompute_kinds(asked: Asked) -> tuple[str, ...]:
+    """The kinds that this Megatron has (``spec.recompute``, without what comes after a colon)."""
+    if asked.has("recompute_granularity"):
+        return ("none", "selective", "full")
+    asked.left_out["recompute"] = "this Megatron has no --recompute-granularity"
+    return ("none",)
+
+
+def selective_kinds(asked: Asked) -> dict[str, dict[str, Any]]:
+    """Kinds that are traced beside none, with Megatron's arguments; whole layers follow from the plain trace.
+
+    Each module alone, all that are cheap to compute again together, and those with each expensive one.
+    """
+    if not asked.has("recompute_granularity"):
+        return {}
+    if not asked.has("recompute_modules"):
+        asked.left_out["recompute modules"] = "this Megatron has no --recompute-modules: the core attention alone"
+        return {selective_kind(()): {"recompute_granularity": "selective"}}
+    cheap, dear = _cheap_modules(asked), _dear_modules(asked)
+    sets: list[tuple[str, ...]] = [*((module,) for module in (*cheap, *dear)), tuple(cheap)]
+    # The activation of experts is inside of them.
+    sets += [(*(other for other in cheap if (module, other) != ("moe", "moe_act")), module) for module in dear]
+    own = tuple(asked.value("recompute_modules") or ())
+    if own and not any(set(own) == set(modules) for modules in sets):
+        sets.append(own)
+    return {
+        selective_kind(modules): {"recompute_granularity": "selective", "recompute_modules": list(modules)}
+        for modules in sets
+    }
+
+
+def _cheap_modules(asked: Asked) -> list[str]:
+    """Passes over memory, no matrix products but the attention's own."""
+    found = ["core_attn", "layernorm"]
+    if asked.value("multi_latent_attention"):
+        found.append("mla_up_proj")
+    if asked.request.num_experts:
+        if asked.value("moe_grouped_gemm"):
+            found.append("moe_act")
+        else:
+            asked.left_out[f"{_TITLE}moe_act"] = "Megatron has it with --moe-grouped-gemm only"
+    return found
+
+
+def _dear_modules(asked: Asked) -> list[str]:
+    if not asked.request.num_experts:
+        return ["mlp"]
+    found = ["moe"]
+    if not asked.value("moe_shared_expert_intermediate_size"):
+        asked.left_out[f"{_TITLE}shared_experts"] = "the model has no shared experts"
+    elif asked.value("moe_shared_expert_overlap"):
+        asked.left_out[f"{_TITLE}shared_experts"] = "Megatron refuses it with --moe-shared-expert-overlap"
+    else:
+        found.append("shared_experts")
+    return found

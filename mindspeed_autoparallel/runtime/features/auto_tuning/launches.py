@@ -1,0 +1,154 @@
+"""Every launch of a tuning run: decided here, with an id, recorded with how it ended, never repeated needlessly."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.redaction import masked_words
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+
+ARGV_FILE = "auto_tuning_modified_argv.json"
+LAUNCHES_FILE = "launches.json"
+INTERRUPTED = "interrupted"
+_RUNNING = "running"
+_PURPOSES = {
+    "trace": ("OOTB_OPTIMIZER_PARSE_ARGS", "OOTB_OPTIMIZER_PARSE_MODEL"),
+    "calibrate": ("OOTB_OPTIMIZER_PROFILING",),
+    "verify": ("OOTB_OPTIMIZER_PROFILING",),
+}
+"""Variables that tell the user's script what a process is for; set in the children only."""
+
+Say = Callable[[str], None]
+
+
+class Launches:
+    """Starts processes for a request and keeps ``launches.json``."""
+
+    def __init__(self, request: TuningRequest, coordinator: Coordinator, say: Say) -> None:
+        self.request = request
+        self.coordinator = coordinator
+        self.say = say
+        self.records: list[dict[str, Any]] = []
+        """Of this run."""
+        self._earlier = _earlier(request.work_dir / LAUNCHES_FILE)
+        self._numbers = itertools.count(1 + max((record["number"] for record in self._earlier), default=0))
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+
+    @property
+    def num_on_devices(self) -> int:
+        """Launches that used the devices: a trace runs on the CPU of the main node, and not every launch can start."""
+        unused = LaunchStatus.NOT_STARTED.value
+        return sum(record["purpose"] != "trace" and record["status"] != unused for record in self.records)
+
+    def traces(self, tasks: Sequence[dict[str, Any]]) -> list[LaunchOutcome]:
+        """One process on this node's CPU per task, all at once; an interrupt ends them all."""
+        with ThreadPoolExecutor(len(tasks)) as pool:
+            try:
+                return list(pool.map(self._trace, tasks))
+            except BaseException:
+                self._stopping.set()
+                raise
+
+    def _trace(self, task: dict[str, Any]) -> LaunchOutcome:
+        spec = self._spec("trace", task, tuple(sys.argv), {"MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"})
+        return self._kept(
+            "trace",
+            spec,
+            lambda: run_local_processes(
+                spec,
+                node_rank=0,
+                num_processes=1,
+                num_nodes=1,
+                log_dir=self.coordinator.log_dir,
+                should_stop=self._stopping.is_set,
+            ),
+        )
+
+    def on_devices(
+        self,
+        purpose: str,
+        task: dict[str, Any],
+        argv: tuple[str, ...] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> LaunchOutcome:
+        """The user's script on all devices of all nodes, with ``argv`` in place of its own."""
+        spec = self._spec(purpose, task, argv or tuple(sys.argv), dict(environment or {}))
+        return self._kept(purpose, spec, lambda: self.coordinator.launch(spec))
+
+    def _spec(self, purpose: str, task: dict[str, Any], argv: tuple[str, ...], extra: dict[str, str]) -> LaunchSpec:
+        with self._lock:
+            number = next(self._numbers)
+        argv_file = self.request.work_dir / ARGV_FILE
+        write_json_atomic(argv_file, {"schema_version": 1, "purpose": purpose, "argv": masked_words(argv)})
+        environment = dict.fromkeys(_PURPOSES[purpose], "TRUE")
+        return LaunchSpec(
+            launch_id=f"{purpose}-{number}",
+            argv=argv,
+            environment={"OOTB_OPTIMIZER_MODIFIED_ARGV_PATH": str(argv_file), **environment, **extra},
+            task=task,
+            timeout_s=self.request.launch_timeout_s,
+        )
+
+    def _kept(self, purpose: str, spec: LaunchSpec, run: Callable[[], LaunchOutcome]) -> LaunchOutcome:
+        record: dict[str, Any] = {
+            "id": spec.launch_id,
+            "number": int(spec.launch_id.rpartition("-")[2]),
+            "purpose": purpose,
+            "status": _RUNNING,
+            "started": time.time(),
+        }
+        self._write(record, record)
+        try:
+            outcome = run()
+        except BaseException:
+            with contextlib.suppress(ConfigError):  # the disk may be full, and the first error counts
+                self._write(record, {"status": INTERRUPTED})
+            raise
+        if self._stopping.is_set():
+            self._write(record, {**outcome.to_json(), "status": INTERRUPTED})
+            return outcome
+        self._write(record, outcome.to_json())
+        if outcome.status is not LaunchStatus.OK:
+            self.say(f"launch {spec.launch_id}: {outcome.describe()}")
+        return outcome
+
+    def _write(self, record: dict[str, Any], news: dict[str, Any]) -> None:
+        with self._lock:
+            record |= news
+            if record not in self.records:
+                self.records.append(record)
+            write_json_atomic(
+                self.request.work_dir / LAUNCHES_FILE,
+                {"schema_version": 1, "launches": [*self._earlier, *self.records]},
+            )
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """Launches of earlier runs in this work dir; what was still running then was cut off with its tuner."""
+    if not path.exists():
+        return []
+    try:
+        records = read_json(path, "list of launches")["launches"]
+        return [
+            {
+                **record,
+                "number": int(record["number"]),
+                "status": INTERRUPTED if record["status"] == _RUNNING else record["status"],
+            }
+            for record in records
+        ]
+    except (ConfigError, TypeError, KeyError, ValueError):
+        return []  # another release's, or broken: it is only a record

@@ -1,0 +1,139 @@
+"""The files of a tuning run: JSON for programs, a table and a page for people, a plan file per configuration."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
+from mindspeed_autoparallel.planner.tuner.search import Found
+from mindspeed_autoparallel.redaction import masked_words
+from mindspeed_autoparallel.report.page import render_page
+from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.recompute import in_words
+from mindspeed_autoparallel.units import US_PER_MS
+
+RESULT_SCHEMA_VERSION = 1
+RESULT_FILE = "auto_tuning_result.json"
+PAGE_FILE = "auto_tuning_report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """A configuration with everything a user needs to train by it."""
+
+    found: Found
+    plan: Plan
+    values: Mapping[str, Any]
+    """Megatron's argument destinations."""
+    words: Sequence[str]
+    """The configuration as flags."""
+    command: Sequence[str]
+    """The user's command line with them, under torchrun."""
+    taken_out: Sequence[str]
+    """Words of the user's command line that would stay in force beside ``words``."""
+    relative_error: float
+    ends: tuple[float, float] = (1.0, 1.0)
+    """Step times, as shares of the predicted one, if modelled switches hide all that they are said to, and nothing."""
+
+    @property
+    def modelled(self) -> tuple[str, ...]:
+        """Switches of it that no measurement has seen."""
+        return self.found.configuration.family.modelled
+
+    @property
+    def title(self) -> str:
+        """How its layers are run, beside what its layout's label says."""
+        layout = self.plan.layout
+        told = layout.sharding.label if layout.sharding is not None else ""
+        names = [self.found.configuration.family.name, *self.modelled]
+        return " ".join(name for name in names if name and not (told and name.startswith(told)))
+
+
+def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
+    """One entry of ``top``."""
+    plan, found = recommendation.plan, recommendation.found
+    layout = plan.layout
+    step_ms = plan.step.total_us / US_PER_MS
+    spread = recommendation.relative_error
+    module = plan.model.modules[0].name
+    return {
+        "number": number,
+        "label": f"{layout.label()} {recommendation.title}".strip(),
+        "parallel": {
+            "tp": layout.tensor_size,
+            "pp": layout.pipeline_size,
+            "dp": layout.data_size,
+            "cp": layout.context_size,
+            "ep": layout.expert_size,
+            "vpp": layout.virtual_size,
+            "sp": layout.sequence_parallel,
+            "dist_opt": layout.distributed_optimizer,
+            "overlap_grad_reduce": layout.overlap_gradient_reduce,
+            "overlap_param_gather": layout.overlap_parameter_gather,
+        },
+        "micro_batch_size": layout.micro_batch_size,
+        "global_batch_size": plan.global_batch_size,
+        "settings": dict(found.configuration.family.settings),
+        "environment": dict(found.configuration.family.environment),
+        "modelled": list(recommendation.modelled),
+        "layers_per_stage": list(plan.layers_of(module)),
+        "recompute": {"kind": in_words(found.recompute), "layers_per_stage": list(plan.recomputed_of(module))},
+        "step_time_ms": step_ms,
+        "step_time_interval_ms": [
+            step_ms * recommendation.ends[0] / (1 + spread),
+            step_ms * recommendation.ends[1] * (1 + spread),
+        ],
+        "bubble_fraction": plan.step.bubble_fraction,
+        "peak_memory_gib": found.peak_bytes / 2**30,
+        "memory": [
+            {
+                "pipeline_rank": rank.pipeline_rank,
+                "peak_bytes": rank.peak_bytes,
+                "limit_bytes": rank.limit_bytes,
+                "peak_point": rank.peak_point,
+                "terms": rank.terms,
+            }
+            for rank in plan.memory
+        ],
+        "limits": list(plan.search.limits),
+        "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
+        "argv": list(recommendation.words),
+        "take_out": list(recommendation.taken_out),
+        "command": shlex.join(masked_words(recommendation.command)),
+        "plan": plan_file(number),
+    }
+
+
+def plan_file(number: int) -> str:
+    """Name of a configuration's plan."""
+    return f"auto_tuning_plan_{number}.json"
+
+
+def write(directory: Path, recommendations: Sequence[Recommendation], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write every file of the result to ``directory``; returns the JSON."""
+    result: dict[str, Any] = {
+        "schema_version": RESULT_SCHEMA_VERSION,
+        **about,
+        "top": [describe(item, number) for number, item in enumerate(recommendations, start=1)],
+    }
+    for number, item in enumerate(recommendations, start=1):
+        item.plan.write(directory / plan_file(number))
+        write_text_atomic(directory / plan_file(number).replace(".json", ".html"), render_page(item.plan))
+    rewrite(directory, result)
+    return result
+
+
+def rewrite(directory: Path, result: Mapping[str, Any]) -> None:
+    """The JSON and the page again, after something was added to ``result``."""
+    write_json_atomic(directory / RESULT_FILE, result)
+    write_text_atomic(directory / PAGE_FILE, render_tuning_page(result))
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """For the terminal."""
+    return render_table(result)

@@ -1,0 +1,153 @@
+"""Stage three: search, and the host's own word on what was found."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.assembly import limits_of_plan, plan_of
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.tuner.candidates import Family, Space, enumerate_space
+from mindspeed_autoparallel.planner.tuner.pricing import Prices
+from mindspeed_autoparallel.planner.tuner.ranking import ranked
+from mindspeed_autoparallel.planner.tuner.search import Found, Outcome
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
+    illegal,
+    launcher_words,
+    taken_out,
+    values_of,
+    with_configuration,
+    words_of,
+)
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
+from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.features.auto_tuning.switching import (
+    environment_words,
+    sharding_values,
+    with_environment,
+)
+from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import as_given
+from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec.plan import ROUNDING, Alternative, Plan, SearchRecord
+
+NUM_RECOMMENDED = 3
+_SPARE = 9
+"""More than are recommended, because the host's own validation has the last word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommended:
+    """What a search gave."""
+
+    picks: list[Recommendation]
+    """Fastest first."""
+    outcome: Outcome
+    space: Space
+    given: Found | str
+    """The script's own configuration, or why it is not known."""
+
+
+def recommend(
+    request: TuningRequest, plan: SearchPlan, families: list[Family], prices: Prices, arguments: argparse.Namespace
+) -> Recommended:
+    """The three fastest configurations that fit and that the host's ``validate_args`` takes."""
+    cluster = Cluster(
+        num_nodes=max(1, request.num_ranks // request.devices_per_node), devices_per_node=request.devices_per_node
+    )
+    space = enumerate_space(families, cluster, request.global_batch_size, plan.dimensions)
+    outcome = ranked(space, cluster, request.global_batch_size, plan.dimensions, NUM_RECOMMENDED + _SPARE)
+
+    def legal(candidates: Iterable[Found]) -> Iterator[Recommendation]:
+        for found in candidates:
+            pick = _recommendation(request, cluster, found, prices, outcome)
+            with with_environment(found.configuration.family.environment):
+                reason = illegal(arguments, pick.values, request.num_ranks)
+            if reason:
+                plan.left_out[f"{pick.plan.layout.label()} {pick.title}".strip()] = f"Megatron refuses it: {reason}"
+            else:
+                yield pick
+
+    picks = list(itertools.islice(legal(outcome.top), NUM_RECOMMENDED))
+    if all(pick.modelled for pick in picks):
+        # The last place is for the fastest that needs no modelled switch.
+        plain = legal(found for found in outcome.top if not found.configuration.family.modelled)
+        picks = [*picks, *itertools.islice(plain, 1)]
+        picks = [*picks[: NUM_RECOMMENDED - 1], *picks[NUM_RECOMMENDED - 1 :][-1:]]
+    if not picks:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items() if "refuses" in reason)
+        raise ConfigError(f"Megatron's own validation refuses every configuration found: {reasons}")
+    plans = [pick.plan for pick in picks]
+    return Recommended(
+        picks=[replace(pick, plan=_beside(pick.plan, plans)) for pick in picks],
+        outcome=outcome,
+        space=space,
+        given=as_given(arguments, space, cluster, request.global_batch_size),
+    )
+
+
+def _beside(plan: Plan, plans: list[Plan]) -> Plan:
+    """``plan`` with the other recommendations as its alternatives."""
+    module = plan.model.modules[0].name
+    return replace(
+        plan,
+        alternatives=tuple(
+            Alternative(
+                layout=other.layout,
+                step_us=other.step.total_us,
+                lower_bound_us=other.search.lower_bound_us,
+                layers={module: other.layers_of(module)},
+                recompute={module: other.recomputed_of(module)},
+                peak_bytes=max(rank.peak_bytes for rank in other.memory),
+            )
+            for other in plans
+            if other is not plan
+        ),
+    )
+
+
+def _recommendation(
+    request: TuningRequest, cluster: Cluster, found: Found, prices: Prices, outcome: Outcome
+) -> Recommendation:
+    configuration = found.configuration
+    family = configuration.family
+    profile, batch = family.profile, request.global_batch_size
+    evaluation = evaluate(profile, cluster, configuration.layout, found.placement, batch)
+    ends = [
+        evaluate(end, cluster, configuration.layout, found.placement, batch).step.total_us / found.step_us
+        for end in family.bracket or ()
+    ]
+    gap = max(0.0, 1 - outcome.lower_bound_us / found.step_us)
+    record = SearchRecord(
+        status="optimal" if gap <= ROUNDING else "improved",
+        lower_bound_us=outcome.lower_bound_us,
+        gap_fraction=gap,
+        num_configurations=outcome.num_legal,
+        num_solved=outcome.num_solved,
+        seconds=outcome.seconds,
+        limits=limits_of_plan(evaluation),
+    )
+    plan = plan_of(
+        profile, cluster, configuration.layout, configuration.candidate.measurement, evaluation, batch, record
+    )
+    values = values_of(plan, family.settings, found.recompute, found.num_recomputed)
+    values |= sharding_values(configuration.layout)
+    words = words_of(values)
+    return Recommendation(
+        found=replace(found, evaluation=evaluation),
+        plan=plan,
+        values=values,
+        words=words,
+        command=[
+            *environment_words(family.environment),
+            *launcher_words(cluster, request.master_addr, request.master_port),
+            *with_configuration(sys.argv, words, keep_tuning=False),
+        ],
+        taken_out=taken_out(sys.argv, words),
+        relative_error=2 * prices.host.relative_error,
+        ends=(ends[0], ends[1]) if ends else (1.0, 1.0),
+    )

@@ -1,0 +1,166 @@
+"""The flags of ``--auto-tuning``, checked before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.features.auto_tuning.lock import LOCK_FILE
+from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+
+SEED_MINIMUM_RANKS = 16
+_LOGS = "logs"
+"""All that another node leaves in a work dir of its own."""
+MINIMUM_CONTEXT_TOKENS = 1024
+"""Tokens of a sequence per rank below which context parallelism is not searched: its ring would only wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningRequest:
+    """What to tune, for how many devices, and what takes the measurements."""
+
+    description: Description
+    num_ranks: int
+    """Of the training to tune for."""
+    num_nodes: int
+    num_processes_per_node: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    global_batch_size: int
+    micro_batch_size: int
+    sequence_length: int
+    num_layers: int
+    num_heads: int
+    num_query_groups: int
+    ffn_hidden_size: int
+    num_experts: int
+    context_size: int
+    """The script's own; always part of what is searched."""
+    work_dir: Path
+    knowledge_file: Path
+    memory_limit_bytes: int | None
+    launch_timeout_s: float
+    verify: bool
+    log_level: str
+
+    @property
+    def num_measuring(self) -> int:
+        """Devices that take the measurements."""
+        return self.num_nodes * self.num_processes_per_node
+
+    @property
+    def devices_per_node(self) -> int:
+        """Of the cluster to tune for: as many as a measuring node has, or fewer where fewer are asked for."""
+        return min(self.num_processes_per_node, self.num_ranks)
+
+
+def read_request(arguments: argparse.Namespace) -> TuningRequest:
+    """Check ``arguments`` and the files they name; ``ConfigError`` says what is wrong and what to do."""
+    if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "--auto-tuning starts its own processes: start the script once per node with plain python instead of "
+            "torchrun."
+        )
+    description = describe(arguments)
+    if description.model_file is not None:
+        raise ConfigError("--auto-tuning is for language models; a multimodal model is planned by --auto-parallel-mm.")
+    work_dir = private_work_dir(arguments.auto_tuning_work_dir)
+    knowledge = arguments.auto_tuning_knowledge_base
+    limit = arguments.auto_tuning_memory_limit_mib
+    heads = _needed(arguments, "num_attention_heads")
+    request = TuningRequest(
+        description=description,
+        num_ranks=int(arguments.auto_tuning_ranks),
+        num_nodes=int(arguments.nnodes),
+        num_processes_per_node=int(arguments.nproc_per_node),
+        node_rank=int(arguments.node_rank),
+        master_addr=str(arguments.master_addr),
+        master_port=int(arguments.master_port),
+        global_batch_size=_needed(arguments, "global_batch_size"),
+        micro_batch_size=_needed(arguments, "micro_batch_size"),
+        sequence_length=_needed(arguments, "seq_length"),
+        num_layers=_needed(arguments, "num_layers"),
+        num_heads=heads,
+        num_query_groups=int(_groups(arguments) or heads),
+        ffn_hidden_size=int(getattr(arguments, "ffn_hidden_size", None) or 4 * _needed(arguments, "hidden_size")),
+        num_experts=int(getattr(arguments, "num_experts", None) or 0),
+        context_size=int(getattr(arguments, "context_parallel_size", 1) or 1),
+        work_dir=work_dir,
+        knowledge_file=Path(knowledge).resolve() if knowledge else work_dir / "knowledge.sqlite",
+        memory_limit_bytes=limit * 2**20 if limit else None,
+        launch_timeout_s=float(arguments.auto_tuning_launch_timeout_s),
+        verify=bool(arguments.auto_tuning_verify),
+        log_level=str(arguments.auto_tuning_log_level),
+    )
+    _check_sizes(request)
+    return request
+
+
+def _needed(arguments: Any, name: str) -> int:
+    value = getattr(arguments, name, None)
+    if value is None or int(value) < 1:
+        raise ConfigError(f"--auto-tuning needs --{name.replace('_', '-')}, at least 1; the script gives {value}.")
+    return int(value)
+
+
+def _groups(arguments: Any) -> Any:
+    grouped = getattr(arguments, "group_query_attention", False)
+    return getattr(arguments, "num_query_groups", None) if grouped else None
+
+
+def _check_sizes(request: TuningRequest) -> None:
+    if not 0 <= request.node_rank < request.num_nodes:
+        raise ConfigError(f"--node-rank must be 0 to {request.num_nodes - 1}, got {request.node_rank}.")
+    per_node = request.num_processes_per_node
+    if request.num_ranks > per_node and request.num_ranks % per_node:
+        raise ConfigError(
+            f"--auto-tuning-ranks {request.num_ranks} does not fill nodes of --nproc-per-node {per_node}; the nearest "
+            f"are {request.num_ranks // per_node * per_node} and {(request.num_ranks // per_node + 1) * per_node}."
+        )
+    if request.num_nodes > 1 and request.num_ranks < 2 * per_node:
+        raise ConfigError(
+            f"--auto-tuning-ranks {request.num_ranks} fits into one node of {per_node}, but --nnodes "
+            f"{request.num_nodes} nodes would measure. Two nodes are sampled for the links between them, which needs "
+            f"at least {2 * per_node} ranks ({SEED_MINIMUM_RANKS} with 8 devices per node); start one node instead."
+        )
+    if request.sequence_length % request.context_size:
+        raise ConfigError(
+            f"--seq-length {request.sequence_length} is not divisible by --context-parallel-size "
+            f"{request.context_size}."
+        )
+
+
+def private_work_dir(name: str) -> Path:
+    """The folder, made and readable by this user only; ``ConfigError`` where it cannot be, or others use it."""
+    try:
+        work_dir = Path(name).resolve()
+        if work_dir.exists() and not work_dir.is_dir():
+            raise ConfigError(f"--auto-tuning-work-dir {work_dir} is a file; name a folder.")
+        if work_dir.is_dir() and not _is_ours(work_dir):
+            # Making it private would lock its other users out.
+            raise ConfigError(
+                f"--auto-tuning-work-dir {work_dir} is open to others and holds other things. Name a folder of its "
+                "own, such as one inside it; it will be readable by you only."
+            )
+        work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        work_dir.chmod(0o700)
+        # Nameless: another node may do the same in the same folder at this moment.
+        with tempfile.TemporaryFile(dir=work_dir) as probe:
+            probe.write(b"probe")
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"cannot write to the work dir {name}: {getattr(error, 'strerror', None) or error}. Free space there, or "
+            "choose another with --auto-tuning-work-dir."
+        ) from error
+    return work_dir
+
+
+def _is_ours(folder: Path) -> bool:
+    private = not folder.stat().st_mode & 0o077
+    return private or (folder / LOCK_FILE).exists() or {path.name for path in folder.iterdir()} <= {_LOGS}

@@ -1,0 +1,91 @@
+"""Modelled switches in a tuning run: their families, their flags, and the variables they need."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.tuner.candidates import Family
+from mindspeed_autoparallel.planner.tuner.modelled import with_switches
+from mindspeed_autoparallel.planner.tuner.pricing import Prices
+from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.modelled import Target, modelled_switches
+from mindspeed_autoparallel.runtime.features.auto_tuning.exposed_communication import shown_parts
+from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import PLAIN, variant_name
+from mindspeed_autoparallel.spec import Layout
+
+
+def target_of(device_name: str, chosen: Device | None) -> Target:
+    """``chosen``: the device of the catalogue that is computed for; nothing is known of its host's packages then."""
+    if chosen is not None:
+        return Target(device=chosen, installed=lambda package: True)
+    try:
+        device = find_device(device_name)
+    except ConfigError:
+        device = None
+    return Target(device=device, installed=lambda package: importlib.util.find_spec(package) is not None)
+
+
+def modelled_families(
+    families: list[Family], plan: SearchPlan, asked: Asked, calibration: Calibration, prices: Prices, target: Target
+) -> list[Family]:
+    """Families with modelled switches on; ``plan`` learns which were searched and why others were not."""
+    offered = modelled_switches(asked, target)
+    plan.left_out.update(asked.left_out)
+    if not offered.titles:
+        return []
+    plan.searched["modelled, not measured"] = ", ".join(offered.titles)
+    parts = {
+        family.name: {
+            point: shown_parts(trace, point, prices)
+            for point, result in calibration.found.items()
+            if (trace := result["variants"].get(variant_name(family.name, PLAIN), {})).get("status") == "ok"
+        }
+        for family in families
+    }
+    return with_switches(families, offered.groups, offered.alone, parts)
+
+
+def sharding_values(layout: Layout) -> dict[str, Any]:
+    """Megatron's arguments of a layout that shards gradients or parameters."""
+    if layout.sharding is None:
+        return {}
+    return {
+        "data_parallel_sharding_strategy": layout.sharding.strategy,
+        "suggested_communication_unit_size": layout.sharding.communication_unit,
+    }
+
+
+def environment_words(environment: Mapping[str, str]) -> list[str]:
+    """What stands before a command that needs ``environment``; empty values must not be set."""
+    if not environment:
+        return []
+    unset = [word for name, value in environment.items() if not value for word in ("-u", name)]
+    return ["env", *unset, *(f"{name}={value}" for name, value in environment.items() if value)]
+
+
+@contextlib.contextmanager
+def with_environment(environment: Mapping[str, str]) -> Iterator[None]:
+    """``environment`` within the block, as a training would have it."""
+    before = {name: os.environ.get(name) for name in environment}
+    try:
+        for name, value in environment.items():
+            _set(name, value or None)
+        yield
+    finally:
+        for name, old in before.items():
+            _set(name, old)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

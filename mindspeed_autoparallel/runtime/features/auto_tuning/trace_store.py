@@ -1,0 +1,228 @@
+"""Traces of the user's model by point, kept by what they depend on; only missing ones are traced."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
+from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
+from mindspeed_autoparallel.runtime.features.auto_tuning.progress import num_written, telling
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.features.auto_tuning.trace_attempts import Attempts, Ended
+from mindspeed_autoparallel.runtime.features.auto_tuning.trace_failures import tell_refused
+from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
+from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS
+from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
+from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
+
+PLAIN = "none"
+_PLACES = (
+    "--auto-tuning",
+    "--nnodes",
+    "--nproc-per-node",
+    "--master",
+    "--node-rank",
+    "--save",
+    "--load",
+    "--train-iters",
+    "--log-interval",
+    "--tensorboard-dir",
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--micro-batch-size",
+    "--global-batch-size",
+    "--data-cache-path",
+    "--wandb",
+)
+"""Flags that only say where something is, or what is searched anyway."""
+
+
+_MAX_PROCESSES = 8
+
+
+def variant_name(family: str, kind: str) -> str:
+    """Of a family of configurations under a recompute kind."""
+    return f"{family}|{kind}"
+
+
+def measure_task(
+    request: TuningRequest,
+    points: tuple[MeasuredAt, ...],
+    folder: Path,
+    num_layers: int = MIN_LAYERS,
+    kinds: Mapping[str, Sequence[int]] | None = None,
+) -> MeasureTask:
+    """The first ``num_layers`` layers of the model at ``points``; ``kinds``: of all its layers, by stack."""
+    return MeasureTask(
+        points=points,
+        result_dir=str(folder),
+        num_layers={module.name: num_layers for module in request.description.modules},
+        model_file=None,
+        with_steps=True,
+        kinds={name: tuple(row) for name, row in (kinds or {}).items()},
+    )
+
+
+class Traces:
+    """The traces of a request."""
+
+    def __init__(self, request: TuningRequest, plan: SearchPlan, room_bytes: int) -> None:
+        """``room_bytes``: of a device for the training; where it is plenty, recompute is not traced."""
+        self.request = request
+        self.plan = plan
+        self.room_bytes = room_bytes
+        self.variants = {
+            variant_name(way.title, kind): {**way.settings, **recompute}
+            for way in plan.ways
+            for kind, recompute in {PLAIN: {}, **plan.recompute}.items()
+        }
+        self.key = self._key()
+        self.folder = request.work_dir / "traces" / self.key
+        self._task = measure_task(request, plan.points, self.folder)
+        self._handout = Handout(self.folder / "handout")
+
+    def read(self) -> dict[MeasuredAt, dict[str, Any]]:
+        """The finished points, failed ones too, unless they lack what was not needed when there was more room."""
+        files = {point: self._task.result_file(point) for point in self._task.points}
+        found = {point: read_json(file, "trace") for point, file in files.items() if file.exists()}
+        return {point: result for point, result in found.items() if result.get("room_bytes", 0) <= self.room_bytes}
+
+    def take(self, launches: Launches, say: Callable[[str], None]) -> dict[MeasuredAt, dict[str, Any]]:
+        """Trace what is missing in a few processes; a point that ends its process is recorded and passed over."""
+        self._forget_given_up()
+        found = self.read()
+        if found:
+            say(f"{len(found)} of {len(self._task.points)} points were traced before ({self.folder})")
+        attempts = Attempts(max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2)))
+        while missing := [point for point in self._task.points if point not in found]:
+            say(f"tracing {len(missing)} points x {len(self.variants)} variants on the CPU of this node")
+            with telling(say, self._progress(missing)):
+                points = missing[::-1] if attempts.backwards else missing
+                ended = self._round(launches, points, min(attempts.num_processes, len(missing)))
+            found = self.read()
+            left = [point for point in missing if point not in found]
+            if left and all(end.outcome.status is LaunchStatus.OK for end in ended):
+                logs = launches.coordinator.log_dir
+                if found:
+                    raise ProfileError(f"the trace ended well without all points; see {logs}.")
+                raise ProfileError(
+                    f"{sys.argv[0]} ended without coming to training, so there is nothing to trace. It must call "
+                    f"megatron.training.pretrain; its output is in {logs}."
+                )
+            for point, outcome in attempts.lost(ended, left, came_forward=len(left) < len(missing)).items():
+                found[point] = self._give_up(point, outcome)
+        return self._without_refused(found)
+
+    def _round(self, launches: Launches, points: list[MeasuredAt], number: int) -> list[Ended]:
+        """``number`` processes share ``points``, each beginning at its own; how each of them ended."""
+        self._handout.lay_out(points, number)
+        try:
+            starts = [process * len(points) // number for process in range(number)]
+            outcomes = launches.traces(
+                [self._order([*points[start:], *points[:start]], process) for process, start in enumerate(starts)]
+            )
+            finished = self.read()
+            unfinished = [point for point in points if point not in finished]
+            return [
+                Ended(outcome=outcome, at=next((p for p in unfinished if self._handout.took(p, process)), None))
+                for process, outcome in enumerate(outcomes)
+            ]
+        finally:
+            self._handout.clear()
+
+    def _without_refused(self, found: dict[MeasuredAt, dict[str, Any]]) -> dict[MeasuredAt, dict[str, Any]]:
+        """What Megatron refuses is left out and not measured."""
+        refused = {point: result for point, result in found.items() if result.get("refused")}
+        self.plan.left_out.update(tell_refused(refused))
+        if len(refused) == len(found):
+            reasons = "; ".join(sorted({str(result["summary"]) for result in refused.values()}))
+            raise ConfigError(f"Megatron refuses this model in every layout: {reasons}")
+        return {point: result for point, result in found.items() if point not in refused}
+
+    def _progress(self, missing: list[MeasuredAt]) -> Callable[[], str]:
+        files, started = [self._task.result_file(point) for point in missing], time.time()
+        return lambda: f"traced {num_written(files, started)} of {len(files)} points"
+
+    def _order(self, points: list[MeasuredAt], process: int) -> dict[str, Any]:
+        task = measure_task(self.request, tuple(points), self.folder)
+        return {
+            "kind": "trace",
+            "measure": task.to_json(),
+            "variants": self.variants,
+            "world_size": self.request.num_ranks,
+            "room_bytes": self.room_bytes,
+            "handout": str(self._handout.folder),
+            "process": process,
+            "wanted": [self._wanted(point) for point in points],
+        }
+
+    def _wanted(self, point: MeasuredAt) -> list[str]:
+        """Variants that differ at ``point``; the script's own comes first."""
+        titles = [way.title for way in self.plan.ways if way.matters(point)]
+        return [name for name in self.variants if name.rsplit("|", 1)[0] in titles]
+
+    def _forget_given_up(self) -> None:
+        """What ended or hung in an earlier run is tried again: a longer time limit or another machine may do."""
+        for point, result in self.read().items():
+            if result.get("given_up"):
+                self._task.result_file(point).unlink()
+
+    def _give_up(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "at": asdict(point),
+            "status": "failed",
+            "given_up": True,
+            "reason": outcome.describe(),
+            "summary": outcome.summary(),
+            "variants": {},
+        }
+        write_json_atomic(self._task.result_file(point), result)
+        return result
+
+    def _key(self) -> str:
+        digest = hash_of_sources(Path(sys.argv[0]))
+        digest.update(
+            json.dumps(
+                [
+                    self.request.description.model_hash,
+                    self.request.num_ranks,
+                    self.variants,
+                    without_places(sys.argv[1:]),
+                    [self._wanted(point) for point in self.plan.points],
+                    _release("torch"),
+                    _release("megatron-core"),
+                ],
+                default=str,
+            ).encode()
+        )
+        return digest.hexdigest()[:16]
+
+
+def _release(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "a source checkout"
+
+
+def without_places(argv: Sequence[str]) -> list[str]:
+    """A command line without flags that only say where something is, or what is searched anyway."""
+    kept, skip = [], False
+    for word in argv:
+        if word.startswith("--"):
+            skip = word.startswith(_PLACES)
+        if not skip:
+            kept.append(word)
+    return kept

@@ -1,0 +1,131 @@
+"""The script's own configuration, priced as all others are: what the recommendations are worth to its user."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Space
+from mindspeed_autoparallel.planner.tuner.search import Found
+from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec.recompute import (
+    base_kind,
+    grouped_kind,
+    in_words,
+    layers_per_group,
+    modules_of,
+    selective_kind,
+)
+from mindspeed_autoparallel.units import US_PER_MS
+
+_OWN_STAGES = (
+    "pipeline_model_parallel_layout",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
+_MEGATRONS_MODULES = ("core_attn",)
+"""What it recomputes of every layer where no modules are named."""
+
+
+def as_given(arguments: argparse.Namespace, space: Space, cluster: Cluster, batch: int) -> Found | str:
+    """How the script would train on ``cluster`` by its own flags, fitting or not; or why that is not known."""
+    own = vars(arguments)
+    for name in _OWN_STAGES:
+        if own.get(name):
+            return f"its stages are cut by --{name.replace('_', '-')}"
+    tensor = own.get("tensor_model_parallel_size") or 1
+    pipeline = own.get("pipeline_model_parallel_size") or 1
+    context = own.get("context_parallel_size") or 1
+    sizes = f"TP {tensor} x PP {pipeline} x CP {context}"
+    if cluster.num_devices % (tensor * pipeline * context):
+        return f"its {sizes} does not divide {cluster.num_devices} devices"
+    if own.get("num_layers", 0) % (pipeline * _virtual_size(own, pipeline)):
+        return f"its {own['num_layers']} layers do not divide over its stages"
+    wanted = {
+        "tensor_size": tensor,
+        "pipeline_size": pipeline,
+        "context_size": context,
+        "expert_size": own.get("expert_model_parallel_size") or 1,
+        "micro_batch_size": own.get("micro_batch_size") or 1,
+        "virtual_size": _virtual_size(own, pipeline),
+        "sequence_parallel": bool(own.get("sequence_parallel")) and tensor > 1,
+        "distributed_optimizer": bool(own.get("use_distributed_optimizer")),
+        "sharding": None,
+        "paired": False,
+    }
+    for configuration in space.configurations:
+        # The script's own way to run the layers has no name.
+        plain = not configuration.family.name and not configuration.family.modelled
+        if plain and all(getattr(configuration.layout, name) == value for name, value in wanted.items()):
+            return _priced(configuration, own, cluster, batch)
+    return f"its {sizes} with micro batch {wanted['micro_batch_size']} is not among the layouts searched"
+
+
+def _virtual_size(own: Mapping[str, Any], pipeline: int) -> int:
+    if number := own.get("num_virtual_stages_per_pipeline_rank"):
+        return int(number)
+    layers = own.get("num_layers_per_virtual_pipeline_stage")
+    return max(1, own.get("num_layers", 1) // pipeline // layers) if layers else 1
+
+
+def _priced(configuration: Configuration, own: Mapping[str, Any], cluster: Cluster, batch: int) -> Found | str:
+    profile, layout = configuration.family.profile, configuration.layout
+    (module,) = profile.model.modules
+    kind, number = _recompute(own)
+    known = configuration.candidate.measurement.modules[module.name].layer.recompute
+    if base_kind(kind) == "selective":
+        wanted = set(modules_of(kind))
+        kind = next((name for name in known if modules_of(name) and set(modules_of(name)) == wanted), kind)
+    if (base_kind(kind) if layers_per_group(kind) else kind) not in known:
+        return "its recompute was not traced"
+    reduced = bool(own.get("overlap_grad_reduce"))
+    layout = replace(
+        layout,
+        overlap_gradient_reduce=reduced,
+        overlap_parameter_gather=reduced and bool(own.get("overlap_param_gather")) and layout.distributed_optimizer,
+    )
+    held = module.num_layers // layout.num_virtual_stages
+    layers = (held,) * layout.num_virtual_stages
+    again = tuple(min(number or held, held) for _ in layers)
+    placement = ModulePlacement(
+        layers={module.name: layers}, recompute={} if kind == "none" else {module.name: {kind: again}}
+    )
+    return Found(
+        configuration=configuration.under(layout),
+        placement=placement,
+        recompute=kind,
+        num_recomputed=number,
+        evaluation=evaluate(profile, cluster, layout, placement, batch, with_timeline=False),
+    )
+
+
+def _recompute(own: Mapping[str, Any]) -> tuple[str, int]:
+    """A kind of ``spec.recompute``, and of how many layers of a stage; 0: of all."""
+    granularity = own.get("recompute_granularity") or ("selective" if own.get("recompute_activations") else None)
+    if granularity is None:
+        return "none", 0
+    if granularity == "selective":
+        return selective_kind(tuple(own.get("recompute_modules") or _MEGATRONS_MODULES)), 0
+    number = int(own.get("recompute_num_layers") or 1)
+    return ("full", number) if own.get("recompute_method") == "block" else (grouped_kind(number), 0)
+
+
+def described(given: Found | str) -> dict[str, Any]:
+    """For the result file."""
+    if isinstance(given, str):
+        return {"reason": given}
+    worst = max(given.evaluation.memory, key=lambda rank: rank.peak_bytes)
+    return {
+        "label": given.configuration.layout.label()
+        + (f", recompute {in_words(given.recompute)}" if given.recompute != "none" else ""),
+        "step_time_ms": given.step_us / US_PER_MS,
+        "peak_bytes": worst.peak_bytes,
+        "limit_bytes": worst.limit_bytes,
+        "fits": given.evaluation.fits,
+    }

@@ -1,0 +1,136 @@
+"""``--auto-tuning-verify``: the recommended configurations run for a few steps, and how far the prediction was off."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.planner.assembly import plan_of
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
+from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
+from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import without_places
+from mindspeed_autoparallel.runtime.launch import LaunchStatus
+from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
+from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
+from mindspeed_autoparallel.units import US_PER_MS
+
+_NUM_STEPS = 16
+"""The first is not timed, the second tells memory, and the later half of the others the time."""
+
+
+def verify(
+    request: TuningRequest,
+    picks: Sequence[Recommendation],
+    launches: Launches,
+    device: Any,
+    say: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    """One launch per configuration that fits the measuring devices; the others say why they were not run.
+
+    With fewer devices than ranks the data-parallel size is reduced, and the prediction compared is that of the reduced
+    job. What an earlier run measured of the same command on the same device is not measured again.
+    """
+    sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), fingerprint_of(device).to_json()]
+    for number, pick in enumerate(picks, start=1):
+        yield _verified(request, pick, number, launches, sources, say)
+
+
+def _verified(
+    request: TuningRequest,
+    pick: Recommendation,
+    number: int,
+    launches: Launches,
+    sources: list[Any],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    layout = pick.plan.layout
+    world = request.num_measuring
+    reduced = reduced_layout(layout, world)
+    if reduced is None:
+        reason = (
+            f"{layout.label()} cannot be run on {world} devices: it needs a multiple of "
+            f"TP x PP x CP = {layout.num_devices // layout.data_size}, and EP {layout.expert_size} within DP x CP."
+        )
+        return {"number": number, "status": "not_run", "reason": reason}
+    batch = pick.plan.global_batch_size // layout.data_size * reduced.data_size
+    plan = _plan_of(request, pick, reduced, batch)
+    words = words_of({**pick.values, "global_batch_size": batch})
+    argv = tuple(with_configuration(sys.argv, words, keep_tuning=True))
+    environment = pick.found.configuration.family.environment
+    ran = json.dumps([*sources, without_places(argv), words, dict(environment), world, _NUM_STEPS])
+    target = request.work_dir / "verify" / f"{hashlib.sha256(ran.encode()).hexdigest()[:16]}.json"
+    if target.exists():
+        say(f"configuration {number}, {reduced.label()}, was run before: {target}")
+        ranks = read_json(target, "verification")["ranks"]
+        return {"number": number, "status": "ok", **_compared(plan, ranks, layout)}
+    say(f"verifying configuration {number}: {reduced.label()} on {world} devices")
+    outcome = launches.on_devices(
+        "verify",
+        {"kind": "verify", "plan": to_json(plan), "num_steps": _NUM_STEPS, "result": str(target)},
+        argv,
+        environment,
+    )
+    if outcome.status is not LaunchStatus.OK or not target.exists():
+        return {"number": number, "status": outcome.status.value, "reason": outcome.describe()}
+    return {"number": number, "status": "ok", **_compared(plan, read_json(target, "verification")["ranks"], layout)}
+
+
+def reduced_layout(layout: Layout, num_devices: int) -> Layout | None:
+    """``layout`` with the data-parallel size that makes it take exactly ``num_devices``; ``None`` where none does."""
+    shards = layout.num_devices // layout.data_size
+    if num_devices % shards:
+        return None
+    reduced = replace(layout, data_size=num_devices // shards)
+    return None if reduced.data_size * reduced.context_size % reduced.expert_size else reduced
+
+
+def _plan_of(request: TuningRequest, pick: Recommendation, layout: Layout, batch: int) -> Plan:
+    cluster = Cluster(num_nodes=request.num_nodes, devices_per_node=request.num_processes_per_node)
+    configuration = pick.found.configuration
+    profile = configuration.family.profile
+    found = evaluate(profile, cluster, layout, pick.found.placement, batch)
+    return plan_of(profile, cluster, layout, configuration.candidate.measurement, found, batch, pick.plan.search)
+
+
+def _compared(plan: Plan, ranks: list[dict[str, float]], wanted: Layout) -> dict[str, Any]:
+    step_ms = max(rank["step_us"] for rank in ranks) / US_PER_MS
+    predicted_ms = plan.step.total_us / US_PER_MS
+    width = len(ranks) // plan.layout.pipeline_size
+    stages = [
+        {
+            "pipeline_rank": memory.pipeline_rank,
+            "predicted_bytes": memory.peak_bytes,
+            "measured_bytes": max(
+                rank["peak_bytes"] for rank in ranks[memory.pipeline_rank * width : (memory.pipeline_rank + 1) * width]
+            ),
+        }
+        for memory in plan.memory
+    ]
+    worst = max(stages, key=lambda stage: stage["measured_bytes"])
+    notes = []
+    if plan.layout.data_size != wanted.data_size:
+        notes.append(f"run with DP {plan.layout.data_size} in place of {wanted.data_size}")
+    cores = os.cpu_count() or 1
+    if plan.profile.device.startswith("cpu") and len(ranks) > cores:
+        notes.append(f"{len(ranks)} processes share {cores} cores: the step time is not comparable")
+    return {
+        "predicted_step_ms": predicted_ms,
+        "measured_step_ms": step_ms,
+        "step_error": predicted_ms / step_ms - 1,
+        "predicted_peak_bytes": worst["predicted_bytes"],
+        "measured_peak_bytes": worst["measured_bytes"],
+        "memory_error": worst["predicted_bytes"] / worst["measured_bytes"] - 1 if worst["measured_bytes"] else 0.0,
+        "stages": stages,
+        "note": "; ".join(notes),
+    }

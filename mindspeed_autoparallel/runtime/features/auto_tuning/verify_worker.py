@@ -1,0 +1,37 @@
+"""What runs in a verifying process: the user's training by a configuration, for a few steps that are watched."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.features.apply_plan import check
+from mindspeed_autoparallel.spec.plan import Plan
+
+VERIFY_SCHEMA_VERSION = 1
+_PATHS = ("load", "save", "tensorboard_dir", "wandb_project")
+
+
+def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Handler of tasks of kind ``verify``: few steps, nothing loaded, saved or evaluated."""
+    for name in _PATHS:
+        if hasattr(arguments, name):
+            setattr(arguments, name, None)
+    arguments.train_iters = int(data["num_steps"])
+    arguments.train_samples = None
+    arguments.eval_iters = 0
+    for name in ("lr_warmup_iters", "lr_warmup_samples"):
+        if getattr(arguments, name, None):
+            setattr(arguments, name, 0)
+    if current_device().name == "cpu" and hasattr(arguments, "rerun_mode"):
+        # It keeps the batches of a step: in host memory, which is the device's own here.
+        arguments.rerun_mode = "disabled"
+    target = Path(data["result"])
+
+    def keep(ranks: list[dict[str, float]]) -> None:
+        write_json_atomic(target, {"schema_version": VERIFY_SCHEMA_VERSION, "ranks": ranks})
+
+    check.SESSION.begin(Plan.parse(data["plan"], "plan to verify"), int(data["num_steps"]), keep)

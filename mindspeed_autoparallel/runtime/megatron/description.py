@@ -1,0 +1,157 @@
+"""What the user asked for, before anything is built: modules and their layers, from model.json or from the flags.
+
+Measuring needs it to build a smaller model of the same kind; planning, to know how many layers there really are;
+applying, to refuse a plan made for another model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json
+
+MODEL_FILE_ARGUMENT = "mm_model"
+_LAYOUT_KEYS = frozenset(
+    {
+        "tp",
+        "pp",
+        "cp",
+        "mbs",
+        "pipeline_num_layers",
+        "recompute_num_layers",
+        "recompute_granularity",
+        "recompute_method",
+    }
+)
+_SHAPE_ARGUMENTS = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "seq_length",
+    "vocab_size",
+    "swiglu",
+    "num_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "normalization",
+    "add_qkv_bias",
+    "untie_embeddings_and_output_weights",
+    "position_embedding_type",
+    "bf16",
+    "fp16",
+)
+
+
+@dataclass(frozen=True)
+class DescribedModule:
+    """A block of model.json with layers, or the model the flags describe."""
+
+    name: str
+    num_layers: int
+    keys: tuple[str, ...]
+    """Where its block is in model.json; empty for a model that only flags describe."""
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class Description:
+    """The model as the user described it."""
+
+    modules: tuple[DescribedModule, ...]
+    model_file: Path | None
+    content: Mapping[str, Any]
+    """model.json, or nothing."""
+    model_hash: str
+    """Of everything that shapes the model, and of nothing that only lays it out."""
+
+    def with_layers(self, num_layers: Mapping[str, int], per_stage: Mapping[str, list[int]]) -> dict[str, Any]:
+        """A copy of model.json with other layer counts; ``per_stage`` also sets ``pipeline_num_layers``."""
+        content = copy.deepcopy(dict(self.content))
+        for module in self.modules:
+            block: Any = content
+            for key in module.keys:
+                block = block[key]
+            if module.name in num_layers and module.keys:
+                block["num_layers"] = num_layers[module.name]
+            if module.name in per_stage and module.keys:
+                block["pipeline_num_layers"] = per_stage[module.name]
+        return content
+
+
+def describe(arguments: argparse.Namespace) -> Description:
+    """Read the description the host's ``arguments`` point at; ``ConfigError`` names file, key and allowed range."""
+    file_name = getattr(arguments, MODEL_FILE_ARGUMENT, None)
+    shape = {name: getattr(arguments, name, None) for name in _SHAPE_ARGUMENTS}
+    if not file_name:
+        layers = getattr(arguments, "num_layers", None)
+        if not layers or layers < 1:
+            raise ConfigError(f"--num-layers must be a positive integer, got {layers}.")
+        modules = (DescribedModule("text_decoder", int(layers), ()),)
+        return Description(modules, None, {}, _hash({"arguments": shape}))
+    path = Path(file_name)
+    content = read_json(path, "model description (--mm-model)")
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(content).__name__}.")
+    found = tuple(_modules(content, path))
+    if not found:
+        raise ConfigError(f"{path} has no block with num_layers; a multimodal model needs at least text_decoder.")
+    # With a model file the shell's layer count is a formality of Megatron's parser.
+    shape.pop("num_layers")
+    return Description(found, path, content, _hash({"arguments": shape, "model": _without_layout(content)}))
+
+
+def _modules(content: Mapping[str, Any], path: Path) -> Iterator[DescribedModule]:
+    for name, value in content.items():
+        if not isinstance(value, dict):
+            continue
+        keys = next(_blocks_with_layers(value, (name,)), None)
+        if keys is None:
+            continue
+        block: Any = content
+        for key in keys:
+            block = block[key]
+        layers = block["num_layers"]
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+            raise ConfigError(f"{path}: {'.'.join(keys)}.num_layers must be a positive integer, got {layers!r}.")
+        _check_heads(block, path, keys)
+        yield DescribedModule(name, layers, keys, bool(block.get("freeze", False)))
+
+
+def _check_heads(block: Mapping[str, Any], path: Path, keys: tuple[str, ...]) -> None:
+    for key in ("hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size", "num_query_groups"):
+        value = block.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{path}: {'.'.join(keys)}.{key} must be a positive integer, got {value!r}.")
+
+
+def _blocks_with_layers(block: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if block.get("num_layers") is not None:
+        yield keys
+        return
+    for key, value in block.items():
+        # A projector has layers of its own in some files; it belongs to its encoder.
+        if isinstance(value, dict) and "projector" not in key:
+            yield from _blocks_with_layers(value, (*keys, key))
+
+
+def _without_layout(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_layout(item) for key, item in value.items() if key not in _LAYOUT_KEYS}
+    if isinstance(value, list):
+        return [_without_layout(item) for item in value]
+    return value
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Measure collectives, operators and whole layouts on devices, for the knowledge base."""

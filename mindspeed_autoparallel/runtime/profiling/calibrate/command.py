@@ -1,0 +1,92 @@
+"""``mindspeed-autoparallel calibrate``: operators and collectives measured without a training script, in one launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError, LaunchError
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.planner.tuner.links import SIZES, link_samples
+from mindspeed_autoparallel.planner.tuner.samples import operator_samples, rows_of
+from mindspeed_autoparallel.profiles.device import COLLECTIVES
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
+from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
+from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import Fingerprint, fingerprint_of
+from mindspeed_autoparallel.runtime.profiling.calibrate.worker import LINKS_FILE, OPERATORS_FILE, fill
+
+_FINGERPRINT_FILE = "device.json"
+
+
+def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int, timeout_s: float) -> dict[str, Any]:
+    """Fill ``base``; what was added and what could not be measured. Raises ``LaunchError`` when the launch fails."""
+    for index, item in enumerate(operators):
+        if not isinstance(item, dict) or not {"name", "signature", "sizes"} <= set(item):
+            raise ConfigError(f"operator {index} must be an object with name, signature and sizes.")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="calibrate-") as scratch:
+        folder = Path(scratch)
+        spec = LaunchSpec(
+            launch_id="calibrate-1",
+            argv=("-m", __name__),
+            task={"folder": str(folder), "operators": list(operators)},
+            timeout_s=timeout_s,
+        )
+        outcome = run_local_processes(
+            spec, node_rank=0, num_processes=num_processes, num_nodes=1, log_dir=folder / "logs"
+        )
+        measured, failed = operator_samples(rows_of(folder / OPERATORS_FILE), "calibrate")
+        links = link_samples(rows_of(folder / LINKS_FILE), "calibrate")
+        if measured or links:
+            about = Fingerprint(**read_json(folder / _FINGERPRINT_FILE, "device"))
+            base.record(about.device, about.software, [*measured, *links])
+        if outcome.status is not LaunchStatus.OK:
+            raise LaunchError(
+                f"the measuring launch failed; {len(measured)} operators and {len(links)} samples of collectives that "
+                f"it had finished are in {base.path}: {outcome.describe(log_is_kept=False)}"
+            )
+        about = Fingerprint(**read_json(folder / _FINGERPRINT_FILE, "device"))
+    return {
+        "device": about.device,
+        "software": about.software,
+        "num_operators": len(measured),
+        "num_collectives": len(links),
+        "failed": failed,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def main() -> int:
+    """One of the launch's processes."""
+    import torch.distributed as distributed
+
+    from mindspeed_autoparallel.files import write_json_atomic
+    from mindspeed_autoparallel.runtime.devices import current_device, prepare_for_megatron
+
+    prepare_for_megatron()
+    device = current_device()
+    task = json.loads(Path(os.environ[TASK_VARIABLE]).read_text(encoding="utf-8"))
+    if device.name != "cpu":
+        import torch
+
+        getattr(torch, device.name).set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group(device.backend)
+    folder = Path(task["folder"])
+    if distributed.get_rank() == 0:
+        write_json_atomic(folder / _FINGERPRINT_FILE, fingerprint_of(device).to_json())
+    fill(folder, task["operators"], list(COLLECTIVES), list(SIZES))
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

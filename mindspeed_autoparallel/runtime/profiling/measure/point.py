@@ -1,0 +1,213 @@
+"""Measures one layout: block times, block memory, model state, optimizer step."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed_autoparallel.profiles import layer_block
+from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
+from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built
+from mindspeed_autoparallel.runtime.profiling.measure.state import (
+    bytes_per_parameter,
+    execution_order,
+    parameters_by_block,
+    resident_bytes,
+    workspace_bytes,
+)
+from mindspeed_autoparallel.runtime.profiling.measure.steps import whole_steps
+from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack, find_stacks, unwrap
+from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+
+_NUM_STEPS = 3
+
+
+def measure_point(
+    built: Built, forward_step: Callable[..., Any], arguments: Any, device: Any, task: MeasureTask
+) -> dict[str, Any]:
+    """Everything about one layout as plain JSON (see ``search.profile_building`` for its reader)."""
+    chunks = built.model if isinstance(built.model, list) else [built.model]
+    model = unwrap(chunks)
+    stacks = find_stacks(model, task.kinds)
+    order, handles = execution_order(model, stacks)
+    microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
+    microbatch.run(tracked=False)
+    for handle in handles:
+        handle.remove()
+    for _ in range(task.num_warmup):
+        microbatch.run(tracked=False)
+    timed = [microbatch.run(tracked=False) for _ in range(task.num_repeats)]
+    finalize_us, optimizer_us = _step(chunks, built.optimizer, device)
+    # After the step: everything a training keeps is there now, and what is more is the host's own.
+    tracked = microbatch.run(tracked=True)
+    kept = resident_bytes(model, built.optimizer)
+    ratio = bytes_per_parameter(model, built.optimizer, num_optimizer_shards(arguments))
+    parameters = parameters_by_block(model, stacks, order)
+    costs = block_costs(timed, tracked, device.seconds_between)
+    steps = whole_steps(built, forward_step, arguments, device) if task.with_steps else {}
+    return {
+        "modules": [
+            {
+                **describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
+                "side_bytes": tracked.side_bytes.get(stack.name, (0, 0)),
+            }
+            for stack in tracked.stacks
+        ],
+        "batch_bytes": batch_bytes(tracked),
+        "bytes_per_trained_parameter": {"gradient": ratio.gradient, "optimizer": ratio.optimizer},
+        "optimizer": {
+            "step_us": optimizer_us,
+            "finalize_us": finalize_us,
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+            // num_optimizer_shards(arguments),
+        },
+        "steps": steps,
+        "relative_times": _relative_times(timed, device.seconds_between),
+        "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
+        "workspace_bytes": workspace_bytes(),
+        "host_bytes": max(0, tracked.marks["forward begin"].live_bytes - kept - workspace_bytes()),
+        "memory_capacity_bytes": device.total_memory_bytes(),
+    }
+
+
+class Microbatch:
+    """Runs the host's step with one microbatch through Megatron's own schedule, without gradient reduction."""
+
+    def __init__(
+        self,
+        chunks: list[Any],
+        iterator: Any,
+        forward_step: Callable[..., Any],
+        arguments: Any,
+        stacks: tuple[Stack, ...],
+        device: Any,
+    ) -> None:
+        self.chunks, self.iterator, self.forward_step = chunks, iterator, forward_step
+        self.arguments, self.stacks, self.device = arguments, stacks, device
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def run(self, tracked: bool, *, forward_only: bool = False) -> Run:
+        """One microbatch; ``tracked`` also follows live memory, which makes times meaningless."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.utils import get_model_config
+
+        config = get_model_config(self.chunks[0])
+        finalize, config.finalize_model_grads_func = config.finalize_model_grads_func, None
+        config.no_sync_func = getattr(self.chunks[0], "no_sync", None)
+        for chunk in self.chunks:
+            if hasattr(chunk, "zero_grad_buffer"):
+                chunk.zero_grad_buffer()
+        try:
+            if not tracked:
+                return self._run_recorded(get_forward_backward_func(), None, forward_only)
+            with self.device.tracked_memory() as memory:
+                return self._run_recorded(get_forward_backward_func(), memory, forward_only)
+        finally:
+            config.finalize_model_grads_func = finalize
+
+    def _run_recorded(self, schedule: Callable[..., Any], memory: Any, forward_only: bool) -> Run:
+        recorder = Recorder(self.stacks, self.device.clock, memory, unwrap(self.chunks))
+        self.device.synchronize()
+        with recorder.attached():
+            schedule(
+                forward_step_func=recorder.forward_step(self.forward_step),
+                data_iterator=self.iterator,
+                model=self.chunks,
+                num_microbatches=1,
+                seq_length=self.arguments.seq_length,
+                micro_batch_size=self.arguments.micro_batch_size,
+                decoder_seq_length=getattr(self.arguments, "decoder_seq_length", None),
+                forward_only=forward_only,
+            )
+            recorder.mark("backward end")
+        self.device.synchronize()
+        self.shapes.update(recorder.shapes)
+        side = {name: inputs.total_and_kept_bytes() for name, inputs in recorder.side.items()}
+        return Run(recorder.marks, self.stacks, side)
+
+
+def _step(chunks: list[Any], optimizer: Any, device: Any) -> tuple[float, float]:
+    """Microseconds of finalizing gradients (with their reduction) and of the optimizer's step."""
+    from megatron.core.distributed import finalize_model_grads
+
+    times = []
+    for _ in range(1 + _NUM_STEPS):
+        device.synchronize()
+        begin = time.perf_counter()
+        finalize_model_grads(chunks)
+        device.synchronize()
+        middle = time.perf_counter()
+        optimizer.step()
+        device.synchronize()
+        times.append(((middle - begin) * 1e6, (time.perf_counter() - middle) * 1e6))
+    # The first step allocates the optimizer state.
+    finalize, step = zip(*times[1:], strict=True)
+    return statistics.median(finalize), statistics.median(step)
+
+
+def num_optimizer_shards(arguments: Any) -> int:
+    if not arguments.use_distributed_optimizer:
+        return 1
+    return int(arguments.data_parallel_size * arguments.context_parallel_size)
+
+
+def describe_stack(
+    stack: Stack,
+    costs: dict[str, dict[str, float]],
+    parameters: dict[str, list[Any]],
+    shapes: dict[str, tuple[int, ...]],
+    arguments: Any,
+) -> dict[str, Any]:
+    config = stack.config
+    shape = shapes.get(f"{stack.name} 1", ())
+    # [sequence, batch, hidden]; a packed encoder has batch 1 and all tokens of the microbatch in the sequence.
+    split = arguments.tensor_model_parallel_size if getattr(config, "sequence_parallel", False) else 1
+    tokens = shape[0] * shape[1] * split * arguments.context_parallel_size if len(shape) == 3 else 0
+    layers = Counter(map(layer_block, stack.kinds))
+    blocks = {
+        block: {**costs[block], "parameters": _count(parameters[block], layers.get(block, 1))}
+        for block in blocks_of(stack)
+    }
+    return {
+        "name": stack.name,
+        "result_key": stack.result_key,
+        "frozen": stack.frozen,
+        "num_layers": len(stack.layers),
+        "kinds": stack.kinds,
+        "hidden_size": int(shape[-1]) if shape else 0,
+        "tokens_per_sample": tokens // arguments.micro_batch_size,
+        "num_heads": int(getattr(config, "num_attention_heads", 0) or 0),
+        "num_kv_heads": int(getattr(config, "num_query_groups", 0) or 0),
+        "num_experts": int(getattr(config, "num_moe_experts", 0) or 0),
+        "blocks": blocks,
+    }
+
+
+def _count(parameters: list[Any], divisor: int) -> dict[str, dict[str, int]]:
+    """Numbers and bytes per layer, dense and expert parameters (Megatron marks experts with ``allreduce=False``)."""
+    counts = {}
+    for kind, expert in (("dense", False), ("expert", True)):
+        own = [parameter for parameter in parameters if (not getattr(parameter, "allreduce", True)) is expert]
+        counts[kind] = {
+            "num_parameters": sum(parameter.numel() for parameter in own) // divisor,
+            "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in own) // divisor,
+            "num_trained": sum(parameter.numel() for parameter in own if parameter.requires_grad) // divisor,
+        }
+    return counts
+
+
+def _relative_times(timed: list[Run], seconds_between: Callable[[Any, Any], float]) -> dict[str, list[float]]:
+    """Per stack: forward time of its layers in every timed microbatch, relative to their mean."""
+    result = {}
+    for stack in timed[0].stacks:
+        seconds = [
+            sum(seconds_between(item.start.clock, item.end.clock) for item in run.forward(stack, "layer"))
+            for run in timed
+        ]
+        mean = sum(seconds) / len(seconds)
+        result[stack.name] = [value / mean if mean > 0 else 1.0 for value in seconds]
+    return result

@@ -1,0 +1,148 @@
+"""Marks time and live memory at block boundaries while the host runs one microbatch forward and backward.
+
+Forward boundaries are module hooks. Backward boundaries are tensor hooks on the layers' outputs: they fire when the
+gradient of that tensor is ready, and unlike module backward hooks they add no node to the graph, so what is saved stays
+what the user's training saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mindspeed_autoparallel.runtime.profiling.measure.side_inputs import SideInputs
+from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
+
+
+class MemoryProbe(Protocol):
+    """Live bytes of a device, or of tracked storages on CPU."""
+
+    def current_bytes(self) -> int:
+        """Live now."""
+
+    def take_peak_bytes(self) -> int:
+        """Highest since the last call."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of the run."""
+
+    name: str
+    """``forward <stack> <boundary>`` or ``backward <stack> <boundary>``; boundary 0 is before the first layer."""
+    clock: Any
+    """Seconds, or a device event."""
+    live_bytes: int
+    peak_bytes: int
+    """Highest since the mark before."""
+    tensor_bytes: int
+    """Of the boundary's tensor (or its gradient); 0 where there is none."""
+
+
+class Recorder:
+    """Collects the marks of one microbatch. ``clock`` returns seconds or a device event; ``memory`` may be None."""
+
+    def __init__(
+        self, stacks: Sequence[Stack], clock: Callable[[], Any], memory: MemoryProbe | None, model: Any = None
+    ) -> None:
+        self.model = model
+        self.side: dict[str, SideInputs] = {}
+        self.stacks = stacks
+        self.clock = clock
+        self.memory = memory
+        self.marks: list[Mark] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def mark(self, name: str, tensor: Any = None) -> None:
+        """Record a point now."""
+        live = peak = 0
+        if self.memory is not None:
+            live, peak = self.memory.current_bytes(), self.memory.take_peak_bytes()
+        size = 0 if tensor is None else tensor.numel() * tensor.element_size()
+        self.marks.append(Mark(name, self.clock(), live, max(live, peak), size))
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Hooks on every boundary of every stack, removed on the way out whatever happens."""
+        handles: list[Any] = []
+        try:
+            if self.model is not None:
+                handles.append(self.model.register_forward_pre_hook(lambda *unused: self.mark("forward loaded")))
+                handles.append(self.model.register_forward_hook(lambda *unused: self.mark("forward computed")))
+            for stack in self.stacks:
+                first = stack.layers[0]
+                handles.append(first.register_forward_pre_hook(self._before(stack), with_kwargs=True))
+                for index, layer in enumerate(stack.layers):
+                    handles.append(layer.register_forward_hook(self._after(stack, index + 1), with_kwargs=True))
+                handles.append(stack.top.register_forward_hook(self._end(stack), with_kwargs=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def forward_step(self, host_step: Callable[..., Any]) -> Callable[..., Any]:
+        """The host's forward step with marks where it begins and where its loss is ready."""
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self.mark("forward begin")
+            output, loss_function, *rest = host_step(*args, **kwargs)
+            self.mark("forward returned")
+
+            def loss(*loss_args: Any, **loss_kwargs: Any) -> Any:
+                result = loss_function(*loss_args, **loss_kwargs)
+                self.mark("forward end")
+                for side in self.side.values():
+                    side.see_forward_end()
+                return result
+
+            return (output, loss, *rest)
+
+        return step
+
+    def _before(self, stack: Stack) -> Callable[..., None]:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stream = _first_tensor((args, kwargs))
+            self._boundary(stack, 0, stream)
+            if self.memory is not None:
+                self.side[stack.name] = SideInputs.of((args, kwargs), stream, module)
+
+        return hook
+
+    def _after(self, stack: Stack, boundary: int) -> Callable[..., None]:
+        def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            self._boundary(stack, boundary, _first_tensor(output))
+
+        return hook
+
+    def _end(self, stack: Stack) -> Callable[..., None]:
+        def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            self._boundary(stack, len(stack.layers) + 1, _first_tensor(output))
+
+        return hook
+
+    def _boundary(self, stack: Stack, boundary: int, tensor: Any) -> None:
+        name = f"{stack.name} {boundary}"
+        self.mark(f"forward {name}", tensor)
+        if tensor is not None:
+            self.shapes[name] = tuple(tensor.shape)
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self.mark(f"backward {name}", gradient))
+
+
+def _first_tensor(value: Any) -> Any:
+    """The first floating point tensor in nested arguments or outputs, or None."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value if value.is_floating_point() else None
+    if isinstance(value, dict):
+        # A layer's stream has this name in Megatron; masks and rotary embeddings come beside it.
+        value = [value["hidden_states"], *value.values()] if "hidden_states" in value else list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            tensor = _first_tensor(item)
+            if tensor is not None:
+                return tensor
+    return None

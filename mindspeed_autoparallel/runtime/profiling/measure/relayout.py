@@ -1,0 +1,185 @@
+"""Switches a running Megatron job to another (TP, MBS) and builds the host's model again, without a new launch.
+
+What the host called once (initialise groups, set up model and optimizer, build data iterators) is recorded with its
+arguments when it happens, and called again by us: the host's own functions, nothing copied.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspeed_autoparallel.profiles import MeasuredAt
+
+
+@dataclass
+class RecordedCall:
+    """A function of the host and the arguments it was called with."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def again(self, **changes: Any) -> Any:
+        """Call it once more, with some keyword arguments replaced."""
+        return self.function(*self.args, **{**self.kwargs, **changes})
+
+
+@dataclass
+class HostCalls:
+    """What the host did while it set itself up."""
+
+    initialize_model_parallel: RecordedCall | None = None
+    setup_model_and_optimizer: RecordedCall | None = None
+    build_data_iterators: RecordedCall | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Remember the call and make it."""
+        setattr(self, name, RecordedCall(function, args, dict(kwargs)))
+        return function(*args, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """How a model is cut into pipeline stages."""
+
+    pipeline_size: int = 1
+    virtual_size: int = 1
+    num_microbatches: int = 1
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether a rank has several chunks of the model."""
+        return self.virtual_size > 1
+
+
+WHOLE = Stages()
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the host built for one layout."""
+
+    model: Any
+    optimizer: Any
+    data_iterator: Any
+
+
+def set_arguments(arguments: Any, point: MeasuredAt, world_size: int, stages: Stages = WHOLE) -> None:
+    """Put ``point`` and ``stages`` into the host's arguments, as the flags would have."""
+    arguments.tensor_model_parallel_size = point.tensor_size
+    if getattr(arguments, "tensor_parallel_num_weight_shards", None) is not None:
+        # Megatron 0.19 derives it from the tensor-parallel size when it validates its arguments.
+        arguments.tensor_parallel_num_weight_shards = point.tensor_size
+    arguments.context_parallel_size = point.context_size
+    arguments.expert_model_parallel_size = point.expert_size
+    arguments.sequence_parallel = point.sequence_parallel
+    arguments.micro_batch_size = point.micro_batch_size
+    arguments.pipeline_model_parallel_size = stages.pipeline_size
+    arguments.virtual_pipeline_model_parallel_size = stages.virtual_size if stages.interleaved else None
+    if stages.pipeline_size > 1:
+        # Megatron's checks turn overlap off where they see no chunks, as in the first layout.
+        arguments.overlap_p2p_comm = stages.interleaved
+        arguments.transformer_pipeline_model_parallel_size = stages.pipeline_size
+    shards = point.tensor_size * point.context_size * stages.pipeline_size
+    arguments.data_parallel_size = world_size // shards
+    replicas = point.micro_batch_size * arguments.data_parallel_size
+    arguments.global_batch_size = replicas * stages.num_microbatches
+
+
+def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int, stages: Stages = WHOLE) -> Built:
+    """Tear the groups down, set them up for ``point`` cut into ``stages``, and build model, optimizer and data again.
+
+    Interleaved, ``model`` and ``data_iterator`` are lists with an entry per chunk.
+    """
+    from megatron.core import parallel_state
+    from megatron.training import initialize
+
+    assert calls.initialize_model_parallel and calls.setup_model_and_optimizer and calls.build_data_iterators
+    tear_down(parallel_state)
+    set_arguments(arguments, point, world_size, stages)
+    recorded = calls.initialize_model_parallel
+    args, kwargs = list(recorded.args), dict(recorded.kwargs)
+    sizes = {
+        "tensor_model_parallel_size": point.tensor_size,
+        "pipeline_model_parallel_size": stages.pipeline_size,
+        "virtual_pipeline_model_parallel_size": arguments.virtual_pipeline_model_parallel_size,
+    }
+    for place, (name, size) in enumerate(sizes.items()):
+        if name not in kwargs and place < len(args):
+            args[place] = size
+        else:
+            kwargs[name] = size
+    kwargs |= {
+        name: value
+        for name, value in (
+            ("context_parallel_size", point.context_size),
+            ("expert_model_parallel_size", point.expert_size),
+            ("expert_tensor_parallel_size", getattr(arguments, "expert_tensor_parallel_size", None)),
+        )
+        if name in kwargs
+    }
+    recorded.function(*args, **kwargs)
+    initialize._set_random_seed(arguments.seed, arguments.data_parallel_random_init)
+    set_num_microbatches(arguments)
+    collection: dict[str, Any] = {}
+    if "pg_collection" in calls.setup_model_and_optimizer.kwargs:
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        collection["pg_collection"] = ProcessGroupCollection.use_mpu_process_groups()
+    model, optimizer, _ = calls.setup_model_and_optimizer.again(**collection)
+    if not stages.interleaved:
+        return Built(model, optimizer, calls.build_data_iterators.again()[0])
+    iterators = [_iterator_of_chunk(calls.build_data_iterators, chunk) for chunk in range(stages.virtual_size)]
+    return Built(model, optimizer, iterators)
+
+
+def _iterator_of_chunk(recorded: RecordedCall, chunk: int) -> Any:
+    """As Megatron asks for it: the provider is told its chunk."""
+    provider, *rest = recorded.args
+    of_chunk = functools.partial(provider, vp_stage=chunk)
+    vars(of_chunk).update(vars(provider))
+    return recorded.function(of_chunk, *rest, **recorded.kwargs)[0]
+
+
+def tear_down(parallel_state: Any) -> None:
+    """End Megatron's model parallelism and its process groups, which Megatron only forgets.
+
+    Every gloo group keeps threads that wake up a hundred times a second, every nccl group its buffers: some layouts
+    later they take a third of a core, or the memory of a layer.
+    """
+    from torch.distributed import destroy_process_group, distributed_c10d
+
+    groups = _groups(parallel_state)
+    parallel_state.destroy_model_parallel()
+    while groups:
+        group = groups.pop()
+        # Some Megatron ends itself; the world is the host's.
+        if group in distributed_c10d._world.pg_map and group is not distributed_c10d._get_default_group():
+            destroy_process_group(group)
+        del group  # the threads end with the last reference
+    gc.collect()
+
+
+def _groups(module: Any) -> list[Any]:
+    """Every process group a module's variables refer to, once."""
+    from torch.distributed import ProcessGroup
+
+    found = [*vars(module).values()]
+    for value in [item for item in found if isinstance(item, (list, tuple, dict))]:
+        found += value.values() if isinstance(value, dict) else value
+    return list({id(item): item for item in found if isinstance(item, ProcessGroup)}.values())
+
+
+def set_num_microbatches(arguments: Any) -> None:
+    """As many as the arguments' batch sizes make."""
+    from megatron.core import num_microbatches_calculator as calculator
+
+    calculator.destroy_num_microbatches_calculator()
+    calculator.init_num_microbatches_calculator(
+        arguments.rank, None, arguments.global_batch_size, arguments.micro_batch_size, arguments.data_parallel_size
+    )

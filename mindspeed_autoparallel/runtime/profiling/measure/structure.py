@@ -1,0 +1,117 @@
+"""Finds the repeated layers of a model, without knowing its classes.
+
+A stack is a ``ModuleList`` of two or more children that hold parameters and are of one class, or of classes derived
+from one, as layers with and without experts are. A model module (image encoder,
+text decoder) is what the stack's path starts with; pre is what runs before its first layer, post what runs after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import kinds_of
+from mindspeed_autoparallel.spec.model import RESULT_KEYS
+
+_WRAPPERS = (
+    "DDP",
+    "DistributedDataParallel",
+    "Float16Module",
+    "FullyShardedDataParallel",
+    "TorchFullyShardedDataParallel",
+)
+_LANGUAGE_MODEL_STACKS = ("decoder", "transformer", "model", "language_model", "encoder")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One repeated stack of layers of the built model."""
+
+    name: str
+    """Module name for people and files: ``image_encoder``, ``text_decoder``."""
+    path: str
+    """Dotted path of the ModuleList."""
+    layers: tuple[Any, ...]
+    top: Any
+    """The model's own child that holds the stack, whose end is the module's end; the model itself for a bare GPT."""
+    kinds: tuple[int, ...]
+    """Of every layer; the first layer's is 0."""
+
+    @property
+    def result_key(self) -> str:
+        """``vit``, ``llm``, ``audio``, or the module's name."""
+        return RESULT_KEYS.get(self.name, self.name)
+
+    @property
+    def config(self) -> Any:
+        """The layers' Megatron config, or None."""
+        return getattr(self.layers[0], "config", None)
+
+    @property
+    def frozen(self) -> bool:
+        """No parameter of the layers is trained."""
+        return not any(parameter.requires_grad for layer in self.layers for parameter in layer.parameters())
+
+
+def unwrap(model: Any) -> Any:
+    """The host's model inside DDP and precision wrappers, and out of a list of one chunk."""
+    while isinstance(model, (list, tuple)):
+        if len(model) != 1:
+            raise ProfileError(f"the model is built as {len(model)} chunks; measuring needs one (no virtual stages).")
+        model = model[0]
+    while hasattr(model, "module") and type(model).__name__ in _WRAPPERS:
+        model = model.module
+    return model
+
+
+def find_stacks(model: Any, kinds: Mapping[str, Sequence[int]] | None = None) -> tuple[Stack, ...]:
+    """The stacks of ``model`` in the order of its children; raises ``ProfileError`` when there is none.
+
+    ``kinds``: of the layers of each stack, and of more that are not built, where that is known. Elsewhere layers with
+    the same submodules and parameters are one kind.
+    """
+
+    def stack(name: str, path: str, layers: tuple[Any, ...], top: Any) -> Stack:
+        known = tuple((kinds or {}).get(name, ()))[: len(layers)]
+        return Stack(name, path, layers, top, known if len(known) == len(layers) else kinds_of(layers))
+
+    found = list(_module_lists(model))
+    if not found:
+        raise ProfileError(
+            f"{type(model).__name__} has no repeated layers (no ModuleList of two or more layers of one class), so it "
+            "cannot be split over pipeline stages."
+        )
+    firsts = [path.split(".")[0] for path, _ in found]
+    stacks = []
+    for path, layers in found:
+        first = path.split(".")[0]
+        if len(found) == 1 and first in _LANGUAGE_MODEL_STACKS:
+            stacks.append(stack("text_decoder", path, layers, model))
+        elif firsts.count(first) == 1:
+            stacks.append(stack(first, path, layers, getattr(model, first)))
+        else:
+            parent = path.rpartition(".")[0]
+            stacks.append(stack(parent.replace(".", "_"), path, layers, model.get_submodule(parent)))
+    return tuple(stacks)
+
+
+def _module_lists(model: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    from torch.nn import ModuleList
+
+    taken: list[str] = []
+    for path, module in model.named_modules():
+        if not isinstance(module, ModuleList) or len(module) < 2:
+            continue
+        if any(path.startswith(f"{outer}.") for outer in taken):
+            continue  # experts or blocks inside a layer
+        if _are_alike(module) and all(next(layer.parameters(), None) is not None for layer in module):
+            taken.append(path)
+            yield path, tuple(module)
+
+
+def _are_alike(modules: Iterable[Any]) -> bool:
+    """One class, or one that all others derive from."""
+    classes = {type(module) for module in modules}
+    return any(all(issubclass(other, one) for other in classes) for one in classes)

@@ -1,0 +1,42 @@
+"""What a measuring launch is asked to do, and where it puts what it finds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.profiles import MeasuredAt
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureTask:
+    """Several layouts, one after the other, in one launch."""
+
+    points: tuple[MeasuredAt, ...]
+    result_dir: str
+    """Global rank 0 writes ``<label>.json`` here as soon as a point is finished."""
+    num_layers: dict[str, int]
+    """Layers of the reduced model per module."""
+    model_file: str | None
+    """The reduced model.json, or None where flags describe the model."""
+    num_warmup: int = 2
+    num_repeats: int = 5
+    with_steps: bool = False
+    """Whether whole steps are timed as well."""
+    kinds: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of every layer of the whole model, by stack, where it is known which compute alike."""
+
+    def to_json(self) -> dict[str, Any]:
+        """With the kind that ``runtime.megatron.features`` dispatches on."""
+        return {"kind": "measure", **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> MeasureTask:
+        """Inverse of ``to_json``."""
+        fields = {key: value for key, value in data.items() if key != "kind"}
+        return cls(**{**fields, "points": tuple(MeasuredAt(**point) for point in fields["points"])})
+
+    def result_file(self, point: MeasuredAt) -> Path:
+        """Where the result of ``point`` goes."""
+        return Path(self.result_dir) / f"{point.label().replace(' ', '_')}.json"

@@ -1,0 +1,153 @@
+"""Runs in every process of a measuring launch: takes the host's training over where its first step would begin."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
+from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_by_layer, shorten
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, HostCalls, rebuild, set_arguments
+from mindspeed_autoparallel.runtime.profiling.measure.state import release
+from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+
+_PATHS = ("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")
+
+
+def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Turn the user's arguments into those of the reduced model in the first layout; nothing is loaded or saved."""
+    task = MeasureTask.from_json(data)
+    SESSION.task, SESSION.arguments = task, arguments
+    SESSION.experts_follow_tensor = getattr(arguments, "expert_tensor_parallel_size", 0) is None
+    set_arguments(arguments, task.points[0], arguments.world_size)
+    arguments.pipeline_model_parallel_size = 1
+    for name in (
+        "virtual_pipeline_model_parallel_size",
+        "num_layers_per_virtual_pipeline_stage",
+        "pipeline_model_parallel_layout",
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_num_layers",
+        *_PATHS,
+    ):
+        if hasattr(arguments, name):
+            setattr(arguments, name, None)
+    if task.model_file is not None:
+        arguments.mm_model = task.model_file
+    SESSION.choices_by_layer = choices_by_layer(arguments)
+    shorten(arguments, task.num_layers.get("text_decoder", max(task.num_layers.values())))
+    arguments.overlap_grad_reduce = False
+    arguments.overlap_param_gather = False
+    arguments.eval_iters = 0
+    # Megatron's NaN checks may only be called inside its own train_step.
+    arguments.check_for_nan_in_loss_and_grad = False
+    # The data set must last for every layout's microbatches.
+    arguments.train_iters = max(50, 4 * (task.num_warmup + task.num_repeats + 2))
+    arguments.train_samples = None
+    arguments.rampup_batch_size = None
+
+
+def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around a set-up function of the host: remembered in a measuring process, passed through elsewhere."""
+    if SESSION.task is None:
+        return wrapped(*args, **kwargs)
+    return SESSION.calls.record(name, wrapped, args, kwargs)
+
+
+def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Around the host's ``train``: in a measuring process it measures every point and ends the process."""
+    if SESSION.task is None:
+        return wrapped(*args, **kwargs)
+    import inspect
+
+    # The host's own argument names; its updated namespace is what it built the first layout from.
+    bound = inspect.signature(getattr(wrapped, "__wrapped__", wrapped)).bind(*args, **kwargs).arguments
+    built = Built(bound["model"], bound["optimizer"], bound["train_data_iterator"])
+    if SESSION.experts_follow_tensor:
+        _let_experts_follow()
+    SESSION.take_over(SESSION.task, bound["forward_step_func"], bound.get("config"), built)
+    sys.stdout.flush()
+    import torch
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    sys.exit(0)
+
+
+def _let_experts_follow() -> None:
+    """Megatron's checks put the first layout's tensor-parallel size where the user gave none for experts."""
+    from megatron.training import get_args
+
+    arguments = get_args()
+    for name in ("expert_tensor_parallel_size", "expert_tensor_parallel_num_weight_shards"):
+        if hasattr(arguments, name):
+            setattr(arguments, name, None)
+
+
+def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> Built:
+    """Every point of ``task``, one after the other; what was built for the last."""
+    import torch
+    from megatron.training import get_args
+
+    from mindspeed_autoparallel.runtime.devices import current_device
+    from mindspeed_autoparallel.runtime.profiling.measure.links import measure_links
+    from mindspeed_autoparallel.runtime.profiling.measure.point import measure_point
+
+    arguments = get_args()
+    device = current_device()
+    rank = torch.distributed.get_rank()
+    links = measure_links(device, int(os.environ["LOCAL_WORLD_SIZE"]))
+    for index, point in enumerate(task.points):
+        try:
+            if index:
+                # The old layout's tensors go before the new one's come; the host's frames still hold its objects.
+                release(built.model, built.optimizer)
+                del built  # what refers to the old groups keeps their threads
+                built = rebuild(SESSION.calls, arguments, point, torch.distributed.get_world_size())
+            result = measure_point(built, forward_step, arguments, device, task)
+        except AutoParallelError as error:
+            _finish(task, point, {"status": "failed", "reason": str(error)}, rank)
+            raise
+        except BaseException as error:
+            if not device.is_out_of_memory(error):
+                raise
+            # Other ranks may be inside a collective: end the launch; the coordinator goes on with the next point.
+            _finish(task, point, {"status": "out_of_memory", "reason": str(error).splitlines()[0]}, 0)
+            sys.exit(OUT_OF_MEMORY_EXIT_CODE)
+        _finish(task, point, {"status": "ok", "links": links, **result}, rank)
+    return built
+
+
+class _Session:
+    """The task of this process and what the host did so far."""
+
+    def __init__(self) -> None:
+        self.task: MeasureTask | None = None
+        self.calls = HostCalls()
+        self.arguments: Any = None
+        self.choices_by_layer: dict[str, list[Any]] = {}
+        """Of the whole model."""
+        self.experts_follow_tensor = False
+        """Whether experts are split as the other layers are, in every layout."""
+        self.take_over: Callable[[MeasureTask, Callable[..., Any], Any, Built], object] = measure_all
+        """What happens where training would begin: ``(task, forward_step, config, first layout)``."""
+
+
+SESSION = _Session()
+"""One process measures for one launch and ends; nothing else ever reads this."""
+
+
+def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any], rank: int) -> None:
+    if rank == 0:
+        from dataclasses import asdict
+
+        write_json_atomic(task.result_file(point), {"schema_version": 1, "at": asdict(point), **result})
+        print(f"measured {point.label()}: {result['status']}", flush=True)

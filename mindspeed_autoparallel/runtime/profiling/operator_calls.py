@@ -1,0 +1,164 @@
+"""Operator calls as data: what a trace writes, what the knowledge base is asked for, and what a device replays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.profiles.knowledge import Operator
+
+_FREE = frozenset(
+    {
+        "alias",
+        "as_strided",
+        "chunk",
+        "detach",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "expand",
+        "lift_fresh",
+        "narrow",
+        "new_empty",
+        "new_empty_strided",
+        "permute",
+        "resize_",
+        "select",
+        "set_",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "squeeze_",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "unsqueeze_",
+        "view",
+        "_unsafe_view",
+        "_local_scalar_dense",
+        "item",
+        "unflatten",
+        "view_as_real",
+        "_reshape_alias",
+        "t_",
+        "transpose_",
+        "is_same_size",
+        "sym_size",
+        "sym_stride",
+    }
+)
+"""Operators that compute nothing: they cost the host's time only."""
+
+_SMALL = 8
+"""Integers up to this are choices (dimensions, flags); larger ones are sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One call on a process group."""
+
+    name: str
+    """As ``profiles.device.COLLECTIVES`` has it."""
+    size_bytes: int
+    """The largest tensor of the call on one rank."""
+    ranks: tuple[int, ...]
+    """Of the whole job, in the group's order."""
+
+
+def is_free(name: str) -> bool:
+    """Whether ``name`` (``aten.view.default``) only looks at memory that exists."""
+    return name.split(".")[1] in _FREE if name.startswith("aten.") else name.startswith("prim")
+
+
+def operator_of(name: str, args: Any, kwargs: Any) -> Operator:
+    """The call without its values: dtypes, orders of dimensions and small numbers in the signature, sizes apart."""
+    sizes: list[int] = []
+    template = [_describe(args, sizes), _describe(kwargs or {}, sizes)]
+    return Operator(name=name, signature=json.dumps(template, separators=(",", ":")), sizes=tuple(sizes))
+
+
+def _describe(value: Any, sizes: list[int]) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        sizes.extend(value.shape)
+        return {"dtype": str(value.dtype).removeprefix("torch."), "order": _order(value)}
+    if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
+        return value
+    if isinstance(value, int):
+        if abs(value) <= _SMALL:
+            return value
+        sizes.append(value)
+        return {"size": 1}
+    if isinstance(value, (list, tuple)):
+        return [_describe(item, sizes) for item in value]
+    if isinstance(value, dict):
+        return {"map": {str(key): _describe(item, sizes) for key, item in value.items()}}
+    return {"constant": str(value)}
+
+
+def _order(tensor: Any) -> list[int]:
+    """Dimensions from the slowest to the fastest in memory: what decides the kernel, whatever the padding."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
+
+
+def rebuild_arguments(operator: Operator, device: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments that make ``operator`` run as it was called, with made-up values; raises ``ValueError`` if unknown."""
+    sizes = iter(operator.sizes)
+    args, kwargs = json.loads(operator.signature)
+    return _build(args, sizes, device), _build(kwargs, sizes, device)
+
+
+def _build(value: Any, sizes: Iterator[int], device: Any) -> Any:
+    if isinstance(value, list):
+        return [_build(item, sizes, device) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "map" in value:
+        return {key: _build(item, sizes, device) for key, item in value["map"].items()}
+    if "size" in value:
+        return next(sizes)
+    if "constant" in value:
+        return _constant(value["constant"], device)
+    order = value["order"]
+    return _tensor([next(sizes) for _ in order], order, value["dtype"], device)
+
+
+def _tensor(shape: list[int], order: list[int], dtype_name: str, device: Any) -> Any:
+    import torch
+
+    dtype = getattr(torch, dtype_name)
+    in_memory = [shape[axis] for axis in order]
+    if dtype.is_floating_point:
+        tensor = torch.rand(in_memory, device=device, dtype=torch.float32).to(dtype)
+    elif dtype is torch.bool:
+        tensor = torch.arange(max(1, _product(in_memory)), device=device).remainder(2).bool()
+        tensor = tensor[: _product(in_memory)].reshape(in_memory)
+    else:
+        # Zero is a valid index into anything.
+        tensor = torch.zeros(in_memory, device=device, dtype=dtype)
+    back = [order.index(axis) for axis in range(len(order))]
+    return tensor.permute(back)
+
+
+def _product(sizes: list[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def _constant(text: str, device: Any) -> Any:
+    import torch
+
+    kind, _, name = text.partition(".")
+    if kind == "torch" and hasattr(torch, name):
+        return getattr(torch, name)
+    if text.startswith(("cpu", "cuda", "npu", "meta")):
+        return device
+    raise ValueError(f"argument {text!r} cannot be made up")

@@ -1,0 +1,42 @@
+"""The tracing process: a JSON list of requests per line of standard input, a JSON line per trace on standard output.
+
+    python -m mindspeed_autoparallel.runtime.profiling.trace fake < requests.jsonl
+
+``gloo`` in place of ``fake`` runs the same code on the real ranks that torchrun started: that is how traces are
+checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
+
+PREFIX = "TRACE "
+_NUM_REASON_CHARACTERS = 600
+
+
+def main() -> int:
+    """Traces every request, whatever became of the one before; prints what a rank of its stage finds."""
+    from mindspeed_autoparallel.runtime.profiling.trace.running import trace
+    from mindspeed_autoparallel.runtime.profiling.trace.world import World
+
+    world = World(sys.argv[1])
+    requests = (read_request(values) for line in sys.stdin for values in json.loads(line))
+    for index, request in enumerate(requests):
+        try:
+            result: dict[str, Any] = trace(request, world)
+        except Exception as error:  # of Megatron, in this layout: others may be possible
+            if world.backend != "fake":
+                raise
+            result = {"error": f"{type(error).__name__}: {error}"[:_NUM_REASON_CHARACTERS]}
+        if world.backend == "fake" or int(os.environ["RANK"]) == request.rank:
+            print(PREFIX + json.dumps({"index": index, **result}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

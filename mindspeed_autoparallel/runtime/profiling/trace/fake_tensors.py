@@ -1,0 +1,219 @@
+"""A process in which nothing is computed: other ranks, tensor data and the routing of tokens are pretended.
+
+Tensors have shapes only (torch's fake tensors), collectives return at once (torch's fake process group). What must have
+values stays real: the routing of tokens to experts, which is replaced by a perfectly balanced one, and everything
+computed from it, so that sizes that depend on data come out as in a balanced training.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter, tree_map
+
+from mindspeed_autoparallel.patching import call_after_import
+from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages
+from mindspeed_autoparallel.runtime.profiling.operator_calls import Collective, is_free, operator_of
+from mindspeed_autoparallel.runtime.profiling.trace.tensor_shapes import is_fake, really, run_on_shapes
+
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "broadcast": "broadcast",
+    "send": "p2p",
+    "recv": "p2p",
+}
+
+
+@dataclass
+class Log:
+    """Calls in the order they ran; a mark's clock is a place in it."""
+
+    operators: list[Operator | None] = field(default_factory=list)
+    """``None`` for a call that computes nothing; it still costs the host's time."""
+    collectives: dict[int, Collective] = field(default_factory=dict)
+    """By place."""
+
+
+class Pretender(TrackedStorages):
+    """Runs operators on fake tensors, counts their storages and writes them down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.log = Log()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._write_down(function, args, kwargs)
+        result = self._run(function, args, kwargs)
+        for item in tree_iter((result, args, kwargs)):
+            if isinstance(item, torch.Tensor):
+                self._add(item)
+        return result
+
+    def pretended(self, value: Any) -> Any:
+        """``value`` with every tensor replaced by its shape, which lives at least as long as the tensor."""
+
+        def convert(item: Any) -> Any:
+            if not isinstance(item, torch.Tensor):
+                return item
+            shape = self.fake_mode.from_tensor(item)
+            self._add(shape)
+            item.pretended = shape  # whoever keeps the batch (Megatron, to run a step again) keeps this
+            return shape
+
+        return tree_map(convert, value)
+
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
+        tensors = [item for item in tree_iter((args, kwargs)) if isinstance(item, torch.Tensor)]
+        if str(function) == "aten._local_scalar_dense.default" and is_fake(args[0]):
+            # Somebody logs or checks a number: no value, no flag raised.
+            return {torch.bool: False}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
+        return run_on_shapes(function, str(function), tensors, args, kwargs)
+
+    def _add_storage(self, storage: Any) -> None:
+        # Fake tensors live on the meta device, which the base class leaves out.
+        self._count(storage)
+
+    def _write_down(self, function: Any, args: Any, kwargs: Any) -> None:
+        name = str(function)
+        if name.startswith("c10d."):
+            kind = _COLLECTIVES.get(name.split(".")[1].rstrip("_"))
+            ranks = _ranks(args)
+            if kind is not None and len(ranks) > 1:
+                self.log.collectives[len(self.log.operators)] = Collective(
+                    name=kind, size_bytes=_largest(args), ranks=ranks
+                )
+            self.log.operators.append(None)
+        elif name.startswith("aten."):
+            self.log.operators.append(None if is_free(name) else operator_of(name, args, kwargs))
+
+
+def pretend_ranks() -> None:
+    """From now on process groups are torch's fake ones: every collective returns at once."""
+    import torch.distributed as distributed
+    from torch.distributed import distributed_c10d
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    initialize, new_group = distributed.init_process_group, distributed.new_group
+
+    def init_process_group(*unused: Any, rank: int = 0, world_size: int = 1, **unused_too: Any) -> Any:
+        return initialize("fake", rank=rank, world_size=world_size, store=FakeStore())
+
+    def new_fake_group(ranks: Any = None, timeout: Any = None, *unused: Any, **kwargs: Any) -> Any:
+        kept = {name: value for name, value in kwargs.items() if name in ("group_desc", "use_local_synchronization")}
+        return new_group(ranks, timeout, None, **kept)
+
+    def all_gather_object(found: list[Any], own: Any, group: Any = None) -> None:
+        found[:] = [own] * len(found)
+
+    def gather_object(own: Any, found: list[Any] | None = None, *unused: Any, **unused_too: Any) -> None:
+        if found is not None:
+            found[:] = [own] * len(found)
+
+    def broadcast_object_list(*unused: Any, **unused_too: Any) -> None:
+        return None
+
+    replaced = (init_process_group, all_gather_object, gather_object, broadcast_object_list)
+    for module in (distributed, distributed_c10d):
+        for function in replaced:
+            setattr(module, function.__name__, function)
+        module.new_group = new_fake_group
+
+
+def convert_by_replacing() -> None:
+    """Modules convert parameters by replacing them: torch swaps fake ones in place, which fails on referenced ones."""
+
+    def apply(self: Any, function: Callable[..., Any], recurse: bool = True) -> Any:
+        for child in self.children() if recurse else ():
+            child._apply(function)
+        for key, parameter in self._parameters.items():
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                applied = function(parameter)
+            if applied is not parameter:
+                self._parameters[key] = torch.nn.Parameter(applied, parameter.requires_grad)
+                # Megatron marks parameters: sharding, experts, sequence parallelism.
+                self._parameters[key].__dict__.update(parameter.__dict__)
+        for key, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[key] = function(buffer)
+        return self
+
+    torch.nn.Module._apply = apply
+
+
+def keep_dispatch_real() -> None:
+    """What a token dispatcher computes from the routing has values although its tokens have none."""
+    call_after_import("megatron.core.transformer.moe.token_dispatcher", _keep_dispatchers_real)
+
+
+def _keep_dispatchers_real(module: Any) -> None:
+    for value in vars(module).values():
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            for name in ("__init__", "preprocess"):
+                if name in vars(value):
+                    setattr(value, name, _really(vars(value)[name]))
+    if hasattr(module, "gather_from_sequence_parallel_region"):
+        module.gather_from_sequence_parallel_region = _gathered_routing(module.gather_from_sequence_parallel_region)
+
+
+def _gathered_routing(gather: Callable[..., Any]) -> Callable[..., Any]:
+    """What has values keeps them when it is gathered: pretended ranks route their tokens as this one does."""
+
+    @functools.wraps(gather)
+    def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as distributed
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        if is_fake(tensor) or distributed.get_backend(kwargs.get("group")) != "fake":
+            return gather(tensor, *args, **kwargs)
+        with really():
+            gathered = gather(tensor, *args, **kwargs)
+        with _disable_current_modes(), torch.no_grad():
+            gathered.copy_(torch.cat([tensor] * (gathered.shape[0] // tensor.shape[0])))
+        return gathered
+
+    return run
+
+
+def _really(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with really():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _ranks(args: Any) -> tuple[int, ...]:
+    import torch.distributed as distributed
+
+    for item in tree_iter(args):
+        if isinstance(item, torch.ScriptObject):
+            try:
+                group = distributed.ProcessGroup.unbox(item)
+            except (RuntimeError, TypeError):
+                continue  # a reduce operation
+            return tuple(distributed.get_process_group_ranks(group))
+    return ()
+
+
+def _largest(args: Any) -> int:
+    return max(
+        (item.numel() * item.element_size() for item in tree_iter(args) if isinstance(item, torch.Tensor)), default=0
+    )

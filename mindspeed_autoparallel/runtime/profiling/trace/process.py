@@ -1,0 +1,194 @@
+"""Starts the tracing process and keeps its results by content."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import LaunchError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
+from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_tracing_code
+
+_COMMAND = (sys.executable, "-m", "mindspeed_autoparallel.runtime.profiling.trace", "fake")
+_PREFIX = "TRACE "
+_FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NUM_ERROR_LINES = 5
+_MOST_LOST = 3
+"""Traces given up before any was possible: it is not about them."""
+
+
+def release_of(package: str) -> str:
+    """Of an installed package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _code_hash() -> Any:
+    """Hash of the code a trace runs through, torch and Megatron."""
+    digest = hash_of_tracing_code()
+    digest.update(f"{release_of('torch')} {release_of('megatron-core')} {os.environ.get('PYTHONPATH', '')}".encode())
+    return digest
+
+
+def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 300) -> dict[str, Any]:
+    """The trace of ``request`` (see ``running.trace``); from ``cache`` when the same was traced before.
+
+    Raises ``LaunchError`` with the reason when the block cannot be built or run in that layout, or hangs.
+    """
+    (result,) = trace_all([request], cache, timeout_s)
+    if "error" in result:
+        raise LaunchError(f"this {request.block} cannot be traced; measure it instead. Reason:\n{result['error']}")
+    return result
+
+
+def trace_all(
+    requests: Sequence[TraceRequest], cache: Path | None = None, timeout_s: float = 600, num_processes: int = 1
+) -> list[dict[str, Any]]:
+    """The traces of ``requests``, in their order; one that is not possible has ``error`` and nothing else.
+
+    ``num_processes`` share what the cache lacks; what one of them dies at is tried once more. Raises ``LaunchError``
+    when they die at whatever they are asked, or do not end in time.
+    """
+    code = _code_hash()
+
+    def stored(request: TraceRequest) -> Path | None:
+        if cache is None:
+            return None
+        digest = code.copy()
+        digest.update(request.key().encode())
+        return cache / f"{digest.hexdigest()[:32]}.json"
+
+    results: dict[TraceRequest, dict[str, Any]] = {}
+    for request in requests:
+        path = stored(request)
+        if path is not None and path.exists():
+            results[request] = read_json(path, "stored trace")
+    missing = sorted({request for request in requests if request not in results}, key=_layout)
+    # Neighbours share process groups, so a layout's requests stay together. Who is free takes the next layout: how
+    # long one takes (experts per rank) is not known before.
+    layouts = deque(list(same) for _, same in itertools.groupby(missing, key=_layout))
+    workers = [_Worker() for _ in range(min(num_processes, len(layouts)))]
+    watch = threading.Timer(timeout_s, _kill, (workers,))
+    try:
+        watch.start()
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:
+            for found in pool.map(lambda worker: worker.trace_from(layouts), workers):
+                results.update(found)
+    except LaunchError as error:
+        if watch.finished.is_set():
+            raise LaunchError(f"tracing did not end within {timeout_s:.0f} s; measure this layout instead.") from error
+        raise
+    finally:
+        watch.cancel()
+        _kill(workers)
+    for request in missing:
+        path = stored(request)
+        if path is not None and "error" not in results[request]:
+            write_json_atomic(path, results[request])
+    return [results[request] for request in requests]
+
+
+def _layout(request: TraceRequest) -> tuple[int, ...]:
+    return (request.num_ranks, request.rank, request.tensor, request.context, request.expert, request.pipeline)
+
+
+class _Worker:
+    """A tracing process that is asked for one layout after the other, and another one where it dies."""
+
+    def __init__(self) -> None:
+        # Ranks and torchrun's addresses of a surrounding job must not reach a world that is pretended.
+        self._environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _FORGOTTEN and not name.startswith("TORCHELASTIC_")
+        }
+        self._ended = False
+        self._has_answered = False
+        self._start()
+
+    def _start(self) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=self._environment,
+        )
+        if self._ended:  # meanwhile
+            self.kill()
+
+    def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, dict[str, Any]]:
+        """Takes from ``layouts`` until there is none left; what a process died at twice has ``error``.
+
+        Raises ``LaunchError`` when processes die at whatever they are asked, and when they are ended.
+        """
+        found: dict[TraceRequest, dict[str, Any]] = {}
+        while True:
+            try:
+                requests = layouts.popleft()
+            except IndexError:
+                return found
+            died_at = None
+            while requests:
+                answers = self._answers(requests)
+                found.update(zip(requests, answers, strict=False))
+                requests = requests[len(answers) :]
+                if requests:
+                    reason = self._last_words()
+                    if self._ended:
+                        raise LaunchError(reason)
+                    if requests[0] == died_at:
+                        found[requests.pop(0)] = {"error": reason}
+                        if len(found) == _MOST_LOST and not self._has_answered:
+                            raise LaunchError(reason)
+                    else:
+                        died_at = requests[0]
+                    self._start()
+
+    def _answers(self, requests: list[TraceRequest]) -> list[dict[str, Any]]:
+        """Fewer than requests where the process died."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        answers: list[dict[str, Any]] = []
+        with contextlib.suppress(BrokenPipeError):  # it died; what it said is read later
+            print(json.dumps([dataclasses.asdict(item) for item in requests]), file=self._process.stdin, flush=True)
+            while len(answers) < len(requests) and (line := self._process.stdout.readline()):
+                if line.startswith(_PREFIX):
+                    answer = json.loads(line[len(_PREFIX) :])
+                    del answer["index"]
+                    answers.append(answer)
+                    self._has_answered = True
+        return answers
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        last = "\n".join(self._errors.read().strip().splitlines()[-_NUM_ERROR_LINES:])
+        return f"tracing failed (exit code {code}); measure instead. Last lines:\n{last}"
+
+    def kill(self) -> None:
+        self._ended = True
+        self._process.kill()
+        self._process.wait()
+
+
+def _kill(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.kill()

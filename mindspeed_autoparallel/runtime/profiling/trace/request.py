@@ -1,0 +1,187 @@
+"""What is traced: a block of a language model, or a whole pipeline stage at work, and the layout it is built in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.spec.recompute import is_known
+
+BLOCKS = ("layer", "embedding", "head", "stage")
+_DISPATCHERS = ("alltoall", "allgather")
+_EXCHANGES = ("allgather", "a2a")
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest:
+    """Sizes are counts; one microbatch."""
+
+    hidden: int
+    heads: int
+    sequence: int
+    block: str = "layer"
+    """``layer``, ``embedding``, ``head`` (final norm, output projection and loss), or ``stage``: what one pipeline
+    rank runs in a step, through Megatron's own schedule."""
+    micro_batch: int = 1
+    kv_heads: int = 0
+    """0: as many as ``heads``."""
+    head_size: int = 0
+    """0: ``hidden / heads``."""
+    ffn: int = 0
+    """0: four times ``hidden``."""
+    gated: bool = False
+    vocabulary: int = 0
+    """Padded; needed by every block but ``layer``."""
+    num_layers: int = 1
+    """Of the whole model; a stage has its share."""
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 0
+    """0: the tensor size."""
+    pipeline: int = 1
+    virtual: int = 1
+    stage: int = 0
+    """The pipeline rank that is traced."""
+    num_microbatches: int = 1
+    world: int = 0
+    """0: the smallest world that holds the layout."""
+    sequence_parallel: bool = False
+    num_experts: int = 0
+    topk: int = 2
+    expert_ffn: int = 0
+    """0: as ``ffn``."""
+    shared_ffn: int = 0
+    context_exchange: str = "allgather"
+    """Of attention, over context ranks; or ``a2a``: rows for heads."""
+    dispatcher: str = "alltoall"
+    """Or ``allgather``: how tokens get to experts."""
+    recompute: str = "none"
+    """A kind of ``spec.recompute``; groups of layers in a stage only."""
+    dtype: str = "bfloat16"
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the world the block is traced in."""
+        experts = -(-self.expert * self.tensor_of_experts // self.tensor)
+        return self.world or self.tensor * self.pipeline * _least_common_multiple(self.context, experts)
+
+    @property
+    def tensor_of_experts(self) -> int:
+        """Ranks that share one expert's matrices."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def rank(self) -> int:
+        """The global rank that is traced: the first of its stage."""
+        return self.num_ranks // self.pipeline * self.stage
+
+    def key(self) -> str:
+        """Hash of everything in the request."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+
+def _least_common_multiple(left: int, right: int) -> int:
+    import math
+
+    return left * right // math.gcd(left, right)
+
+
+def read_request(values: Mapping[str, Any]) -> TraceRequest:
+    """A request from plain data; raises ``ConfigError`` with the key, the value and the rule."""
+    known = {item.name: item.type for item in fields(TraceRequest)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(f"unknown keys {unknown}; known: {sorted(known)}.")
+    missing = sorted({"hidden", "heads", "sequence"} - set(values))
+    if missing:
+        raise ConfigError(f"missing: {', '.join(missing)}; without a script the model is described by them.")
+    for name, value in values.items():
+        if known[name] == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise ConfigError(f"{name} is {value!r}, must be a whole number.")
+        if known[name] == "bool" and not isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}, must be true or false.")
+    request = TraceRequest(**values)
+    _check(request)
+    return request
+
+
+def _check(request: TraceRequest) -> None:
+    for name in (
+        "hidden",
+        "heads",
+        "sequence",
+        "micro_batch",
+        "num_layers",
+        "tensor",
+        "context",
+        "expert",
+        "pipeline",
+        "virtual",
+        "num_microbatches",
+    ):
+        if getattr(request, name) < 1:
+            raise ConfigError(f"{name} is {getattr(request, name)}, must be at least 1.")
+    choices = {"block": BLOCKS, "dispatcher": _DISPATCHERS, "context_exchange": _EXCHANGES, "dtype": _DTYPES}
+    for name, allowed in choices.items():
+        if getattr(request, name) not in allowed:
+            raise ConfigError(f"{name} is {getattr(request, name)!r}, must be one of {', '.join(allowed)}.")
+    if not is_known(request.recompute):
+        raise ConfigError(
+            f"recompute is {request.recompute!r}, must be none, selective, full, selective:MODULE,... or full:LAYERS."
+        )
+    if not request.head_size and request.hidden % request.heads:
+        raise ConfigError(f"hidden {request.hidden} is not divisible by heads {request.heads}.")
+    for name in ("heads", "ffn", "vocabulary", "shared_ffn"):
+        if getattr(request, name) % request.tensor:
+            raise ConfigError(f"{name} {getattr(request, name)} is not divisible by tensor {request.tensor}.")
+    if request.sequence % (2 * request.context if request.context > 1 else 1):
+        raise ConfigError(f"sequence {request.sequence} is not divisible by 2 x context {request.context}.")
+    if request.sequence_parallel and request.sequence // request.context % request.tensor:
+        raise ConfigError(f"sequence {request.sequence} cannot be split over tensor {request.tensor} as well.")
+    if request.block != "layer" and not request.vocabulary:
+        raise ConfigError(f"vocabulary is needed to trace {request.block}.")
+    if request.num_ranks % (request.tensor * request.context * request.pipeline):
+        raise ConfigError(
+            f"world {request.num_ranks} is not a multiple of tensor {request.tensor} x context {request.context} x "
+            f"pipeline {request.pipeline}."
+        )
+    _check_experts(request)
+    _check_stage(request)
+
+
+def _check_experts(request: TraceRequest) -> None:
+    shards = request.expert * request.tensor_of_experts
+    if not request.num_experts and request.expert > 1:
+        raise ConfigError(f"expert {request.expert} needs num_experts.")
+    if request.num_experts % request.expert:
+        raise ConfigError(f"{request.num_experts} experts are not divisible by expert {request.expert}.")
+    if request.num_experts and request.num_ranks // request.pipeline % shards:
+        raise ConfigError(
+            f"expert {request.expert} x expert_tensor {request.tensor_of_experts} does not divide the "
+            f"{request.num_ranks // request.pipeline} ranks of a stage."
+        )
+    if request.num_experts and not 1 <= request.topk <= request.num_experts:
+        raise ConfigError(f"topk {request.topk} must be 1 to {request.num_experts}.")
+    if request.num_experts and request.tensor > 1 and not request.sequence_parallel:
+        raise ConfigError("experts under tensor parallelism need sequence_parallel.")
+
+
+def _check_stage(request: TraceRequest) -> None:
+    if request.block != "stage":
+        return
+    if request.num_layers % (request.pipeline * request.virtual):
+        raise ConfigError(
+            f"{request.num_layers} layers cannot be split over pipeline {request.pipeline} x virtual {request.virtual}."
+        )
+    if request.stage >= request.pipeline:
+        raise ConfigError(f"stage {request.stage} must be below pipeline {request.pipeline}.")
+    if request.virtual > 1 and (request.pipeline == 1 or request.num_microbatches % request.pipeline):
+        raise ConfigError(
+            f"virtual {request.virtual} needs pipeline above 1 and microbatches ({request.num_microbatches}) in "
+            f"multiples of pipeline {request.pipeline}."
+        )

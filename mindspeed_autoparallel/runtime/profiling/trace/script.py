@@ -1,0 +1,111 @@
+"""The model of a user's own training script in one layout: traced as the script builds it, custom layers included."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError, LaunchError
+from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_arguments
+from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+from mindspeed_autoparallel.runtime.profiling.trace.process import release_of
+from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
+from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRequest:
+    """A script as it is started, and the layout to trace its model in."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    point: MeasuredAt
+    world: int = 0
+    """0: the smallest world that holds the layout."""
+    recompute: str = "none"
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the world."""
+        return self.world or self.point.tensor_size * self.point.context_size * self.point.expert_size
+
+
+def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: float = 600) -> dict[str, Any]:
+    """Blocks of every module of the script's model, with parameters, bytes, operators and collectives.
+
+    From ``cache`` when the same script, files beside it, arguments and layout were traced before. Raises
+    ``ConfigError`` when there is no such script, ``LaunchError`` with the reason when it does not come to training or
+    cannot be traced.
+    """
+    if not request.script.is_file():
+        raise ConfigError(f"--script {request.script} is no file.")
+    stored = None if cache is None else cache / f"{_content_key(request)}.json"
+    if stored is not None and stored.exists():
+        found: dict[str, Any] = read_json(stored, "stored trace")
+        return found
+    result = _run(request, timeout_s)
+    if stored is not None:
+        write_json_atomic(stored, result)
+    return result
+
+
+def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="trace-") as folder:
+        task = MeasureTask(points=(request.point,), result_dir=folder, num_layers={}, model_file=None)
+        handout = Handout(Path(folder) / "handout")
+        handout.lay_out(task.points, 1)
+        spec = LaunchSpec(
+            launch_id=f"trace-{os.getpid()}",
+            # The flag arms what takes the script over where its training would begin.
+            argv=(str(request.script), *request.arguments, "--auto-tuning"),
+            environment={"MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"},
+            task={
+                "kind": "trace",
+                "measure": task.to_json(),
+                "variants": {request.recompute: recompute_arguments(request.recompute)},
+                "wanted": [[request.recompute]],
+                "room_bytes": 0,
+                "world_size": request.num_ranks,
+                "handout": str(handout.folder),
+                "process": 0,
+            },
+            timeout_s=timeout_s,
+        )
+        outcome = run_local_processes(spec, node_rank=0, num_processes=1, num_nodes=1, log_dir=Path(folder) / "logs")
+        file = Path(task.result_file(request.point))
+        if not file.exists():
+            raise LaunchError(
+                f"{request.script} did not come to training, so there is nothing to trace; it must call "
+                f"megatron.training.pretrain. {_how_it_ended(outcome)}"
+            )
+        written = read_json(file, "trace")
+    if written["status"] != "ok":
+        raise LaunchError(
+            f"this model cannot be traced in {request.point.label()}; measure it instead (--auto-tuning does so by "
+            f"itself). Reason:\n{written['reason']}"
+        )
+    traced: dict[str, Any] = written["variants"][request.recompute]
+    return {"schema_version": written["schema_version"], "at": asdict(request.point), **traced}
+
+
+def _how_it_ended(outcome: LaunchOutcome) -> str:
+    if outcome.status is LaunchStatus.OK:
+        return "It ended well without it."
+    return outcome.describe(log_is_kept=False)
+
+
+def _content_key(request: ScriptRequest) -> str:
+    """Hash of the script, the Python files beside it, its arguments, the layout, the tracing code and the releases."""
+    digest = hash_of_sources(request.script)
+    rest = [request.script.name, request.arguments, asdict(request.point), request.num_ranks, request.recompute]
+    software = [release_of("torch"), release_of("megatron-core"), os.environ.get("PYTHONPATH", "")]
+    digest.update(json.dumps([*rest, *software]).encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,47 @@
+"""The Python files that decide what a trace says, hashed: a changed one means that the trace is stale."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError
+
+_RUNTIME = Path(__file__).parents[2]
+_TRACING_FOLDERS = tuple(
+    _RUNTIME / name
+    for name in ("profiling", "profiling/trace", "profiling/measure", "profiling/calibrate", "attention", "devices/cpu")
+)
+
+
+def hash_of_tracing_code() -> hashlib._Hash:
+    """Of this package's modules that a trace runs through."""
+    return _hash_of(_TRACING_FOLDERS)
+
+
+def hash_of_sources(script: Path) -> hashlib._Hash:
+    """Of the files beside ``script``, where custom layers usually lie, and of the code that traces.
+
+    Folders and links to nowhere that are called ``*.py`` are passed over; ``ConfigError`` names a file that must not be
+    read.
+    """
+    return _hash_of((script.resolve().parent, *_TRACING_FOLDERS))
+
+
+def _hash_of(folders: Iterable[Path]) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in _python_files(folder):
+            try:
+                digest.update(path.read_bytes())
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot read {path}: {error.strerror}. A trace depends on the Python files beside the script; "
+                    "make it readable or move it away."
+                ) from error
+    return digest
+
+
+def _python_files(folder: Path) -> Iterable[Path]:
+    return (path for path in sorted(folder.glob("*.py")) if path.is_file())

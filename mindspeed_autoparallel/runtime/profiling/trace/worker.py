@@ -1,0 +1,365 @@
+"""What runs in a tracing process: the user's own script sets itself up on pretended ranks, and every layout is traced.
+
+The script builds its model, optimizer and data as always; only tensors are shapes. One microbatch then runs through the
+script's forward step and Megatron's schedule, so custom layers, losses and batches are traced as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import os
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
+from mindspeed_autoparallel.runtime.profiling.measure import worker
+from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
+from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS, fewest_layers, shorten
+from mindspeed_autoparallel.runtime.profiling.measure.point import Microbatch, describe_stack, num_optimizer_shards
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, HostCalls, RecordedCall, rebuild
+from mindspeed_autoparallel.runtime.profiling.measure.state import (
+    bytes_per_parameter,
+    execution_order,
+    parameters_by_block,
+    release,
+    resident_bytes,
+    workspace_bytes,
+)
+from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, unwrap
+from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
+    Log,
+    Pretender,
+    convert_by_replacing,
+    keep_dispatch_real,
+    pretend_ranks,
+)
+from mindspeed_autoparallel.runtime.profiling.trace.layer_signatures import kinds_by_computing
+from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import has_room
+from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
+
+TRACE_SCHEMA_VERSION = 1
+_NUM_ERROR_LINES = 6
+
+
+def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Handler of tasks of kind ``trace``: a measuring task on pretended ranks, in several variants."""
+    world_size = int(data["world_size"])
+    # The script's launcher started one process; Megatron reads the world from here.
+    os.environ["WORLD_SIZE"] = str(world_size)
+    arguments.world_size = world_size
+    pretend_ranks()
+    convert_by_replacing()
+    balance_routing()
+    keep_dispatch_real()
+    # The whole model is set up first: it tells which layers are alike.
+    worker.prepare(arguments, {**data["measure"], "num_layers": {"text_decoder": arguments.num_layers}})
+    arguments.num_workers = 0
+    if getattr(arguments, "moe_permute_fusion", False):
+        arguments.moe_permute_fusion = False  # its kernels run on accelerators only
+    for name in ("use_gloo_process_groups", "enable_gloo_process_groups"):
+        if hasattr(arguments, name):
+            setattr(arguments, name, False)
+    worker.SESSION.calls = _PretendedCalls()
+    handout = Handout(Path(data["handout"]))
+    worker.SESSION.take_over = functools.partial(
+        _trace_all,
+        variants=data["variants"],
+        wanted=data["wanted"],
+        room_bytes=data["room_bytes"],
+        take=lambda point: handout.take(point, data["process"]),
+    )
+
+
+class _PretendedCalls(HostCalls):
+    """What the host set up, without tensor data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pretender = Pretender()
+        self._iterators: dict[int, Any] = {}
+
+    def record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Pretending begins with the first model; what the data loader reads is real until it is handed over."""
+        if name == "build_data_iterators":
+            function = functools.partial(self._real_data, function)
+        if name == "setup_model_and_optimizer":
+            # What was imported stays: garbage is collected between layouts, and looking through it took a quarter of
+            # the time of a trace.
+            gc.freeze()
+            self.pretender.fake_mode.__enter__()
+            self.pretender.__enter__()
+        setattr(self, name, RecordedCall(function, args, dict(kwargs)))
+        return function(*args, **kwargs)
+
+    def _real_data(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        from megatron.training import get_args
+
+        # Shapes of batches follow from the microbatch; building the data again takes longer than a trace.
+        size = get_args().micro_batch_size
+        if size not in self._iterators:
+            with _nothing_pretended():
+                self._iterators[size] = [self._batches(iterator) for iterator in build(*args, **kwargs)]
+        return self._iterators[size]
+
+    def _batches(self, iterator: Any) -> Any:
+        if isinstance(iterator, list):
+            return [self._batches(item) for item in iterator]
+        return None if iterator is None else _FakeBatches(iterator, self.pretender)
+
+
+class _FakeBatches:
+    """The host's batches as shapes."""
+
+    def __init__(self, iterator: Any, pretender: Pretender) -> None:
+        self.iterator, self.pretender = iterator, pretender
+
+    def __iter__(self) -> _FakeBatches:
+        return self
+
+    def __next__(self) -> Any:
+        with _nothing_pretended():
+            batch = next(self.iterator)
+        return self.pretender.pretended(batch)
+
+
+class _PretendedDevice:
+    """The part of a device adapter that a microbatch asks for; its clock is the place in the log."""
+
+    def __init__(self, pretender: Pretender) -> None:
+        self.pretender = pretender
+
+    def synchronize(self) -> None:
+        return None
+
+    def clock(self) -> int:
+        return len(self.pretender.log.operators)
+
+    @contextmanager
+    def tracked_memory(self) -> Any:
+        self.pretender.take_peak_bytes()
+        yield self.pretender
+
+
+@contextmanager
+def _nothing_pretended() -> Any:
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+def _trace_all(
+    task: MeasureTask,
+    forward_step: Callable[..., Any],
+    config: Any,
+    built: Built,
+    variants: dict[str, dict[str, Any]],
+    wanted: list[list[str]],
+    room_bytes: int,
+    take: Callable[[MeasuredAt], bool],
+) -> None:
+    """``wanted``: variants by point; ``take``: whether a point is left for this process."""
+    import torch
+    from megatron.training import get_args
+
+    arguments, calls = get_args(), worker.SESSION.calls
+    assert isinstance(calls, _PretendedCalls)
+    plain = {name: getattr(arguments, name, None) for changes in variants.values() for name in changes}
+    world_size = torch.distributed.get_world_size()
+    kinds = _kinds_of_layers(built, forward_step, arguments, calls.pretender)
+    shorten(arguments, max(map(fewest_layers, kinds.values()), default=MIN_LAYERS))
+    for point, names in zip(task.points, wanted, strict=True):
+        if not take(point):
+            continue
+        result: dict[str, Any] = {"status": "ok", "variants": {}}
+        roomy: set[str] = set()
+        for variant in names:
+            way = variant.partition("|")[0]
+            if way in roomy:
+                result["variants"][variant] = {"status": "not_needed"}
+                result["room_bytes"] = room_bytes
+                continue
+            if built.model is not None:
+                # The host's frames still hold the first layout's objects.
+                release(built.model, built.optimizer)
+            for name, value in {**plain, **variants[variant]}.items():
+                setattr(arguments, name, value)
+            try:
+                built = rebuild(calls, arguments, point, world_size)
+                traced = _trace(built, forward_step, arguments, calls.pretender, kinds)
+                result["variants"][variant] = traced
+                if has_room(traced, room_bytes):
+                    roomy.add(way)
+            except Exception as error:  # whatever the user's code raises in this layout: the others go on
+                built = Built(None, None, None)
+                result["variants"][variant] = {
+                    "status": "failed",
+                    "reason": _reason(error),
+                    "refused": _is_refusal(error),
+                }
+        _finish(task, point, result)
+
+
+def _kinds_of_layers(
+    built: Built, forward_step: Callable[..., Any], arguments: Any, pretender: Pretender
+) -> dict[str, tuple[int, ...]]:
+    """Of the whole model, as the host set it up; empty where no point can be traced, which every point tells."""
+    import torch
+
+    chunks = built.model if isinstance(built.model, list) else [built.model]
+    try:
+        stacks = find_stacks(unwrap(chunks))
+    except ProfileError:
+        return {}
+    device = _PretendedDevice(pretender)
+    microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
+    pretender.log = Log()
+
+    def forward() -> None:
+        with torch.no_grad():
+            microbatch.run(tracked=False, forward_only=True)
+
+    try:
+        return kinds_by_computing(stacks, pretender.log, forward)
+    except Exception:  # whatever the user's code raises: tracing a point will tell
+        return {stack.name: stack.kinds for stack in stacks}
+
+
+def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> None:
+    first = next(iter(result["variants"].values()))
+    if first.get("status") == "failed":
+        result.update(
+            status="failed", reason=first["reason"], summary=first["reason"].splitlines()[-1], refused=first["refused"]
+        )
+    write_json_atomic(
+        Path(task.result_file(point)), {"schema_version": TRACE_SCHEMA_VERSION, "at": asdict(point), **result}
+    )
+    print(f"traced {point.label()}: {result['status']}", flush=True)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Megatron itself says no, as it would on real ranks: there is nothing to measure either."""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    says_no = isinstance(error, (AssertionError, ValueError, NotImplementedError))
+    return says_no and "megatron" in Path(raised_in).parts
+
+
+def _reason(error: BaseException) -> str:
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    return "\n".join(lines[-_NUM_ERROR_LINES:])
+
+
+def _trace(
+    built: Built,
+    forward_step: Callable[..., Any],
+    arguments: Any,
+    pretender: Pretender,
+    kinds: Mapping[str, Sequence[int]],
+) -> dict[str, Any]:
+    """Blocks of one layout as ``measure_point`` gives them, with calls in the place of times.
+
+    ``kinds``: of every layer of the whole model's stacks.
+    """
+    chunks = built.model if isinstance(built.model, list) else [built.model]
+    model = unwrap(chunks)
+    stacks = find_stacks(model, kinds)
+    order, handles = execution_order(model, stacks)
+    device = _PretendedDevice(pretender)
+    microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
+    microbatch.run(tracked=False)
+    for handle in handles:
+        handle.remove()
+    pretender.log = Log()
+    tracked = microbatch.run(tracked=True)
+    ratio = bytes_per_parameter(
+        model, built.optimizer, num_optimizer_shards(arguments), missing_state_bytes(built.optimizer)
+    )
+    parameters = parameters_by_block(model, stacks, order)
+    costs = block_costs([], tracked, lambda start, end: 0.0)
+    table: dict[Any, int] = {}
+    return {
+        "status": "ok",
+        "modules": [
+            {
+                **describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
+                "kinds": kinds[stack.name],
+                "side_bytes": tracked.side_bytes.get(stack.name, (0, 0)),
+                "calls": {
+                    block: {
+                        direction: _calls(tracked, stack, block, direction, pretender.log, table)
+                        for direction in ("forward", "backward")
+                    }
+                    for block in blocks_of(stack)
+                },
+            }
+            for stack in tracked.stacks
+        ],
+        "operators": [asdict(operator) for operator in table],
+        "batch_bytes": batch_bytes(tracked),
+        "bytes_per_trained_parameter": {"gradient": ratio.gradient, "optimizer": ratio.optimizer},
+        "workspace_bytes": workspace_bytes(),
+        "host_bytes": max(
+            0,
+            tracked.marks["forward begin"].live_bytes - resident_bytes(model, built.optimizer) - workspace_bytes(),
+        ),
+        "trained_parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
+        "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
+    }
+
+
+def _calls(tracked: Run, stack: Any, block: str, direction: str, log: Log, table: dict[Any, int]) -> dict[str, Any]:
+    """``operators``: [place in the table, calls per layer]; ``num_calls``: all, those that compute nothing too."""
+    intervals = getattr(tracked, direction)(stack, block)
+    counts: Counter[int] = Counter()
+    collectives: Counter[Any] = Counter()
+    num_calls = 0
+    for interval in intervals:
+        start, end = interval.start.clock, interval.end.clock
+        num_calls += end - start
+        for place in range(start, end):
+            operator = log.operators[place]
+            if operator is not None:
+                counts[table.setdefault(operator, len(table))] += 1
+            if place in log.collectives:
+                collectives[log.collectives[place]] += 1
+    share = 1 / max(1, len(intervals))
+    return {
+        "operators": [[place, count * share] for place, count in sorted(counts.items())],
+        "collectives": [{**asdict(call), "count": count * share} for call, count in collectives.items()],
+        "num_calls": num_calls * share,
+    }
+
+
+def missing_state_bytes(optimizer: Any) -> int:
+    """What the optimizer's first step will create, found by one step of the same class on a few real numbers."""
+    import torch
+
+    total = 0
+    for part in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
+        inner = getattr(part, "optimizer", part)
+        if inner is None or inner.state:
+            continue
+        parameters = [item for group in inner.param_groups for item in group["params"]]
+        if not parameters:
+            continue
+        with _nothing_pretended():
+            small = torch.zeros(64, dtype=parameters[0].dtype, requires_grad=True)
+            small.grad = torch.zeros_like(small)
+            known = type(inner).__init__.__code__.co_varnames
+            twin = type(inner)([small], **{key: value for key, value in inner.defaults.items() if key in known})
+            twin.step()
+            tensors = [item for state in twin.state.values() for item in state.values() if torch.is_tensor(item)]
+            ratio = sum(item.numel() * item.element_size() for item in tensors if item.numel() > 1) / small.numel()
+        total += round(ratio * sum(item.numel() for item in parameters))
+    return total

@@ -1,0 +1,92 @@
+"""The process a trace runs in: the CPU plays the device, process groups are pretended or gloo's.
+
+It replaces functions of torch and Megatron, which no training process must see: only ``python -m`` starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+import torch
+import torch.distributed
+
+from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter
+from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
+from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import keep_dispatch_real
+from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
+
+
+class World:
+    """Process groups of one layout after the other."""
+
+    def __init__(self, backend: str) -> None:
+        """``fake``: every other rank is pretended; ``gloo``: this process is one of them, as torchrun started it."""
+        self.backend = backend
+        self._layout: tuple[int, ...] | None = None
+        CpuAdapter().prepare()
+        balance_routing()
+        keep_dispatch_real()
+
+    def enter(self, request: TraceRequest) -> None:
+        """Megatron's groups for ``request``; those of the request before are destroyed."""
+        # A real rank has its own place already, whatever stage the request is about.
+        rank = request.rank if self.backend == "fake" else -1
+        layout = (
+            request.num_ranks,
+            rank,
+            request.tensor,
+            request.pipeline,
+            request.virtual,
+            request.context,
+            request.expert,
+            request.tensor_of_experts,
+        )
+        from megatron.core import parallel_state, tensor_parallel
+
+        if layout == self._layout:
+            # Gathered inputs of the block before would count as live, or be missing among the new ones.
+            parallel_state.destroy_global_memory_buffer()
+            parallel_state._set_global_memory_buffer()
+            return
+        if self._layout is not None:
+            parallel_state.destroy_model_parallel()
+        if self._layout is None or self._layout[:2] != layout[:2]:
+            self._start(request)
+        parallel_state.initialize_model_parallel(
+            request.tensor,
+            request.pipeline,
+            virtual_pipeline_model_parallel_size=request.virtual if request.virtual > 1 else None,
+            context_parallel_size=request.context,
+            expert_model_parallel_size=request.expert,
+            expert_tensor_parallel_size=request.tensor_of_experts if request.num_experts else None,
+            create_gloo_process_groups=False,
+        )
+        tensor_parallel.model_parallel_cuda_manual_seed(1)
+        self._layout = layout
+
+    def _start(self, request: TraceRequest) -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        if self.backend == "gloo":
+            torch.distributed.init_process_group("gloo")
+            return
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        torch.distributed.init_process_group("fake", rank=request.rank, world_size=request.num_ranks, store=FakeStore())
+
+    @contextlib.contextmanager
+    def tensors(self) -> Iterator[Any]:
+        """Inside, tensors have shapes only where ranks are pretended."""
+        if self.backend == "gloo":
+            yield
+            return
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield

@@ -1,1 +1,0 @@
-"""See the map in mindspeed_autoparallel/__init__.py."""

@@ -1,0 +1,202 @@
+"""Fits the efficiencies of a device to measured steps: a few physical ones first, then what single layer shapes need.
+
+Steps of one layer shape share most of their error, so they count as little more than one observation: residuals are
+split into the mean of each shape and what is left within it (a random effect per shape). Every fit starts from the same
+neutral values, never from the device's stored ones, so that a held-out fit knows nothing of the rows it is asked about.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mindspeed_autoparallel.cost import catalogue
+from mindspeed_autoparallel.cost.analytic.collectives import Fabric
+from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, correction_key, layer_time
+from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+
+FREE = {
+    "megatron-2021": (
+        *("gemm_fraction", "gemm_inner_half", "attention_fraction", "memory_fraction", "softmax_passes"),
+        *("head_passes", "launch_us", "tensor_launch_us", "unfused_softmax_us", "overlap_norm", "link_fraction"),
+        *("link_latency_us", "inter_fraction", "point_to_point_us", "optimizer_fraction", "step_us"),
+    ),
+    "megatron-core": (
+        *("gemm_fraction", "attention_fraction", "memory_fraction", "link_fraction", "launch_us", "step_us"),
+        "gradient_exposed",
+    ),
+}
+OUTSIDE_OF_LAYERS = ("head_passes", "point_to_point_us", "inter_fraction", "optimizer_fraction", "step_us")
+NEUTRAL = {
+    "gemm_fraction": 0.75,
+    "gemm_inner_half": 110.0,
+    "attention_fraction": 0.5,
+    "memory_fraction": 0.75,
+    "softmax_passes": 6.0,
+    "head_passes": 8.0,
+    "launch_us": 250.0,
+    "tensor_launch_us": 60.0,
+    "unfused_softmax_us": 100.0,
+    "overlap_norm": 4.0,
+    "link_fraction": 0.6,
+    "link_latency_us": 12.0,
+    "inter_fraction": 0.6,
+    "point_to_point_us": 25.0,
+    "optimizer_fraction": 0.7,
+    "step_us": 3000.0,
+    "gradient_exposed": 1.0,
+}
+CEILING = {
+    "gemm_fraction": 0.95,
+    "attention_fraction": 0.9,
+    "memory_fraction": 0.95,
+    "link_fraction": 0.95,
+    "inter_fraction": 0.95,
+    "optimizer_fraction": 0.95,
+    "gradient_exposed": 1.0,
+    "tensor_exposed": 1.0,
+    "overlap_norm": 12.0,
+}
+FREELY = (
+    "launch_us",
+    "tensor_launch_us",
+    "unfused_softmax_us",
+    "head_passes",
+    "step_us",
+    "point_to_point_us",
+    "link_latency_us",
+    "gemm_inner_half",
+    "gradient_exposed",
+    "tensor_exposed",
+)
+"""What depends on the host and the code; datasheets say nothing about it."""
+PRIOR_DEVIATION, FREE_DEVIATION = 0.15, 1.0
+"""Standard deviations of the logarithms around the neutral values, of what datasheets bound and of ``FREELY``."""
+SHAPE_DEVIATION, ROW_DEVIATION = 0.08, 0.16
+"""How far whole shapes, and rows of one shape, lie from the formulas; 0050 says how they were chosen."""
+
+
+def predict(device: catalogue.Device, stack: str, works: Sequence[Workload]) -> np.ndarray:
+    """Step time of each workload in ms; layers of one shape are computed once."""
+    efficiency, seen = device.efficiency(stack), {}
+    result = []
+    for work in works:
+        key = (correction_key(work), work.expert, work.context, work.recompute, work.model.ffn, work.devices_per_node)
+        if key not in seen:
+            fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
+            seen[key] = layer_time(work, device, efficiency, fabric)
+        layer: LayerTime = seen[key]
+        result.append(step_time(work, device, layer).total_ms)
+    return np.array(result)
+
+
+def with_values(device: catalogue.Device, stack: str, values: dict[str, Any]) -> catalogue.Device:
+    """``device`` with some efficiencies replaced."""
+    changed = dataclasses.replace(device.efficiency(stack), **values)
+    return dataclasses.replace(device, efficiencies={**device.efficiencies, stack: changed})
+
+
+def fitted_names(stack: str, neutral: Mapping[str, float]) -> tuple[str, ...]:
+    """Efficiencies that a fit from ``neutral`` changes."""
+    return (*FREE[stack], *(name for name in neutral if name not in NEUTRAL))
+
+
+def fit(
+    device: catalogue.Device,
+    stack: str,
+    works: Sequence[Workload],
+    measured: np.ndarray,
+    corrections: bool,
+    deviations: Sequence[float] = (PRIOR_DEVIATION, FREE_DEVIATION),
+    neutral: Mapping[str, float] = NEUTRAL,
+) -> catalogue.Device:
+    """Physical efficiencies from neutral ones; then shapes, what lies outside of layers, and shapes once more.
+
+    ``neutral`` may say what is known of the runs, as that they overlapped the reduction of gradients; what it names
+    beyond ``NEUTRAL`` is fitted too. Without ``corrections`` the shapes are only noted as measured.
+    """
+    names = fitted_names(stack, neutral)
+    device = with_values(device, stack, {"corrections": (), **{name: neutral[name] for name in names}})
+    device = _least_squares(device, stack, works, measured, names, deviations, by_shape=True)
+    if not corrections:
+        shapes = sorted({correction_key(work) for work in works})
+        return with_values(device, stack, {"corrections": tuple((*shape, 0.0) for shape in shapes)})
+    device = _fit_corrections(device, stack, works, measured)
+    outside = tuple(name for name in names if name in OUTSIDE_OF_LAYERS)
+    device = _least_squares(device, stack, works, measured, outside, deviations, by_shape=False)
+    return _fit_corrections(device, stack, works, measured)
+
+
+def _least_squares(
+    device: catalogue.Device,
+    stack: str,
+    works: Sequence[Workload],
+    measured: np.ndarray,
+    names: Sequence[str],
+    deviations: Sequence[float],
+    by_shape: bool,
+    rounds: int = 40,
+) -> catalogue.Device:
+    """Levenberg-Marquardt on the logarithms of ``names``, held near where they start."""
+    # Below its ceiling: at the ceiling a value has no slope and would stay there whatever the measurements say.
+    start = np.log([min(getattr(device.efficiency(stack), name), 0.9 * CEILING.get(name, np.inf)) for name in names])
+    deviation = np.array([deviations[name in FREELY] for name in names])
+    shapes = {key: index for index, key in enumerate(sorted({correction_key(work) for work in works}))}
+    shape_of = np.array([shapes[correction_key(work)] for work in works])
+    rows_of = np.bincount(shape_of)
+
+    def values(point: np.ndarray) -> dict[str, Any]:
+        return {name: min(float(np.exp(x)), CEILING.get(name, np.inf)) for name, x in zip(names, point, strict=True)}
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        error = np.log(predict(with_values(device, stack, values(point)), stack, works) / measured)
+        held = (point - start) / deviation
+        if not by_shape:
+            return np.concatenate([error / ROW_DEVIATION, held])
+        means = np.bincount(shape_of, error) / rows_of
+        return np.concatenate([means / SHAPE_DEVIATION, (error - means[shape_of]) / ROW_DEVIATION, held])
+
+    point, damping = start.copy(), 1e-2
+    current = residuals(point)
+    for _ in range(rounds):
+        jacobian = np.empty((len(current), len(point)))
+        for column in range(len(point)):
+            moved = point.copy()
+            moved[column] += 1e-4
+            jacobian[:, column] = (residuals(moved) - current) / 1e-4
+        normal = jacobian.T @ jacobian
+        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -jacobian.T @ current)
+        candidate = residuals(point + step)
+        if candidate @ candidate < current @ current:
+            gain = 1 - candidate @ candidate / (current @ current)
+            point, current, damping = point + step, candidate, damping * 0.3
+            if gain < 1e-4:
+                break
+        else:
+            damping *= 6
+            if damping > 1e8:
+                break
+    return with_values(device, stack, values(point))
+
+
+def _fit_corrections(
+    device: catalogue.Device, stack: str, works: Sequence[Workload], measured: np.ndarray
+) -> catalogue.Device:
+    """What measured steps say about single layer shapes beyond the formulas; shrunk towards none for few rows."""
+    keys = [correction_key(work) for work in works]
+    table = {tuple(row[:4]): row[4] for row in device.efficiency(stack).corrections}
+    for _ in range(4):
+        fitted = predict(device, stack, works)
+        left: dict[Any, list[float]] = collections.defaultdict(list)
+        for key, ratio in zip(keys, np.log(measured / fitted), strict=True):
+            left[key].append(float(ratio))
+        for key, ratios in left.items():
+            table[key] = table.get(key, 0.0) + sum(ratios) / (len(ratios) + 0.3)
+        rows = tuple((*key, round(value, 4)) for key, value in sorted(table.items()))
+        device = with_values(device, stack, {"corrections": rows})
+    return device

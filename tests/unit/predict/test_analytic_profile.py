@@ -1,0 +1,149 @@
+"""Planning from shapes and the device catalogue, with no accelerator and nothing measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, read_model_file
+from mindspeed_autoparallel.predict.predict import predict_one
+from mindspeed_autoparallel.spec import Cluster, Layout
+
+_MODEL = {
+    "type": "gpt",
+    "num_layers": 16,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 14336,
+    "seq": 4096,
+    "vocab": 128256,
+    "swiglu": True,
+}
+_PLAN = ["plan", "--nnodes", "2", "--nproc-per-node", "8", "--global-batch-size", "32", "--time-limit-s", "20"]
+
+
+def _file(folder: Path, content: object) -> str:
+    path = folder / "model.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def _analytic(folder: Path, content: object = _MODEL) -> list[str]:
+    return [*_PLAN, "--profile-source", "analytic", "--model", _file(folder, content), "--device", "H100"]
+
+
+def test_a_plan_without_any_profile_is_found_and_says_that_nothing_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_analytic(tmp_path)) == 0
+    printed = capsys.readouterr()
+    assert "nothing was measured" in printed.out
+    assert "H100" in printed.out
+    assert main([*_analytic(tmp_path), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["profile"]["source"] == "analytic"
+    assert any("nothing was measured" in note for note in plan["profile"]["notes"])
+    assert plan["model"]["num_parameters"] == pytest.approx(4.54e9, rel=0.01)
+
+
+def test_the_planner_and_predict_agree_on_the_same_layout(tmp_path: Path) -> None:
+    device = find_device("B200")
+    profile = analytic_profile(read_model_file(Path(_file(tmp_path, _MODEL))), device, 8)
+    layout = Layout(
+        pipeline_size=2,
+        tensor_size=2,
+        data_size=2,
+        micro_batch_size=1,
+        sequence_parallel=True,
+    )
+    placement = ModulePlacement(layers={"text_decoder": (8, 8)}, recompute={"text_decoder": {}})
+    found = evaluate(profile, Cluster(num_nodes=1, devices_per_node=8), layout, placement, 32)
+    request = {
+        "model": _MODEL,
+        "hw": {"gpu": "B200", "num_gpus": 8, "gpus_per_node": 8},
+        "parallel": {"tp": 2, "pp": 2},
+        "train": {"gbs": 32, "mbs": 1},
+    }
+    predicted = predict_one(request)
+    assert found.step.total_us / 1e3 == pytest.approx(predicted["step_time_ms"], rel=0.05)
+    peak = max(rank.peak_bytes for rank in found.memory) / 2**30
+    assert peak == pytest.approx(predicted["peak_memory_gib"], rel=0.05)
+
+
+def test_a_frozen_encoder_before_the_decoder_has_no_backward_and_no_optimizer(tmp_path: Path) -> None:
+    encoder = {"name": "image_encoder", "num_layers": 8, "hidden": 1024, "heads": 16, "seq": 1024, "causal": False}
+    content = {"modules": [{**encoder, "frozen": True}, {**_MODEL, "name": "text_decoder"}]}
+    profile = analytic_profile(read_model_file(Path(_file(tmp_path, content))), find_device("910B"), 8)
+    assert [module.name for module in profile.model.modules] == ["image_encoder", "text_decoder"]
+    assert profile.model.modules[1].predecessors == ("image_encoder",)
+    layer = profile.measurements[0].modules["image_encoder"].layer
+    assert layer.forward_us > 0
+    assert (layer.backward_us, layer.dense.optimizer_bytes, layer.dense.gradient_bytes) == (0, 0, 0)
+    assert layer.dense.parameter_bytes > 0
+
+
+def test_experts_are_planned_over_expert_ranks(tmp_path: Path) -> None:
+    model = {**_MODEL, "type": "moe", "num_experts": 8, "topk": 2, "moe_ffn": 4096}
+    profile = analytic_profile(read_model_file(Path(_file(tmp_path, model))), find_device("H100"), 8)
+    experts = {
+        point.at.expert_size: point.modules["text_decoder"].layer.expert.num_parameters
+        for point in profile.measurements
+        if (point.at.tensor_size, point.at.micro_batch_size) == (1, 1)
+    }
+    assert experts[8] * 8 == experts[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([], "--profile is missing"),
+        (["--profile-source", "analytic"], "needs --model"),
+        (["--device", "H100"], "--device is for --profile-source analytic"),
+        (["--profile-source", "analytic", "--model", "MODEL"], "needs --device"),
+        (["--profile-source", "analytic", "--model", "MODEL", "--device", "TPU"], "unknown device 'TPU'"),
+        (["--profile-source", "analytic", "--model", "MODEL", "--device", "H100", "--profile", "p.json"], "give one"),
+        (
+            ["--profile-source", "analytic", "--model", "MODEL", "--device", "H100", "--inter-node-gbps", "-1"],
+            "above 0",
+        ),
+    ],
+)
+def test_flags_that_do_not_go_together_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], words: str
+) -> None:
+    model = _file(tmp_path, _MODEL)
+    assert main([*_PLAN, *(model if word == "MODEL" else word for word in changes)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([], "must be an object"),
+        ({"modules": []}, "modules must be a list"),
+        ({"modules": [{"num_layers": 2}]}, "modules[0].name is missing"),
+        ({**_MODEL, "hidden": 4097}, "text_decoder: model.hidden 4097"),
+        ({"model": {"num_layers": 2}}, "model.hidden is missing"),
+    ],
+)
+def test_a_model_file_that_describes_no_model_is_refused_with_the_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: object, words: str
+) -> None:
+    assert main(_analytic(tmp_path, content)) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_planning_from_shapes_loads_neither_torch_nor_megatron(tmp_path: Path) -> None:
+    code = (
+        "import sys; from mindspeed_autoparallel.cli.main import main; main(sys.argv[1:]); "
+        "sys.exit(any(name.split('.')[0] in ('torch', 'megatron') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *_analytic(tmp_path)], capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()[-1000:]

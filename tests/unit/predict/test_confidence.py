@@ -1,0 +1,92 @@
+"""Widths of intervals around predicted step times."""
+
+import copy
+import dataclasses
+
+import pytest
+
+from mindspeed_autoparallel.cost.analytic.layer_time import correction_key
+from mindspeed_autoparallel.cost.analytic.workload import Workload, read_workload
+from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.predict.confidence import extrapolation, half_width
+from mindspeed_autoparallel.predict.predict import predict_one
+
+_REQUEST = {
+    "model": {"type": "gpt", "num_layers": 24, "hidden": 2048, "heads": 16, "seq": 1024},
+    "hw": {"gpu": "A100", "num_gpus": 8, "gpus_per_node": 8},
+    "parallel": {"tp": 2, "pp": 2},
+    "train": {"gbs": 32, "mbs": 2, "recompute": "full"},
+}
+_WIDTHS = {"seen": 0.03, "more_devices": 0.05, "unseen_large_shape": 0.1, "unseen_shape": 0.2}
+
+
+def _work(**changes: dict) -> Workload:
+    request = copy.deepcopy(_REQUEST)
+    for section, values in changes.items():
+        request[section].update(values)
+    return read_workload(request)
+
+
+def _device(**values: object) -> Device:
+    """An A100 on which exactly the shape of ``_REQUEST`` was measured."""
+    device = find_device("A100-80GB")
+    known = {"corrections": ((*correction_key(_work()), 0.1),), "measured_recompute": ("full",), "intervals": _WIDTHS}
+    changed = dataclasses.replace(device.efficiency("megatron-2021"), **{**known, **values})
+    return dataclasses.replace(device, efficiencies={"megatron-2021": changed})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "seen"),
+        ({"model": {"num_layers": 48}}, "seen"),
+        ({"hw": {"num_gpus": 16}}, "more_devices"),
+        ({"model": {"hidden": 1024}}, "unseen_shape"),
+        ({"model": {"hidden": 12288, "heads": 96}}, "unseen_large_shape"),
+        ({"train": {"recompute": "none"}}, "unseen_shape"),
+    ],
+)
+def test_what_was_never_measured_decides_the_width(changes: dict, kind: str) -> None:
+    assert half_width(_work(**changes), _device()) == (_WIDTHS[kind], kind)
+
+
+def test_models_with_experts_are_never_taken_for_measured_ones() -> None:
+    experts = {"type": "moe", "num_experts": 8, "topk": 2, "moe_ffn": 8192}
+    work = _work(model=experts, train={"stack": "megatron-2021"})
+    assert extrapolation(work, _device()).startswith("unseen")
+
+
+def test_several_nodes_never_narrow_the_interval() -> None:
+    device = _device(intervals={**_WIDTHS, "more_devices": 0.3})
+    assert half_width(_work(model={"hidden": 12288, "heads": 96}), device)[0] == 0.1
+    assert half_width(_work(model={"hidden": 12288, "heads": 96}, hw={"num_gpus": 16}), device)[0] == 0.3
+
+
+def test_nothing_is_surer_than_what_was_seen() -> None:
+    device = _device(intervals={**_WIDTHS, "seen": 0.07})
+    assert half_width(_work(hw={"num_gpus": 16}), device) == (0.07, "more_devices")
+
+
+def test_a_kind_without_held_out_runs_gets_twice_the_widest_of_the_others() -> None:
+    device = _device(intervals={"seen": 0.03, "unseen_large_shape": 0.1}, relative_error=0.02)
+    assert half_width(_work(model={"hidden": 1024}), device) == (0.2, "unseen_shape")
+    assert half_width(_work(), _device(intervals={}, relative_error=0.15))[0] == 0.3
+
+
+def test_answers_carry_the_interval_and_the_kind() -> None:
+    answer = predict_one({"id": 1, **_REQUEST})
+    low, high = answer["step_time_interval_ms"]
+    width, kind = half_width(_work(), find_device("A100-80GB"))
+    assert answer["step_time_extrapolation"] == kind == "seen"
+    assert high / answer["step_time_ms"] == pytest.approx(1 + width)
+    assert answer["step_time_ms"] / low == pytest.approx(1 + width)
+
+
+def test_peaks_of_tiny_models_have_wider_intervals() -> None:
+    tiny = predict_one({"id": 1, **_REQUEST})
+    large = predict_one({"id": 2, **_REQUEST, "model": {**_REQUEST["model"], "hidden": 6144, "heads": 48}})
+    assert tiny["peak_memory_gib"] < 10 < large["peak_memory_gib"]
+    for answer, width in ((tiny, 0.28), (large, 0.05)):
+        low, high = answer["peak_memory_interval_gib"]
+        assert high / answer["peak_memory_gib"] == pytest.approx(1 + width)
+        assert answer["peak_memory_gib"] / low == pytest.approx(1 + width)

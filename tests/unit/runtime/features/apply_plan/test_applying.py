@@ -1,0 +1,246 @@
+"""A plan in the host's words, and its refusals."""
+
+import argparse
+import json
+
+import pytest
+
+from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.runtime.features.apply_plan.check import comparison, crowding
+from mindspeed_autoparallel.runtime.features.apply_plan.entry import apply_plan
+from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    kind_everywhere,
+    model_keys,
+    native_flags,
+    pipeline_layout,
+)
+from mindspeed_autoparallel.spec.cluster import Cluster
+from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.model import Model, Module
+from mindspeed_autoparallel.spec.plan import Plan, ProfileRecord, RankMemory, SearchRecord, StagePlan, StepTime
+from mindspeed_autoparallel.units import MIB
+
+
+def make_plan(layers, recompute=None, model_hash="", virtual_size=1, kind="full", **layout):
+    """``layers``: module -> layers per virtual stage."""
+    num_stages = len(next(iter(layers.values())))
+    pipeline_size = num_stages // virtual_size
+    names = list(layers)
+    modules = tuple(
+        Module(name=name, result_key=name[:3], num_layers=sum(counts), predecessors=tuple(names[:index]))
+        for index, (name, counts) in enumerate(layers.items())
+    )
+    stages = tuple(
+        StagePlan(
+            stage=stage,
+            pipeline_rank=stage % pipeline_size,
+            chunk=stage // pipeline_size,
+            layers={name: counts[stage] for name, counts in layers.items()},
+            first_layer={},
+            recompute={name: {kind: counts[stage]} for name, counts in (recompute or {}).items() if counts[stage]},
+            forward_us=1.0,
+            backward_us=2.0,
+        )
+        for stage in range(num_stages)
+    )
+    memory = tuple(
+        RankMemory(pipeline_rank=rank, peak_bytes=100 * MIB, limit_bytes=200 * MIB, peak_point="x", terms={})
+        for rank in range(pipeline_size)
+    )
+    return Plan(
+        model=Model(name="m", modules=modules, sequence_length=8),
+        cluster=Cluster(num_nodes=1, devices_per_node=8),
+        layout=Layout(pipeline_size=pipeline_size, virtual_size=virtual_size, **layout),
+        global_batch_size=8,
+        num_microbatches=8,
+        stages=stages,
+        memory=memory,
+        step=StepTime(total_us=1000.0, pipeline_us=1000.0),
+        throughput_tokens_per_s_per_device=1.0,
+        baselines=(),
+        alternatives=(),
+        search=SearchRecord(
+            status="optimal", lower_bound_us=1.0, gap_fraction=0.0, num_configurations=1, num_solved=1, seconds=1.0
+        ),
+        profile=ProfileRecord(sha256="", source="measured", device="cpu", created_utc="", model_hash=model_hash),
+        tool_version="0",
+    )
+
+
+TWO = {"image_encoder": [4, 0], "text_decoder": [1, 3]}
+MODEL = {
+    "image_encoder": {
+        "vision_encoder": {"num_layers": 4, "pipeline_num_layers": [4], "recompute_granularity": "selective"}
+    },
+    "text_decoder": {"num_layers": 4, "pipeline_num_layers": [4]},
+}
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Arguments of a multimodal job of two processes, and a writer of its plan."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    arguments = argparse.Namespace(
+        mm_model=str(tmp_path / "model.json"),
+        auto_parallel_plan=str(tmp_path / "plan.json"),
+        auto_parallel_check_steps=5,
+        recompute_granularity="full",
+    )
+
+    def write(plan):
+        plan.write(tmp_path / "plan.json")
+        return arguments
+
+    return write
+
+
+def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
+    arguments = job(make_plan(TWO, {"text_decoder": [1, 2]}, micro_batch_size=2))
+    apply_plan(arguments)
+    assert (arguments.pipeline_model_parallel_size, arguments.micro_batch_size, arguments.global_batch_size) == (
+        2,
+        2,
+        8,
+    )
+    applied = json.loads(open(arguments.mm_model).read())
+    assert applied["image_encoder"]["vision_encoder"] == {"num_layers": 4, "pipeline_num_layers": [4, 0]}
+    assert applied["text_decoder"] == {
+        "num_layers": 4,
+        "pipeline_num_layers": [1, 3],
+        "recompute_granularity": "full",
+        "recompute_method": "block",
+        "recompute_num_layers": [1, 2],
+    }
+    assert json.loads((tmp_path / "model.json").read_text()) == MODEL
+
+
+def test_a_plan_of_another_model_is_refused(job):
+    with pytest.raises(PlanError, match=r"another model.*image_encoder 4 layers"):
+        apply_plan(job(make_plan(TWO, model_hash="0" * 64)))
+
+
+def test_the_models_own_hash_is_accepted(job):
+    arguments = job(make_plan(TWO))
+    apply_plan(job(make_plan(TWO, model_hash=describe(arguments).model_hash)))
+
+
+def test_another_number_of_processes_is_refused(job, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(PlanError, match=r"for 2 devices .* but 4 processes"):
+        apply_plan(job(make_plan(TWO)))
+
+
+def test_a_plan_with_lost_layers_is_refused(job):
+    from dataclasses import replace
+
+    plan = make_plan(TWO)
+    broken = replace(
+        plan, stages=(plan.stages[0], replace(plan.stages[1], layers={"image_encoder": 0, "text_decoder": 2}))
+    )
+    with pytest.raises(PlanError, match="3 in all; the model has 4"):
+        apply_plan(job(broken))
+
+
+def test_a_language_model_gets_megatrons_own_layout_string():
+    plan = make_plan({"text_decoder": [5, 11, 9]})
+    assert pipeline_layout(plan) == "Et*5|t*11|t*9L"
+    words = native_flags(plan)
+    assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*5|t*11|t*9L"
+    assert words[words.index("--pipeline-model-parallel-size") + 1] == "3"
+
+
+def test_megatron_reads_the_layout_string_back():
+    layout = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    text = pipeline_layout(make_plan({"text_decoder": [5, 11, 9, 7]}, virtual_size=2))
+    parsed = layout.PipelineParallelLayerLayout.from_str(text, 2)
+    kinds = [[[layer.name for layer in chunk] for chunk in rank] for rank in parsed.layout]
+    assert [[chunk.count("decoder") for chunk in rank] for rank in kinds] == [[5, 9], [11, 7]]
+    assert kinds[0][0][0] == "embedding"
+    assert kinds[1][1][-1] == "loss"
+
+
+def test_virtual_stages_are_a_list_per_chunk():
+    plan = make_plan({"text_decoder": [1, 2, 3, 4]}, virtual_size=2, schedule="interleaved")
+    assert model_keys(plan, "text_decoder")["pipeline_num_layers"] == [[1, 2], [3, 4]]
+
+
+def test_every_rank_of_a_language_model_recomputes_its_own_stages_layers(tmp_path, monkeypatch):
+    plan = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 0]})
+    plan.write(tmp_path / "plan.json")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, expected in ((0, ("full", 2)), (1, (None, None))):
+        monkeypatch.setenv("RANK", str(rank))
+        arguments = argparse.Namespace(
+            num_layers=4,
+            auto_parallel_plan=str(tmp_path / "plan.json"),
+            auto_parallel_check_steps=3,
+            pipeline_model_parallel_layout=None,
+        )
+        apply_plan(arguments)
+        assert (arguments.recompute_granularity, arguments.recompute_num_layers) == expected
+        assert arguments.pipeline_model_parallel_layout == "Et*2|t*2L"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("selective", ("selective", None, None, None)),
+        ("selective:layernorm,mlp", ("selective", None, None, ["layernorm", "mlp"])),
+        ("full:2", ("full", "uniform", 2, None)),
+    ],
+)
+def test_a_language_model_recomputes_modules_or_groups_of_layers_as_planned(kind, expected, tmp_path, monkeypatch):
+    make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 2]}, kind=kind).write(tmp_path / "plan.json")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    arguments = argparse.Namespace(
+        num_layers=4,
+        auto_parallel_plan=str(tmp_path / "plan.json"),
+        auto_parallel_check_steps=3,
+        pipeline_model_parallel_layout=None,
+        recompute_method="block",
+    )
+    apply_plan(arguments)
+    found = (arguments.recompute_granularity, arguments.recompute_method, arguments.recompute_num_layers)
+    assert (*found, arguments.recompute_modules) == expected
+
+
+def test_recompute_that_the_host_cannot_be_told_is_refused():
+    some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
+    with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):
+        kind_everywhere(some)
+    with pytest.raises(PlanError, match=r"selective \(mlp\) in text_decoder"):
+        model_keys(some, "text_decoder")
+
+
+def test_chunks_that_should_recompute_differently_are_named(tmp_path, monkeypatch, capsys):
+    plan = make_plan(
+        {"text_decoder": [2, 2, 2, 2]}, {"text_decoder": [2, 1, 0, 1]}, virtual_size=2, schedule="interleaved"
+    )
+    plan.write(tmp_path / "plan.json")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    arguments = argparse.Namespace(
+        num_layers=8,
+        auto_parallel_plan=str(tmp_path / "plan.json"),
+        auto_parallel_check_steps=3,
+        pipeline_model_parallel_layout=None,
+    )
+    apply_plan(arguments)
+    assert arguments.recompute_num_layers == 2
+    assert "pipeline ranks [0] recompute more than planned" in capsys.readouterr().out
+
+
+def test_processes_that_share_cores_are_told_that_times_are_not_comparable():
+    assert crowding(2, 2) == ""
+    assert "4 processes share 2 cores" in crowding(4, 2)
+
+
+def test_the_comparison_shows_the_worst_rank_of_each_stage():
+    ranks = [{"step_us": 900.0, "peak_bytes": 100 * MIB}, {"step_us": 800.0, "peak_bytes": 50 * MIB}]
+    text = comparison(make_plan(TWO), ranks)
+    assert "+11.1 %" in text
+    assert "+0.0 %" in text
+    assert "+100.0 %" in text

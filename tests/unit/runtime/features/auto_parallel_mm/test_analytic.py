@@ -1,0 +1,125 @@
+"""``--profile-source analytic``: the model's shapes are read from flags and model.json, the device from the catalogue."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import asked_device, computed_profile
+from mindspeed_autoparallel.runtime.megatron.description import describe
+
+_GPT = {
+    "mm_model": None,
+    "num_layers": 8,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "group_query_attention": True,
+    "num_query_groups": 4,
+    "ffn_hidden_size": 2816,
+    "seq_length": 2048,
+    "swiglu": True,
+    "vocab_size": 32000,
+    "untie_embeddings_and_output_weights": True,
+    "num_experts": None,
+    "kv_channels": 64,
+}
+
+
+def _arguments(**changes: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{**_GPT, **changes})
+
+
+def _asked(**values: Any) -> Any:
+    plain = {"profile_source": "analytic", "profile_device": None, "profile_device_file": None}
+    return asked_device(argparse.Namespace(**{**plain, **values}))
+
+
+def _profile(arguments: argparse.Namespace) -> tuple[Profile, list[str]]:
+    pytest.importorskip("megatron.core")  # its release decides how interleaved stages send
+    said: list[str] = []
+    profile = computed_profile(arguments, describe(arguments), find_device("910B"), 8, said.append)
+    return profile, said
+
+
+def test_measuring_stays_the_default() -> None:
+    assert asked_device(argparse.Namespace()) is None
+
+
+def test_the_device_is_found_in_the_catalogue_or_in_a_file_of_ones_own(tmp_path: Path) -> None:
+    assert _asked(profile_device="ascend 910b").name == "Ascend-910B"
+    from mindspeed_autoparallel.cost import catalogue
+
+    own = json.loads((Path(catalogue.__file__).parent / "catalogue_data/ascend_910b.json").read_text())
+    own["name"] = "My-NPU"
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    assert _asked(profile_device_file=str(tmp_path / "own.json")).name == "My-NPU"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "needs --profile-device"),
+        ({"profile_device": "TPU"}, "unknown device 'TPU'"),
+        ({"profile_source": "measured", "profile_device": "H100"}, "--profile-device is for --profile-source analytic"),
+    ],
+)
+def test_a_device_that_is_missing_unknown_or_useless_is_refused(values: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _asked(**values)
+
+
+def test_shapes_of_a_gpt_script_come_from_its_flags() -> None:
+    profile, said = _profile(_arguments())
+    assert any("nothing is measured" in text for text in said)
+    assert profile.provenance.source == "analytic"
+    assert profile.provenance.model_hash == describe(_arguments()).model_hash
+    module = profile.model.module("text_decoder")
+    assert (module.num_layers, module.num_heads, module.num_kv_heads) == (8, 16, 4)
+    # 1024 x (1024 + 2 x 256 + 1024 + 3 x 2816) + two norms
+    assert profile.measurements[0].modules["text_decoder"].layer.dense.num_parameters == 11274240
+
+
+def test_experts_of_a_script_are_counted_apart() -> None:
+    profile, _ = _profile(_arguments(num_experts=4, moe_router_topk=2, moe_ffn_hidden_size=512))
+    layer = profile.measurements[0].modules["text_decoder"].layer
+    assert layer.expert.num_parameters == 4 * 3 * 1024 * 512
+
+
+def test_shapes_of_encoders_come_from_model_json_and_what_is_assumed_is_said(tmp_path: Path) -> None:
+    content = {
+        "image_encoder": {
+            "vision_encoder": {
+                "num_layers": 4,
+                "hidden_size": 256,
+                "num_attention_heads": 4,
+                "ffn_hidden_size": 1024,
+                "freeze": True,
+            }
+        },
+        "text_decoder": {
+            "num_layers": 8,
+            "hidden_size": 512,
+            "num_attention_heads": 8,
+            "ffn_hidden_size": 1408,
+            "gated_linear_unit": True,
+            "vocab_size": 1000,
+        },
+    }
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    profile, said = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
+    assert [module.name for module in profile.model.modules] == ["image_encoder", "text_decoder"]
+    assert profile.model.modules[0].frozen
+    assert profile.model.vocab_size == 1000
+    assert any("image_encoder" in text and "taken as --seq-length 2048" in text for text in said)
+    content["image_encoder"]["vision_encoder"] |= {"image_size": 224, "patch_size": 14}
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    profile, said = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
+    assert profile.model.modules[0].tokens_per_sample == 256
+    assert not any("taken as" in text for text in said)

@@ -1,0 +1,153 @@
+"""A hetero search as it is asked for: refused before anything is measured, and written to a model.json of its own."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.runtime.features.apply_plan.entry import apply_plan
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
+    hetero_model,
+    training_flags,
+    write_hetero_model,
+)
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
+from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
+from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.spec import Cluster, Plan
+
+MODEL: dict[str, Any] = {
+    "image_encoder": {
+        "vision_encoder": {"num_layers": 2, "num_attention_heads": 4, "pipeline_num_layers": [2, 0], "tp": 8},
+        "vision_projector": {"num_layers": 1},
+    },
+    "text_decoder": {"num_layers": 4, "num_attention_heads": 4, "recompute_granularity": "full"},
+}
+
+
+def model_file(folder: Path, content: Any = MODEL) -> Path:
+    path = folder / "model.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def asked(tmp_path: Path, **changes: Any) -> argparse.Namespace:
+    values: dict[str, Any] = {
+        "mm_model": str(tmp_path / "model.json"),
+        "node_rank": 0,
+        "nnodes": 1,
+        "nproc_per_node": 2,
+        "simulated_nnodes": 1,
+        "simulated_nproc_per_node": 4,
+        "global_batch_size": 8,
+        "master_addr": "localhost",
+        "master_port": 6000,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "expert_model_parallel_size": 1,
+        "sequence_parallel": False,
+        "use_distributed_optimizer": True,
+        "micro_batch_size": 1,
+        "auto_parallel_work_dir": str(tmp_path / "work"),
+        "auto_parallel_memory_limit_mib": None,
+        "auto_parallel_time_limit_s": 10.0,
+        "auto_parallel_launch_timeout_s": 10.0,
+        "auto_parallel_profile": None,
+        "hetero_parallel": True,
+        "hetero_balance": "global",
+        "num_layers": 4,
+    }
+    return argparse.Namespace(**{**values, **changes})
+
+
+def test_balance_of_the_training_is_planned_with(tmp_path: Path) -> None:
+    model_file(tmp_path)
+    assert read_request(asked(tmp_path)).hetero_balance == "global"
+    assert read_request(asked(tmp_path, hetero_parallel=False)).hetero_balance is None
+
+
+@pytest.mark.parametrize(
+    "name", ["tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"]
+)
+def test_script_sizes_other_than_one_are_refused_before_measuring(tmp_path: Path, name: str) -> None:
+    model_file(tmp_path)
+    with pytest.raises(ConfigError, match="takes tp/pp/cp from model"):
+        read_request(asked(tmp_path, **{name: 2}))
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_model_without_an_encoder_is_refused_before_measuring(tmp_path: Path) -> None:
+    model_file(tmp_path, {"text_decoder": MODEL["text_decoder"]})
+    with pytest.raises(ConfigError, match=r"needs an encoder besides the backbone.*only text_decoder"):
+        read_request(asked(tmp_path))
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return search_hetero(small_profile(capacity_mib=330), Cluster(num_nodes=1, devices_per_node=4), 8)
+
+
+def test_written_model_has_the_plan_sizes_and_nothing_of_the_old_layout(tmp_path: Path, plan: Plan) -> None:
+    user = model_file(tmp_path)
+    before = user.read_bytes()
+    description = describe(argparse.Namespace(mm_model=str(user)))
+    path = write_hetero_model(plan, description, tmp_path / "elsewhere")
+    assert (path.parent, user.read_bytes()) == (tmp_path, before)
+    assert write_hetero_model(plan, description, tmp_path / "elsewhere") == path, "the same plan, the same file"
+    content = json.loads(path.read_text())
+    own = plan.layout.modules["image_encoder"]
+    vision, text = content["image_encoder"]["vision_encoder"], content["text_decoder"]
+    mbs = own.micro_batch_scale * plan.layout.micro_batch_size
+    assert vision == {"num_layers": 2, "num_attention_heads": 4, "tp": own.tensor_size, "pp": 1, "cp": 1, "mbs": mbs}
+    assert text["pipeline_num_layers"] == list(plan.layers_of("text_decoder"))
+    assert text["mbs"] == plan.layout.micro_batch_size
+    layout = read_layout(content, world_size=4)
+    assert layout.encoders[0].tensor == own.tensor_size
+    assert (layout.backbone.tensor, layout.backbone.pipeline) == (plan.layout.tensor_size, plan.layout.pipeline_size)
+    assert training_flags(plan, path).startswith(f"--hetero-parallel --mm-model {path} --global-batch-size 8")
+    assert plan.hetero is not None
+    assert ("--hetero-memory recompute" in training_flags(plan, path)) == (plan.hetero.memory == "recompute")
+
+
+def test_a_read_only_folder_gets_the_file_elsewhere(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindspeed_autoparallel.runtime.features.auto_parallel_mm import hetero_model as module
+
+    user = model_file(tmp_path)
+    written = module.write_json_atomic
+
+    def refuse(path: Path, value: Any) -> None:
+        if path.parent == tmp_path:
+            raise ConfigError("read-only")
+        written(path, value)
+
+    monkeypatch.setattr(module, "write_json_atomic", refuse)
+    description = describe(argparse.Namespace(mm_model=str(user)))
+    path = write_hetero_model(plan, description, tmp_path / "elsewhere")
+    assert path.parent == tmp_path / "elsewhere"
+    assert path.exists()
+
+
+def test_a_model_with_other_layers_than_the_plan_is_refused(tmp_path: Path, plan: Plan) -> None:
+    other = copy.deepcopy(MODEL)
+    other["text_decoder"]["num_layers"] = 6
+    description = describe(argparse.Namespace(mm_model=str(model_file(tmp_path, other))))
+    with pytest.raises(ConfigError, match=r"'text_decoder': 6.*the plan is for.*'text_decoder': 4"):
+        hetero_model(plan, description)
+
+
+def test_applying_a_hetero_plan_says_how_to_train_it(tmp_path: Path, plan: Plan) -> None:
+    plan.write(tmp_path / "plan.json")
+    with pytest.raises(PlanError, match="train it with --hetero-parallel"):
+        apply_plan(argparse.Namespace(auto_parallel_plan=str(tmp_path / "plan.json")))

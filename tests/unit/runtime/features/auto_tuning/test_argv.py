@@ -1,0 +1,126 @@
+"""Flags that a configuration decides replace the user's; everything else stays as it was typed."""
+
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
+    launcher_words,
+    taken_out,
+    with_configuration,
+    words_of,
+)
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_arguments
+from mindspeed_autoparallel.spec import Cluster
+
+USER = [
+    "pretrain_gpt.py",
+    "--num-layers",
+    "4",
+    "--tensor-model-parallel-size",
+    "8",
+    "--sequence-parallel",
+    "--bf16",
+    "--micro-batch-size=4",
+    "--recompute-granularity",
+    "full",
+    "--auto-tuning",
+    "--auto-tuning-ranks",
+    "16",
+    "--nnodes",
+    "2",
+    "--node-rank",
+    "0",
+    "--data-path",
+    "1.0",
+    "a",
+    "b",
+]
+
+
+def test_what_is_tuned_replaces_the_users_and_the_rest_stays():
+    words = words_of({"tensor_model_parallel_size": 2, "micro_batch_size": 1, "sequence_parallel": False})
+    command = with_configuration(USER, words, keep_tuning=False)
+    assert command == [
+        "pretrain_gpt.py",
+        "--num-layers",
+        "4",
+        "--bf16",
+        "--data-path",
+        "1.0",
+        "a",
+        "b",
+        "--tensor-model-parallel-size",
+        "2",
+        "--micro-batch-size",
+        "1",
+    ]
+
+
+def test_a_process_of_ours_keeps_the_flags_that_arm_the_patches():
+    command = with_configuration(USER, [], keep_tuning=True)
+    assert {"--auto-tuning", "--nnodes", "--node-rank"} <= set(command)
+    assert "--sequence-parallel" not in command
+
+
+def test_switches_and_defaults_are_written_as_megatron_reads_them():
+    words = words_of(
+        {
+            "tensor_model_parallel_size": 1,
+            "context_parallel_size": 1,
+            "sequence_parallel": True,
+            "overlap_grad_reduce": False,
+            "recompute_num_layers": 1,
+            "recompute_granularity": None,
+        }
+    )
+    assert words == ["--tensor-model-parallel-size", "1", "--sequence-parallel", "--recompute-num-layers", "1"]
+
+
+def test_a_recompute_kind_is_said_in_megatrons_flags_and_replaces_the_users():
+    assert words_of(recompute_arguments("selective:layernorm,mlp", 0)) == [
+        "--recompute-granularity",
+        "selective",
+        "--recompute-modules",
+        "layernorm",
+        "mlp",
+    ]
+    assert words_of(recompute_arguments("full", 3))[2:] == [
+        "--recompute-method",
+        "block",
+        "--recompute-num-layers",
+        "3",
+    ]
+    assert words_of(recompute_arguments("full:4", 9))[2:] == [
+        "--recompute-method",
+        "uniform",
+        "--recompute-num-layers",
+        "4",
+    ]
+    assert recompute_arguments("full")["recompute_method"] == "uniform"
+    assert recompute_arguments("none", 0) == {}
+    user = ["train.py", "--recompute-activations", "--recompute-modules", "mlp", "moe", "--bf16"]
+    assert with_configuration(user, [], keep_tuning=False) == ["train.py", "--bf16"]
+
+
+def test_words_that_stay_in_force_beside_the_pasted_ones_are_named():
+    words = words_of({"tensor_model_parallel_size": 2, "micro_batch_size": 1, "sequence_parallel": False})
+    assert taken_out(USER, words) == ["--sequence-parallel", "--recompute-granularity", "full"]
+    underscored = ["train.py", "--use_distributed_optimizer", "--context_parallel_size=2", "--micro_batch_size", "4"]
+    assert taken_out(underscored, words) == ["--use_distributed_optimizer", "--context_parallel_size=2"]
+    assert with_configuration(underscored, words, keep_tuning=False) == ["train.py", *words]
+
+
+def test_the_launcher_starts_all_devices_of_the_cluster():
+    one = launcher_words(Cluster(num_nodes=1, devices_per_node=4), "localhost", 6005)
+    assert one == ["torchrun", "--standalone", "--nproc-per-node", "4"]
+    two = launcher_words(Cluster(num_nodes=2, devices_per_node=8), "node0", 6005)
+    assert two == [
+        "torchrun",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "8",
+        "--node-rank",
+        "0",
+        "--master-addr",
+        "node0",
+        "--master-port",
+        "6005",
+    ]

@@ -1,0 +1,91 @@
+"""What the script would do by its own flags is found among what was searched, or the reason is said."""
+
+import argparse
+
+import pytest
+from language_profile import language_profile
+
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
+from mindspeed_autoparallel.planner.tuner.search import search
+from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import as_given, described
+from mindspeed_autoparallel.spec import Cluster
+
+CLUSTER, BATCH = Cluster(num_nodes=1, devices_per_node=8), 64
+
+
+def space_of(**changes):
+    family = Family(name="", settings={}, profile=language_profile(**changes))
+    return enumerate_space([family], CLUSTER, BATCH, Dimensions())
+
+
+def given(space, **flags):
+    arguments = argparse.Namespace(num_layers=32, micro_batch_size=1, use_distributed_optimizer=True, **flags)
+    return as_given(arguments, space, CLUSTER, BATCH)
+
+
+def test_the_flags_are_priced_as_the_search_prices_them():
+    space = space_of()
+    best = search(space, CLUSTER, BATCH, Dimensions(), 1).top[0]
+    layout = best.configuration.layout
+    assert best.placement.layers["text_decoder"] == (32 // layout.num_virtual_stages,) * layout.num_virtual_stages
+    flags = {
+        "tensor_model_parallel_size": layout.tensor_size,
+        "pipeline_model_parallel_size": layout.pipeline_size,
+        "sequence_parallel": layout.sequence_parallel,
+        "micro_batch_size": layout.micro_batch_size,
+        "use_distributed_optimizer": layout.distributed_optimizer,
+        "num_layers": 32,
+        "num_virtual_stages_per_pipeline_rank": layout.virtual_size if layout.virtual_size > 1 else None,
+        "overlap_grad_reduce": layout.overlap_gradient_reduce,
+        "overlap_param_gather": layout.overlap_parameter_gather,
+    }
+    own = as_given(argparse.Namespace(**flags), space, CLUSTER, BATCH)
+    assert own.step_us == pytest.approx(best.step_us)
+    assert described(own)["fits"]
+
+
+def test_stages_chunks_and_recompute_of_the_script_are_those_of_its_flags():
+    space = space_of()
+    plain = given(space, pipeline_model_parallel_size=4)
+    assert plain.placement.layers == {"text_decoder": (8, 8, 8, 8)}
+    chunks = given(space, pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=4)
+    assert chunks.configuration.layout.virtual_size == 2
+    whole = given(
+        space,
+        pipeline_model_parallel_size=4,
+        recompute_granularity="full",
+        recompute_method="block",
+        recompute_num_layers=3,
+    )
+    assert whole.placement.recompute == {"text_decoder": {"full": (3, 3, 3, 3)}}
+    assert whole.step_us > plain.step_us
+    assert whole.peak_bytes < plain.peak_bytes
+    every = given(
+        space,
+        pipeline_model_parallel_size=4,
+        recompute_granularity="full",
+        recompute_method="uniform",
+        recompute_num_layers=1,
+    )
+    assert every.placement.recompute == {"text_decoder": {"full": (8, 8, 8, 8)}}
+    assert described(every)["label"].endswith(", recompute full")
+
+
+def test_what_does_not_fit_is_told_with_its_figures():
+    told = described(given(space_of(capacity_mib=3000)))
+    assert not told["fits"]
+    assert told["peak_bytes"] > told["limit_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"tensor_model_parallel_size": 3}, "its TP 3 x PP 1 x CP 1 does not divide 8 devices"),
+        ({"pipeline_model_parallel_layout": "Et|tL"}, "its stages are cut by --pipeline-model-parallel-layout"),
+        ({"pipeline_model_parallel_size": 8, "num_virtual_stages_per_pipeline_rank": 3}, "32 layers do not divide"),
+        ({"context_parallel_size": 2}, "is not among the layouts searched"),
+        ({"recompute_granularity": "selective", "recompute_modules": ["mlp"]}, "its recompute was not traced"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(flags, reason):
+    assert reason in described(given(space_of(), **flags))["reason"]

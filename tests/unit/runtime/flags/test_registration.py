@@ -1,0 +1,35 @@
+"""Our flags join a host's parser without ever clashing with it."""
+
+import argparse
+
+from mindspeed_autoparallel.runtime.flags import add_missing_flags, flag_groups, flags_given
+
+
+def test_flags_the_host_has_already_stay_the_hosts():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nnodes", type=str, default="hosts")
+    parser.add_argument("--simulated-nnodes", type=int, default=3)
+    arguments = add_missing_flags(parser).parse_args(["--auto-parallel-mm"])
+    assert (arguments.nnodes, arguments.simulated_nnodes, arguments.auto_parallel_mm) == ("hosts", 3, True)
+
+
+def test_adding_twice_is_harmless():
+    parser = argparse.ArgumentParser()
+    add_missing_flags(add_missing_flags(parser)).parse_args([])
+
+
+def test_underscores_work_as_dashes_do():
+    arguments = add_missing_flags(argparse.ArgumentParser()).parse_args(["--nproc_per_node", "8", "--auto_parallel_mm"])
+    assert (arguments.nproc_per_node, arguments.auto_parallel_mm) == (8, True)
+
+
+def test_flags_on_the_command_line_are_recognised_in_every_form():
+    assert flags_given(["--auto-parallel-plan=p.json", "--lr", "1"]) == {"--auto-parallel-plan"}
+    assert flags_given(["--auto_parallel_mm"]) == {"--auto-parallel-mm"}
+    assert flags_given(["auto-parallel-mm"]) == set()
+
+
+def test_flag_names_are_unique_and_documented():
+    names = [flag.name for group in flag_groups() for flag in group.flags]
+    assert len(set(names)) == len(names)
+    assert all(flag.help for group in flag_groups() for flag in group.flags)

@@ -1,0 +1,108 @@
+"""Raw measurements become a profile the planner reads."""
+
+import pytest
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.profiles import MeasuredAt, Profile, read_profile
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.device_cost import device_cost
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.profile_building import build_profile
+from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description
+
+POINT = MeasuredAt(tensor_size=2)
+
+
+def block(**changes):
+    values = {
+        "forward_us": 100.0,
+        "backward_us": 200.0,
+        "saved_bytes": 5000.0,
+        "forward_peak_bytes": 300.0,
+        "backward_peak_bytes": 900.0,
+        "output_bytes": 1000.0,
+        "parameters": {
+            "dense": {"num_parameters": 10, "parameter_bytes": 20, "num_trained": 10},
+            "expert": {"num_parameters": 0, "parameter_bytes": 0, "num_trained": 0},
+        },
+    }
+    return {**values, **changes}
+
+
+def module(name, key, frozen=False):
+    blocks = {"pre": block(), "layer": block(), "post": block()}
+    return {
+        "name": name,
+        "result_key": key,
+        "frozen": frozen,
+        "hidden_size": 8,
+        "tokens_per_sample": 16,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "num_experts": 0,
+        "kinds": [0, 0],
+        "blocks": blocks,
+    }
+
+
+def result(*modules):
+    return {
+        "status": "ok",
+        "modules": list(modules),
+        "bytes_per_trained_parameter": {"gradient": 4.0, "optimizer": 12.0},
+        "optimizer": {"step_us": 50.0, "parameter_bytes": 100},
+        "relative_times": {},
+        "tied_embeddings": False,
+        "memory_capacity_bytes": 10**9,
+        "host_bytes": 1000,
+        "links": {"intra": {"p2p": {"latency_us": 5.0, "bytes_per_s": 1e9}}},
+    }
+
+
+def description(*modules):
+    return Description(tuple(DescribedModule(name, layers, (name,)) for name, layers in modules), None, {}, "hash")
+
+
+def build(results, described):
+    cost, _ = device_cost(results)
+    return build_profile(
+        described, results, cost, sequence_length=16, vocab_size=32, device_name="cpu", software={"torch": "x"}
+    )
+
+
+def test_the_full_layer_counts_come_from_the_description(tmp_path):
+    results = {POINT: result(module("image_encoder", "vit"), module("text_decoder", "llm"))}
+    profile = build(results, description(("image_encoder", 32), ("text_decoder", 80)))
+    assert [item.num_layers for item in profile.model.modules] == [32, 80]
+    assert profile.model.num_parameters == (32 + 2) * 10 + (80 + 2) * 10
+    assert profile.model.module("text_decoder").predecessors == ("image_encoder",)
+    profile.write(tmp_path / "profile.json")
+    assert isinstance(read_profile(tmp_path / "profile.json"), Profile)
+
+
+def test_full_recompute_keeps_the_input_and_pays_the_forward_again():
+    results = {POINT: result(module("text_decoder", "llm"))}
+    layer = build(results, description(("text_decoder", 4))).at(POINT).modules["text_decoder"].layer
+    assert layer.recompute["full"].saved_bytes == 1000
+    assert layer.recompute["full"].extra_backward_us == 100.0
+    assert layer.recompute["full"].backward_peak_bytes == 4000 + 900
+    assert layer.dense.gradient_bytes == 40
+    assert layer.dense.optimizer_bytes == 120
+
+
+def test_points_that_ran_out_of_memory_are_left_out():
+    results = {
+        POINT: result(module("text_decoder", "llm")),
+        MeasuredAt(micro_batch_size=4): {"status": "out_of_memory", "reason": "x"},
+    }
+    assert [item.at for item in build(results, description(("text_decoder", 4))).measurements] == [POINT]
+
+
+def test_modules_that_do_not_match_the_description_are_named():
+    results = {POINT: result(module("vision_tower", "vit"))}
+    with pytest.raises(ProfileError, match=r"image_encoder.*vision_tower"):
+        build(results, description(("image_encoder", 4)))
+
+
+def test_assumed_links_are_said():
+    alone = {**result(module("text_decoder", "llm")), "links": {}}
+    _, notes = device_cost({POINT: alone})
+    assert any("assumed" in note for note in notes)

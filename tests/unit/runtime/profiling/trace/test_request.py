@@ -1,0 +1,61 @@
+"""What can be traced is checked before a process is started."""
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
+
+_LAYER = {"hidden": 64, "heads": 4, "sequence": 32}
+_STAGE = {**_LAYER, "block": "stage", "vocabulary": 256, "num_layers": 4, "pipeline": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({**_LAYER, "colour": 1}, "unknown keys"),
+        ({"hidden": 64}, "missing: heads, sequence"),
+        ({**_LAYER, "hidden": 65}, "not divisible by heads"),
+        ({**_LAYER, "tensor": 3}, "heads 4 is not divisible by tensor 3"),
+        ({**_LAYER, "sequence": 34, "context": 4}, "2 x context"),
+        ({**_LAYER, "tensor": 0}, "tensor is 0"),
+        ({**_LAYER, "tensor": True}, "whole number"),
+        ({**_LAYER, "gated": 1}, "true or false"),
+        ({**_LAYER, "block": "norm"}, "must be one of layer"),
+        ({**_LAYER, "block": "head"}, "vocabulary is needed"),
+        ({**_LAYER, "expert": 2}, "needs num_experts"),
+        ({**_LAYER, "num_experts": 3, "expert": 2}, "not divisible by expert 2"),
+        ({**_LAYER, "num_experts": 4, "topk": 5}, "topk 5"),
+        ({**_LAYER, "num_experts": 4, "tensor": 2}, "need sequence_parallel"),
+        ({**_LAYER, "world": 3, "tensor": 2}, "world 3"),
+        ({**_STAGE, "num_layers": 3}, "cannot be split over pipeline 2"),
+        ({**_STAGE, "stage": 2}, "below pipeline 2"),
+        ({**_STAGE, "virtual": 2, "num_microbatches": 3}, "multiples of pipeline 2"),
+    ],
+)
+def test_an_impossible_request_is_refused_with_the_rule(values: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_request(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks", "rank"),
+    [
+        ({"tensor": 2, "context": 2}, 4, 0),
+        ({"num_experts": 8, "expert": 4, "tensor": 2, "sequence_parallel": True}, 8, 0),
+        ({"num_experts": 8, "expert": 4, "tensor": 2, "sequence_parallel": True, "expert_tensor": 1}, 4, 0),
+        ({**_STAGE, "tensor": 2, "stage": 1}, 4, 2),
+    ],
+)
+def test_the_smallest_world_holds_the_layout_and_the_rank_is_the_first_of_its_stage(
+    values: dict, ranks: int, rank: int
+) -> None:
+    request = read_request({**_LAYER, **values})
+    assert (request.num_ranks, request.rank) == (ranks, rank)
+
+
+def test_the_command_refuses_bad_sizes_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "--hidden", "65", "--heads", "4", "--sequence", "32"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("ConfigError: hidden 65 is not divisible by heads 4")
+    assert not printed.out
