@@ -1,20 +1,19 @@
 """The whole search: every layout is solved, discarded by a proved bound, or ruled out with a named reason.
 
-Best-first by lower bound (see ``frontier``). When the best plan is no slower than the smallest bound left, it is
-optimal under the cost model.
+When the best plan is no slower than the smallest bound left (see ``best_first``), it is optimal under the cost model.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.assembly import assemble_plan
+from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
 from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US
-from mindspeed_autoparallel.planner.frontier import Found, Frontier
+from mindspeed_autoparallel.planner.frontier import GROUP, Found, LayoutSearch
 from mindspeed_autoparallel.planner.inner import LayoutResult, shortage_of
 from mindspeed_autoparallel.planner.relaxations import relaxations_of
 from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
@@ -23,12 +22,11 @@ from mindspeed_autoparallel.planner.ties import with_least_recompute
 from mindspeed_autoparallel.planner.workers import Workers, usable_cores
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.spec.plan import ROUNDING, Relaxation, SearchRecord, Verdict
+from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
-TELL_EVERY_S = 2.0
 
 
 def search(
@@ -40,12 +38,12 @@ def search(
     top_k: int = 3,
     seed: int = 0,
     num_workers: int = 0,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = silent,
     layouts: list[Layout] | None = None,
     options: SpaceOptions | None = None,
     with_relaxations: bool = True,
 ) -> Plan:
-    """The fastest plan for the cluster, with its proof.
+    """Return the fastest plan for the cluster, with its proof.
 
     ``layouts``: only these. ``num_workers``: processes, 0 for one per core; the result does not depend on it.
     Raises ``InfeasiblePlan`` (tightest stage, missing memory, smallest relaxation) or ``ConfigError``.
@@ -59,29 +57,38 @@ def search(
     if not 0 <= seed < 2**31:
         raise ConfigError(f"the seed must be 0 to {2**31 - 1}, got {seed}.")
     started = time.monotonic()
-    say = progress or (lambda text: None)
     candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options or SpaceOptions(), layouts)
     if not candidates:
         raise _nothing_to_search(verdicts, global_batch_size)
-    say(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
+    progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
     deadline = started + time_limit_s
     bounds = [
         pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
         for candidate in candidates
     ]
-    frontier = Frontier(profile.model, candidates, bounds, list(verdicts), top_k, say)
     operations = sum(2 * item.layout.num_virtual_stages * item.num_microbatches for item in candidates)
     request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=seed)
     with Workers(request, (num_workers or usable_cores()) if operations > MANY_OPERATIONS else 1) as workers:
-        _explore(frontier, workers, deadline, say)
-    ranked = sorted(frontier.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
+        layout_search = LayoutSearch(
+            profile.model,
+            candidates,
+            bounds,
+            workers=workers,
+            deadline=deadline,
+            num_alternatives=top_k,
+            progress=progress,
+        )
+        layout_search.warm_up()
+        best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
+    ranked = sorted(layout_search.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
     if not ranked:
-        raise _infeasible(profile, cluster, global_batch_size, frontier)
+        raise _infeasible(profile, cluster, global_batch_size, layout_search)
     results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + top_k]]
     assert results[0].evaluation is not None
     best, step_us = ranked[0].candidate, results[0].evaluation.step.total_us
-    bound_us = min([step_us, *frontier.open_bounds_us.values(), *(found.outcome.lower_bound_us for found in ranked)])
-    gap = max(0.0, 1 - bound_us / step_us) if step_us else 0.0
+    bound_us = min(
+        [step_us, *layout_search.open_bounds_us.values(), *(found.outcome.lower_bound_us for found in ranked)]
+    )
     relaxations: tuple[Relaxation, ...] = ()
     if with_relaxations and time.monotonic() < deadline:
         relaxations = relaxations_of(
@@ -93,17 +100,16 @@ def search(
             time_limit_s=min(10.0, deadline - time.monotonic()),
             seed=seed,
         )
-    record = SearchRecord(
-        status="optimal" if gap <= ROUNDING else "feasible",
-        lower_bound_us=bound_us,
-        gap_fraction=gap,
+    proof = Proof(step_us=step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
+    record = proof.record(
         num_configurations=len(candidates) + len(verdicts),
         num_solved=len(ranked),
-        seconds=time.monotonic() - started,
-        verdicts=tuple(frontier.verdicts),
+        verdicts=(*verdicts, *layout_search.verdicts),
         relaxations=relaxations,
     )
-    say(f"best: {best.layout.label()}, {step_us / 1000:.2f} ms, gap {gap:.3%}, {record.seconds:.1f} s")
+    progress(
+        f"best: {best.layout.label()}, {step_us / 1000:.2f} ms, gap {proof.gap_fraction:.3%}, {proof.seconds:.1f} s"
+    )
     others = [(found.candidate, result) for found, result in zip(ranked[1:], results[1:], strict=False)]
     plan = assemble_plan(profile, cluster, global_batch_size, best, results[0], others, record)
     return replace(plan, search=replace(plan.search, seconds=time.monotonic() - started))
@@ -120,19 +126,6 @@ def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found
     )
 
 
-def _explore(frontier: Frontier, workers: Workers, deadline: float, say: Callable[[str], None]) -> None:
-    group = frontier.first_group(deadline - time.monotonic())
-    told = time.monotonic()
-    while group:
-        outcomes = workers.perform([task for _, task in group])
-        for (item, task), outcome in zip(group, outcomes, strict=True):
-            frontier.apply(item, task, outcome)
-        if time.monotonic() - told > TELL_EVERY_S:
-            told = time.monotonic()
-            say(frontier.progress())
-        group = frontier.next_group(deadline - time.monotonic())
-
-
 def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int) -> ConfigError:
     reasons: dict[str, int] = {}
     for verdict in verdicts:
@@ -145,13 +138,15 @@ def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int) -> Confi
     )
 
 
-def _infeasible(profile: Profile, cluster: Cluster, global_batch_size: int, frontier: Frontier) -> InfeasiblePlan:
+def _infeasible(
+    profile: Profile, cluster: Cluster, global_batch_size: int, layout_search: LayoutSearch
+) -> InfeasiblePlan:
     limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
-    if not frontier.without_plan:
+    if not layout_search.without_plan:
         return InfeasiblePlan("no plan was found in time, and none was proved impossible. Raise the time limit.")
     # Most stages and most sharding come nearest: look at a few of each.
     tried = sorted(
-        frontier.without_plan,
+        layout_search.without_plan,
         key=lambda item: (-item.layout.pipeline_size * item.layout.tensor_size, item.layout.label()),
     )
     found = [
@@ -163,7 +158,7 @@ def _infeasible(profile: Profile, cluster: Cluster, global_batch_size: int, fron
         return InfeasiblePlan(f"no plan fits in {format_bytes(limit)} per device.")
     shortage, candidate = min(found, key=lambda item: (item[0].missing_bytes, item[1].layout.label()))
     missing = max(0, shortage.missing_bytes)
-    unsure = [verdict for verdict in frontier.verdicts if verdict.outcome == "unsolved"]
+    unsure = [verdict for verdict in layout_search.verdicts if verdict.outcome == "unsolved"]
     maybe = f" {len(unsure)} layouts were not settled in time." if unsure else ""
     return InfeasiblePlan(
         f"no plan {'was found in time that ' if unsure else ''}fits in {format_bytes(limit)} per device. "

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.planner.assembly import assemble_plan, fullest_rank
 from mindspeed_autoparallel.planner.hetero.backbone import Reserved, beside, limit_of, outside_pipeline_bytes
+from mindspeed_autoparallel.planner.hetero.solved import Solved
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import Alternative, RankMemory, SearchRecord
 
-if TYPE_CHECKING:
-    from mindspeed_autoparallel.planner.hetero.search import Found
-
 LEAST_SHARE = 0.005
 """Of the step: what takes less is not named as a limit."""
 
 
-def assemble(profile: Profile, best: Found, others: Sequence[Found], record: SearchRecord) -> Plan:
+def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: SearchRecord) -> Plan:
     """Everything of ``plan.json``."""
     solver = best.solver
     made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, best.reserved)
@@ -119,7 +116,7 @@ def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
     return (*limits, fullest_rank(plan.memory))
 
 
-def _alternative(found: Found) -> Alternative:
+def _alternative(found: Solved) -> Alternative:
     evaluation, placement = found.result.evaluation, found.result.placement
     assert evaluation is not None and placement is not None
     return Alternative(

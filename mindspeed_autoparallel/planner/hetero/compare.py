@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
 from mindspeed_autoparallel.planner.search import search
@@ -51,7 +51,7 @@ def compare(
     time_limit_s: float = 600.0,
     top_k: int = 3,
     seed: int = 0,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = silent,
     options: SpaceOptions | None = None,
     balance: str = "local",
 ) -> Comparison:

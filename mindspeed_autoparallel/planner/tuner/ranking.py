@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.best_first import Proof
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Space
 from mindspeed_autoparallel.planner.tuner.search import Found, Outcome, search
 from mindspeed_autoparallel.spec import Cluster
@@ -32,14 +33,18 @@ def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
         second = search(modelled, cluster, batch, dimensions, count, slowest)
     except InfeasiblePlan:
         return first
+    top = tuple(sorted((*first.top, *second.top), key=_order))
     return Outcome(
-        top=tuple(sorted((*first.top, *second.top), key=_order)),
+        top=top,
         num_legal=first.num_legal + second.num_legal,
         num_solved=first.num_solved + second.num_solved,
         num_bounded=first.num_bounded + second.num_bounded,
         num_without_room=first.num_without_room + second.num_without_room,
-        seconds=first.seconds + second.seconds,
-        lower_bound_us=min(first.lower_bound_us, second.lower_bound_us),
+        proof=Proof(
+            step_us=top[0].step_us,
+            lower_bound_us=min(first.proof.lower_bound_us, second.proof.lower_bound_us),
+            seconds=first.proof.seconds + second.proof.seconds,
+        ),
     )
 
 

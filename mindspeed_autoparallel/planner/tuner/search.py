@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.best_first import Open, Proof, Search, best_first
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, beside_blocks_ns, evaluate, with_layout
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.balanced import balanced_splits
@@ -60,15 +60,68 @@ class Outcome:
     num_bounded: int
     """Discarded because no placement of them can beat the last of ``top``."""
     num_without_room: int
-    seconds: float
-    lower_bound_us: float
-    """No placement of any configuration is faster: exact without pipelines, else by the proved bound."""
+    proof: Proof
+    """Of the first of ``top``: exact without pipelines, else by the proved bound."""
+
+
+class _ConfigurationSearch(Search[Configuration]):
+    """Solve configurations as far as they may be among the ``count`` fastest below ``limit_us``."""
+
+    def __init__(self, cluster: Cluster, batch: int, dimensions: Dimensions, count: int, limit_us: float) -> None:
+        self.best: dict[tuple[object, ...], Found] = {}
+        """The best switches of each configuration."""
+        self.lower_bound_us = math.inf
+        self.num_solved = self.num_bounded = self.num_without_room = 0
+        self.tightest: tuple[int, str] | None = None
+        self._cluster, self._batch, self._dimensions = cluster, batch, dimensions
+        self._count, self._limit_us = count, limit_us
+
+    @property
+    def best_us(self) -> float:
+        """Return the step time of the fastest configuration known."""
+        return min((found.step_us for found in self.best.values()), default=math.inf)
+
+    def cutoff_us(self) -> float:
+        """Return the step time of the last configuration asked for, or the limit."""
+        leaders = sorted(found.step_us for found in self.best.values())
+        return min(self._limit_us, leaders[self._count - 1] if len(leaders) >= self._count else math.inf)
+
+    def discard(self, item: Open[Configuration]) -> None:
+        """Count a configuration that cannot be among the fastest."""
+        self.num_bounded += 1
+        self.lower_bound_us = min(self.lower_bound_us, item.bound_us)
+
+    def expand(self, group: Sequence[Open[Configuration]], cutoff_us: float) -> list[Open[Configuration]]:
+        """Find the best placement of every configuration of the group."""
+        for item in group:
+            found, missing = solve(item.item, self._cluster, self._batch, self._dimensions, cutoff_us)
+            if self._dimensions.uneven_stages and item.item.layout.pipeline_size > 1:
+                # Not all of its splits were tried.
+                self.lower_bound_us = min(self.lower_bound_us, item.bound_us)
+            elif found is not None:
+                self.lower_bound_us = min(self.lower_bound_us, found.step_us)
+            self._take(item.item, found, missing)
+        return []
+
+    def _take(self, configuration: Configuration, found: Found | None, missing: tuple[int, str] | None) -> None:
+        if found is None and missing is None:
+            self.num_bounded += 1
+            return
+        self.num_solved += 1
+        if found is None:
+            self.num_without_room += 1
+            if missing is not None and (self.tightest is None or missing[0] < self.tightest[0]):
+                self.tightest = missing
+            return
+        held = self.best.get(configuration.key)
+        if held is None or _order(found) < _order(held):
+            self.best[configuration.key] = found
 
 
 def search(
     space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int = 3, limit_us: float = math.inf
 ) -> Outcome:
-    """The ``count`` fastest configurations that fit and differ in more than switches; fewer reach below ``limit_us``.
+    """Return the ``count`` fastest configurations that fit and differ in more than switches, below ``limit_us``.
 
     Raises ``InfeasiblePlan`` naming what needs least where nothing fits, ``ConfigError`` where nothing is legal.
     """
@@ -76,70 +129,41 @@ def search(
     if not space.configurations:
         rules = "; ".join(f"{number}: {rule}" for rule, number in space.left_out.most_common(3))
         raise ConfigError(f"no layout of {cluster.num_devices} devices is legal ({rules or 'none was traced'}).")
-    order = [(item.bound_us, index) for index, item in enumerate(space.configurations)]
-    heapq.heapify(order)
-    best: dict[tuple[object, ...], Found] = {}
-    tightest: tuple[int, str] | None = None
-    num_solved = num_without_room = num_bounded = 0
-    lower_bound_us = math.inf
-    while order:
-        bound, index = heapq.heappop(order)
-        leaders = sorted(found.step_us for found in best.values())
-        cutoff = min(limit_us, leaders[count - 1] if len(leaders) >= count else math.inf)
-        if bound >= cutoff:
-            num_bounded += len(order) + 1
-            lower_bound_us = min(lower_bound_us, bound)
-            break
-        configuration = space.configurations[index]
-        num_solved += 1
-        found, missing = solve(configuration, cluster, batch, dimensions, cutoff)
-        if dimensions.uneven_stages and configuration.layout.pipeline_size > 1:
-            # Not all of its splits were tried.
-            lower_bound_us = min(lower_bound_us, bound)
-        elif found is not None:
-            lower_bound_us = min(lower_bound_us, found.step_us)
-        if found is None and missing is None:
-            num_solved, num_bounded = num_solved - 1, num_bounded + 1
-            continue
-        if found is None:
-            num_without_room += 1
-            if missing is not None and (tightest is None or missing[0] < tightest[0]):
-                tightest = missing
-            continue
-        held = best.get(configuration.key)
-        if held is None or _order(found) < _order(held):
-            best[configuration.key] = found
-    if not best and limit_us < math.inf:
-        return Outcome(
-            top=(),
-            num_legal=len(space.configurations),
-            num_solved=num_solved,
-            num_bounded=num_bounded,
-            num_without_room=num_without_room,
-            seconds=time.monotonic() - started,
-            lower_bound_us=lower_bound_us,
-        )
-    if not best:
+    running = _ConfigurationSearch(cluster, batch, dimensions, count, limit_us)
+    items = [Open(False, item.bound_us, order, item) for order, item in enumerate(space.configurations)]
+    best_first(running, items)
+    if not running.best and limit_us == math.inf:
+        tightest = running.tightest[1] if running.tightest else "none could be evaluated."
         raise InfeasiblePlan(
-            f"none of {len(space.configurations)} layouts fits. The one that needs least: "
-            f"{tightest[1] if tightest else 'none could be evaluated'} Use more ranks, a smaller --micro-batch-size, "
-            "or devices with more memory."
+            f"none of {len(space.configurations)} layouts fits. The one that needs least: {tightest} "
+            "Use more ranks, a smaller --micro-batch-size, or devices with more memory."
         )
-    leading = sorted(best.values(), key=_order)
-    reach = _REACH * leading[min(count, len(leading)) - 1].step_us
-    near = [found for found in leading if found.step_us < reach][: count * _NUM_IMPROVED]
-    if dimensions.uneven_stages:
-        near = [improved(found, cluster, batch, dimensions) for found in near]
-    top = sorted(near, key=_order)[:count]
+    top = _fastest(list(running.best.values()), cluster, batch, dimensions, count)
+    step_us = top[0].step_us if top else math.inf
     return Outcome(
-        top=tuple(top),
+        top=top,
         num_legal=len(space.configurations),
-        num_solved=num_solved,
-        num_bounded=num_bounded,
-        num_without_room=num_without_room,
-        seconds=time.monotonic() - started,
-        lower_bound_us=min(lower_bound_us, top[0].step_us),
+        num_solved=running.num_solved,
+        num_bounded=running.num_bounded,
+        num_without_room=running.num_without_room,
+        proof=Proof(
+            step_us=step_us,
+            lower_bound_us=min(running.lower_bound_us, step_us),
+            seconds=time.monotonic() - started,
+        ),
     )
+
+
+def _fastest(found: list[Found], cluster: Cluster, batch: int, dimensions: Dimensions, count: int) -> tuple[Found, ...]:
+    """Return the ``count`` fastest after improving the splits of those that may be among them."""
+    if not found:
+        return ()
+    leading = sorted(found, key=_order)
+    reach = _REACH * leading[min(count, len(leading)) - 1].step_us
+    near = [item for item in leading if item.step_us < reach][: count * _NUM_IMPROVED]
+    if dimensions.uneven_stages:
+        near = [improved(item, cluster, batch, dimensions) for item in near]
+    return tuple(sorted(near, key=_order)[:count])
 
 
 def _order(found: Found) -> tuple[float, int, int, str]:

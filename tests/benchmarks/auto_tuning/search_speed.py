@@ -47,7 +47,7 @@ def main() -> int:
         best = outcome.top[0]
         print(
             f"{cluster.num_devices:7d} {batch:6d} {outcome.num_legal:6d} {outcome.num_solved:6d} {counted:11.2f} "
-            f"{outcome.seconds:8.2f} {time.process_time() - busy:6.1f}  "
+            f"{outcome.proof.seconds:8.2f} {time.process_time() - busy:6.1f}  "
             f"{best.configuration.layout.label()} recompute {best.recompute}, "
             f"{best.step_us / 1e3:.0f} ms",
             flush=True,

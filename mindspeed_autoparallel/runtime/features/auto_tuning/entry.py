@@ -174,8 +174,8 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
                 "num_solved": outcome.num_solved,
                 "num_bounded": outcome.num_bounded,
                 "num_without_room": outcome.num_without_room,
-                "seconds": outcome.seconds,
-                "lower_bound_ms": outcome.lower_bound_us / US_PER_MS,
+                "seconds": outcome.proof.seconds,
+                "lower_bound_ms": outcome.proof.lower_bound_us / US_PER_MS,
             },
             "notes": sorted(set(calibration.notes)),
         }

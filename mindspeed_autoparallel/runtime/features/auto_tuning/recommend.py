@@ -33,7 +33,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.switching import (
 )
 from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import as_given
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.plan import ROUNDING, Alternative, Plan, SearchRecord
+from mindspeed_autoparallel.spec.plan import Alternative, Plan
 
 NUM_RECOMMENDED = 3
 _SPARE = 9
@@ -121,15 +121,11 @@ def _recommendation(
         evaluate(end, cluster, configuration.layout, found.placement, batch).step.total_us / found.step_us
         for end in family.bracket or ()
     ]
-    gap = max(0.0, 1 - outcome.lower_bound_us / found.step_us)
-    record = SearchRecord(
-        status="optimal" if gap <= ROUNDING else "improved",
-        lower_bound_us=outcome.lower_bound_us,
-        gap_fraction=gap,
+    record = outcome.proof.of(found.step_us).record(
         num_configurations=outcome.num_legal,
         num_solved=outcome.num_solved,
-        seconds=outcome.seconds,
         limits=limits_of_plan(evaluation),
+        unproved="improved",
     )
     plan = plan_of(
         profile, cluster, configuration.layout, configuration.candidate.measurement, evaluation, batch, record

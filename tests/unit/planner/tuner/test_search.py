@@ -36,14 +36,14 @@ def test_the_first_three_are_those_of_trying_everything(num_layers, capacity_mib
     outcome = search(space, cluster, 32, dimensions, 3)
     assert [found.step_us for found in outcome.top] == pytest.approx(everything(space, cluster, 32, dimensions)[:3])
     assert outcome.num_solved + outcome.num_bounded == outcome.num_legal == len(space.configurations)
-    assert 0.8 * outcome.top[0].step_us < outcome.lower_bound_us <= outcome.top[0].step_us
+    assert 0.8 * outcome.top[0].step_us < outcome.proof.lower_bound_us <= outcome.top[0].step_us
 
 
 def test_without_pipelines_the_fastest_is_proved():
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=8), Dimensions()
     space = enumerate_space(families(num_layers=1), cluster, 64, dimensions)
     outcome = search(space, cluster, 64, dimensions, 3)
-    assert outcome.lower_bound_us == outcome.top[0].step_us
+    assert outcome.proof.lower_bound_us == outcome.top[0].step_us
 
 
 def test_recommendations_fit_and_differ_in_more_than_switches():

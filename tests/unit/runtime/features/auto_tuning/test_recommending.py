@@ -88,7 +88,7 @@ def test_pages_of_the_others_name_the_faster_ones_and_no_page_says_that_time_ran
         assert sorted(other.step_us for other in plan.alternatives) == sorted(
             other.step.total_us for other in plans if other is not plan
         )
-        assert plan.search.lower_bound_us == recommended.outcome.lower_bound_us <= plan.step.total_us
+        assert plan.search.lower_bound_us == recommended.outcome.proof.lower_bound_us <= plan.step.total_us
         told = " ".join(warnings(plan))
         assert "stopped before a proof" not in told
         assert ("Another plan is faster: " + plans[0].layout.label() in told) == (plan is not plans[0])

@@ -1,0 +1,176 @@
+"""Best-first search by lower bound: the one loop, proof and progress line of ``plan``, hetero planning and tuning.
+
+A search hands over what is open (``Open``, each with a proved lower bound of its step time) and says what to do with
+it (``Search``); the loop takes the smallest bound first, so once that is no better than the cutoff nothing left is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Generic, TypeVar
+
+from mindspeed_autoparallel.spec.plan import ROUNDING, Relaxation, SearchRecord, Verdict
+
+EXACT = 1e-9
+"""Relative difference below which two step times are the same."""
+TELL_EVERY_S = 2.0
+
+Progress = Callable[[str], None]
+"""Receives one line of text for people who wait."""
+Item = TypeVar("Item")
+
+
+def silent(text: str) -> None:
+    """Drop a progress line."""
+
+
+@dataclass(order=True, frozen=True)
+class Open(Generic[Item]):
+    """Hold something that is not settled. Ties are taken in ``order``, so runs repeat."""
+
+    late: bool
+    """Taken after everything that is not, whatever the bounds."""
+    bound_us: float
+    """No plan behind it has a shorter step."""
+    order: int
+    item: Item = field(compare=False)
+
+
+class Search(ABC, Generic[Item]):
+    """Say what the loop does with one kind of open item."""
+
+    @property
+    @abstractmethod
+    def best_us(self) -> float:
+        """Return the step time of the best plan known, ``inf`` without one."""
+
+    @abstractmethod
+    def cutoff_us(self) -> float:
+        """Return the bound from which on items are not worth expanding; asked once per group."""
+
+    def admits(self, item: Open[Item], cutoff_us: float) -> bool:
+        """Return whether to expand ``item``."""
+        return item.bound_us < cutoff_us
+
+    @abstractmethod
+    def expand(self, group: Sequence[Open[Item]], cutoff_us: float) -> Iterable[Open[Item]]:
+        """Settle or refine all of ``group``; return what is open instead, with bounds at least as high."""
+
+    @abstractmethod
+    def discard(self, item: Open[Item]) -> None:
+        """Take note of an item that was not admitted."""
+
+    def next_round(self) -> list[Open[Item]]:
+        """Return what to look at once nothing is left, such as discarded items under another cutoff."""
+        return []
+
+    def stop(self, left: list[Open[Item]]) -> None:
+        """Take note of everything that is open when time is up; only searches with a deadline need it."""
+        raise NotImplementedError
+
+
+def best_first(
+    search: Search[Item],
+    items: Iterable[Open[Item]],
+    *,
+    deadline: float = inf,
+    group_size: int = 1,
+    progress: Progress = silent,
+) -> None:
+    """Expand ``items`` smallest bound first until none is left or ``deadline`` (of ``time.monotonic``) has passed.
+
+    Items are taken in groups of up to ``group_size`` against one cutoff, so that what is found does not depend on how
+    many processes share a group.
+    """
+    queue = list(items)
+    heapq.heapify(queue)
+    told = time.monotonic()
+    while True:
+        if time.monotonic() >= deadline:
+            search.stop(queue)
+            return
+        group = _next_group(search, queue, group_size)
+        if group:
+            for item in search.expand(*group):
+                heapq.heappush(queue, item)
+        else:
+            queue = search.next_round()
+            heapq.heapify(queue)
+            if not queue:
+                return
+        if time.monotonic() - told > TELL_EVERY_S:
+            told = time.monotonic()
+            progress(_state_of(search, queue))
+
+
+def _next_group(
+    search: Search[Item], queue: list[Open[Item]], group_size: int
+) -> tuple[list[Open[Item]], float] | None:
+    cutoff_us = search.cutoff_us()
+    group: list[Open[Item]] = []
+    while queue and len(group) < group_size:
+        item = heapq.heappop(queue)
+        if search.admits(item, cutoff_us):
+            group.append(item)
+        else:
+            search.discard(item)
+    return (group, cutoff_us) if group else None
+
+
+def _state_of(search: Search[Item], queue: list[Open[Item]]) -> str:
+    best_us = search.best_us
+    known = f"best {best_us / 1000:.2f} ms" if best_us < inf else "no plan yet"
+    least_us = min([item.bound_us for item in queue], default=best_us)
+    return f"{len(queue)} layouts left, {known}, none below {min(best_us, least_us) / 1000:.2f} ms"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """State how far a plan can be from the fastest one of what was searched, under the cost model."""
+
+    step_us: float
+    lower_bound_us: float
+    """No plan of those searched is faster."""
+    seconds: float
+
+    @property
+    def gap_fraction(self) -> float:
+        """Return the share of the step time that a better plan could save at most."""
+        return max(0.0, 1 - self.lower_bound_us / self.step_us) if self.step_us else 0.0
+
+    @property
+    def is_optimal(self) -> bool:
+        """Return whether the gap is no more than rounding to nanoseconds."""
+        return self.gap_fraction <= ROUNDING
+
+    def of(self, step_us: float) -> Proof:
+        """Return the proof for another plan of the same search."""
+        return replace(self, step_us=step_us)
+
+    def record(
+        self,
+        *,
+        num_configurations: int,
+        num_solved: int,
+        verdicts: Sequence[Verdict] = (),
+        relaxations: Sequence[Relaxation] = (),
+        limits: Sequence[str] = (),
+        unproved: str = "feasible",
+    ) -> SearchRecord:
+        """Return what the plan file says of the search; ``unproved`` is the status of a plan with a gap."""
+        return SearchRecord(
+            status="optimal" if self.is_optimal else unproved,
+            lower_bound_us=self.lower_bound_us,
+            gap_fraction=self.gap_fraction,
+            num_configurations=num_configurations,
+            num_solved=num_solved,
+            seconds=self.seconds,
+            verdicts=tuple(verdicts),
+            relaxations=tuple(relaxations),
+            limits=tuple(limits),
+        )

@@ -1,0 +1,240 @@
+"""The search over choices of encoder layouts beside every backbone layout.
+
+An item is refined step by step, each time to a higher bound: the cheap bound of a backbone layout, then every choice
+of encoder layouts beside it, then the linear relaxation, then the exact solve.
+Proofs: docs/decisions/0063-planning-hetero.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from math import inf
+
+from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
+from mindspeed_autoparallel.planner.evaluate import Evaluation
+from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, least_of, limit_of, outside_pipeline_fits
+from mindspeed_autoparallel.planner.hetero.encoders import EncoderCosts
+from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
+from mindspeed_autoparallel.planner.hetero.space import records
+from mindspeed_autoparallel.planner.inner import LayoutResult
+from mindspeed_autoparallel.spec.hetero import HeteroRecord
+from mindspeed_autoparallel.spec.plan import Verdict
+
+NOT_FOUND = "no split was found that fits beside the encoders, and none was proved impossible."
+SOLVE_S = 10.0
+"""Most seconds for one pipeline; what stays open is in the gap."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Hold a backbone layout, and what the encoders do beside it once that is chosen."""
+
+    solver: BackboneSolver
+    record: HeteroRecord | None = None
+    relaxed: bool = False
+    """Its bound is that of the linear relaxation."""
+
+    @property
+    def label(self) -> str:
+        """Return the backbone layout's name."""
+        return self.solver.candidate.layout.label()
+
+
+class ChoiceSearch(Search[Choice]):
+    """Search encoder and backbone layouts together; behind the best, a few layouts are solved to be named beside it."""
+
+    def __init__(
+        self,
+        costs: list[list[EncoderCosts]],
+        memory_modes: Sequence[str],
+        balance: str,
+        *,
+        deadline: float,
+        num_alternatives: int,
+        progress: Progress,
+    ) -> None:
+        self.solved: list[Solved] = []
+        self.verdicts: dict[str, Verdict] = {}
+        """By the backbone's label: what became of it."""
+        self.open_us: list[float] = []
+        """Bounds of choices that were not settled."""
+        self.least_reserved_bytes: int | None = None
+        self._costs, self._memory_modes, self._balance = costs, memory_modes, balance
+        self._deadline, self._progress = deadline, progress
+        self._num_alternatives = self._alternatives_left = num_alternatives
+        self._order = count()
+
+    @property
+    def best_us(self) -> float:
+        """Return the step time of the best choice solved."""
+        return min((found.step_us for found in self.solved), default=inf)
+
+    def opened(self, bound_us: float, choice: Choice) -> Open[Choice]:
+        """Return ``choice`` as an item behind those of equal bound."""
+        return Open(False, bound_us, next(self._order), choice)
+
+    def start(self, solvers: Sequence[BackboneSolver]) -> list[Open[Choice]]:
+        """Return the backbone layouts under their cheapest bound."""
+        return [
+            self.opened(solver.cheap_bound_us + _least_encoder_us(self._costs, solver), Choice(solver))
+            for solver in solvers
+        ]
+
+    def cutoff_us(self) -> float:
+        """Return the best step time."""
+        return self.best_us * (1 - EXACT)
+
+    def admits(self, item: Open[Choice], cutoff_us: float) -> bool:
+        """Return whether a choice may win, or be an alternative: one of a layout that has no plan yet."""
+        if item.bound_us < cutoff_us:
+            return True
+        num_layouts = sum(verdict.outcome == "solved" for verdict in self.verdicts.values())
+        enough = self._alternatives_left <= 0 or num_layouts > self._num_alternatives
+        return not enough and not self._has_plan(item.item)
+
+    def discard(self, item: Open[Choice]) -> None:
+        """Take note of a bound that the best plan beats."""
+        self._bounded(item.item, item.bound_us)
+
+    def stop(self, left: list[Open[Choice]]) -> None:
+        """Leave open what may still win."""
+        cutoff_us = self.cutoff_us()
+        for item in sorted(left):
+            if item.bound_us >= cutoff_us:
+                self._bounded(item.item, item.bound_us)
+            else:
+                self.open_us.append(item.bound_us)
+                self._note(item.item, "unsolved", "the time limit came first.", item.bound_us)
+
+    def expand(self, group: Sequence[Open[Choice]], cutoff_us: float) -> list[Open[Choice]]:
+        """Refine each choice by one step."""
+        found: list[Open[Choice]] = []
+        for item in group:
+            choice, bound = item.item, item.bound_us
+            self._alternatives_left -= bound >= cutoff_us and choice.relaxed
+            if choice.record is None:
+                found += self._choices(choice, bound)
+            elif choice.relaxed:
+                self._solve(choice, choice.record, bound)
+            else:
+                relaxed_us = choice.solver.bound_us(reserved_by(choice.record), self._deadline) + choice.record.total_us
+                if relaxed_us == inf:
+                    self._note_short(choice, choice.record)
+                else:
+                    found.append(self.opened(max(bound, relaxed_us), replace(choice, relaxed=True)))
+        return found
+
+    def _choices(self, choice: Choice, bound: float) -> list[Open[Choice]]:
+        """Return what encoders can do beside one backbone layout, each with its bound; none where that is settled."""
+        solver = choice.solver
+        made_records = records(self._costs, solver.candidate, solver.cluster, self._memory_modes, self._balance)
+        reserved = least_of([reserved_by(made) for made in made_records])
+        if self.solved:
+            bound = max(bound, solver.bound_us(reserved, self._deadline) + min(made.total_us for made in made_records))
+            if self.cutoff_us() <= bound < inf:
+                self._bounded(choice, bound)
+                return []
+        # Beside the least memory that any choice takes: often the plan for all of them, else a bound for all.
+        least = solver.solve(reserved, self._seconds()) if bound < inf else None
+        if least is None or least.proved_infeasible:
+            self._note_short(choice, min(made_records, key=lambda made: made.reserved_bytes))
+            return []
+        return [
+            self.opened(max(bound, least.lower_bound_us + made.total_us), replace(choice, record=made))
+            for made in made_records
+        ]
+
+    def _solve(self, choice: Choice, record: HeteroRecord, bound: float) -> None:
+        """Solve one choice; where an encoder does not fit beside the plan's state, again with memory kept for it."""
+        solver, reserved = choice.solver, reserved_by(record)
+        result = solver.solve(reserved, self._seconds())
+        if result.proved_infeasible:
+            self._note_short(choice, record)
+            return
+        lower = max(bound, result.lower_bound_us + record.total_us)
+        found = result.evaluation
+        limit = limit_of(solver.backbone, solver.cluster)
+        if found is not None and not outside_pipeline_fits(found, limit, reserved, record.transient_bytes):
+            if solver.no_split_leaves(reserved, record.transient_bytes):
+                self._note_short(choice, record)
+                return
+            result, found = self._with_more_reserved(solver, record)
+        if found is None:
+            self.open_us.append(lower)
+            self._note(choice, "unsolved", NOT_FOUND, lower)
+            return
+        step = found.step.total_us + record.total_us
+        self._keep(Solved(solver=solver, record=record, result=result, step_us=step, lower_bound_us=min(step, lower)))
+
+    def _keep(self, found: Solved) -> None:
+        if found.step_us < self.best_us:
+            self._progress(f"{found.layout.label()}: {found.step_us / 1000:.2f} ms")
+        self.solved.append(found)
+        label = found.solver.candidate.layout.label()
+        before = self.verdicts.get(label)
+        if before is None or before.step_us is None or found.step_us < before.step_us:
+            self.verdicts[label] = Verdict(
+                layout=found.layout,
+                outcome="solved",
+                reason=f"solved; bound {found.lower_bound_us / 1000:.3f} ms.",
+                lower_bound_us=found.lower_bound_us,
+                step_us=found.step_us,
+            )
+
+    def _with_more_reserved(
+        self, solver: BackboneSolver, record: HeteroRecord
+    ) -> tuple[LayoutResult, Evaluation | None]:
+        """Return a split whose state leaves memory for the encoders to run, by reserving more and more of it."""
+        reserved, limit = reserved_by(record), limit_of(solver.backbone, solver.cluster)
+        for quarter in range(1, 5):
+            extra = record.transient_bytes * quarter // 4
+            more = replace(reserved, everywhere_bytes=reserved.everywhere_bytes + extra)
+            result = solver.solve(more, self._seconds())
+            found = result.evaluation
+            if found is None:
+                break
+            if outside_pipeline_fits(found, limit, reserved, record.transient_bytes):
+                return result, found
+        return result, None
+
+    def _seconds(self) -> float:
+        """Return the time limit of one solve."""
+        return max(0.1, min(SOLVE_S, self._deadline - time.monotonic()))
+
+    def _has_plan(self, choice: Choice) -> bool:
+        known = self.verdicts.get(choice.label)
+        return known is not None and known.outcome == "solved"
+
+    def _bounded(self, choice: Choice, bound: float) -> None:
+        reason = f"at least {bound / 1000:.2f} ms; the best plan takes {self.best_us / 1000:.2f} ms."
+        self._note(choice, "bounded", reason, bound)
+
+    def _note(self, choice: Choice, outcome: str, reason: str, bound: float | None) -> None:
+        """Add a verdict, unless the layout has one; that nothing fits is the weakest."""
+        known = self.verdicts.get(choice.label)
+        if known is None or known.outcome == "memory":
+            self.verdicts[choice.label] = Verdict(
+                layout=choice.solver.candidate.layout, outcome=outcome, reason=reason, lower_bound_us=bound
+            )
+
+    def _note_short(self, choice: Choice, record: HeteroRecord) -> None:
+        reserved = record.reserved_bytes
+        if self.least_reserved_bytes is None or reserved < self.least_reserved_bytes:
+            self.least_reserved_bytes = reserved
+        self._note(choice, "memory", "no split fits the memory beside any choice of the encoders.", None)
+
+
+def _least_encoder_us(costs: list[list[EncoderCosts]], solver: BackboneSolver) -> float:
+    """Return a time that no choice of encoder sizes beats: every sample is encoded once, by the best batch there is."""
+    total = 0.0
+    for own in costs:
+        least = []
+        for cost in own:
+            width = cost.point.tensor_size * cost.point.context_size
+            share = solver.global_batch_size * width / solver.cluster.num_devices
+            least.append(share * cost.least_us_per_sample(solver.global_batch_size))
+        total += min(least)
+    return total
