@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
+_LOGGER = logging.getLogger(__name__)
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -55,11 +57,11 @@ def exit_code_of(error: KeyboardInterrupt) -> int:
 
 
 @contextlib.contextmanager
-def leaving_kept(say: Callable[[str], None], what_stays: str) -> Iterator[None]:
-    """``ended_like_ctrl_c``, and an interrupt ends this process with a line that tells ``what_stays``."""
+def leaving_kept(what_stays: str) -> Iterator[None]:
+    """End this process at an interrupt (``ended_like_ctrl_c``), after a warning that tells ``what_stays``."""
     try:
         with ended_like_ctrl_c():
             yield
     except KeyboardInterrupt as error:
-        say(f"interrupted; {what_stays}")
+        _LOGGER.warning("interrupted; %s", what_stays)
         sys.exit(exit_code_of(error))

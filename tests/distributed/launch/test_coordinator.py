@@ -23,7 +23,7 @@ COORDINATOR = """
     from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec
     work, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     try:
-        with leaving_kept(print, "bye"), Coordinator(
+        with leaving_kept("bye"), Coordinator(
             master_addr="localhost", log_dir=work / "logs", **options
         ) as coordinator:
             for number, script in enumerate(sys.argv[3:]):
@@ -42,7 +42,7 @@ AGENT = """
     options = json.loads(sys.argv[2])
     Path(sys.argv[1], f"agent{options['node_rank']}").touch()
     try:
-        with leaving_kept(print, "bye"):
+        with leaving_kept("bye"):
             print(run_agent(master_addr="localhost", log_dir=Path(sys.argv[1]) / f"logs{options['node_rank']}", **options))
     except LaunchError as error:
         sys.exit(str(error))

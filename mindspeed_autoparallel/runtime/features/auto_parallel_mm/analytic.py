@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def asked_device(arguments: argparse.Namespace) -> Device | None:
@@ -44,11 +47,12 @@ def computed_profile(
     description: Description,
     device: Device,
     devices_per_node: int,
-    say: Callable[[str], None],
 ) -> Profile:
-    """Costs of every module of ``description`` for ``device``; ``say`` tells what had to be assumed."""
-    sections = _sections(arguments, description, say)
-    say(f"analytic: nothing is measured; costs are computed for {device.name} from datasheet and efficiencies")
+    """Costs of every module of ``description`` for ``device``; what had to be assumed is logged."""
+    sections = _sections(arguments, description)
+    _LOGGER.info(
+        "analytic: nothing is measured; costs are computed for %s from datasheet and efficiencies", device.name
+    )
     return analytic_profile(
         sections,
         device,
@@ -59,9 +63,7 @@ def computed_profile(
     )
 
 
-def _sections(
-    arguments: argparse.Namespace, description: Description, say: Callable[[str], None]
-) -> tuple[Section, ...]:
+def _sections(arguments: argparse.Namespace, description: Description) -> tuple[Section, ...]:
     if description.model_file is None:
         return (Section("text_decoder", _of_arguments(arguments)),)
     sections = []
@@ -70,7 +72,7 @@ def _sections(
         shape = _of_block(_block(description.content, module), arguments, is_last=is_last)
         if "seq" not in shape:
             shape["seq"] = int(arguments.seq_length)
-            say(
+            _LOGGER.info(
                 f"{module.name}: model.json does not tell its tokens per sample; taken as --seq-length {shape['seq']}. "
                 "Measure (--profile-source measured) where its share matters."
             )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 MEASUREMENT_SCHEMA_VERSION = 3
 """Older results lack figures; they are measured anew."""
 
-Say = Callable[[str], None]
+_LOGGER = logging.getLogger(__name__)
 
 
 class Measurements:
@@ -56,14 +56,16 @@ class Measurements:
                 found[point] = read_json(file, "measurement")
         return found
 
-    def take(self, coordinator: Coordinator, say: Say) -> dict[MeasuredAt, dict[str, Any]]:
+    def take(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, Any]]:
         """Measure what is missing, in as few launches as possible; a point that crashes is recorded and passed over."""
         found = self.read()
         points = self._task.points
         if found:
-            say(f"{len(found)} of {len(points)} points were measured before and are reused ({self.folder})")
+            _LOGGER.info(f"{len(found)} of {len(points)} points were measured before and are reused ({self.folder})")
         while missing := [point for point in points if point not in found]:
-            say(f"measuring {len(missing)} points in one launch: {', '.join(point.label() for point in missing)}")
+            _LOGGER.info(
+                f"measuring {len(missing)} points in one launch: {', '.join(point.label() for point in missing)}"
+            )
             begin = time.monotonic()
             outcome = coordinator.launch(self._spec(missing))
             if coordinator.lost_nodes:
@@ -72,12 +74,14 @@ class Measurements:
             finished = self.read()
             if outcome.status is not LaunchStatus.OK:
                 unfinished = [point for point in missing if point not in finished]
-                say(outcome.describe())
+                _LOGGER.info(outcome.describe())
                 if unfinished:
                     self._give_up(unfinished[0], outcome.status.value, outcome.describe())
-                    say(f"{unfinished[0].label()} is left out ({outcome.status.value}); going on with the others")
+                    _LOGGER.info(
+                        f"{unfinished[0].label()} is left out ({outcome.status.value}); going on with the others"
+                    )
                 finished = self.read()
-            say(f"launch finished in {time.monotonic() - begin:.0f} s")
+            _LOGGER.info(f"launch finished in {time.monotonic() - begin:.0f} s")
             if set(finished) == set(found):
                 raise ProfileError(f"the launch ended well but measured nothing; see {coordinator.log_dir}.")
             found = finished

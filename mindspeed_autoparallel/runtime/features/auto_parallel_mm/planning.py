@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
@@ -16,9 +16,10 @@ RESULT_FILE = "auto_parallel_search_optimal_config.json"
 PAGE_FILE = "auto_parallel_report.html"
 TRACE_FILE = "auto_parallel_trace.json"
 PLAN_FILE = "plan.json"
+_LOGGER = logging.getLogger(__name__)
 
 
-def plan_and_write(request: SearchRequest, profile: Profile, directory: Path, say: Callable[[str], None]) -> None:
+def plan_and_write(request: SearchRequest, profile: Profile, directory: Path) -> None:
     """Search the best plan for the cluster of ``request`` and write everything a user reads to ``directory``."""
     # OR-Tools takes most of a second to load, so only once it is needed.
     from mindspeed_autoparallel.planner.results import write_results
@@ -33,19 +34,25 @@ def plan_and_write(request: SearchRequest, profile: Profile, directory: Path, sa
         devices_per_node=request.cluster_devices_per_node,
         memory_limit_bytes=limit * MIB if limit is not None else None,
     )
-    say(f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}")
+    _LOGGER.info(
+        f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
+    )
     if request.hetero_balance is not None:
-        plan = _compared_with_hetero(request, request.hetero_balance, profile, cluster, directory, say)
+        plan = _compared_with_hetero(request, request.hetero_balance, profile, cluster, directory)
     else:
-        plan = search(profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=say)
+        plan = search(
+            profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=_LOGGER.info
+        )
         write_results(plan, directory)
     write_text_atomic(directory / PAGE_FILE, render_page(plan))
     write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
     print(render_table(plan), flush=True)
-    say(f"best plan: {directory / RESULT_FILE}")
+    _LOGGER.info(f"best plan: {directory / RESULT_FILE}")
     how = f" (train by it with --auto-parallel-plan {PLAN_FILE})" if plan.hetero is None else ""
-    say(f"everything about it: {directory / PLAN_FILE}{how}")
-    say(f"page: {directory / PAGE_FILE}; timeline: {directory / TRACE_FILE} (open in Perfetto or chrome://tracing)")
+    _LOGGER.info(f"everything about it: {directory / PLAN_FILE}{how}")
+    _LOGGER.info(
+        f"page: {directory / PAGE_FILE}; timeline: {directory / TRACE_FILE} (open in Perfetto or chrome://tracing)"
+    )
 
 
 def _compared_with_hetero(
@@ -54,17 +61,21 @@ def _compared_with_hetero(
     profile: Profile,
     cluster: Cluster,
     directory: Path,
-    say: Callable[[str], None],
 ) -> Plan:
     """Both searches; their files, and a model.json with the hetero sizes. Returns the faster plan."""
     from mindspeed_autoparallel.planner.hetero.compare import compare, summary, write_comparison
     from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import training_flags, write_hetero_model
 
     comparison = compare(
-        profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=say, balance=balance
+        profile,
+        cluster,
+        request.global_batch_size,
+        time_limit_s=request.time_limit_s,
+        progress=_LOGGER.info,
+        balance=balance,
     )
     model_file = write_hetero_model(comparison.hetero, request.description, directory)
     write_comparison(comparison, directory, str(model_file))
-    say(summary(comparison))
-    say(f"train the hetero plan with: {training_flags(comparison.hetero, model_file)}")
+    _LOGGER.info(summary(comparison))
+    _LOGGER.info(f"train the hetero plan with: {training_flags(comparison.hetero, model_file)}")
     return comparison.best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -25,11 +26,17 @@ from mindspeed_autoparallel.profiles import MeasuredAt, layer_block
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier, StageOverhead
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
 from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, coverage
+from mindspeed_autoparallel.progress import changes_logged
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.pipelines import files_in, pipelines_of, samples_in, stages_us
-from mindspeed_autoparallel.runtime.features.auto_tuning.progress import num_written, telling
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import PLAIN, Traces, measure_task, variant_name
+from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import (
+    PLAIN,
+    Traces,
+    measure_task,
+    num_written,
+    variant_name,
+)
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
 from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
 from mindspeed_autoparallel.runtime.profiling.calibrate.journal import Unfinished
@@ -49,6 +56,8 @@ _PIPELINE_FIGURES = ("message", "interleaved_message", "stage_first", "stage_inn
 """Of the host, beside those of blocks and steps."""
 _STATE_BYTES = 20
 """Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""
+
+_LOGGER = logging.getLogger(__name__)
 
 Results = Mapping[MeasuredAt, dict[str, Any]]
 
@@ -80,11 +89,11 @@ class Calibration:
         ]
         return coverage(self.base, self.device_key, self.software_key, calls_of(variants))
 
-    def take(self, launches: Launches, say: Callable[[str], None]) -> Coverage:
+    def take(self, launches: Launches) -> Coverage:
         """Launch once for whatever is missing; a launch that fails leaves what it finished, and the search goes on."""
         recovered = self._recovered()
         if self.unfinished.is_there:
-            say("what an earlier launch measured before it was cut off is used")
+            _LOGGER.info("what an earlier launch measured before it was cut off is used")
             self._store(recovered)
             self.unfinished.end()
         covered = self.coverage()
@@ -94,22 +103,22 @@ class Calibration:
         fallback = [point for point in self.failed if self._is_measurable(point)]
         points = tuple(point for point in dict.fromkeys((*anchors, *fallback)) if point not in recovered)
         pipelines = self._pipelines(anchors) if points or not self._pipelines_are_known() else []
-        say(f"the knowledge base covers {covered.covered_time_share:.1%} of the traced time")
+        _LOGGER.info(f"the knowledge base covers {covered.covered_time_share:.1%} of the traced time")
         if not operators and not collectives and not points and not pipelines:
-            say("nothing has to be measured")
+            _LOGGER.info("nothing has to be measured")
             return covered
         write_json_atomic(
             self.request.work_dir / MISSING_FILE,
             {"schema_version": 1, "operators": [asdict(operator) for operator in covered.missing]},
         )
-        say(
+        _LOGGER.info(
             f"one launch on {self.request.num_nodes} x {self.request.num_processes_per_node} devices: {len(operators)} "
             f"operators, {len(collectives)} collectives, {len(points)} whole layouts, {len(pipelines)} pipelines"
         )
         task = measure_task(self.request, points or tuple(self.found)[:1], self.folder, *self._traced_layers())
         layouts = [task.result_file(point) for point in points]
         self.unfinished.begin([*layouts, *files_in(self.folder)])
-        with telling(say, self._progress(len(operators), layouts)):
+        with changes_logged(self._progress(len(operators), layouts)):
             outcome = launches.on_devices(
                 "calibrate",
                 {

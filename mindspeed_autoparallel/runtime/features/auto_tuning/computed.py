@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launche
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces
 
+_LOGGER = logging.getLogger(__name__)
 _STACK = "megatron-core"
 _CALLS_OF_A_LAYER = 60
 """Of one forward pass, over which the catalogue's launch time of a layer is spread."""
@@ -49,9 +50,9 @@ class Computed(Calibration):
             f"({self.efficiency.provenance})"
         ]
 
-    def take(self, launches: Launches, say: Callable[[str], None]) -> Coverage:
+    def take(self, launches: Launches) -> Coverage:
         """Nothing is known by measurement, and nothing is measured."""
-        say(self.notes[0])
+        _LOGGER.info(self.notes[0])
         variants = [
             variant
             for result in self.found.values()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from mindspeed_autoparallel.cost.catalogue import Device
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
+from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import asked_device, kind_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.lock import only_one
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import SEED_MINIMUM_RANKS, TuningRequest, read_request
@@ -21,33 +21,7 @@ from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.units import US_PER_MS
 
-_LEVELS = ("debug", "info", "warning")
-_started = time.monotonic()
-
-Say = Callable[[str], None]
-
-
-class Voice:
-    """Progress on the terminal, as much as was asked for."""
-
-    def __init__(self, level: str) -> None:
-        self._lowest = _LEVELS.index(level)
-
-    def debug(self, text: str) -> None:
-        """Every launch and file."""
-        self._say(0, text)
-
-    def info(self, text: str) -> None:
-        """Progress."""
-        self._say(1, text)
-
-    def warning(self, text: str) -> None:
-        """What is wrong."""
-        self._say(2, text)
-
-    def _say(self, level: int, text: str) -> None:
-        if level >= self._lowest:
-            print(f"[auto-tuning {time.monotonic() - _started:6.1f} s] {text}", flush=True)
+_LOGGER = logging.getLogger(__name__)
 
 
 def tune_and_exit(arguments: argparse.Namespace) -> None:
@@ -58,13 +32,15 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
             "Start it as python SCRIPT.py."
         )
     request = read_request(arguments)
-    voice = Voice(request.log_level)
+    show_progress("auto-tuning", request.log_level)
     target = asked_device(arguments)
     if request.node_rank > 0 and target is not None:
-        voice.info(f"node {request.node_rank}: nothing is measured with --profile-source analytic; node 0 works alone")
+        _LOGGER.info(
+            f"node {request.node_rank}: nothing is measured with --profile-source analytic; node 0 works alone"
+        )
         sys.exit(0)
     if request.node_rank > 0:
-        with leaving_kept(voice.warning, f"node {request.node_rank} has left; node 0 goes on with what it has"):
+        with leaving_kept(f"node {request.node_rank} has left; node 0 goes on with what it has"):
             num_launches = run_agent(
                 node_rank=request.node_rank,
                 num_nodes=request.num_nodes,
@@ -74,15 +50,15 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
                 log_dir=request.work_dir / "logs" / f"node{request.node_rank}",
                 join_timeout_s=request.launch_timeout_s,
             )
-        voice.info(f"node {request.node_rank}: done after {num_launches} launches; the results are on node 0")
+        _LOGGER.info(f"node {request.node_rank}: done after {num_launches} launches; the results are on node 0")
         sys.exit(0)
     what_stays = f"finished traces and measurements are kept in {request.work_dir}"
-    with leaving_kept(voice.warning, what_stays), only_one(request.work_dir):
-        _tune(request, arguments, voice, target)
+    with leaving_kept(what_stays), only_one(request.work_dir):
+        _tune(request, arguments, target)
     sys.exit(0)
 
 
-def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, target: Device | None) -> None:
+def _tune(request: TuningRequest, arguments: argparse.Namespace, target: Device | None) -> None:
     """``target``: a device of the catalogue that times are computed for, where nothing is to be measured."""
     from mindspeed_autoparallel.runtime.devices import current_device
     from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration
@@ -109,11 +85,11 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
             + "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items())
         )
     if request.num_ranks < SEED_MINIMUM_RANKS:
-        voice.debug(f"{request.num_ranks} ranks: links between nodes play no part unless there are several nodes")
+        _LOGGER.debug(f"{request.num_ranks} ranks: links between nodes play no part unless there are several nodes")
     num_nodes = request.num_nodes if target is None else 1
     if num_nodes > 1:
         check_port_is_free(request.master_port)
-        voice.info(f"waiting for {request.num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
+        _LOGGER.info(f"waiting for {request.num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
     with Coordinator(
         num_nodes=num_nodes,
         num_processes_per_node=request.num_processes_per_node,
@@ -122,30 +98,30 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
         log_dir=request.work_dir / "logs",
         join_timeout_s=request.launch_timeout_s,
     ) as coordinator:
-        launches = Launches(request, coordinator, voice.warning)
-        voice.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
+        launches = Launches(request, coordinator)
+        _LOGGER.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
         capacity_bytes = _capacity(request, device, target)
         traces = Traces(request, plan, usable_bytes(capacity_bytes))
-        found = traces.take(launches, voice.info)
+        found = traces.take(launches)
         calibration = (
             Calibration(request, traces, found, device, base, interleaved_sends(arguments))
             if target is None
             else Computed(request, traces, found, target, base)
         )
-        covered = calibration.take(launches, voice.info)
+        covered = calibration.take(launches)
         notes, impossible = tell_untraced(calibration.failed, calibration.measured(), found)
         calibration.notes += notes
         plan.left_out.update(impossible)
         if impossible and not calibration.found and not calibration.measured():
             reasons = "; ".join(f"{names} {reason}" for names, reason in impossible.items())
             raise ProfileError(f"no layout could be traced or measured: {reasons}. See {coordinator.log_dir}.")
-        voice.info("stage 2 of 3: model")
+        _LOGGER.info("stage 2 of 3: model")
         kinds, prices = families(calibration, plan, arguments, capacity_bytes)
         asked = Asked(request=request, arguments=arguments, device_name=kind)
         kinds += modelled_families(kinds, plan, asked, calibration, prices, target_of(calibration.device_name, target))
         if target is not None:
             kinds = marked(kinds)
-        voice.info("stage 3 of 3: search")
+        _LOGGER.info("stage 3 of 3: search")
         recommended = recommend(request, plan, kinds, prices, arguments)
         picks, outcome = recommended.picks, recommended.outcome
         about: dict[str, Any] = {
@@ -181,17 +157,17 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, voice: Voice, t
         }
         result = write(request.work_dir, picks, about)
         if request.verify and target is not None:
-            voice.warning("--auto-tuning-verify needs devices and is left out with --profile-source analytic")
+            _LOGGER.warning("--auto-tuning-verify needs devices and is left out with --profile-source analytic")
         elif request.verify:
             from mindspeed_autoparallel.runtime.features.auto_tuning.verify import verify
 
             result["verified"] = []
-            for item in verify(request, picks, launches, device, voice.info):
+            for item in verify(request, picks, launches, device):
                 result["verified"].append(item)
                 result["num_device_launches"] = launches.num_on_devices
                 rewrite(request.work_dir, result)
     print(table(result), end="", flush=True)
-    voice.info(f"result: {request.work_dir / RESULT_FILE}; page: {request.work_dir / PAGE_FILE}")
+    _LOGGER.info(f"result: {request.work_dir / RESULT_FILE}; page: {request.work_dir / PAGE_FILE}")
 
 
 def _capacity(request: TuningRequest, device: Any, target: Device | None) -> int:

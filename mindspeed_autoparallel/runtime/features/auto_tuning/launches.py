@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -30,16 +31,15 @@ _PURPOSES = {
 }
 """Variables that tell the user's script what a process is for; set in the children only."""
 
-Say = Callable[[str], None]
+_LOGGER = logging.getLogger(__name__)
 
 
 class Launches:
     """Starts processes for a request and keeps ``launches.json``."""
 
-    def __init__(self, request: TuningRequest, coordinator: Coordinator, say: Say) -> None:
+    def __init__(self, request: TuningRequest, coordinator: Coordinator) -> None:
         self.request = request
         self.coordinator = coordinator
-        self.say = say
         self.records: list[dict[str, Any]] = []
         """Of this run."""
         self._earlier = _earlier(request.work_dir / LAUNCHES_FILE)
@@ -122,7 +122,7 @@ class Launches:
             return outcome
         self._write(record, outcome.to_json())
         if outcome.status is not LaunchStatus.OK:
-            self.say(f"launch {spec.launch_id}: {outcome.describe()}")
+            _LOGGER.warning(f"launch {spec.launch_id}: {outcome.describe()}")
         return outcome
 
     def _write(self, record: dict[str, Any], news: dict[str, Any]) -> None:

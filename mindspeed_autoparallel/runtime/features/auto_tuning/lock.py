@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.features.auto_tuning.repeating import repeating
+from mindspeed_autoparallel.progress import repeating
 
 LOCK_FILE = ".lock"
 HOLDER_FILE = ".holder"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.progress import changes_logged
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
-from mindspeed_autoparallel.runtime.features.auto_tuning.progress import num_written, telling
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_attempts import Attempts, Ended
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_failures import tell_refused
@@ -47,8 +48,7 @@ _PLACES = (
     "--wandb",
 )
 """Flags that only say where something is, or what is searched anyway."""
-
-
+_LOGGER = logging.getLogger(__name__)
 _MAX_PROCESSES = 8
 
 
@@ -99,16 +99,16 @@ class Traces:
         found = {point: read_json(file, "trace") for point, file in files.items() if file.exists()}
         return {point: result for point, result in found.items() if result.get("room_bytes", 0) <= self.room_bytes}
 
-    def take(self, launches: Launches, say: Callable[[str], None]) -> dict[MeasuredAt, dict[str, Any]]:
+    def take(self, launches: Launches) -> dict[MeasuredAt, dict[str, Any]]:
         """Trace what is missing in a few processes; a point that ends its process is recorded and passed over."""
         self._forget_given_up()
         found = self.read()
         if found:
-            say(f"{len(found)} of {len(self._task.points)} points were traced before ({self.folder})")
+            _LOGGER.info(f"{len(found)} of {len(self._task.points)} points were traced before ({self.folder})")
         attempts = Attempts(max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) // 2)))
         while missing := [point for point in self._task.points if point not in found]:
-            say(f"tracing {len(missing)} points x {len(self.variants)} variants on the CPU of this node")
-            with telling(say, self._progress(missing)):
+            _LOGGER.info(f"tracing {len(missing)} points x {len(self.variants)} variants on the CPU of this node")
+            with changes_logged(self._progress(missing)):
                 points = missing[::-1] if attempts.backwards else missing
                 ended = self._round(launches, points, min(attempts.num_processes, len(missing)))
             found = self.read()
@@ -208,6 +208,18 @@ class Traces:
             ).encode()
         )
         return digest.hexdigest()[:16]
+
+
+def num_written(files: Iterable[Path], since: float) -> int:
+    """Count those of ``files`` that were written after ``since`` (seconds of the clock), not by an earlier run."""
+    return sum(_is_newer(file, since) for file in files)
+
+
+def _is_newer(file: Path, since: float) -> bool:
+    try:
+        return file.stat().st_mtime >= since
+    except OSError:  # not there yet
+        return False
 
 
 def _release(package: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sourc
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.units import US_PER_MS
 
+_LOGGER = logging.getLogger(__name__)
 _NUM_STEPS = 16
 """The first is not timed, the second tells memory, and the later half of the others the time."""
 
@@ -34,7 +36,6 @@ def verify(
     picks: Sequence[Recommendation],
     launches: Launches,
     device: Any,
-    say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """One launch per configuration that fits the measuring devices; the others say why they were not run.
 
@@ -43,7 +44,7 @@ def verify(
     """
     sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), fingerprint_of(device).to_json()]
     for number, pick in enumerate(picks, start=1):
-        yield _verified(request, pick, number, launches, sources, say)
+        yield _verified(request, pick, number, launches, sources)
 
 
 def _verified(
@@ -52,7 +53,6 @@ def _verified(
     number: int,
     launches: Launches,
     sources: list[Any],
-    say: Callable[[str], None],
 ) -> dict[str, Any]:
     layout = pick.plan.layout
     world = request.num_measuring
@@ -71,10 +71,10 @@ def _verified(
     ran = json.dumps([*sources, without_places(argv), words, dict(environment), world, _NUM_STEPS])
     target = request.work_dir / "verify" / f"{hashlib.sha256(ran.encode()).hexdigest()[:16]}.json"
     if target.exists():
-        say(f"configuration {number}, {reduced.label()}, was run before: {target}")
+        _LOGGER.info(f"configuration {number}, {reduced.label()}, was run before: {target}")
         ranks = read_json(target, "verification")["ranks"]
         return {"number": number, "status": "ok", **_compared(plan, ranks, layout)}
-    say(f"verifying configuration {number}: {reduced.label()} on {world} devices")
+    _LOGGER.info(f"verifying configuration {number}: {reduced.label()} on {world} devices")
     outcome = launches.on_devices(
         "verify",
         {"kind": "verify", "plan": to_json(plan), "num_steps": _NUM_STEPS, "result": str(target)},

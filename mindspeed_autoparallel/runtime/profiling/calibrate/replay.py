@@ -17,7 +17,7 @@ _NUM_WARMUP = 2
 _NUM_COLLECTIVE_RUNS = 21
 
 
-def replay(operators: Sequence[Operator], device: Any, say: Callable[[str], None] = print) -> Iterator[dict[str, Any]]:
+def replay(operators: Sequence[Operator], device: Any) -> Iterator[dict[str, Any]]:
     """One row per operator: its times, or the reason why it could not be run; one failure never ends the rest."""
     import torch
 
@@ -31,7 +31,7 @@ def replay(operators: Sequence[Operator], device: Any, say: Callable[[str], None
             row["reason"] = str(error).splitlines()[0] if str(error) else type(error).__name__
         yield row
         if (index + 1) % 200 == 0:
-            say(f"replayed {index + 1} of {len(operators)} operators")
+            print(f"replayed {index + 1} of {len(operators)} operators", flush=True)
 
 
 def _times(operator: Operator, device: Any, where: Any) -> dict[str, Any]:

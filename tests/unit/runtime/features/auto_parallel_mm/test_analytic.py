@@ -41,11 +41,9 @@ def _asked(**values: Any) -> Any:
     return asked_device(argparse.Namespace(**{**plain, **values}))
 
 
-def _profile(arguments: argparse.Namespace) -> tuple[Profile, list[str]]:
+def _profile(arguments: argparse.Namespace) -> Profile:
     pytest.importorskip("megatron.core")  # its release decides how interleaved stages send
-    said: list[str] = []
-    profile = computed_profile(arguments, describe(arguments), find_device("910B"), 8, said.append)
-    return profile, said
+    return computed_profile(arguments, describe(arguments), find_device("910B"), 8)
 
 
 def test_measuring_stays_the_default() -> None:
@@ -75,9 +73,9 @@ def test_a_device_that_is_missing_unknown_or_useless_is_refused(values: dict, wo
         _asked(**values)
 
 
-def test_shapes_of_a_gpt_script_come_from_its_flags() -> None:
-    profile, said = _profile(_arguments())
-    assert any("nothing is measured" in text for text in said)
+def test_shapes_of_a_gpt_script_come_from_its_flags(logged: list[str]) -> None:
+    profile = _profile(_arguments())
+    assert any("nothing is measured" in text for text in logged)
     assert profile.provenance.source == "analytic"
     assert profile.provenance.model_hash == describe(_arguments()).model_hash
     module = profile.model.module("text_decoder")
@@ -87,12 +85,12 @@ def test_shapes_of_a_gpt_script_come_from_its_flags() -> None:
 
 
 def test_experts_of_a_script_are_counted_apart() -> None:
-    profile, _ = _profile(_arguments(num_experts=4, moe_router_topk=2, moe_ffn_hidden_size=512))
+    profile = _profile(_arguments(num_experts=4, moe_router_topk=2, moe_ffn_hidden_size=512))
     layer = profile.measurements[0].modules["text_decoder"].layer
     assert layer.expert.num_parameters == 4 * 3 * 1024 * 512
 
 
-def test_shapes_of_encoders_come_from_model_json_and_what_is_assumed_is_said(tmp_path: Path) -> None:
+def test_shapes_of_encoders_come_from_model_json_and_what_is_assumed_is_said(tmp_path: Path, logged: list[str]) -> None:
     content = {
         "image_encoder": {
             "vision_encoder": {
@@ -113,13 +111,14 @@ def test_shapes_of_encoders_come_from_model_json_and_what_is_assumed_is_said(tmp
         },
     }
     (tmp_path / "model.json").write_text(json.dumps(content))
-    profile, said = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
+    profile = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
     assert [module.name for module in profile.model.modules] == ["image_encoder", "text_decoder"]
     assert profile.model.modules[0].frozen
     assert profile.model.vocab_size == 1000
-    assert any("image_encoder" in text and "taken as --seq-length 2048" in text for text in said)
+    assert any("image_encoder" in text and "taken as --seq-length 2048" in text for text in logged)
+    logged.clear()
     content["image_encoder"]["vision_encoder"] |= {"image_size": 224, "patch_size": 14}
     (tmp_path / "model.json").write_text(json.dumps(content))
-    profile, said = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
+    profile = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
     assert profile.model.modules[0].tokens_per_sample == 256
-    assert not any("taken as" in text for text in said)
+    assert not any("taken as" in text for text in logged)

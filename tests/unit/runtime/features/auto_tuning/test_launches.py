@@ -8,20 +8,18 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.launches import LAUNCHE
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 
 
-def test_only_launches_that_began_count_as_using_the_devices(tmp_path, monkeypatch):
+def test_only_launches_that_began_count_as_using_the_devices(tmp_path, monkeypatch, logged):
     monkeypatch.setattr(sys, "argv", ["script.py"])
     statuses = [LaunchStatus.OK, LaunchStatus.FAILED, LaunchStatus.NOT_STARTED]
     ends = iter([LaunchOutcome(status=status, last_lines=("the end",)) for status in statuses])
-    said = []
     launches = Launches(
         SimpleNamespace(work_dir=tmp_path, launch_timeout_s=1.0),
         SimpleNamespace(launch=lambda spec: next(ends)),
-        said.append,
     )
     for _ in statuses:
         launches.on_devices("verify", {"kind": "verify"})
     assert launches.num_on_devices == 2
-    assert [line.splitlines()[0] for line in said] == [
+    assert [line.splitlines()[0] for line in logged] == [
         "launch verify-2: failed on node 0 after 0 s, exit code 0",
         "launch verify-3: not started",
     ]

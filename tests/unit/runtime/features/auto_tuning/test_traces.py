@@ -70,8 +70,8 @@ def tracing(tmp_path, monkeypatch):
             description=SimpleNamespace(modules=[], model_hash="model"),
         )
         plan = SimpleNamespace(ways=[], recompute={}, points=POINTS, left_out={})
-        launches = Launches(request, SimpleNamespace(log_dir=tmp_path / "logs"), lambda line: None)
-        found = Traces(request, plan, 0).take(launches, lambda line: None)
+        launches = Launches(request, SimpleNamespace(log_dir=tmp_path / "logs"))
+        found = Traces(request, plan, 0).take(launches)
         rounds = sorted(record["status"] for record in launches.records)
         assert not list((tmp_path / "work").rglob("handout"))
         return SimpleNamespace(found=found, rounds=rounds, records=launches.records)

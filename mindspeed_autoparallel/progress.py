@@ -1,0 +1,64 @@
+"""Shows what the package logs while it works, and logs how far something has come."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+_EVERY_S = 15.0
+_LOGGER = logging.getLogger(__package__)
+
+
+class _Terminal(logging.Handler):
+    """Prints records as ``[title 12.3 s] text``; the time counts from where the handler was made."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title, self._started = title, time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print ``record`` to standard output, whatever that is by now."""
+        print(f"[{self._title} {time.monotonic() - self._started:6.1f} s] {record.getMessage()}", flush=True)
+
+
+def show_progress(title: str, level: str = "info") -> None:
+    """Print what the package logs at ``level`` (``debug``, ``info``, ``warning``) and above; no other handler does."""
+    _LOGGER.handlers[:] = [_Terminal(title)]
+    _LOGGER.setLevel(level.upper())
+    _LOGGER.propagate = False  # hosts give the root logger handlers of their own
+
+
+@contextlib.contextmanager
+def changes_logged(describe: Callable[[], str], every_s: float = _EVERY_S) -> Iterator[None]:
+    """Ask ``describe`` every ``every_s`` seconds inside the block, and log its answer when it has changed."""
+    last = describe()
+
+    def log() -> None:
+        nonlocal last
+        if (line := describe()) != last:
+            _LOGGER.info(line)
+            last = line
+
+    with repeating(log, every_s):
+        yield
+
+
+@contextlib.contextmanager
+def repeating(action: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Do ``action`` every ``every_s`` seconds beside the block; it has ended on the way out."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(every_s):
+            action()
+
+    repeater = threading.Thread(target=repeat, daemon=True)
+    repeater.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        repeater.join()

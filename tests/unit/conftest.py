@@ -1,0 +1,23 @@
+"""What the package logs, as its terminal handler would show it."""
+
+import logging
+
+import pytest
+
+
+@pytest.fixture
+def logged():
+    """The lines that are logged from here on."""
+    lines = []
+
+    class Keeping(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    logger = logging.getLogger("mindspeed_autoparallel")
+    handlers, level = logger.handlers[:], logger.level
+    logger.handlers[:] = [Keeping()]
+    logger.setLevel("DEBUG")
+    yield lines
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
