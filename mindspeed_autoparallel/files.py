@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+
+MAX_INPUT_BYTES = 64 * 1024**2
+"""Of a file that is read whole: parsed JSON takes up to twenty times its size."""
+_MAX_DIGITS = 300
 
 
 def write_text_atomic(path: Path, text: str) -> None:
@@ -52,17 +57,79 @@ def made_folder(path: Path, flag: str) -> Path:
     return path
 
 
+def loads_json(text: str | bytes) -> Any:
+    """Parse JSON that somebody else wrote; ``ValueError`` says what is wrong.
+
+    Stricter than ``json.loads``: a key that stands twice, NaN, infinity and whole numbers of more than 300 digits are
+    refused, and nesting that is too deep for the parser is a ``ValueError``, too.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply to be read") from error
+
+
+def read_bytes(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> bytes:
+    """Read all of ``path``; ``ConfigError`` names ``what`` and the reason, or that it is too large."""
+    try:
+        # Opening a named pipe would wait for its writer; what a shell passes as <(command) lies below /dev or /proc.
+        if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(("/dev/", "/proc/")):
+            raise ConfigError(f"cannot read {what} {shown(path)}: it is a named pipe.")
+        with path.open("rb") as stream:
+            content = stream.read(max_bytes + 1)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot read {what} {shown(path, 200)}: {reason}.") from error
+    if len(content) > max_bytes:
+        raise ConfigError(f"{what} {shown(path, 200)} has more than the {max_bytes} bytes that are read at most.")
+    return content
+
+
+def read_text(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> str:
+    """``read_bytes`` as UTF-8."""
+    try:
+        return read_bytes(path, what, max_bytes).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {what} {path}: it is no UTF-8 text (byte {error.start}).") from error
+
+
 def read_json(path: Path, what: str) -> Any:
     """The JSON in ``path``; raises ``ConfigError`` that names ``what``, the file, and the line of a syntax error."""
+    text = read_text(path, what)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot read {what} {path}: {reason}.") from error
-    try:
-        return json.loads(text)
+        return loads_json(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise ConfigError(f"{what} {path} is not valid JSON: {where}: {error.msg}.") from error
-    except RecursionError as error:
-        raise ConfigError(f"{what} {path} is nested too deeply to be read.") from error
+    except ValueError as error:
+        raise ConfigError(f"{what} {path} cannot be used: {error}.") from error
+
+
+def shown(value: object, length: int = 60) -> str:
+    """``value`` for an error message: one printable line of at most ``length`` characters."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return "a number of more than 300 digits"
+    text = value if isinstance(value, str) else str(value) if isinstance(value, Path) else repr(value)
+    text = "".join(one if one.isprintable() else "?" for one in text)
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {shown(name)!r} stands twice in one object")
+        found[name] = value
+    return found
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"it has a whole number of {len(digits)} digits")
+    return int(digits)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"it has {name}, which is no number of JSON")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -14,6 +15,7 @@ from mindspeed_autoparallel.weights.rank_folders import RankFolderSource, iterat
 from mindspeed_autoparallel.weights.source import TensorSource
 from mindspeed_autoparallel.weights.torch_dist import TorchDistSource, copy_torch_dist, is_torch_dist, write_torch_dist
 
+_LOG = logging.getLogger(__name__)
 RANK_FOLDERS = "mm"
 TORCH_DIST = "torch_dist"
 FORMATS = (RANK_FOLDERS, TORCH_DIST)
@@ -29,7 +31,8 @@ def huggingface_to_checkpoint(
     progress: Progress = silent,
 ) -> None:
     """Hugging Face weights -> a checkpoint under ``layout`` (``torch_dist`` has no layout: hosts cut it on loading)."""
-    refuse_existing(target, overwrite=overwrite)
+    refuse_existing(target, overwrite=overwrite, sources=(hf_folder,))
+    _tell_rope_scaling(read_architecture(hf_folder))
     _write(HuggingFaceSource(hf_folder), target, layout, file_format, overwrite, progress)
 
 
@@ -43,7 +46,7 @@ def checkpoint_to_huggingface(
     progress: Progress = silent,
 ) -> None:
     """A checkpoint of any layout -> Hugging Face weights, with config, tokenizer and naming form of ``hf_folder``."""
-    refuse_existing(target, overwrite=overwrite)
+    refuse_existing(target, overwrite=overwrite, sources=(checkpoint, hf_folder))
     source = open_checkpoint(checkpoint, read_architecture(hf_folder))
     with whole_folder(target, overwrite=overwrite) as folder:
         write_huggingface(source, folder, hf_folder, max_shard_bytes=max_shard_bytes, progress=progress)
@@ -64,7 +67,7 @@ def resplit(
     It does from torch_dist to torch_dist, where parameters and their moments are stored whole by name; rank folders
     hold it in the cut of the data-parallel optimizer, which no tool can cut anew without the host.
     """
-    refuse_existing(target, overwrite=overwrite)
+    refuse_existing(target, overwrite=overwrite, sources=(checkpoint, hf_folder))
     source_folder = iteration_folder(checkpoint)
     if is_torch_dist(source_folder) and file_format == TORCH_DIST:
         with whole_folder(target, overwrite=overwrite) as folder:
@@ -92,11 +95,33 @@ def _write(
 ) -> None:
     if file_format not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {file_format!r}. Known: {', '.join(FORMATS)}.")
+    _tell_padding(layout, source.architecture)
     with whole_folder(target, overwrite=overwrite) as folder:
         if file_format == TORCH_DIST:
             write_torch_dist(source, folder, layout, iteration=iteration, progress=progress)
         else:
             write_rank_folders(source, folder, layout, iteration=iteration, progress=progress)
+
+
+def _tell_rope_scaling(architecture: Architecture) -> None:
+    """Say what no checkpoint can carry: weights alone train with another position encoding than they were made with."""
+    if architecture.rope_scaling:
+        _LOG.warning(
+            "config.json has rope_scaling %r: give the host its flags for it (Megatron has --use-rope-scaling for "
+            "llama3), or it trains with other positions than the weights were made with.",
+            architecture.rope_scaling,
+        )
+
+
+def _tell_padding(layout: CheckpointLayout, architecture: Architecture) -> None:
+    num_rows = layout.padded_vocab(architecture.vocab_size) - architecture.vocab_size
+    if num_rows:
+        _LOG.warning(
+            "%d rows of zeros pad the vocabulary of %d: Megatron's softmax counts them, so that the first losses lie a "
+            "little above those of Hugging Face.",
+            num_rows,
+            architecture.vocab_size,
+        )
 
 
 def _iteration_of(folder: Path) -> int | None:

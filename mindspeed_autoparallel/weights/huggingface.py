@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.files import read_json, shown, write_json_atomic
 from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.architecture import Architecture, read_architecture
-from mindspeed_autoparallel.weights.placement import Entry
+from mindspeed_autoparallel.weights.placement import Entry, entries_of
 from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.safetensors_file import SafetensorsFile
 from mindspeed_autoparallel.weights.source import TensorSource, present_entries
@@ -30,6 +32,8 @@ class HuggingFaceSource:
         self.original_of = {names.classic_name(name): name for name in self.file_of}
         self._open: dict[Path, SafetensorsFile] = {}
         self._refuse_unknown()
+        self._check_shapes()
+        self._check_tie()
 
     def has(self, entry: Entry) -> bool:
         return all(source in self.original_of for source in entry.sources)
@@ -40,10 +44,40 @@ class HuggingFaceSource:
 
     def _read(self, classic: str) -> Any:
         name = self.original_of[classic]
+        return self._file(name).read(name)
+
+    def _file(self, name: str) -> SafetensorsFile:
         path = self.file_of[name]
         if path not in self._open:
             self._open[path] = SafetensorsFile(path)
-        return self._open[path].read(name)
+        return self._open[path]
+
+    def _check_shapes(self) -> None:
+        """``ConfigError`` for the first tensor that has another shape than config.json means; reads headers only."""
+        for entry in present_entries(self):
+            for pattern, source in zip(entry.rule.sources, entry.sources, strict=True):
+                wanted = self.architecture.shapes.get(pattern)
+                name = self.original_of[source]
+                stored = self._file(name).shape(name)
+                if wanted is not None and stored != wanted:
+                    raise ConfigError(
+                        f"{self.folder}: {name} has the shape {list(stored)}; config.json means {list(wanted)}. "
+                        "The weights and config.json belong to different models."
+                    )
+
+    def _check_tie(self) -> None:
+        """``ConfigError`` where config.json ties the output layer to an embedding that it does not equal."""
+        import torch
+
+        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+        if not self.architecture.tied_embeddings or not {head, embedding} <= set(self.original_of):
+            return
+        if not torch.equal(self._read(head), self._read(embedding)):
+            raise ConfigError(
+                f"{self.folder}: config.json says tie_word_embeddings, but lm_head.weight differs from the embedding. "
+                'Set "tie_word_embeddings": false there to keep it (and --untie-embeddings-and-output-weights in '
+                "training), or remove lm_head.weight from the file to drop it."
+            )
 
     def _refuse_unknown(self) -> None:
         known = {source for entry in present_entries(self) for source in entry.sources}
@@ -65,9 +99,13 @@ class HuggingFaceSource:
 def shard_of_tensor(folder: Path) -> dict[str, Path]:
     """Tensor name -> file, from the index or from the only file; ``ConfigError`` names a missing shard."""
     if (folder / INDEX).exists():
-        weight_map = read_json(folder / INDEX, "index of shards").get("weight_map")
+        index = read_json(folder / INDEX, "index of shards")
+        weight_map = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(weight_map, dict):
             raise ConfigError(f"{folder / INDEX} has no 'weight_map'. Download it again.")
+        odd = next((file for file in weight_map.values() if not _is_file_name(file)), None)
+        if odd is not None:
+            raise ConfigError(f"{folder / INDEX} names a shard {shown(odd)}, which is no plain file name.")
         absent = sorted({file for file in weight_map.values() if not (folder / file).exists()})
         if absent:
             raise ConfigError(
@@ -106,6 +144,7 @@ def write_huggingface(
         for entry in present_entries(source)
         if not (names.is_output_layer(entry.rule) and architecture.tied_embeddings)
     ]
+    refuse_differing_tie(source)
     rename = _naming_of(original, architecture)
     writer = ShardWriter(folder, max_shard_bytes)
     for done, entry in enumerate(entries):
@@ -113,12 +152,12 @@ def write_huggingface(
         for classic, tensor in zip(entry.sources, tensors.separate(entry.rule, source.load(entry), shape), strict=True):
             writer.add(rename(classic), tensor)
         progress(done + 1, len(entries), entry.name)
-    for name, path in _unconverted(original).items():
+    for name, path in _unconverted(original, source, rename).items():
         writer.add(name, SafetensorsFile(path).read(name))
     writer.finish()
     for path in sorted(original.iterdir()):
         if path.is_file() and path.suffix not in (".safetensors", ".bin", ".pt", ".pth") and path.name != INDEX:
-            shutil.copy2(path, folder / path.name)
+            shutil.copyfile(_inside(path, original), folder / path.name)
 
 
 class ShardWriter:
@@ -162,6 +201,34 @@ class ShardWriter:
         self.waiting, self.waiting_bytes = {}, 0
 
 
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[^/\\\0]{1,255}", name) is not None and name not in (".", "..")
+
+
+def _inside(path: Path, folder: Path) -> Path:
+    """``path``, unless it is a symbolic link that leaves ``folder``; a hub's cache keeps its files in ``blobs``."""
+    real = path.resolve()
+    homes = (folder.resolve(), folder.resolve().parent.parent / "blobs")
+    if not any(real.is_relative_to(home) for home in homes):
+        raise ConfigError(f"{path} is a symbolic link out of its folder, to {real}. Put the file itself there.")
+    return path
+
+
+def refuse_differing_tie(source: TensorSource) -> None:
+    """``ConfigError`` where ``source`` trained an output layer of its own and config.json would drop it."""
+    import torch
+
+    if not source.architecture.tied_embeddings:
+        return
+    entries = {entry.name: entry for entry in entries_of(source.architecture) if entry.rule.split == names.VOCABULARY}
+    stored = [source.load(entry) for entry in entries.values() if source.has(entry)]
+    if len(stored) == 2 and not torch.equal(*stored):
+        raise ConfigError(
+            "config.json says tie_word_embeddings, but the output layer of the checkpoint differs from its "
+            'embedding: it was trained untied. Set "tie_word_embeddings": false in config.json of --hf-dir.'
+        )
+
+
 def _naming_of(original: Path, architecture: Architecture) -> Any:
     """Classic name -> the name ``original`` uses; the classic form where it has no weights to look at."""
     try:
@@ -175,9 +242,18 @@ def _naming_of(original: Path, architecture: Architecture) -> Any:
     return names.nested_name if nested else (lambda classic: classic)
 
 
-def _unconverted(original: Path) -> dict[str, Path]:
+def _unconverted(original: Path, source: TensorSource, rename: Callable[[str], str]) -> dict[str, Path]:
+    """Name -> file of what is taken from ``original``: parts that are never converted, and what training left out."""
     try:
         known = shard_of_tensor(original)
     except ConfigError:
         return {}
-    return {name: path for name, path in known.items() if name.startswith(names.UNCONVERTED_PREFIXES)}
+    untrained = {
+        rename(classic)
+        for entry in entries_of(source.architecture)
+        if entry.rule.kept_from_original and not source.has(entry)
+        for classic in entry.sources
+    }
+    return {
+        name: path for name, path in known.items() if name in untrained or name.startswith(names.UNCONVERTED_PREFIXES)
+    }

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.weights.architecture import AUDIO, MODULES, TEXT, VISION, Architecture
+from mindspeed_autoparallel.weights.architecture import AUDIO, MODULES, TEXT, TEXT_FAMILIES, VISION, Architecture
 
 FLAG_OF_MODULE = {VISION: "--vit-pp-layers", AUDIO: "--audio-pp-layers", TEXT: "--llm-pp-layers"}
 TP_FLAG_OF_MODULE = {VISION: "--vit-tp-size", AUDIO: "--audio-tp-size", TEXT: "--tp-size"}
@@ -76,7 +76,7 @@ def parse_layers(text: str, flag: str) -> tuple[tuple[int, ...], ...]:
     """``32,0,0``, ``[32,0,0]`` or, with virtual stages, ``[[16,0],[16,0]]``; ``ConfigError`` names the flag."""
     try:
         value: Any = json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = None
     rows = value if isinstance(value, list) and value and all(isinstance(row, list) for row in value) else [value]
     plain = all(
@@ -84,7 +84,7 @@ def parse_layers(text: str, flag: str) -> tuple[tuple[int, ...], ...]:
     )
     if not plain or len({len(row) for row in rows}) != 1:
         raise ConfigError(
-            f"{flag} {text!r} is not a list of layer counts. Write 32,0,0 (one count per pipeline stage) or, "
+            f"{flag} {text[:60]!r} is not a list of layer counts. Write 32,0,0 (one count per pipeline stage) or, "
             "with virtual stages, [[16,0],[16,0]] (one list per virtual chunk, all of the same length)."
         )
     return tuple(tuple(row) for row in rows)
@@ -152,6 +152,11 @@ def check_layout(layout: CheckpointLayout, architecture: Architecture) -> None:
                 f"{TP_FLAG_OF_MODULE[module]} {placed.tensor_size} does not divide the largest size, "
                 f"{layout.tensor_size}. Choose sizes that divide one another."
             )
+    if architecture.family in TEXT_FAMILIES and not (text[0][0] and text[-1][-1]):
+        raise ConfigError(
+            f"--llm-pp-layers {[list(row) for row in text]}: Megatron has the embedding on the first stage and the "
+            "final norm and output layer on the last, and loads them from nowhere else. Give both at least one layer."
+        )
     text_size = layout.modules[TEXT].tensor_size
     if layout.padded_vocab(architecture.vocab_size) % text_size:
         raise ConfigError(

@@ -38,6 +38,8 @@ class Rule:
     combine: str = COPY
     split: str = WHOLE
     optional: bool = False
+    kept_from_original: bool = False
+    """On the way to Hugging Face, taken from the original where training has no such parameter."""
 
 
 def rules_for(architecture: Architecture) -> tuple[Rule, ...]:
@@ -106,7 +108,11 @@ def _audio_rules() -> tuple[Rule, ...]:
     return (
         *_linear(rule(FIRST, "audio_encoder.encoder.conv1", "audio_tower.conv1"), WHOLE),
         *_linear(rule(FIRST, "audio_encoder.encoder.conv2", "audio_tower.conv2"), WHOLE),
-        _linear(rule(FIRST, "audio_encoder.encoder.audio_bos_eos_token", "audio_tower.audio_bos_eos_token"), WHOLE)[0],
+        replace(
+            rule(FIRST, "audio_encoder.encoder.audio_bos_eos_token.weight", "audio_tower.audio_bos_eos_token.weight"),
+            optional=True,
+            kept_from_original=True,
+        ),
         *_linear(rule(LAYER, here + "input_layernorm", there + "self_attn_layer_norm"), WHOLE),
         qkv_weight,
         replace(qkv_bias, sources=(query_bias, value_bias), combine=QKV_WITHOUT_KEY),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 
 _PLAIN_PACKAGES = (
     "argparse",
@@ -54,6 +55,6 @@ def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
         named = next((line.strip() for line in lines if "GLOBAL" in line or "nsupported" in line), "")
         reason = named or (lines[0] if lines else type(error).__name__)
         raise ConfigError(
-            f"{path} is not a checkpoint that can be loaded safely: {reason} "
+            f"{path} is not a checkpoint that can be loaded safely: {shown(reason, 200)} "
             "It is read with weights_only=True only; save it again with torch.save of plain tensors."
         ) from error

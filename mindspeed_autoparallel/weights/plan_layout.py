@@ -10,6 +10,7 @@ from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.weights.architecture import AUDIO, TEXT, VISION, Architecture
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
+from mindspeed_autoparallel.weights.tensors import MAX_PADDING_ROWS
 
 _MODULE_OF_PREFIX = {"vit": VISION, "audio": AUDIO, "llm": TEXT}
 
@@ -22,7 +23,38 @@ def layout_from_plan(path: Path, architecture: Architecture, vocab_multiple: int
     value = read_json(path, "plan")
     if isinstance(value, dict) and "layer_placement" in value and "format" not in value:
         return _from_result(value, path, architecture, vocab_multiple)
-    return layout_of(Plan.parse(value, f"plan {path}"), architecture, vocab_multiple)
+    plan = Plan.parse(value, f"plan {path}")
+    _check_model(plan, architecture, path)
+    return layout_of(plan, architecture, vocab_multiple)
+
+
+def _check_model(plan: Plan, architecture: Architecture, path: Path) -> None:
+    """``PlanError`` where the plan was made for a model of other sizes; a zero in it means that it does not know."""
+    for module in plan.model.modules:
+        shape = architecture.modules.get(_MODULE_OF_PREFIX.get(module.result_key, ""))
+        if shape is None:
+            continue
+        pairs = {
+            "hidden size": (module.hidden_size, shape.hidden_size),
+            "attention heads": (module.num_heads, shape.num_heads),
+            "key-value heads": (module.num_kv_heads, shape.num_query_groups),
+        }
+        for what, (planned, found) in pairs.items():
+            if planned and planned != found:
+                raise PlanError(_differs(path, f"{what} of {module.name}", planned, found))
+    vocabulary = plan.model.vocab_size
+    # The plan may know the padded one.
+    if vocabulary and not 0 <= vocabulary - architecture.vocab_size <= MAX_PADDING_ROWS:
+        raise PlanError(_differs(path, "vocabulary", vocabulary, architecture.vocab_size))
+    if vocabulary and plan.model.tied_embeddings and not architecture.tied_embeddings:
+        raise PlanError(_differs(path, "embedding and output layer", "tied", "untied"))
+
+
+def _differs(path: Path, what: str, planned: object, found: object) -> str:
+    return (
+        f"plan {path} is for another model: {what} {planned}, config.json {found}. Plan for this model, or name its "
+        "folder."
+    )
 
 
 def layout_of(plan: Plan, architecture: Architecture, vocab_multiple: int | None = None) -> CheckpointLayout:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_text, shown
 from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT, Architecture
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, ModuleLayout
@@ -18,7 +19,7 @@ from mindspeed_autoparallel.weights.source import TensorSource, load_output_laye
 TRACKER = "latest_checkpointed_iteration.txt"
 FILE = "model_optim_rng.pt"
 CHECKPOINT_VERSION = 3.0
-_RANK_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d{3}))?(?:_(\d{3}))?$")
+_RANK_FOLDER = re.compile(r"mp_rank_([0-9]{1,5})(?:_([0-9]{3}))?(?:_([0-9]{3}))?$")
 # Transformer Engine keeps a norm inside the linear layer after it.
 _FUSED_NORMS = {
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
@@ -35,9 +36,9 @@ def iteration_folder(checkpoint: Path) -> Path:
         if any(checkpoint.glob("mp_rank_*")) or (checkpoint / ".metadata").exists():
             return checkpoint
         raise ConfigError(f"{checkpoint} has neither {TRACKER} nor mp_rank_* folders: it is not a checkpoint.")
-    said = tracker.read_text(encoding="utf-8").strip()
-    if said != "release" and not said.isdigit():
-        raise ConfigError(f"{tracker} says {said!r}; it should say 'release' or a number.")
+    said = read_text(tracker, "tracker file", max_bytes=4096).strip()
+    if said != "release" and not re.fullmatch(r"[0-9]{1,12}", said):
+        raise ConfigError(f"{tracker} says {shown(said)!r}; it should say 'release' or a number.")
     folder = checkpoint / (said if said == "release" else f"iter_{int(said):07d}")
     if not folder.is_dir():
         raise ConfigError(f"{tracker} names {folder.name}, which is not there. The checkpoint is incomplete.")
@@ -71,8 +72,18 @@ class RankFolderSource:
         stage, virtual, local = self._place[entry.name]
         num_shards = self.layout.modules[entry.rule.module].tensor_size
         # Files beyond the module's own size repeat its shards.
-        shards = [chunks[virtual][local] for chunks in self._stage(stage)[:num_shards]]
-        return tensors.join(entry.rule, shards, self.architecture.vocab_size)
+        shards = [self._shard(entry, chunks, virtual, local) for chunks in self._stage(stage)[:num_shards]]
+        if len({(shard.shape, shard.dtype) for shard in shards}) > 1:
+            raise ConfigError(f"{self.folder}: the parts of {entry.name} differ in shape or type between tensor ranks.")
+        return tensors.check_shape(entry.rule, tensors.join(entry.rule, shards), self.architecture, self.folder)
+
+    def _shard(self, entry: Entry, chunks: list[dict[str, Any]], virtual: int, local: str) -> Any:
+        import torch
+
+        shard = chunks[virtual].get(local) if virtual < len(chunks) else None
+        if not isinstance(shard, torch.Tensor):
+            raise ConfigError(f"{self.folder}: a tensor rank has no tensor {entry.name}. Copy the whole checkpoint.")
+        return shard
 
     def _stage(self, stage: int) -> list[list[dict[str, Any]]]:
         """[tensor rank][virtual chunk] -> state dict; only the stage last asked for stays open."""
@@ -86,7 +97,8 @@ class RankFolderSource:
         sizes = dict.fromkeys(self.architecture.modules, 1)
         num_virtual = 1
         patterns = {
-            module: re.compile(re.escape(prefix) + r"(\d+)\.") for module, prefix in _layer_prefixes(self.architecture)
+            module: re.compile(re.escape(prefix) + r"([0-9]{1,5})\.")
+            for module, prefix in _layer_prefixes(self.architecture)
         }
         for stage in range(num_stages):
             # Shapes decide the tensor size, so the first rank's file is enough.
@@ -115,12 +127,17 @@ class RankFolderSource:
                 layers=tuple(map(tuple, rows)), tensor_size=sizes[module], replicated=replicated
             )
         layout = CheckpointLayout(modules=modules)
+        output_layers = [entry.name for entry in entries_of(self.architecture) if names.is_output_layer(entry.rule)]
         for stage in range(num_stages):
             chunks = _chunks(self._path_of[0, stage])
             for virtual, state in enumerate(chunks):
                 for entry, local in chunk_entries(self.architecture, layout, virtual, stage):
                     if local in state:
                         self._place.setdefault(entry.name, (stage, virtual, local))
+                for output in output_layers:
+                    if output in state:
+                        # Also where config.json ties it to an embedding in the same chunk: they may differ.
+                        self._place.setdefault(output, (stage, virtual, output))
         return layout
 
     def _tensor_size(self, module: str, state: dict[str, Any]) -> int:
@@ -131,6 +148,8 @@ class RankFolderSource:
         if shard is None:
             return 1
         width = shape.num_heads * shape.head_size
+        if len(getattr(shard, "shape", ())) != 2 or not shard.shape[1]:
+            raise ConfigError(f"{self.folder}: the attention projections of the {module} module are no matrices.")
         if width % shard.shape[1]:
             raise ConfigError(
                 f"{self.folder}: attention projections of the {module} module have {shard.shape[1]} columns, which is "
@@ -222,10 +241,14 @@ def _is_expert_numbered(found: dict[tuple[int, int], Path]) -> bool:
 def _chunks(path: Path) -> list[dict[str, Any]]:
     """The state dicts of the virtual chunks in a file, norms under their own names."""
     content = load_tensors_only(path)
-    numbered = sorted((key for key in content if re.fullmatch(r"model\d+", key)), key=_number)
-    keys = ["model"] if "model" in content else numbered
+    named = [key for key in content if isinstance(key, str)] if isinstance(content, dict) else []
+    numbered = sorted((key for key in named if re.fullmatch(r"model[0-9]{1,5}", key)), key=_number)
+    keys = ["model"] if "model" in named else numbered
     if not keys:
         raise ConfigError(f"{path} has neither 'model' nor 'model0': it holds no weights.")
+    for key in keys:
+        if not isinstance(content[key], dict) or not all(isinstance(name, str) for name in content[key]):
+            raise ConfigError(f"{path}: {key!r} is no table of tensors by name. The file is damaged.")
     return [{_unfused(name): tensor for name, tensor in content[key].items()} for key in keys]
 
 

@@ -6,31 +6,33 @@ is closed, and a conversion would hold its input beside its output. Format: 8 by
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import loads_json
 from mindspeed_autoparallel.weights.memory import empty
 
 _HEADER_LIMIT_BYTES = 100_000_000  # the format's own
 # Reads of this size overlap with the kernel's reading ahead.
 _READ_BYTES = 64 * 1024**2
 _DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
 }
+"""The format's names -> (torch's name, bytes of one value)."""
 
 
 class SafetensorsFile:
@@ -43,25 +45,27 @@ class SafetensorsFile:
                 self._header, self._data_begin = self._read_header(stream)
         except FileNotFoundError as error:
             raise ConfigError(f"shard {path} is missing. Download it again.") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"shard {path} is corrupt: {error}. Download it again.") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"shard {path} is corrupt: {str(error)[:200]}. Download it again.") from error
 
     def keys(self) -> list[str]:
         """Names of the tensors."""
         return list(self._header)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the tensor ``name``, without reading it."""
+        return tuple(self._header[name]["shape"])
 
     def read(self, name: str) -> Any:
         """The tensor ``name`` [as stored], in memory of its own."""
         import torch
 
         described = self._header[name]
-        known = _DTYPES.get(described["dtype"])
-        if known is None or not hasattr(torch, known):
-            raise ConfigError(f"{self.path}: {name} is {described['dtype']}, which cannot be converted.")
+        known, _ = _DTYPES.get(described["dtype"], ("", 0))
+        if not hasattr(torch, known):
+            raise ConfigError(f"{self.path}: {name} is {described['dtype'][:20]}, which cannot be converted.")
         tensor = empty(described["shape"], getattr(torch, known))
-        begin, end = described["data_offsets"]
-        if tensor.nbytes != end - begin:
-            raise ConfigError(f"shard {self.path} is corrupt: {name} has {end - begin} bytes. Download it again.")
+        begin = described["data_offsets"][0]
         if tensor.nbytes:
             self._fill(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), self._data_begin + begin, name)
         return tensor
@@ -71,9 +75,11 @@ class SafetensorsFile:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _HEADER_LIMIT_BYTES):
             raise ValueError(f"its header says {length} bytes, the file has {size}")
-        header = json.loads(stream.read(length))
+        header = loads_json(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no JSON object")
         header.pop("__metadata__", None)
-        needed = 8 + length + max((int(one["data_offsets"][1]) for one in header.values()), default=0)
+        needed = 8 + length + _described_bytes(header)
         if needed != size:
             raise ValueError(f"it has {size} bytes, its header describes {needed}")
         return header, 8 + length
@@ -90,3 +96,41 @@ class SafetensorsFile:
                     filled += count
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot read {name}: {error}. Download the shard again.") from error
+
+
+def _described_bytes(header: dict[str, Any]) -> int:
+    """Count the bytes of all tensors of ``header``.
+
+    ``ValueError`` unless they lie one behind the other, each as long as its shape means.
+    That is what the format demands, and what keeps a header from asking for memory that the file does not have.
+    """
+    places = []
+    for name, described in header.items():
+        begin, end, needed = _extent(name, described)
+        if end - begin != needed:
+            raise ValueError(f"{name[:80]} has {end - begin} bytes, its shape means {needed}")
+        places.append((begin, end, name))
+    at = 0
+    for begin, end, name in sorted(places):
+        if begin != at:
+            raise ValueError(f"{name[:80]} begins at byte {begin}, the tensor before it ends at {at}")
+        at = end
+    return at
+
+
+def _extent(name: str, described: Any) -> tuple[int, int, int]:
+    """(first byte, byte after the last, bytes that type and shape mean) of a tensor."""
+    if not isinstance(described, dict) or not {"dtype", "shape", "data_offsets"} <= set(described):
+        raise ValueError(f"{name[:80]} has no dtype, shape and data_offsets")
+    shape, offsets, dtype = described["shape"], described["data_offsets"], described["dtype"]
+    whole = isinstance(shape, list) and all(type(size) is int and 0 <= size < 2**48 for size in shape)
+    if not whole or len(shape) > 8:
+        raise ValueError(f"the shape of {name[:80]} is {str(shape)[:60]}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(at) is int and at >= 0 for at in offsets):
+        raise ValueError(f"the offsets of {name[:80]} are {str(offsets)[:60]}")
+    if not isinstance(dtype, str):
+        raise ValueError(f"the dtype of {name[:80]} is {str(dtype)[:60]}")
+    if dtype not in _DTYPES:
+        # Types of newer releases may lie in a file beside those that are converted; how long they are is their own.
+        return offsets[0], offsets[1], offsets[1] - offsets[0]
+    return offsets[0], offsets[1], math.prod(shape) * _DTYPES[dtype][1]

@@ -5,14 +5,48 @@ Every function has its inverse beside it and changes no value, only places: a ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights import memory, names
-from mindspeed_autoparallel.weights.architecture import ModuleShape
+from mindspeed_autoparallel.weights.architecture import Architecture, ModuleShape
 
 Tensor = Any
+_LOG = logging.getLogger(__name__)
+MAX_PADDING_ROWS = 8192
+"""Of a vocabulary: 128, Megatron's default multiple, for each of 64 tensor ranks."""
+
+
+def canonical_shape(rule: names.Rule, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape of the whole Megatron tensor, from those of its sources; None where config.json does not tell one."""
+    parts = [shapes[source] for source in rule.sources if source in shapes]
+    if len(parts) < len(rule.sources):
+        return None
+    rows = sum(part[0] for part in parts)
+    if rule.combine == names.QKV_WITHOUT_KEY:
+        rows += parts[1][0]
+    return (rows, *parts[0][1:])
+
+
+def check_shape(rule: names.Rule, tensor: Tensor, architecture: Architecture, where: object) -> Tensor:
+    """Return the canonical ``tensor`` as config.json means it: rows that only pad a vocabulary are cut off, and told.
+
+    Raises ``ConfigError`` that names the tensor and both shapes for every other difference.
+    """
+    wanted = canonical_shape(rule, architecture.shapes)
+    found = tuple(tensor.shape)
+    if wanted is None or found == wanted:
+        return tensor
+    num_padding = found[0] - wanted[0] if len(found) == len(wanted) and found[1:] == wanted[1:] else -1
+    if rule.split == names.VOCABULARY and 0 < num_padding <= MAX_PADDING_ROWS:
+        _LOG.warning("%s: %d padding rows beyond the vocabulary of %d left out.", rule.target, num_padding, wanted[0])
+        return tensor[: wanted[0]]
+    raise ConfigError(
+        f"{where}: {rule.target} has the shape {list(found)}; config.json means {list(wanted)}. "
+        "The checkpoint and config.json belong to different models."
+    )
 
 
 def combine(rule: names.Rule, parts: Sequence[Tensor], shape: ModuleShape) -> Tensor:
@@ -74,17 +108,15 @@ def cut(rule: names.Rule, tensor: Tensor, tensor_size: int, padded_vocab: int) -
     return [_own(part) for part in tensor.chunk(tensor_size, dim=dim)]
 
 
-def join(rule: names.Rule, shards: Sequence[Tensor], vocab_size: int) -> Tensor:
-    """Inverse of ``cut``; rows beyond ``vocab_size`` are padding and dropped."""
+def join(rule: names.Rule, shards: Sequence[Tensor]) -> Tensor:
+    """Inverse of ``cut``; rows that pad a vocabulary stay (``check_shape`` takes them off)."""
 
     if rule.split == names.WHOLE or len(shards) == 1:
-        tensor = shards[0]
-    elif rule.split == names.GATED_ROWS:
+        return shards[0]
+    if rule.split == names.GATED_ROWS:
         gates, ups = zip(*(shard.chunk(2) for shard in shards), strict=True)
-        tensor = memory.joined((*gates, *ups))
-    else:
-        tensor = memory.joined(shards, dim=1 if rule.split == names.COLUMNS else 0)
-    return tensor[:vocab_size] if rule.split == names.VOCABULARY else tensor
+        return memory.joined((*gates, *ups))
+    return memory.joined(shards, dim=1 if rule.split == names.COLUMNS else 0)
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
+import os
 import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.weights import names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT, Architecture
+from mindspeed_autoparallel.weights.dist_metadata import METADATA, data_file, read_metadata
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
 from mindspeed_autoparallel.weights.pickles import load_tensors_only
 from mindspeed_autoparallel.weights.placement import Entry
@@ -24,8 +28,9 @@ from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER, iteration_folder
 from mindspeed_autoparallel.weights.source import TensorSource, present_entries
 
-METADATA = ".metadata"
 DATA_FILE = "__0_0.distcp"
+_MOST_ROOM = 8
+"""A stored tensor may be so many times what config.json means and still be described in words."""
 _WITH_EXTRA_STATE = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
@@ -54,12 +59,20 @@ class TorchDistSource:
         assert located is not None
         key, layer = located
         described = self._metadata.state_dict_metadata[key]
+        wanted = tensors.canonical_shape(entry.rule, self.architecture.shapes)
+        num_values = math.prod(described.size[0 if layer is None else 1 :])
+        if wanted is not None and num_values > _MOST_ROOM * math.prod(wanted):
+            # Before memory is taken for it; small differences are told with both shapes.
+            raise ConfigError(
+                f"{self.folder}: {key} has the shape {list(described.size)}; config.json means {list(wanted)} a layer. "
+                "The checkpoint and config.json belong to different models."
+            )
         tensor = self._assemble(key, described, layer)
-        return tensors.join(entry.rule, [tensor], self.architecture.vocab_size)
+        return tensors.check_shape(entry.rule, tensor, self.architecture, self.folder)
 
     def _locate(self, entry: Entry) -> tuple[str, int | None] | None:
         """(key, row of the stack); None for the row where layers are stored one by one."""
-        known = self._metadata.state_dict_metadata
+        known = {key: one for key, one in self._metadata.state_dict_metadata.items() if hasattr(one, "chunks")}
         for name in _stored_names(entry.name):
             if name in known:
                 return name, None
@@ -72,7 +85,9 @@ class TorchDistSource:
         import torch
 
         skip = 0 if layer is None else 1
-        whole = torch.empty(tuple(described.size)[skip:], dtype=described.properties.dtype)
+        size = tuple(described.size)
+        self._check_described(key, described, layer)
+        whole = torch.empty(size[skip:], dtype=described.properties.dtype)
         filled = 0
         for chunk in described.chunks:
             if layer is not None and not chunk.offsets[0] <= layer < chunk.offsets[0] + chunk.sizes[0]:
@@ -90,11 +105,33 @@ class TorchDistSource:
             raise ConfigError(f"{self.folder}: {key} holds {filled} of {whole.numel()} values. A shard is missing.")
         return whole
 
+    def _check_described(self, key: str, described: Any, layer: int | None) -> None:
+        """``ConfigError`` where a chunk lies outside its tensor, two lie at one place, or the stack has no such row."""
+        size = tuple(described.size)
+        if layer is not None and not (size and layer < size[0]):
+            raise ConfigError(f"{self.folder}: {key} has the shape {list(size)}, in which there is no layer {layer}.")
+        places = [tuple(chunk.offsets) for chunk in described.chunks]
+        inside = all(
+            len(chunk.offsets) == len(chunk.sizes) == len(size)
+            and all(
+                begin >= 0 and length >= 0 and begin + length <= whole
+                for begin, length, whole in zip(chunk.offsets, chunk.sizes, size, strict=True)
+            )
+            for chunk in described.chunks
+        )
+        if not inside or len(set(places)) < len(places):
+            raise ConfigError(f"{self.folder}: the parts of {key} do not lie inside its shape {list(size)}.")
+
     def _read_chunk(self, key: str, chunk: Any) -> Any:
+        import torch
+
         stored = self._stored.get((key, tuple(chunk.offsets)))
         if stored is None:
             raise ConfigError(f"{self.folder}: {key} has no data at {tuple(chunk.offsets)}. A shard is missing.")
-        return _read_item(self.folder, stored).reshape(tuple(chunk.sizes))
+        part = _read_item(self.folder, stored)
+        if not isinstance(part, torch.Tensor) or part.numel() != math.prod(chunk.sizes):
+            raise ConfigError(f"{self.folder}: the data of {key} at {tuple(chunk.offsets)} do not fill its shape.")
+        return part.reshape(tuple(chunk.sizes))
 
 
 def write_torch_dist(
@@ -177,7 +214,7 @@ def copy_torch_dist(source_folder: Path, folder: Path, progress: Progress = sile
             "layout that wrote it. Save once more with --dist-ckpt-optim-fully-reshardable, or --no-save-optim."
         )
     for stored in metadata.storage_data.values():
-        path = source_folder / stored.relative_path
+        path = data_file(source_folder, stored)
         if not path.exists() or path.stat().st_size < stored.offset + stored.length:
             raise ConfigError(f"{path} is missing or cut off. Copy the whole checkpoint.")
     if (source_folder / "common.pt").exists():  # newer Megatron keeps it among the data
@@ -185,74 +222,30 @@ def copy_torch_dist(source_folder: Path, folder: Path, progress: Progress = sile
     target = folder / source_folder.name
     target.mkdir()
     files = sorted(path for path in source_folder.iterdir() if path.is_file())
+    for path in files:
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a symbolic link, to {path.resolve()}. Put the file itself there.")
     for done, path in enumerate(files):
-        shutil.copy2(path, target / path.name)
+        shutil.copyfile(path, target / path.name)
         progress(done + 1, len(files), path.name)
     number = source_folder.name.removeprefix("iter_")
     (folder / TRACKER).write_text(str(int(number)) if number.isdigit() else "release", encoding="utf-8")
     return bool(optimizer)
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    """``.metadata`` is a pickle by definition of the format: only the classes that describe tensors may be in it."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        described = module.startswith("torch.distributed.checkpoint.") and name in {
-            "Metadata",
-            "MetadataIndex",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "StorageMeta",
-            "_StorageInfo",
-            "_StoragePrefix",
-            "_MEM_FORMAT_ENCODING",
-            # What newer Megatron keeps of the plan it saved by: plain records.
-            "SavePlan",
-            "WriteItem",
-            "WriteItemType",
-            "TensorWriteData",
-        }
-        plain = (module, name) in {
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("collections", "OrderedDict"),
-            ("pathlib", "PosixPath"),
-            ("pathlib._local", "PosixPath"),
-            ("builtins", "set"),
-        }
-        if described or plain or (module == "torch" and _is_dtype(name)):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in checkpoint metadata")
-
-
-def _is_dtype(name: str) -> bool:
-    import torch
-
-    return isinstance(getattr(torch, name, None), torch.dtype)
-
-
-def read_metadata(folder: Path) -> Any:
-    """The description of the tensors in a distributed checkpoint; ``ConfigError`` if damaged or not just that."""
-    path = folder / METADATA
-    try:
-        with path.open("rb") as stream:
-            return _MetadataUnpickler(stream).load()
-    except Exception as error:  # a damaged pickle raises nearly anything
-        raise ConfigError(f"{path} is not the metadata of a distributed checkpoint: {error}.") from error
-
-
 def _read_item(folder: Path, stored: Any) -> Any:
     import torch
 
-    path = folder / stored.relative_path
+    path = data_file(folder, stored)
     try:
         with path.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_size < stored.offset + stored.length:
+                raise EOFError("the file is shorter")
             stream.seek(stored.offset)
             return torch.load(io.BytesIO(stream.read(stored.length)), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a different class for each kind of damage
-        raise ConfigError(f"{path}: cannot read {stored.length} bytes at {stored.offset}: {error}.") from error
+        reason = shown(str(error), 200)
+        raise ConfigError(f"{path}: cannot read {stored.length} bytes at {stored.offset}: {reason}.") from error
 
 
 def _append(stream: Any, value: Any) -> Any:

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.weights import conversion
-from mindspeed_autoparallel.weights.architecture import AUDIO, TEXT, VISION, Architecture, read_architecture
+from mindspeed_autoparallel.weights.architecture import (
+    AUDIO,
+    TEXT,
+    TEXT_FAMILIES,
+    VISION,
+    Architecture,
+    read_architecture,
+)
 from mindspeed_autoparallel.weights.example import write_random_model
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
 
@@ -66,6 +73,10 @@ def layouts(draw: st.DrawFn, architecture: Architecture) -> CheckpointLayout:
         num_chunks = num_stages * num_virtual
         cuts = sorted(draw(st.lists(st.integers(0, num_layers), min_size=num_chunks - 1, max_size=num_chunks - 1)))
         flat = [end - begin for begin, end in zip([0, *cuts], [*cuts, num_layers], strict=True)]
+        if architecture.family in TEXT_FAMILIES and not (flat[0] and flat[-1]):
+            # Megatron loads no dense model with an empty end; with one layer there is only one stage.
+            flat = [num_layers // num_chunks + (chunk < num_layers % num_chunks) for chunk in range(num_chunks)]
+            assume(flat[-1] > 0)
         return tuple(tuple(flat[v * num_stages : (v + 1) * num_stages]) for v in range(num_virtual))
 
     hetero = draw(st.booleans())

@@ -146,9 +146,12 @@ def test_an_existing_target_is_kept_without_overwrite(make_model: Make, tmp_path
     (target / "precious").write_text("x")
     with pytest.raises(ConfigError, match="--overwrite"):
         conversion.huggingface_to_checkpoint(model, target, plain(model))
+    with pytest.raises(ConfigError, match=r"holds precious\. --overwrite replaces checkpoints and nothing else"):
+        conversion.huggingface_to_checkpoint(model, target, plain(model), overwrite=True)
     assert (target / "precious").exists()
+    (target / "precious").unlink()
     conversion.huggingface_to_checkpoint(model, target, plain(model), overwrite=True)
-    assert not (target / "precious").exists()
+    conversion.huggingface_to_checkpoint(model, target, plain(model), overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ck", "hf"]
 
 
