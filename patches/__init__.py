@@ -30,12 +30,21 @@ def arm() -> None:
 
     if ENGINE.patches:
         return
+    flags, asked_for = flags_given(sys.argv[1:]), sheets()
     if "megatron.core" not in sys.modules:
-        call_before_import(("megatron.core", "megatron.training", "megatron.legacy"), _prepare_device)
-    ENGINE.arm(sheets(), flags_given(sys.argv[1:]))
+        call_before_import(("megatron.core", "megatron.training", "megatron.legacy"), _before_megatron)
+    else:
+        from mindspeed_autoparallel.runtime.megatron.installation import refuse_late_import
+
+        wanted = [sheet.module for sheet in asked_for if not sheet.flags or set(sheet.flags) & flags]
+        refuse_late_import(flags, [module for module in wanted if module in sys.modules])
+    ENGINE.arm(asked_for, flags)
 
 
-def _prepare_device() -> None:
+def _before_megatron() -> None:
     from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
+    from mindspeed_autoparallel.runtime.flags import flags_given
+    from mindspeed_autoparallel.runtime.megatron.installation import refuse_unfit_installation
 
+    refuse_unfit_installation(flags_given(sys.argv[1:]))
     prepare_for_megatron()

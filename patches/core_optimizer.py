@@ -16,7 +16,7 @@ SHEET = [
     Patch(
         target="megatron.core.optimizer:get_megatron_optimizer",
         wrapper=_optimizer,
-        versions=">=0.12,<0.20",
+        versions=">=0.12,<0.21",
         parameters=("config", "model_chunks"),
         flags=("--hetero-parallel",),
         why="Each module's parameters are stepped under its own groups; norm, clipping and loss scale are shared.",

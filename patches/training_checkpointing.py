@@ -22,7 +22,7 @@ SHEET = [
     Patch(
         target="megatron.training.checkpointing:save_checkpoint",
         wrapper=_save,
-        versions=">=0.12,<0.20",
+        versions=">=0.12,<0.21",
         parameters=("iteration",),
         flags=("--hetero-parallel",),
         why="The host saves the generators of one module; those of the encoders are written beside them.",
@@ -30,7 +30,7 @@ SHEET = [
     Patch(
         target="megatron.training.checkpointing:load_checkpoint",
         wrapper=_load,
-        versions=">=0.12,<0.20",
+        versions=">=0.12,<0.21",
         flags=("--hetero-parallel",),
         why="Encoders go on drawing where they stopped.",
     ),

@@ -16,7 +16,7 @@ SHEET = [
     Patch(
         target="megatron.training.initialize:_set_random_seed",
         wrapper=_seed,
-        versions=">=0.12,<0.20",
+        versions=">=0.12,<0.21",
         flags=("--hetero-parallel",),
         why="Each module draws from a tracker seeded by its own tensor rank.",
     )

@@ -71,7 +71,7 @@ SHEET = [
     Patch(
         target="megatron.training.training:get_model",
         wrapper=_get_model,
-        versions=">=0.12,<0.20",
+        versions=">=0.12,<0.21",
         parameters=("model_provider_func",),
         flags=("--hetero-parallel",),
         why="Encoders are built on every rank under their own layout and hung on the host's model.",
@@ -79,7 +79,7 @@ SHEET = [
     Patch(
         target="megatron.training.training:training_log",
         wrapper=_log,
-        versions=">=0.12,<0.20",
+        versions=">=0.12,<0.21",
         parameters=("iteration",),
         flags=("--hetero-parallel",),
         why="The time of each phase and the bytes moved are logged beside the iteration.",

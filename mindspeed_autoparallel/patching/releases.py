@@ -16,8 +16,13 @@ def release_of(distribution: str) -> str:
     if distribution != "megatron-core":
         return ""
     source = _package_info()
+    return release_in(source.parent) if source else ""
+
+
+def release_in(core: Path) -> str:
+    """The release of the ``megatron.core`` in folder ``core``; empty where its ``package_info.py`` does not tell."""
     try:
-        text = source.read_text(encoding="utf-8") if source else ""
+        text = (core / "package_info.py").read_text(encoding="utf-8")
     except OSError:
         return ""
     numbers = [re.search(rf"^{field}\s*=\s*(\d+)", text, re.MULTILINE) for field in _FIELDS]

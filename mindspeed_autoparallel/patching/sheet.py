@@ -20,7 +20,7 @@ class Patch:
     """Called instead of the target; with the feature's flags off it passes arguments and result on unchanged."""
     why: str
     """One sentence for docs/patches.md."""
-    versions: str = ">=0.8,<0.20"
+    versions: str = ">=0.12,<0.21"
     """Releases of the distribution the wrapper is written for, as a PEP 440 specifier."""
     distribution: str = "megatron-core"
     """Whose release ``versions`` speaks of: ``megatron-core``, or another (whose release is not checked)."""

@@ -6,21 +6,27 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from mindspeed_autoparallel.patching import call_after_import
+from mindspeed_autoparallel.runtime.devices.cpu.dataset_helpers import compile_dataset_helpers
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+from mindspeed_autoparallel.runtime.devices.cpu.latent_attention import let_local_attention_take_two_head_sizes
 
 
 def install(edits: Edits) -> None:
     """Register the edits for the modules that need them."""
     for module, edit in (
-        ("megatron.core.datasets.utils", _no_compilation),
+        ("megatron.core.datasets.utils", _compilation_by_this_interpreter),
         ("megatron.core.transformer.torch_norm", _norm_under_sequence_parallel),
         ("megatron.core.tensor_parallel.random", _recompute_without_transformer_engine),
         ("megatron.core.transformer.moe.moe_utils", _dispatcher_splits),
         ("megatron.core.models.vision.clip_vit_model", _vision_norm),
+        ("megatron.core.transformer.dot_product_attention", let_local_attention_take_two_head_sizes),
+        ("megatron.core.transformer.multi_latent_attention", _no_transformer_engine),
+        ("megatron.core.tensor_parallel.inference_layers", _no_inference_layers),
         ("megatron.core.fp8_utils", _empty_fp8_lists),
         ("megatron.core.optimizer.distrib_optimizer", _resumed_distributed_optimizer),
     ):
@@ -32,9 +38,10 @@ def _apply(edit: Callable[[Edits, ModuleType], None], edits: Edits, module: Modu
         edit(edits, module)
 
 
-def _no_compilation(edits: Edits, module: ModuleType) -> None:
-    # The wheel ships the compiled helpers but no Makefile, and rank 0 would exit.
-    edits.set(module, "compile_helpers", lambda: None)
+def _compilation_by_this_interpreter(edits: Edits, module: ModuleType) -> None:
+    # A wheel ships the compiled helpers but no Makefile, and rank 0 would exit.
+    folder = Path(str(module.__file__)).parent
+    edits.set(module, "compile_helpers", lambda: compile_dataset_helpers(folder) and None)
 
 
 def _norm_under_sequence_parallel(edits: Edits, module: ModuleType) -> None:
@@ -113,6 +120,20 @@ def _dispatcher_splits(edits: Edits, module: ModuleType) -> None:
         edits.set(module, "te_general_gemm", None)
     if hasattr(module, "maybe_move_tensor_to_cpu"):
         edits.set(module, "maybe_move_tensor_to_cpu", to_cpu)
+
+
+def _no_transformer_engine(edits: Edits, module: ModuleType) -> None:
+    # 0.16 and newer believe that it is there as soon as their own wrapper can be imported, which it can without.
+    if getattr(module, "HAVE_TE", False) and not isinstance(getattr(module, "TELinear", object), type):
+        edits.set(module, "HAVE_TE", False)
+
+
+def _no_inference_layers(edits: Edits, module: ModuleType) -> None:
+    # 0.20: a layer of multi-token prediction asks whether it is one of them, and without Transformer Engine their names
+    # hold no classes.
+    ask = "is_inference_column_parallel_linear"
+    if hasattr(module, ask) and not getattr(module, "HAVE_TE", False):
+        edits.set(module, ask, lambda asked: False)
 
 
 def _vision_norm(edits: Edits, module: ModuleType) -> None:

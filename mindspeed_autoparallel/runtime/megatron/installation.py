@@ -1,0 +1,126 @@
+"""Which Megatron is on the path, and whether the features can run on it; asked before Megatron is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.patching.releases import release_in, within
+
+SUPPORTED = ">=0.12,<0.21"
+"""Releases of megatron-core whose sources were run with the features (docs/hosts.md)."""
+_WORDS = "megatron-core 0.12 to 0.20"
+_SWITCHES = frozenset(
+    {
+        "--auto-parallel-mm",
+        "--auto-parallel-plan",
+        "--auto-tuning",
+        "--hetero-parallel",
+        "--operator-search",
+        "--operator-plan",
+    }
+)
+"""Flags that need functions of Megatron; the others only say more about one of these."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The packages ``megatron.core`` and ``megatron.training`` as an import would find them."""
+
+    core: Path | None
+    """Folder of ``megatron.core``."""
+    training: Path | None
+    """Folder of ``megatron.training``."""
+    hidden: tuple[Path, ...] = ()
+    """Other folders of ``megatron.core`` further back on the path."""
+
+    @property
+    def release(self) -> str:
+        """Such as ``0.19.2``; empty where it is not told."""
+        return release_in(self.core) if self.core is not None else ""
+
+
+def find_installation(path: Iterable[str] | None = None) -> Installation:
+    """Look ``path`` (``sys.path``) through in the order an import does; nothing is imported.
+
+    ``megatron`` is a namespace package: each part comes from the first folder that has it, unless some folder's
+    ``megatron`` has an ``__init__.py``, which then holds all of them.
+    """
+    folders = [Path(entry or ".") / "megatron" for entry in (sys.path if path is None else path)]
+    folders = [folder for folder in folders if folder.is_dir()]
+    whole = next((folder for folder in folders if (folder / "__init__.py").is_file()), None)
+    if whole is not None:
+        folders = [whole]
+    cores = _with_init(folders, "core")
+    trainings = _with_init(folders, "training")
+    distinct = list({folder.resolve(): folder for folder in reversed(cores)}.values())[::-1]
+    return Installation(cores[0] if cores else None, trainings[0] if trainings else None, tuple(distinct[1:]))
+
+
+def check_installation(installation: Installation, flags: Sequence[str]) -> str:
+    """Raise ``ConfigError`` where ``flags`` of ours cannot work on it; else a remark for people, or nothing."""
+    core, training, release = installation.core, installation.training, installation.release
+    given = ", ".join(sorted(flags))
+    if core is None:
+        return ""  # the script's own import says so, or it has a Megatron that is found otherwise
+    if release and not within(release, SUPPORTED):
+        raise ConfigError(
+            f"{given} needs {_WORDS}; {core.parent.parent} has {release}. Put a supported release first on PYTHONPATH, "
+            "or take the flag away: nothing of it is changed then."
+        )
+    if training is None:
+        raise ConfigError(
+            f"{given} takes over in megatron.training, which is not installed: megatron.core {release} in "
+            f"{core.parent.parent} comes without it. Put a source checkout of Megatron-LM {release} on PYTHONPATH, or "
+            "install megatron-core 0.17 or newer, whose wheel brings both."
+        )
+    if training.parent.resolve() != core.parent.resolve():
+        raise ConfigError(
+            f"two Megatrons on one path: megatron.core {release} comes from {core.parent.parent}, megatron.training "
+            f"from {training.parent.parent}. Put one complete checkout first on PYTHONPATH."
+        )
+    if installation.hidden:
+        others = ", ".join(f"{release_in(folder)} in {folder.parent.parent}" for folder in installation.hidden)
+        return f"using megatron-core {release} in {core.parent.parent}; also on the path, and not used: {others}"
+    return ""
+
+
+def refuse_unfit_installation(flags: Collection[str]) -> None:
+    """End the process with one line where switches among ``flags`` cannot work on the Megatron about to be imported."""
+    switches = sorted(_SWITCHES & set(flags))
+    if not switches:
+        return
+    try:
+        remark = check_installation(find_installation(), switches)
+    except ConfigError as error:
+        _end(error)
+    if remark and os.environ.get("RANK", "0") == "0":
+        print(f"mindspeed_autoparallel: {remark}", file=sys.stderr, flush=True)
+
+
+def refuse_late_import(flags: Collection[str], modules: Sequence[str]) -> None:
+    """End the process with one line where switches among ``flags`` need ``modules`` that were imported before us."""
+    switches = sorted(_SWITCHES & set(flags))
+    if switches and modules:
+        _end(
+            ConfigError(
+                f"{', '.join(switches)} needs mindspeed_autoparallel to be imported before megatron, but "
+                f"{', '.join(sorted(set(modules)))} was imported first. Move `import mindspeed_autoparallel` above the "
+                f"first megatron (or mindspeed) import of {Path(sys.argv[0]).name}."
+            )
+        )
+
+
+def _end(error: ConfigError) -> NoReturn:
+    # Inside the user's own import statement: the message, not a stack through it.
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    sys.exit(error.exit_code)
+
+
+def _with_init(folders: Iterable[Path], name: str) -> list[Path]:
+    return [folder / name for folder in folders if (folder / name / "__init__.py").is_file()]
