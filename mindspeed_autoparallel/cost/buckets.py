@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, reduce_scatter_us
 from mindspeed_autoparallel.cost.placed import PlacedBlock
 from mindspeed_autoparallel.cost.step import RankTail, rank_tail
 from mindspeed_autoparallel.cost.topology import data_parallel_link

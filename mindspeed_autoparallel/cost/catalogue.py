@@ -27,10 +27,13 @@ _SHARES = (
     "inter_fraction",
     "optimizer_fraction",
     "expert_fraction",
+    "replica_fraction",
+    "fp8_fraction",
 )
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
-_OPTIONAL = ("corrections", "intervals", "measured_recompute", "tensor_exposed", "expert_fraction")
-_OPTIONAL_FIGURES = ("host_link_gb_per_s", "workspace_mib")
+_OPTIONAL_SHARES = ("tensor_exposed", "expert_fraction", "replica_fraction", "fp8_fraction")
+_OPTIONAL = ("corrections", "intervals", "measured_recompute", *_OPTIONAL_SHARES)
+_OPTIONAL_FIGURES = ("host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops", "mesh_peers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,10 @@ class Efficiency:
     provenance: str
     tensor_exposed: float = 1.0
     """Share of the collectives of tensor parallelism that products do not hide."""
+    replica_fraction: float = 1.0
+    """Share of a node's network that the reduction of gradients reaches where the node holds several replicas."""
+    fp8_fraction: float = 0.75
+    """What of their efficiency in two bytes products in eight bits keep of the eight-bit peak."""
     expert_fraction: float = 0.6
     """Share of a single product's speed that the grouped products of experts reach; decision 0078 has its runs."""
     corrections: tuple[tuple[float, ...], ...] = ()
@@ -87,6 +94,14 @@ class Efficiency:
     those of ``tuning.confidence``. Kinds that are not named get twice ``relative_error``."""
     measured_recompute: tuple[str, ...] = ()
     """Recompute of the measured steps; empty where nothing was measured."""
+
+    @functools.cached_property
+    def _correction_table(self) -> Mapping[tuple[float, ...], float]:
+        return {tuple(round(value, 6) for value in row[:-1]): row[-1] for row in self.corrections}
+
+    def correction_of(self, key: tuple[float, ...]) -> float | None:
+        """Return the log correction of a measured layer shape, or ``None`` where that shape was not measured."""
+        return self._correction_table.get(tuple(round(value, 6) for value in key))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +123,10 @@ class Device:
     source: str
     host_link_gb_per_s: float | None = None
     """One direction, between a device and its host; unknown where no datasheet says."""
+    peak_fp8_tflops: float | None = None
+    """Dense, in eight bits; unknown where the device has none."""
+    mesh_peers: int = 0
+    """Peers of a node to each of which a device has a link of its own; 0: links meet in a switch."""
     workspace_mib: float = 0.0
     """What libraries of matrix products take from the allocator once and keep."""
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict)
@@ -152,7 +171,7 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
     if not isinstance(recompute, list) or not all(isinstance(name, str) for name in recompute):
         raise ConfigError(f"{where}.measured_recompute must be a list of names.")
     data["measured_recompute"] = tuple(recompute)
-    for name in {"tensor_exposed", "expert_fraction"} & set(values):
+    for name in set(_OPTIONAL_SHARES) & set(values):
         data[name] = _number(values[name], f"{where}.{name}")
     return Efficiency(**data)
 
@@ -195,7 +214,8 @@ def read_device(path: Path) -> Device:
         memory_bandwidth_gb_per_s=_positive(data, "memory_bandwidth_gb_per_s", path),
         link_gb_per_s=_positive(data, "link_gb_per_s", path),
         network_gbit_per_s=_positive(data, "network_gbit_per_s", path),
-        **{name: _positive(data, name, path) for name in _OPTIONAL_FIGURES if name in data},
+        mesh_peers=int(_positive(data, "mesh_peers", path)) if data.get("mesh_peers") else 0,
+        **{name: _positive(data, name, path) for name in _OPTIONAL_FIGURES if name in data and name != "mesh_peers"},
         efficiencies={
             stack: _read_efficiency(values, f"device file {path}: efficiencies.{stack}")
             for stack, values in stacks.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mindspeed_autoparallel.cost.communication import all_gather_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, reduce_scatter_us
 from mindspeed_autoparallel.cost.placed import PlacedBlock, replicas_of
 from mindspeed_autoparallel.profiles import LinkTier
 from mindspeed_autoparallel.spec import Layout, Sharding

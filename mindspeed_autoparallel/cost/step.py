@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, reduce_scatter_us
 from mindspeed_autoparallel.cost.memory import updated_parameter_bytes
 from mindspeed_autoparallel.cost.placed import PlacedBlock
 from mindspeed_autoparallel.cost.sharding import once_us

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.buckets import RankTimes, bucketed_tails
-from mindspeed_autoparallel.cost.communication import p2p_us
+from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
 from mindspeed_autoparallel.cost.pairing import unpaired_us
 from mindspeed_autoparallel.cost.sharding import passes_us, units_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd, inf
 
-from mindspeed_autoparallel.cost.communication import p2p_us
+from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
 from mindspeed_autoparallel.cost.step import rank_tail
 from mindspeed_autoparallel.cost.topology import boundary_link

@@ -8,18 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.collectives import Fabric
-from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
-from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
-from mindspeed_autoparallel.cost.analytic.memory import (
-    CONTEXT_BYTES,
+from mindspeed_autoparallel.cost.analytic.activations import (
     backward_transient_bytes,
     head_bytes,
     layer_activation_bytes,
 )
+from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
+from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
+from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary
-from mindspeed_autoparallel.cost.analytic.workload import Workload, read_workload
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from mindspeed_autoparallel.cost.analytic.collectives import Fabric
 from mindspeed_autoparallel.cost.analytic.layer_time import correction_key, is_calibrated, layer_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+from mindspeed_autoparallel.cost.collectives import Fabric
 
 NOMINAL = 0.9
 """Share of runs that an interval is meant to hold."""

@@ -2,85 +2,63 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SILENT
 from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.megatron_arguments import Arguments, request_of_arguments
 from mindspeed_autoparallel.predict.predict import predict_one
 
-
-def _first(section: Mapping[str, Any], *names: str) -> Any:
-    for name in names:
-        if section.get(name) is not None:
-            return section[name]
-    return None
-
-
-def _flag(arguments: Mapping[str, Any], name: str) -> bool:
-    return bool(arguments.get(name)) and str(arguments.get(name)).lower() != "false"
-
-
-def _is_unmodelled(row: Mapping[str, Any]) -> bool:
-    arguments = row.get("megatron_args", {})
-    config = row.get("model", {}).get("config", {})
-    words = (
-        "--multi-latent-attention",
-        "--mtp-num-layers",
-        "--is-hybrid-model",
-        "--fp8-format",
-        "--use-megatron-fsdp",
-        "--pipeline-model-parallel-layout",
-        "--optimizer-cpu-offload",
-        "--cpu-offloading-num-layers",
-        "--use-torch-fsdp2",
-        "--heterogeneous-layers-config-path",
-        "--moe-layer-freq",
-    )
-    category = row.get("model", {}).get("category")
-    odd = category not in (None, "gpt", "moe", "mixtral") or config.get("attention_type") == "mla"
-    precision = str(row.get("train", {}).get("precision", "bf16")).lower()
-    return odd or any(word in arguments for word in words) or "fp8" in precision or "fp4" in precision
-
-
-def _model(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    source, arguments = row.get("model", {}), row.get("megatron_args", {})
-    config = source.get("config", {})
-    merged = {**source, **config}
-    fields: dict[str, Any] = {
-        # A source that trains fewer layers than the model of that name has says so beside the configuration.
-        "num_layers": _first(source, "num_layers", "num_blocks") or config.get("layer_num"),
-        "hidden": _first(merged, "hidden", "hidden_size"),
-        "heads": _first(merged, "heads", "head_num", "attn_heads"),
-        "kv_heads": _first(merged, "kv_heads", "kv_head_num") or arguments.get("--num-query-groups"),
-        "ffn": _first(merged, "ffn", "intermediate_size", "feedforward") or arguments.get("--ffn-hidden-size"),
-        "seq": _first(merged, "seq", "seq_size"),
-        "vocab": _first(merged, "vocab", "vocab_size") or arguments.get("--vocab-size"),
-        "swiglu": _first(merged, "swiglu", "use_swiglu") or _flag(arguments, "--swiglu"),
-        "head_size": _first(merged, "head_size", "attn_size") or arguments.get("--kv-channels"),
-        "num_experts": _first(merged, "num_experts", "expert_num"),
-        "topk": _first(merged, "topk") or arguments.get("--moe-router-topk"),
-        "moe_ffn": _first(merged, "moe_ffn", "moe_ffn_hidden_size") or arguments.get("--moe-ffn-hidden-size"),
-        "shared_expert_ffn": _first(merged, "shared_expert_ffn", "moe_shared_expert_intermediate_size"),
-    }
-    if arguments:
-        fields["tied_embeddings"] = not _flag(arguments, "--untie-embeddings-and-output-weights")
-    if any(fields[name] is None for name in ("num_layers", "hidden", "heads", "seq")):
-        return None
-    fields["type"] = "moe" if fields["num_experts"] else "gpt"
-    return {key: value for key, value in fields.items() if value is not None}
+_NAMES = {
+    "num_layers": ("num_layers", "num_blocks"),
+    "hidden": ("hidden", "hidden_size"),
+    "heads": ("heads", "head_num", "attn_heads"),
+    "kv_heads": ("kv_heads", "kv_head_num"),
+    "ffn": ("ffn", "intermediate_size", "feedforward"),
+    "seq": ("seq", "seq_size"),
+    "vocab": ("vocab", "vocab_size"),
+    "swiglu": ("swiglu", "use_swiglu"),
+    "head_size": ("head_size", "head_dim", "attn_size"),
+    "num_experts": ("num_experts", "expert_num"),
+    "moe_ffn": ("moe_ffn", "moe_ffn_hidden_size"),
+    "shared_expert_ffn": ("shared_expert_ffn", "moe_shared_expert_intermediate_size"),
+}
+"""What sources call the sizes of a model."""
+_NOT_SIZES = frozenset({"name", "type", "config", "category", "params", "params_b", "structure", "seq_source"})
+_CATEGORIES = (None, "gpt", "moe", "mixtral", "hybrid")
+_INFORMATION = frozenset({"mbs_source", "micro_batch_count", "kernels", "lbs", "ga", "balanced_router", "config", "o2"})
+_GRAPH_NAMES = {True: "transformer_engine", False: "none"}
 
 
 def broken_part(row: Mapping[str, Any]) -> str | None:
-    """What in ``row`` is no object although it must be one, or ``None``."""
+    """Return what in ``row`` is no object although it must be one, or ``None``."""
     sections = {name: row[name] for name in ("model", "hw", "train", "measured", "megatron_args") if name in row}
     model = row.get("model")
-    if isinstance(model, Mapping) and "config" in model:
+    if isinstance(model, Mapping) and "config" in model and isinstance(model["config"], (list, int, float)):
         sections["model.config"] = model["config"]
     for name, section in sections.items():
         if not isinstance(section, Mapping):
             return f"{name} is {section!r}, must be an object"
     return None
+
+
+def states_a_run(row: Mapping[str, Any]) -> bool:
+    """Return whether ``row`` says model, layout and device, so that it could be answered."""
+    model, hardware, parallel, train = (row.get(name, {}) for name in ("model", "hw", "parallel", "train"))
+    sizes = {
+        **model,
+        **(model["config"] if isinstance(model.get("config"), Mapping) else {}),
+        **row.get("megatron_args", {}),
+    }
+    named = all(any(sizes.get(name) for name in _NAMES[key]) for key in ("num_layers", "hidden", "heads", "seq"))
+    layout = isinstance(parallel, Mapping) and any(parallel.get(key) for key in ("tp", "pp", "dp", "fsdp"))
+    batch = train.get("gbs") or train.get("micro_batch_count")
+    known = hardware.get("gpu") and "unknown" not in str(hardware["gpu"]) and isinstance(hardware.get("num_gpus"), int)
+    return bool(named and layout and batch and known)
 
 
 def _check_counts(hardware: Mapping[str, Any], parallel: Mapping[str, Any]) -> None:
@@ -92,57 +70,167 @@ def _check_counts(hardware: Mapping[str, Any], parallel: Mapping[str, Any]) -> N
 
 
 def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A request as ``predict`` takes it, or ``None`` where the row describes no gpt or moe run in full.
+    """Return a request as ``predict`` takes it, or ``None`` where the row does not describe a run in full.
 
-    Raises ``ConfigError`` where a count of its layout is none. Its sections must be objects (see ``broken_part``).
+    Raises ``ConfigError`` for what is not modelled, and where a count of its layout is none. Its sections must be
+    objects (see ``broken_part``).
     """
     hardware, parallel, train = (row.get(name, {}) for name in ("hw", "parallel", "train"))
-    if not isinstance(parallel, Mapping) or _is_unmodelled(row) or "fsdp" in parallel:
+    if not isinstance(parallel, Mapping):
         return None
+    category = row.get("model", {}).get("category")
+    if category not in _CATEGORIES:
+        raise ConfigError(f"models of the category {category!r} are not modelled.")
     model = _model(row)
     if model is None or not hardware.get("gpu") or not hardware.get("num_gpus"):
         return None
     _check_counts(hardware, parallel)
     arguments = row.get("megatron_args", {})
-    layout = {
-        name: parallel[name]
-        for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "sp", "dist_opt")
-        if parallel.get(name) is not None
-    }
-    if parallel.get("layers_per_vpp") and layout.get("pp", 1) > 1:
-        layout["vpp"] = model["num_layers"] // (layout["pp"] * parallel["layers_per_vpp"])
-    micro = train.get("mbs", 1)
-    batch = train.get("gbs")
-    shards = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
-    if batch is None and train.get("micro_batch_count"):
-        data = layout.get("dp") or hardware["num_gpus"] // shards
-        batch = train["micro_batch_count"] * micro * data
+    layout = _layout(parallel, hardware, model)
+    batch = _batch(train, layout, hardware)
     if batch is None:
         return None
+    request_train = _train(train, batch)
+    request = {
+        "id": row.get("id", ""),
+        "model": model,
+        "hw": dict(hardware),
+        "parallel": layout,
+        "train": request_train,
+    }
+    if arguments:
+        said = request_of_arguments(arguments, hardware)
+        request["model"] = {**said["model"], **model, **_sized(said["model"])}
+        request["parallel"] = {**said["parallel"], **layout}
+        request["train"] = {**request_train, **said["train"], "gbs": batch, "mbs": request_train["mbs"]}
+    return request if train.get("recompute") or arguments else _with_room(request)
+
+
+def _sized(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What the arguments of a run say better than a source's summary of it."""
+    return {
+        key: model[key] for key in ("layer_pattern", "type", "mla", "tied_embeddings") if model.get(key) is not None
+    }
+
+
+def _model(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    source, arguments = row.get("model", {}), row.get("megatron_args", {})
+    config = source.get("config", {})
+    config = config if isinstance(config, Mapping) else {}
+    if config.get("attention_type") == "mla":
+        source = {**source, "mla": _latent_of(config)}
+    merged = {**source, **config}
+    fields = {key: value for key, value in source.items() if key in KNOWN["model"] | set(ALIASES["model"])}
+    # Features that a source names beyond sizes stay, so that what is not modelled is refused by name.
+    fields.update(
+        {
+            key: value
+            for key, value in source.items()
+            if key not in fields and key not in _NOT_SIZES and key not in SILENT["model"]
+        }
+    )
+    for key, names in _NAMES.items():
+        value = next((merged[name] for name in names if merged.get(name) is not None), None)
+        fields.pop(key, None)
+        if value is not None:
+            fields[key] = value
+    # A source that trains fewer layers than the model of that name has said so beside the configuration.
+    fields["num_layers"] = next(
+        (source[name] for name in _NAMES["num_layers"] if source.get(name)), None
+    ) or config.get("layer_num")
+    fields.pop("head_dim", None)
+    for name in (
+        *(other for names in _NAMES.values() for other in names if other not in _NAMES),
+        "text_decoder",
+        "vision_projector",
+    ):
+        fields.pop(name, None)
+    if arguments and fields["num_layers"] is None:
+        fields["num_layers"] = Arguments(arguments).integer("num_layers")
+    if any(fields.get(name) is None for name in ("num_layers", "hidden", "heads", "seq")):
+        return None
+    if fields.get("vision_encoder") and not _has_sizes(fields["vision_encoder"]):
+        raise ConfigError("the encoder's sizes are not said.")
+    if fields.get("topk") is None:
+        fields.pop("topk", None)
+    pattern = fields.get("layer_pattern")
+    fields["type"] = "hybrid" if pattern else "moe" if fields.get("num_experts") else "gpt"
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _has_sizes(encoder: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(encoder, Mapping)
+        and bool(encoder.get("num_layers"))
+        and bool(encoder.get("hidden_size") or encoder.get("hidden"))
+    )
+
+
+def _latent_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Latent attention as SimuMax's model files name its sizes."""
+    names = {"q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank", "qk_nope_head_dim": "qk_head_dim",
+             "qk_rope_head_dim": "qk_pos_emb_head_dim", "v_head_dim": "v_head_dim"}  # fmt: skip
+    return {key: config.get(name, config.get(key)) for key, name in names.items()}
+
+
+def _layout(parallel: Mapping[str, Any], hardware: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    layout = {key: value for key, value in parallel.items() if value is not None and key != "layers_per_vpp"}
+    if parallel.get("layers_per_vpp") and layout.get("pp", 1) > 1:
+        layout["vpp"] = model["num_layers"] // (layout["pp"] * parallel["layers_per_vpp"])
+    if layout.get("fsdp") == 1:
+        layout.pop("fsdp")
+    shards = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
     if hardware["num_gpus"] != shards * layout.get("dp", hardware["num_gpus"] // shards):
         layout.pop("dp", None)
+    if layout.pop("encoder_layer_list", None) and not model.get("vision_encoder"):
+        raise ConfigError("the encoder's sizes are not said.")
+    return layout
+
+
+def _batch(train: Mapping[str, Any], layout: Mapping[str, Any], hardware: Mapping[str, Any]) -> int | None:
+    if train.get("gbs") is not None or not train.get("micro_batch_count"):
+        return train.get("gbs")
+    shards = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
+    data = layout.get("dp") or hardware["num_gpus"] // shards
+    return int(train["micro_batch_count"] * train.get("mbs", 1) * data)
+
+
+def _train(train: Mapping[str, Any], batch: int) -> dict[str, Any]:
     recompute = {"attn_only": "selective", None: "none"}.get(train.get("recompute"), train.get("recompute"))
-    request_train: dict[str, Any] = {"gbs": batch, "mbs": micro, "recompute": recompute}
-    for name in (
-        "precision",
-        "cross_entropy_fusion",
-        "stack",
-        "attention",
-        "overlap_grad_reduce",
-        "tp_comm_overlap",
-        "moe_a2a_overlap",
-    ):
-        if train.get(name) is not None:
-            request_train[name] = train[name]
-    if arguments:
-        # Megatron's own fused loss keeps fp32 logits, Transformer Engine's does not.
-        request_train["cross_entropy_fusion"] = arguments.get("--cross-entropy-fusion-impl") == "te"
-        unfused = arguments.get("--attention-backend") == "unfused" or arguments.get("--transformer-impl") == "local"
-        request_train["attention"] = "unfused" if unfused else "fused"
-        request_train["stack"] = "megatron-core"
-    request = {"id": row.get("id", ""), "model": model, "hw": dict(hardware), "parallel": layout}
-    request["train"] = request_train
-    return request if train.get("recompute") or arguments else _with_room(request)
+    # What else a source names stays, so that what is not modelled is refused or noted by name.
+    kept = {key: value for key, value in train.items() if value is not None and key not in _INFORMATION}
+    kept.pop("schedule", None)
+    result = {**kept, "gbs": batch, "mbs": train.get("mbs", 1), "recompute": recompute}
+    if isinstance(result.get("cuda_graph"), bool):
+        result["cuda_graph"] = _GRAPH_NAMES[result["cuda_graph"]]
+    if isinstance(train.get("flags"), str) and "--tensor-model-parallel-size" in train["flags"]:
+        result = {**_of_flags(train["flags"]), **result}
+    if result.get("task") not in ("dpo", "simpo"):
+        result.pop("task", None)
+    return result
+
+
+def _of_flags(flags: str) -> dict[str, Any]:
+    """What a launch says that a row's fields do not: switches that are off where they are not there."""
+    given = set(re.findall(r"--([a-z0-9][\w-]*)", flags))
+    return {
+        "overlap_grad_reduce": "overlap-grad-reduce" in given,
+        "tp_comm_overlap": bool({"tp-comm-overlap", "use-mc2", "use-ascend-mc2", "use-ascend-coc"} & given),
+        "gradient_accumulation_fusion": "no-gradient-accumulation-fusion" not in given
+        or "gemm-gradient-accumulation-fusion" in given,
+        "grouped_gemm": "moe-grouped-gemm" in given,
+    }
+
+
+def words_of_flags(flags: str) -> dict[str, str]:
+    """Return a launch's flags as names and values; a flag without a value is ``True``."""
+    words = shlex.split(flags)
+    result: dict[str, str] = {}
+    for index, word in enumerate(words):
+        if word.startswith("--"):
+            following = words[index + 1] if index + 1 < len(words) else "--"
+            result[word] = "True" if following.startswith("--") else following
+    return result
 
 
 def _with_room(request: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES, stage_memory
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
-from mindspeed_autoparallel.cost.analytic.workload import read_workload, unknown_keys
+from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
@@ -35,6 +37,7 @@ def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> di
             raise ConfigError("a request must be an object with model, hw, parallel and train.")
         work = read_workload(request)
         device = find_device(work.gpu, extra_devices)
+        _check_recipe(work, device)
     except ConfigError as error:
         return {"id": identity, "status": "error", "reason": str(error)}
     efficiency = device.efficiency(work.stack)
@@ -87,6 +90,13 @@ def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> di
             f"raise tp, pp or cp, lower mbs, use recompute or dist_opt."
         )
     return answer
+
+
+def _check_recipe(work: Workload, device: Device) -> None:
+    if work.recipe and device.peak_fp8_tflops is None:
+        raise ConfigError(
+            f"train.precision is {work.recipe}, but {device.name} has no peak_fp8_tflops in the catalogue."
+        )
 
 
 def predict(document: Any, extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:

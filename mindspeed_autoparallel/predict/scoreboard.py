@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers, layer_activation_bytes, stage_memory
+from mindspeed_autoparallel.cost.analytic.activations import layer_activation_bytes
+from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers, stage_memory
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
-from mindspeed_autoparallel.cost.analytic.workload import Workload, read_workload
+from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.measured_rows import broken_part, request_of_row

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.layer_time import tensor_exposed
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import gradient_exposed
-from mindspeed_autoparallel.cost.analytic.workload import read_workload
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.predict.predict import predict_one

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.analytic.parameters import padded_vocabulary, stage_parameters
+from mindspeed_autoparallel.cost.analytic.activations import (
+    backward_transient_bytes,
+    encoder_activation_bytes,
+    head_bytes,
+    layer_activation_bytes,
+)
+from mindspeed_autoparallel.cost.analytic.parameters import (
+    adapter_parameters,
+    frozen_encoder_parameters,
+    stage_parameters,
+)
+from mindspeed_autoparallel.cost.analytic.recomputing import split_layers
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 
 _MIB = 2**20
@@ -37,114 +47,77 @@ class StageMemory:
         )
 
 
-def layer_activation_bytes(work: Workload) -> float:
-    """Bytes that one layer saves for its backward pass, per microbatch.
+def in_flight(work: Workload, stage: int) -> float:
+    """Return how many microbatches' activations stage ``stage`` holds at once.
 
-    Unfused attention, GeLU and dropout: Korthikanti et al. 2022 (arXiv 2205.05198), table 2, with 34 = 10 replicated +
-    24 split by the tensor size. Fused attention: the tensors that Transformer Engine saves, counted one by one.
+    1F1B: ``pipeline - stage``. Interleaved: the first stage holds ``1 + (p - 1) / (p v)`` times all layers (Korthikanti
+    et al. 2022, section 4.2.3), each later one two chunks less; larger groups of microbatches hold that many more.
     """
-    model, tensor = work.model, work.tensor
-    state = work.tokens * model.hidden * work.element_bytes
-    split = tensor if work.sequence_parallel else 1
-    if work.recompute == "full":
-        return state / split
-    if work.stack != "megatron-core":
-        return state / 2 * (10 / split + 24 / tensor) + _attention_matrix_bytes(work)
-    # Two norms keep input and output; the residual stream itself is one of those inputs.
-    saved = 4 * state / split
-    saved += work.tokens * (model.query_size + 2 * model.kv_size) * work.element_bytes / tensor
-    saved += work.tokens * model.query_size * work.element_bytes / tensor
-    saved += 4 * work.tokens * model.heads / tensor if work.fused_attention else _attention_matrix_bytes(work)
-    products = 3 if model.gated else 2
-    if not model.gated and not model.num_experts:
-        saved += state  # two dropout masks of one byte each
-    if not model.num_experts:
-        return saved + products * work.tokens * model.ffn * work.element_bytes / tensor
-    # Of each routed row: the experts' input and what is between their matrices; the router's weights join there, so the
-    # output is not kept (megatron-core from 0.12).
-    kept = model.hidden + (products + 2 * model.expert_clamp) * model.expert_ffn / work.expert_tensor
-    saved += work.routed_rows * kept * work.element_bytes
-    return saved + products * work.tokens * model.shared_ffn * work.element_bytes / tensor
-
-
-def _attention_matrix_bytes(work: Workload) -> float:
-    """Softmax, dropout mask and their product, where attention is neither fused nor computed again."""
-    if work.fused_attention or work.recompute != "none":
-        return 0.0
-    return (2 * work.element_bytes + 1) * work.model.heads * work.tokens * work.model.sequence / work.tensor
+    if work.virtual == 1:
+        return min(work.pipeline - stage, work.num_microbatches)
+    group = work.group_microbatches or work.pipeline
+    chunks = group * (work.virtual - 1) + 2 * (work.pipeline - stage) - 1
+    limit = work.num_microbatches * work.virtual
+    return max(1, min(chunks, limit)) / work.virtual
 
 
 def in_flight_layers(work: Workload, stage: int) -> float:
-    """Layers whose activations stage ``stage`` holds at once, counted over microbatches.
-
-    1F1B: ``pipeline - stage`` microbatches of the stage's layers. Interleaved: the first stage holds
-    ``1 + (p - 1) / (p v)`` times all layers (Korthikanti et al. 2022, section 4.2.3), each later one two chunks less.
-    """
-    per_stage = work.model.num_layers / work.pipeline
-    if work.virtual == 1:
-        return per_stage * min(work.pipeline - stage, work.num_microbatches)
-    chunks = work.pipeline * work.virtual + work.pipeline - 1 - 2 * stage
-    limit = work.num_microbatches * work.virtual
-    return per_stage / work.virtual * max(1, min(chunks, limit))
+    """Return the layers whose activations stage ``stage`` holds at once, counted over microbatches."""
+    return work.stages[stage].num_layers * in_flight(work, stage)
 
 
-def backward_transient_bytes(work: Workload) -> float:
-    """The largest weight gradient before it joins the fp32 buffer, and the widest gradients of one layer."""
-    model, size = work.model, work.element_bytes
-    products = 2 if model.gated else 1
-    width = model.ffn / work.tensor
-    if model.num_experts:
-        width = model.expert_ffn * max(1, model.num_experts // work.expert) / work.expert_tensor
-        rows = work.routed_rows
-        gradients = 2 * rows * (products * model.expert_ffn / work.expert_tensor + model.hidden) * size
-    else:
-        gradients = products * work.tokens * width * size
-    transient = 2 * products * model.hidden * width * size + gradients
-    if work.stack != "megatron-core" or work.recompute == "full":
-        again = layer_activation_bytes(_without_recompute(work)) if work.recompute == "full" else 0
-        transient = max(transient, again + gradients)
-    if work.context > 1:
-        transient += 4 * work.tokens * model.hidden * size / work.tensor
-    return transient
+def _activation_bytes(work: Workload, stage: int) -> float:
+    """Return what the layers of a stage save for their backward passes, all microbatches in flight."""
+    saved = 0.0
+    for kind, recomputed, number in split_layers(work, stage):
+        saved += number * layer_activation_bytes(work, kind, recomputed)
+    place = work.stages[stage]
+    if place.encoder_layers:
+        saved += place.encoder_layers * encoder_activation_bytes(work)
+    saved *= in_flight(work, stage)
+    # Layers that predict further tokens live on the last stage, which holds one microbatch.
+    return saved + place.mtp_layers * layer_activation_bytes(work, work.model.layers[-1], work.recompute == "full")
 
 
-def _without_recompute(work: Workload) -> Workload:
-    return dataclasses.replace(work, recompute="none")
-
-
-def head_bytes(work: Workload) -> float:
-    """Logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
-
-    That copy becomes softmax and gradient in place, and is cast back once it is the gradient; the software of 2021
-    wrote the exponentials to a second one.
-    """
-    logits = work.tokens * padded_vocabulary(work) / work.tensor
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor * work.element_bytes
-    if work.cross_entropy_fusion:
-        return logits * work.element_bytes + table
-    return logits * (work.element_bytes + (4 if work.stack == "megatron-core" else 8))
+def _state_bytes(work: Workload, stage: int) -> tuple[float, float, float]:
+    """Parameters, gradients and optimizer of a stage."""
+    parameters = stage_parameters(work, stage)
+    count, size = parameters.shared + parameters.expert, work.element_bytes
+    frozen = frozen_encoder_parameters(work, stage) * size
+    if work.adapters:
+        layers = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage) if number)
+        ranks = work.data * work.context if work.distributed_optimizer else 1
+        return size * (count + layers) + frozen, 4.0 * layers, 12.0 * layers / ranks
+    ranks = work.data * work.context
+    owned = count
+    if work.distributed_optimizer:
+        owned = parameters.shared / ranks + parameters.expert / work.expert_data
+    # Moments and master weights; with shared master weights two bytes of these are the parameters' own.
+    each = 0.0 if work.swapped_optimizer else 10.0 if work.shared_master_weights else 12.0
+    copies = size
+    if work.recipe:
+        copies += 2  # eight-bit copies along rows and along columns
+    if work.preference == "dpo":
+        copies += size  # the frozen reference
+    gradients = 4.0 * count
+    return copies * count + frozen, gradients, each * owned
 
 
 def stage_memory(work: Workload, stage: int, workspace_bytes: float) -> StageMemory:
-    """Peak of stage ``stage`` (from 0); ``workspace_bytes`` as the device's catalogue entry has them."""
-    parameters = stage_parameters(work, stage)
-    count = parameters.shared + parameters.expert
-    size = work.element_bytes
-    ranks = work.data * work.context
-    optimizer = 12.0 * count
-    if work.distributed_optimizer:
-        optimizer = 12 * (parameters.shared / ranks + parameters.expert / work.expert_data)
-    activation = layer_activation_bytes(work) * in_flight_layers(work, stage)
+    """Return the peak of stage ``stage`` (from 0); ``workspace_bytes`` as the device's catalogue entry has them."""
+    parameter_bytes, gradient_bytes, optimizer_bytes = _state_bytes(work, stage)
+    activation = _activation_bytes(work, stage)
     transient = backward_transient_bytes(work)
     if stage == work.pipeline - 1:
-        transient = max(transient, head_bytes(work)) if not work.cross_entropy_fusion else transient + head_bytes(work)
+        head = head_bytes(work)
+        transient = max(transient, head) if not work.cross_entropy_fusion else transient + head
     if stage == 0:
         held = min(work.pipeline, work.num_microbatches)
-        activation += held * work.tokens * work.model.hidden / (work.tensor if work.sequence_parallel else 1)
+        activation += held * work.tokens * work.model.hidden / work.hidden_split
     return StageMemory(
-        parameter_bytes=size * count,
-        gradient_bytes=4.0 * count,
-        optimizer_bytes=optimizer,
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=optimizer_bytes,
         activation_bytes=activation,
         transient_bytes=transient,
         workspace_bytes=workspace_bytes,

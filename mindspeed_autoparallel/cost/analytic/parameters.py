@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.workload import Workload
+
+_PLAIN = LayerKind("attention", "dense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,42 +19,125 @@ class RankParameters:
 
 
 def padded_vocabulary(work: Workload) -> int:
-    """Vocabulary as Megatron pads it: a multiple of 128 x tensor size."""
+    """Return the vocabulary as Megatron pads it: a multiple of 128 x tensor size."""
     multiple = 128 * work.tensor
     return -(-work.model.vocabulary // multiple) * multiple
 
 
-def layer_parameters(work: Workload) -> RankParameters:
-    """One transformer layer on one rank, biases and norms included."""
+def _has_bias(work: Workload) -> bool:
+    return not work.model.gated and not work.model.num_experts
+
+
+def layer_parameters(work: Workload, kind: LayerKind | None = None) -> RankParameters:
+    """Count one layer of ``kind`` (the model's most frequent) on one rank, biases and norms included."""
     model, tensor = work.model, work.tensor
-    bias = not model.gated and not model.num_experts
-    norm = (2 if bias else 1) * 2 * model.hidden
-    shared = model.hidden * (2 * model.query_size + 2 * model.kv_size) / tensor + norm
-    if bias:
+    if kind is None:
+        kind = max(reversed(model.layers), key=model.layers.count, default=_PLAIN)
+    bias = _has_bias(work)
+    blocks = (kind.mixer != "none") + (kind.mlp != "none")
+    shared = blocks * (2 if bias else 1) * model.hidden + _mixer_parameters(work, kind)
+    if bias and kind.mixer == "attention":
         shared += (model.query_size + 2 * model.kv_size) / tensor + model.hidden
     products = 3 if model.gated else 2
-    if not model.num_experts:
+    if kind.mlp == "dense":
         shared += products * model.hidden * model.ffn / tensor
         if bias:
             shared += model.ffn / tensor + model.hidden
+    if kind.mlp != "experts":
         return RankParameters(shared=shared, expert=0)
     shared += model.hidden * model.num_experts + products * model.hidden * model.shared_ffn / tensor
     expert = products * model.hidden * model.expert_ffn * model.num_experts / (work.expert * work.expert_tensor)
     return RankParameters(shared=shared, expert=expert)
 
 
+def _mixer_parameters(work: Workload, kind: LayerKind) -> float:
+    model, tensor = work.model, work.tensor
+    if kind.mixer == "mamba" and model.state_space:
+        space = model.state_space
+        states = 2 * space.groups * space.state_size / min(tensor, space.groups)
+        into = 2 * space.inner / tensor + states + space.heads / tensor
+        return model.hidden * (into + space.inner / tensor) + 4 * (space.inner / tensor + states)
+    if kind.mixer == "linear" and model.linear:
+        linear = model.linear
+        keys, values = linear.key_heads * linear.key_size, linear.value_heads * linear.value_size
+        return model.hidden * (2 * keys + 3 * values + 2 * linear.value_heads) / tensor
+    if kind.mixer != "attention":
+        return 0.0
+    sparse = 0.0
+    if model.sparse:
+        source = model.latent.query_rank if model.latent and model.latent.query_rank else model.hidden
+        sparse = source * model.sparse.heads * model.sparse.head_size
+        sparse += model.hidden * (model.sparse.head_size + model.sparse.heads)
+    if not model.latent:
+        return sparse + model.hidden * (2 * model.query_size + 2 * model.kv_size) / tensor
+    latent, heads = model.latent, model.heads / tensor
+    count = sparse + (latent.query_rank or model.hidden) * heads * latent.query_size
+    count += model.hidden * (latent.query_rank + latent.key_value_rank + latent.rope_size)
+    count += latent.key_value_rank * heads * (latent.nope_size + latent.value_size)
+    return count + heads * latent.value_size * model.hidden
+
+
+def adapter_parameters(work: Workload, kind: LayerKind) -> float:
+    """Count the low-rank adapters of one dense or attention layer on one rank (experts share their adapters' sizes)."""
+    model, tensor = work.model, work.tensor
+    assert work.adapters is not None
+    rank, ffn = work.adapters.rank, (2 if model.gated else 1) * model.ffn
+    sizes = {
+        "linear_qkv": (model.hidden, (model.query_size + 2 * model.kv_size) / tensor),
+        "linear_proj": (model.query_size / tensor, model.hidden),
+        "linear_fc1": (model.hidden, ffn / tensor),
+        "linear_fc2": (model.ffn / tensor, model.hidden),
+    }
+    experts = model.num_experts / work.expert if kind.mlp == "experts" else 1
+    return sum(
+        rank * (inputs + outputs) * (experts if "fc" in name else 1)
+        for name, (inputs, outputs) in sizes.items()
+        if name in work.adapters.targets
+    )
+
+
+def encoder_parameters(work: Workload) -> float:
+    """Count one layer of the encoder on one rank."""
+    encoder = work.model.encoder
+    if encoder is None:
+        return 0.0
+    products = 3 if encoder.gated else 2
+    return (4 * encoder.hidden**2 + products * encoder.hidden * encoder.ffn) / work.tensor + 4 * encoder.hidden
+
+
 def stage_parameters(work: Workload, stage: int) -> RankParameters:
-    """Pipeline stage ``stage`` (from 0): its layers, and the embedding and head where they live."""
-    layer = layer_parameters(work)
-    layers = work.model.num_layers / work.pipeline
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor
-    shared = layers * layer.shared
-    classic = not work.model.gated and not work.model.num_experts
+    """Count pipeline stage ``stage`` (from 0): its layers, and the embedding and head where they live.
+
+    Frozen encoders are not counted here, for they have neither gradients nor optimizer.
+    """
+    model, place = work.model, work.stages[stage]
+    shared = expert = 0.0
+    for kind in set(model.layers):
+        number = sum(chunk.count(kind) for chunk in place.chunks)
+        if number:
+            layer = layer_parameters(work, kind)
+            shared, expert = shared + number * layer.shared, expert + number * layer.expert
+    table = padded_vocabulary(work) * model.hidden / work.tensor
+    classic = _has_bias(work)
+    if model.encoder and not model.encoder.frozen:
+        shared += place.encoder_layers * encoder_parameters(work)
     if stage == 0:
-        shared += table + (work.model.sequence * work.model.hidden if classic else 0)
+        shared += table + (model.sequence * model.hidden if classic else 0)
     if stage == work.pipeline - 1:
-        shared += (2 if classic else 1) * work.model.hidden
+        shared += (2 if classic else 1) * model.hidden
         # A tied head has a copy of the table of its own on a last stage that is not the first.
-        if not (work.model.tied and stage == 0):
+        if not (model.tied and stage == 0):
             shared += table
-    return RankParameters(shared=shared, expert=layers * layer.expert)
+        if place.mtp_layers:
+            layer = layer_parameters(work, model.layers[-1])
+            shared += place.mtp_layers * (layer.shared + 2 * model.hidden**2)
+            expert += place.mtp_layers * layer.expert
+            if stage != 0:
+                shared += table
+    return RankParameters(shared=shared, expert=expert)
+
+
+def frozen_encoder_parameters(work: Workload, stage: int) -> float:
+    """Count a frozen encoder's parameters on a stage."""
+    encoder = work.model.encoder
+    return work.stages[stage].encoder_layers * encoder_parameters(work) if encoder and encoder.frozen else 0.0

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.analytic.collectives import Fabric
+from mindspeed_autoparallel.cost.analytic.kernels import linear_us
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, head_time, layer_time
-from mindspeed_autoparallel.cost.analytic.parameters import stage_parameters
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
+from mindspeed_autoparallel.cost.analytic.parameters import adapter_parameters, stage_parameters
+from mindspeed_autoparallel.cost.analytic.recomputing import split_layers
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+from mindspeed_autoparallel.cost.collectives import Fabric
+
+_EXPOSED_WHEN_OVERLAPPED = 0.1
+"""Share of the reduction of gradients that shows in runs that overlap it; seven published on H100 say 0.09."""
+_HOST_LINK_GB_PER_S = 24.0
+"""Between a device and its host where the catalogue has none: PCIe 4 x16, as measured in one direction."""
+_ENCODER_LAYER = LayerKind("attention", "dense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +36,7 @@ class StepTime:
 
 
 def one_f_one_b_us(stages: list[float], boundary_us: float, num_microbatches: int, virtual: int) -> float:
-    """Length of the pipeline phase.
+    """Return the length of the pipeline phase.
 
     One microbatch crosses all stages (fill and drain), the others follow at the pace of the slowest; interleaving
     divides the fill and drain by the number of model chunks. Source: Narayanan et al. 2021, section 2.2, for
@@ -37,46 +47,55 @@ def one_f_one_b_us(stages: list[float], boundary_us: float, num_microbatches: in
     return slowest * num_microbatches + (crossing - slowest) / virtual + boundary_us * (virtual - 1) * (len(stages) > 1)
 
 
-_EXPOSED_WHEN_OVERLAPPED = 0.1
-"""Share of the reduction of gradients that shows in runs that overlap it; seven published on H100 say 0.09."""
-
-
 def gradient_exposed(work: Workload, efficiency: Efficiency) -> float:
-    """Share of the reduction of gradients that the backward pass does not hide."""
+    """Return the share of the reduction of gradients that the backward pass does not hide."""
     if work.gradient_overlap is None:
         return efficiency.gradient_exposed
     return _EXPOSED_WHEN_OVERLAPPED if work.gradient_overlap else 1.0
 
 
-def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: int) -> float:
-    """Reduction of the gradients (and gathering of parameters) of one stage that is not hidden."""
+def _trained(work: Workload, stage: int) -> tuple[float, float]:
+    """Parameters of a stage that are trained: shared over all replicas, and experts'."""
+    if work.adapters:
+        count = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage))
+        return count, 0.0
     parameters = stage_parameters(work, stage)
+    return parameters.shared, parameters.expert
+
+
+def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: int) -> float:
+    """Return the time of reducing the gradients (and gathering parameters) of one stage that is not hidden."""
+    shared, expert = _trained(work, stage)
     ranks = work.data * work.context
     # Old software reduces in the training precision, newer in fp32 and gathers parameters in the training precision.
-    gradient_bytes = 4 if work.stack == "megatron-core" else work.element_bytes
+    gradient_bytes = 4 if work.stack == "megatron-core" and not work.half_precision else work.element_bytes
     expert_stride = work.expert * work.expert_tensor
     if work.distributed_optimizer:
         per_parameter = gradient_bytes + work.element_bytes
-        time = fabric.one_shot_us(parameters.shared * per_parameter, ranks, work.tensor)
-        time += fabric.one_shot_us(parameters.expert * per_parameter, work.expert_data, expert_stride)
+        time = fabric.one_shot_us(shared * per_parameter, ranks, work.tensor, replicas=True)
+        time += fabric.one_shot_us(expert * per_parameter, work.expert_data, expert_stride, replicas=True)
     else:
-        time = fabric.all_reduce_us(parameters.shared * gradient_bytes, ranks, work.tensor)
-        time += fabric.all_reduce_us(parameters.expert * gradient_bytes, work.expert_data, expert_stride)
+        time = fabric.all_reduce_us(shared * gradient_bytes, ranks, work.tensor, replicas=True)
+        time += fabric.all_reduce_us(expert * gradient_bytes, work.expert_data, expert_stride, replicas=True)
     return time * gradient_exposed(work, efficiency)
 
 
 def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: int) -> float:
-    """Adam over fp32 moments and master weights: about 30 bytes moved per parameter owned, after a norm pass."""
-    parameters = stage_parameters(work, stage)
+    """Return the time of Adam over fp32 moments and master weights: 30 bytes per parameter owned, after a norm pass."""
+    shared, expert = _trained(work, stage)
     ranks = work.data * work.context if work.distributed_optimizer else 1
     expert_ranks = work.expert_data if work.distributed_optimizer else 1
-    owned = parameters.shared / ranks + parameters.expert / expert_ranks
-    moved = owned * 30 + (parameters.shared + parameters.expert) * 6
-    return moved / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
+    owned = shared / ranks + expert / expert_ranks
+    moved = owned * 30 + (shared + expert) * 6
+    time = moved / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
+    if work.swapped_optimizer:
+        link = (device.host_link_gb_per_s or _HOST_LINK_GB_PER_S) * 1e3
+        time += 2 * 12 * owned / link  # in and out
+    return time
 
 
 def boundary_send_us(work: Workload, fabric: Fabric) -> float:
-    """Microseconds that one microbatch's hidden states take to the next stage, without the fixed cost.
+    """Return the time that one microbatch's hidden states take to the next stage, without the fixed cost.
 
     Sequence parallelism sends a share per tensor rank; so did the software of 2021 without it, which gathered the
     shares again inside the node ("scatter/gather", Narayanan et al. 2021, section 4.1). Otherwise every rank sends all.
@@ -90,15 +109,66 @@ def boundary_send_us(work: Workload, fabric: Fabric) -> float:
     return fabric.send_us(size, stride)
 
 
+def encoder_workload(work: Workload) -> Workload:
+    """Return the run as its encoder sees it: a dense model of the encoder's sizes and tokens."""
+    encoder = work.model.encoder
+    assert encoder is not None
+    model = ModelShape(
+        num_layers=encoder.num_layers, hidden=encoder.hidden, heads=encoder.heads, kv_heads=encoder.heads,
+        ffn=encoder.ffn, sequence=encoder.tokens, vocabulary=128, gated=encoder.gated, causal=False,
+        layers=(_ENCODER_LAYER,),
+    )  # fmt: skip
+    return dataclasses.replace(work, model=model, adapters=None)
+
+
+def _encoder_layer_us(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric) -> float:
+    """Forward and backward of one encoder layer; a frozen one has no backward."""
+    encoder = work.model.encoder
+    assert encoder is not None
+    time = layer_time(encoder_workload(work), device, efficiency, fabric, _ENCODER_LAYER)
+    return time.forward_us + (0.0 if encoder.frozen else time.backward_us)
+
+
+def _prediction_us(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime) -> float:
+    """One multi-token-prediction layer: a layer, the product that joins two hidden states, and the head."""
+    layer = layer_time(work, device, efficiency, fabric, work.model.layers[-1])
+    joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor)
+    product = joined.forward_us + joined.backward_us
+    return layer.forward_us + layer.backward_us + product + head.forward_us + head.backward_us
+
+
+def stage_times_us(
+    work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, layer: LayerTime | None = None
+) -> list[float]:
+    """Return forward plus backward of one microbatch on each stage, boundaries left out."""
+    known: dict[tuple[LayerKind, bool], float] = {}
+
+    def of(kind: LayerKind, recomputed: bool) -> float:
+        if (kind, recomputed) not in known:
+            time = layer or layer_time(work, device, efficiency, fabric, kind, recomputed)
+            reference = time.forward_us if work.preference == "dpo" else 0.0
+            known[kind, recomputed] = time.forward_us + time.backward_us + reference
+        return known[kind, recomputed]
+
+    head = head_time(work, device, efficiency)
+    encoder_us = _encoder_layer_us(work, device, efficiency, fabric) if work.model.encoder else 0.0
+    stages = []
+    for stage, place in enumerate(work.stages):
+        time = sum(number * of(kind, recomputed) for kind, recomputed, number in split_layers(work, stage))
+        stages.append(time + place.encoder_layers * encoder_us)
+    stages[-1] += head.forward_us + head.backward_us
+    if work.preference == "dpo":
+        stages[-1] += head.forward_us
+    if work.model.mtp_layers:
+        stages[-1] += work.model.mtp_layers * _prediction_us(work, device, efficiency, fabric, head)
+    return stages
+
+
 def step_time(work: Workload, device: Device, layer: LayerTime | None = None) -> StepTime:
-    """One step of ``work`` on ``device``; a measured ``layer`` replaces the modelled one."""
+    """Return one step of ``work`` on ``device``; a measured ``layer`` replaces the modelled ones."""
     efficiency = device.efficiency(work.stack)
     fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
-    layer = layer or layer_time(work, device, efficiency, fabric)
-    head = head_time(work, device, efficiency)
-    layers = work.model.num_layers / work.pipeline
-    stages = [layers * (layer.forward_us + layer.backward_us) for _ in range(work.pipeline)]
-    stages[-1] += head.forward_us + head.backward_us
+    stages = stage_times_us(work, device, efficiency, fabric, layer)
     boundary = 0.0
     if work.pipeline > 1:
         boundary = 2 * (efficiency.point_to_point_us + boundary_send_us(work, fabric))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.cost.communication import all_gather_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.cost.redistribution import (
     Exchange,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, p2p_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, p2p_us, reduce_scatter_us
 from mindspeed_autoparallel.planner.tuner.host import BlockSums, HostModel
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import LinkTier

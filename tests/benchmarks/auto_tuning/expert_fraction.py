@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from predict_rows import QWEN3_30B, gpt_oss
 
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
-from mindspeed_autoparallel.cost.analytic.workload import read_workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 
 SHARES = np.arange(0.4, 1.01, 0.05)

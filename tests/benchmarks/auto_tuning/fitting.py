@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from mindspeed_autoparallel.cost import catalogue
-from mindspeed_autoparallel.cost.analytic.collectives import Fabric
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, correction_key, layer_time
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.collectives import Fabric
 
 FREE = {
     "megatron-2021": (

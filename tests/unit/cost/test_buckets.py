@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindspeed_autoparallel.cost.buckets import RankTimes, bucketed_tails, least_tail_us, megatron_bucket_elements
-from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, reduce_scatter_us
 from mindspeed_autoparallel.cost.placed import PlacedBlock
 from mindspeed_autoparallel.profiles import BlockCost, Collective, DeviceCost, LinkTier, RecomputeCost, StateBytes
 from mindspeed_autoparallel.spec import Cluster, Layout

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, p2p_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
 from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link
 from mindspeed_autoparallel.profiles import (

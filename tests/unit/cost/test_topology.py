@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from small_profile import block
 
-from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, p2p_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, p2p_us, reduce_scatter_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.step import rank_tail
 from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link, embedding_link

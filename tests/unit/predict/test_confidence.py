@@ -6,7 +6,8 @@ import dataclasses
 import pytest
 
 from mindspeed_autoparallel.cost.analytic.layer_time import correction_key
-from mindspeed_autoparallel.cost.analytic.workload import Workload, read_workload
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
 from mindspeed_autoparallel.predict.confidence import extrapolation, half_width
 from mindspeed_autoparallel.predict.predict import predict_one

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import Device, find_device
-from mindspeed_autoparallel.cost.communication import p2p_us
+from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.planner.tuner.anchors import choose

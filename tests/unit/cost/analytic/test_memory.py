@@ -4,13 +4,9 @@ import copy
 
 import pytest
 
-from mindspeed_autoparallel.cost.analytic.memory import (
-    head_bytes,
-    in_flight_layers,
-    layer_activation_bytes,
-    stage_memory,
-)
-from mindspeed_autoparallel.cost.analytic.workload import read_workload
+from mindspeed_autoparallel.cost.analytic.activations import head_bytes, layer_activation_bytes
+from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers, stage_memory
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 
 _GIB = 2**30

@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
-from mindspeed_autoparallel.cost.analytic.collectives import Fabric
 from mindspeed_autoparallel.cost.analytic.kernels import product_us
 from mindspeed_autoparallel.cost.analytic.layer_time import layer_time
+from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import boundary_send_us, one_f_one_b_us, step_time
-from mindspeed_autoparallel.cost.analytic.workload import read_workload
 from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.errors import ConfigError
 
 _REQUEST = {
@@ -82,7 +82,13 @@ def test_a_collective_across_nodes_is_slower_than_inside_one() -> None:
         ("train", {"gbs": 33}, "not a multiple"),
         ("train", {"mbs": 0}, "at least 1"),
         ("train", {"recompute": "some"}, "none, selective, full"),
-        ("train", {"precision": "fp8"}, "fp8 is not modelled"),
+        ("train", {"precision": "fp4"}, "known: fp16, bf16"),
+        ("train", {"distillation": True}, "another run's"),
+        ("parallel", {"num_distributed_optimizer_instances": 2}, "another run's"),
+        ("train", {"optimizer": "muon"}, "known: adam"),
+        ("parallel", {"schedule": "zbv"}, "known: 1f1b"),
+        ("parallel", {"num_layer_list": [10, 10]}, "add up to 24"),
+        ("parallel", {"pipeline_layout": "Ettt|L"}, "has 3 decoder layers"),
         ("model", {"heads": 17}, "not divisible"),
         ("model", {"num_layers": "many"}, "whole number"),
         ("hw", {"gpu": None}, "hw.gpu is missing"),

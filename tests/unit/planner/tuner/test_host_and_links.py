@@ -3,7 +3,7 @@
 import pytest
 
 from mindspeed_autoparallel.cost.catalogue import find_device
-from mindspeed_autoparallel.cost.communication import all_gather_us, all_reduce_us, reduce_scatter_us
+from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, reduce_scatter_us
 from mindspeed_autoparallel.planner.tuner.host import Anchor, BlockSums, HostModel, fit_host
 from mindspeed_autoparallel.planner.tuner.links import SIZES, catalogue_tier, fit, fitted_tiers, link_samples
 from mindspeed_autoparallel.profiles import MeasuredAt

@@ -1,0 +1,161 @@
+"""Bytes that layers and the head keep for their backward passes, and what they need for a moment."""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
+from mindspeed_autoparallel.cost.analytic.parameters import padded_vocabulary
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+
+_PLAIN = LayerKind("attention", "dense")
+
+
+def _kind(work: Workload, kind: LayerKind | None) -> LayerKind:
+    return kind or max(reversed(work.model.layers), key=work.model.layers.count, default=_PLAIN)
+
+
+def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomputed: bool | None = None) -> float:
+    """Return the bytes that one layer of ``kind`` (the most frequent) saves for its backward pass, per microbatch.
+
+    Unfused attention, GeLU and dropout: Korthikanti et al. 2022 (arXiv 2205.05198), table 2, with 34 = 10 replicated +
+    24 split by the tensor size. Fused attention: the tensors that Transformer Engine saves, counted one by one.
+    """
+    kind = _kind(work, kind)
+    recomputed = work.recompute == "full" if recomputed is None else recomputed
+    state = work.tokens * work.model.hidden * work.element_bytes
+    if recomputed:
+        # Of a group of layers only the input of the first stays.
+        return state / work.hidden_split / max(1, _group(work))
+    if work.stack != "megatron-core" and kind == _PLAIN:
+        return state / 2 * (10 / work.hidden_split + 24 / work.tensor) + _attention_matrix_bytes(work)
+    modules = work.recompute_detail.modules if work.recompute == "selective" else ()
+    saved = 0.0
+    if kind.mixer != "none":
+        # The residual stream, and its norm's output.
+        saved += (1 if "layernorm" in modules else 2) * state / work.hidden_split + _mixer_bytes(work, kind, modules)
+    if kind.mlp != "none":
+        saved += (1 if "layernorm" in modules else 2) * state / work.hidden_split + _mlp_bytes(work, kind, modules)
+    return saved - _saved_by_mindspeed(work, kind, state)
+
+
+def _group(work: Workload) -> int:
+    detail = work.recompute_detail
+    return detail.num_layers if detail.method == "uniform" and work.recompute == "full" else 1
+
+
+def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
+    """What a mixer saves between its norm and its output projection's input."""
+    model, tensor, size = work.model, work.tensor, work.element_bytes
+    if kind.mixer == "mamba" and model.state_space:
+        space = model.state_space
+        states = 2 * space.groups * space.state_size / min(tensor, space.groups)
+        inner = space.inner / tensor
+        # The input projection's output, the convolution's, the scan's, and the gated norm's.
+        return work.tokens * size * ((2 * inner + states) + (inner + states) + 2 * inner)
+    if kind.mixer == "linear" and model.linear:
+        linear = model.linear
+        keys, values = linear.key_heads * linear.key_size, linear.value_heads * linear.value_size
+        return work.tokens * size * (2 * (2 * keys + values) + 3 * values) / tensor
+    norm = 4 * work.tokens * model.heads / tensor if work.fused_attention else _attention_matrix_bytes(work)
+    if not model.latent:
+        saved = work.tokens * (model.query_size + 2 * model.kv_size) * size / tensor
+        return saved + work.tokens * model.query_size * size / tensor + norm
+    latent, heads = model.latent, model.heads / tensor
+    kept = 2 * latent.query_rank + 2 * latent.key_value_rank + latent.rope_size + heads * latent.value_size
+    if "mla_up_proj" not in modules:
+        # Queries and keys with their position, and values.
+        kept += heads * (2 * latent.query_size + latent.value_size)
+    return work.tokens * size * kept + norm
+
+
+def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
+    """What an MLP saves between its norm and its output."""
+    model, tensor, size = work.model, work.tensor, work.element_bytes
+    products = 3 if model.gated else 2
+    if kind.mlp == "dense":
+        saved = 0.0
+        if not model.gated and not model.num_experts:
+            saved += work.tokens * model.hidden * size  # two dropout masks of one byte each
+        return saved + (0 if "mlp" in modules else products * work.tokens * model.ffn * size / tensor)
+    shared = 0.0 if {"shared_experts", "moe"} & set(modules) else products * work.tokens * model.shared_ffn * size
+    if "moe" in modules:
+        return shared / tensor
+    # Of each routed row: the experts' input and what is between their matrices; the router's weights join there, so the
+    # output is not kept (megatron-core from 0.12).
+    between = products - ("moe_act" in modules)
+    kept = model.hidden + (between + 2 * model.expert_clamp) * model.expert_ffn / work.expert_tensor
+    return work.routed_rows * kept * size + shared / tensor
+
+
+def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
+    """What MindSpeed's recompute of activation functions and norms does not keep, as a mean over a stage's layers."""
+    detail, model = work.recompute_detail, work.model
+    if work.recompute == "full" or (detail.activation_layers is None and detail.norm_layers is None):
+        return 0.0
+    layers = max(1, model.num_layers / work.pipeline)
+    saved = 0.0
+    if detail.activation_layers is not None:
+        width = work.tokens * model.ffn / work.tensor
+        if kind.mlp == "experts":
+            width = work.routed_rows * model.expert_ffn / work.expert_tensor
+        saved += min(1.0, detail.activation_layers / layers) * width * work.element_bytes * (kind.mlp != "none")
+    if detail.norm_layers is not None:
+        saved += min(1.0, detail.norm_layers / layers) * 2 * state / work.hidden_split
+    return saved
+
+
+def _attention_matrix_bytes(work: Workload) -> float:
+    """Softmax, dropout mask and their product, where attention is neither fused nor computed again."""
+    if work.fused_attention or work.recompute != "none":
+        return 0.0
+    return (2 * work.element_bytes + 1) * work.model.heads * work.tokens * work.model.sequence / work.tensor
+
+
+def encoder_activation_bytes(work: Workload) -> float:
+    """Return what one layer of the encoder saves per microbatch; nothing where it is frozen."""
+    encoder = work.model.encoder
+    if encoder is None or encoder.frozen:
+        return 0.0
+    tokens = work.sequences * encoder.tokens / work.context
+    if work.recompute == "full":
+        return tokens * encoder.hidden * work.element_bytes
+    products = 3 if encoder.gated else 2
+    return (
+        tokens * work.element_bytes * (4 * encoder.hidden + (4 * encoder.hidden + products * encoder.ffn) / work.tensor)
+    )
+
+
+def backward_transient_bytes(work: Workload) -> float:
+    """Return the largest weight gradient before it joins the fp32 buffer, and the widest gradients of one layer."""
+    model, size = work.model, work.element_bytes
+    products = 2 if model.gated else 1
+    width = model.ffn / work.tensor
+    kind = _kind(work, None)
+    if kind.mlp == "experts":
+        width = model.expert_ffn * max(1, model.num_experts // work.expert) / work.expert_tensor
+        rows = work.routed_rows
+        gradients = 2 * rows * (products * model.expert_ffn / work.expert_tensor + model.hidden) * size
+    else:
+        gradients = products * work.tokens * width * size
+    weight = 0.0 if work.adapters else 2 * products * model.hidden * width * size
+    transient = weight + gradients
+    partly = work.recompute == "full"
+    if work.stack != "megatron-core" or partly:
+        again = layer_activation_bytes(work, kind, recomputed=False) * _group(work) if partly else 0
+        transient = max(transient, again + gradients)
+    if work.context > 1:
+        transient += 4 * work.tokens * model.hidden * size / work.tensor
+    return transient
+
+
+def head_bytes(work: Workload) -> float:
+    """Return logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
+
+    That copy becomes softmax and gradient in place, and is cast back once it is the gradient; the software of 2021
+    wrote the exponentials to a second one.
+    """
+    logits = work.tokens * padded_vocabulary(work) / work.tensor / work.loss_slices
+    table = padded_vocabulary(work) * work.model.hidden / work.tensor * work.element_bytes
+    table *= work.adapters is None
+    if work.cross_entropy_fusion:
+        return logits * work.element_bytes + table
+    return logits * (work.element_bytes + (4 if work.stack == "megatron-core" else 8))

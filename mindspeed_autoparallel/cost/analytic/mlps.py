@@ -1,0 +1,97 @@
+"""What widens tokens in a layer: dense and expert MLPs, with what stands beside their products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.cost.analytic.kernels import NOTHING, Times, linear_us, memory_pass_us
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+from mindspeed_autoparallel.cost.collectives import Fabric
+
+_EXPERTS_AT_ONCE = 4
+"""Streams over which Transformer Engine spreads the products of a rank's experts."""
+_BIAS_PASSES = (14, 20)
+"""Passes over an expert's output, in 2-byte elements, to add its bias (times the router's weight) to it and cast back,
+forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
+_CLAMP_PASSES = (4, 5)
+"""Passes over both halves of the gated activation's input to clamp and join them again, forward and backward."""
+_LAUNCHES_PER_EXPERT = 0.15
+"""Host time of one expert that runs on its own, in layers of plain attention and a dense MLP: some five kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widening:
+    """One MLP of one layer, in microseconds of one microbatch."""
+
+    products: Times = NOTHING
+    beside: Times = NOTHING
+    """Activations, permutations, biases."""
+    activation_us: float = 0.0
+    """The activation function's forward, which may run again."""
+    launches: float = 0.0
+
+
+def widening(work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind) -> Widening:
+    """Return the MLP of a layer of ``kind``."""
+    if kind.mlp == "none":
+        return Widening()
+    if kind.mlp == "dense":
+        products, between = _pair(work, device, efficiency, work.tokens, work.model.ffn / work.tensor)
+        return Widening(products=products, beside=Times(between, 2 * between), activation_us=between, launches=0.5)
+    return _experts(work, device, efficiency)
+
+
+def _pair(
+    work: Workload, device: Device, efficiency: Efficiency, rows: float, width: float, copies: int = 1
+) -> tuple[Times, float]:
+    """Both products and the activation function between them, forward."""
+    factor = 2 if work.model.gated else 1
+    first = linear_us(device, efficiency, rows, work.model.hidden, factor * width, copies, work.recipe)
+    second = linear_us(device, efficiency, rows, width, work.model.hidden, copies, work.recipe)
+    between = memory_pass_us(device, efficiency, copies * rows * width * (factor + 1) * work.element_bytes)
+    return first.plus(second), between
+
+
+def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening:
+    model = work.model
+    local = model.num_experts // work.expert
+    together = min(local, _EXPERTS_AT_ONCE) if work.grouped_products else 1
+    rows, width = work.routed_rows / local, model.expert_ffn / work.expert_tensor
+    products, between = _pair(work, device, efficiency, rows, width, together)
+    # One expert alone, or one after another, is a product like any other.
+    slowed = efficiency.expert_fraction if local > 1 and work.grouped_products else 1.0
+    rounds = local / together / slowed
+    products, between = products.times(rounds), between * rounds
+    launches = 1.5 + (0 if work.grouped_products else _LAUNCHES_PER_EXPERT * local)
+    activation = between
+    if model.shared_ffn:
+        shared, passes = _pair(work, device, efficiency, work.tokens, model.shared_ffn / work.tensor)
+        products, between, launches = products.plus(shared), between + passes, launches + 0.2
+    moved = work.tokens * model.topk * model.hidden * work.element_bytes * 4 / work.tensor
+    shuffle = memory_pass_us(device, efficiency, moved)
+    aside = _beside_products_us(work, device, efficiency)
+    beside = Times(between + shuffle + aside[0], 2 * between + shuffle + aside[1])
+    return Widening(products=products, beside=beside, activation_us=activation, launches=launches)
+
+
+def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[float, float]:
+    """Forward and backward of what experts with biases and clamped activations do outside of fused kernels."""
+    model = work.model
+    row = 2 * work.model.expert_ffn / work.expert_tensor * model.expert_clamp, model.hidden * model.expert_bias
+    passes = [clamp * row[0] + bias * row[1] for clamp, bias in zip(_CLAMP_PASSES, _BIAS_PASSES, strict=True)]
+    forward, backward = (memory_pass_us(device, efficiency, work.routed_rows * size * 2) for size in passes)
+    return forward, backward
+
+
+def exchange_us(work: Workload, fabric: Fabric) -> float:
+    """Return the time of sending tokens to their experts and back, once in each direction of a layer."""
+    if work.expert == 1:
+        return 0.0
+    size, hidden = work.element_bytes, work.model.hidden
+    if work.gathered_experts:
+        whole = work.tokens / work.hidden_split * work.expert * hidden * size
+        return 2 * fabric.one_shot_us(whole, work.expert, work.expert_tensor)
+    sent = work.routed_rows / work.expert_tensor * hidden * size
+    return 2 * fabric.dispatch_us(sent, work.expert, work.expert_tensor, work.model.topk)

@@ -1,0 +1,152 @@
+"""Shape of a model as a prediction sees it: sizes, and what mixes tokens and what widens them in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Mixer = Literal["attention", "mamba", "linear", "none"]
+Mlp = Literal["dense", "experts", "none"]
+
+
+class LayerKind(NamedTuple):
+    """What one layer is made of."""
+
+    mixer: Mixer
+    mlp: Mlp
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): sizes in elements."""
+
+    query_rank: int
+    """0: queries come from the hidden state directly."""
+    key_value_rank: int
+    nope_size: int
+    """Width per head without position."""
+    rope_size: int
+    """Width per head with position; one key of it serves all heads."""
+    value_size: int
+
+    @property
+    def query_size(self) -> int:
+        """Width of one head's query and key."""
+        return self.nope_size + self.rope_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSpace:
+    """Mamba-2 mixer (arXiv 2405.21060)."""
+
+    heads: int
+    head_size: int
+    state_size: int
+    groups: int
+
+    @property
+    def inner(self) -> int:
+        """Width of the mixer's inside."""
+        return self.heads * self.head_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention:
+    """Gated delta net and its kin: a state of key x value size per head (arXiv 2412.06464)."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseAttention:
+    """DeepSeek's sparse attention: an indexer scores all tokens, attention reads the best of them."""
+
+    heads: int
+    """Of the indexer."""
+    head_size: int
+    topk: int
+    """Tokens that attention reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """An encoder in front of the decoder, on its first stages."""
+
+    num_layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    gated: bool
+    tokens: int
+    """Mean tokens per sample that the encoder works on."""
+    frozen: bool
+    layers_per_stage: tuple[int, ...] = ()
+    """Empty: all on the first stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder-only transformer, perhaps with an encoder; sizes are counts."""
+
+    num_layers: int
+    """Layers of the decoder, no-op layers left out."""
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    sequence: int
+    vocabulary: int
+    gated: bool
+    num_experts: int = 0
+    topk: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    head_size: int = 0
+    tied: bool = False
+    causal: bool = True
+    """Whether a token attends to those before it only; encoders attend to all."""
+    window: int = 0
+    """Tokens that a token attends to in layers with a window; 0 where no layer has one."""
+    windowed_share: float = 0.0
+    """Share of the layers that have the window."""
+    expert_bias: bool = False
+    """Whether experts have biases, the second of which Megatron adds row by row in fp32, outside of its kernels."""
+    expert_clamp: bool = False
+    """Whether both halves of the experts' gated activation are clamped, in passes of their own."""
+    layers: tuple[LayerKind, ...] = ()
+    mtp_layers: int = 0
+    """Layers that predict further tokens; each has a projection of two hidden states and a pass through the head."""
+    latent: LatentAttention | None = None
+    state_space: StateSpace | None = None
+    linear: LinearAttention | None = None
+    sparse: SparseAttention | None = None
+    encoder: Encoder | None = None
+    extra_norms: int = 0
+    """Norms of a layer beyond two: on queries and keys (counted as a quarter of the hidden state), after blocks."""
+    attended: float = 0.0
+    """Mean number of tokens of a document, weighted by tokens: sum of squares over sum; 0: the whole sequence."""
+    capacity_factor: float = 0.0
+    """Rows that each expert takes, over the balanced number; 0: whatever is routed to it."""
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * (self.head_size or self.hidden // self.heads)
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together (the same as of all value heads)."""
+        return self.kv_heads * (self.head_size or self.hidden // self.heads)
+
+    @property
+    def modern(self) -> bool:
+        """Whether only software with fused attention trains this: gated, grouped heads, experts, long sequences."""
+        return self.gated or self.num_experts > 0 or self.kv_heads != self.heads or self.sequence > 2048
+
+    @property
+    def attention_reach(self) -> float:
+        """Tokens among which one attends: a document's where several share the sequence."""
+        return min(self.attended or self.sequence, self.sequence)

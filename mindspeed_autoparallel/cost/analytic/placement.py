@@ -1,0 +1,175 @@
+"""Puts layers on pipeline stages the way Megatron and MindSpeed do: even, counted, listed, by layout string."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
+from mindspeed_autoparallel.cost.analytic.workload import StageLayers
+from mindspeed_autoparallel.errors import ConfigError
+
+_TOKEN = re.compile(r"\(([^()]*)\)(?:\*(\d+))?|([EtmL|])(?:\*(\d+))?")
+_LONGEST = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementRequest:
+    """What a run says about its stages; nothing said: equal stages."""
+
+    pipeline: int
+    virtual: int = 1
+    layer_list: tuple[int, ...] = ()
+    """Layers per stage (``--num-layer-list``), or per chunk in the order of the model."""
+    layout: str = ""
+    """``--pipeline-model-parallel-layout``."""
+    noop_layers: tuple[int, ...] = ()
+    """Numbers of layers that do nothing (MindSpeed); they count among ``num_layers``."""
+    first_stage: int | None = None
+    last_stage: int | None = None
+    account_for_embedding: bool = False
+    account_for_loss: bool = False
+
+
+def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLayers, ...]:
+    """Return the layers of every stage; raises ``ConfigError`` where they cannot be split as asked."""
+    chunks = _chunks(model, request)
+    encoder = model.encoder
+    split = encoder.layers_per_stage if encoder else ()
+    if encoder and split and (len(split) != request.pipeline or sum(split) != encoder.num_layers):
+        raise ConfigError(
+            f"the encoder has {encoder.num_layers} layers, its split over {request.pipeline} stages is {list(split)}."
+        )
+    stages = []
+    for stage in range(request.pipeline):
+        own = tuple(tuple(chunks[stage + request.pipeline * chunk]) for chunk in range(request.virtual))
+        encoder_layers = (split[stage] if split else encoder.num_layers * (stage == 0)) if encoder else 0
+        mtp = model.mtp_layers if stage == request.pipeline - 1 else 0
+        stages.append(StageLayers(chunks=own, encoder_layers=encoder_layers, mtp_layers=mtp))
+    return tuple(stages)
+
+
+def _chunks(model: ModelShape, request: PlacementRequest) -> list[list[LayerKind]]:
+    """Kinds of the layers of every chunk in the order of the model; no-op layers are left out."""
+    numbers = _counts(model, request)
+    noop = set(request.noop_layers)
+    kinds = iter(model.layers)
+    result, number = [], 0
+    for count in numbers:
+        chunk = []
+        for _ in range(count):
+            if number not in noop:
+                chunk.append(next(kinds))
+            number += 1
+        result.append(chunk)
+    return result
+
+
+def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
+    total, size = model.num_layers + len(request.noop_layers), request.pipeline * request.virtual
+    if request.layout:
+        return layout_counts(request.layout, total, request.pipeline, request.virtual)
+    if request.layer_list:
+        return _listed(request, total)
+    if request.first_stage is not None or request.last_stage is not None:
+        return _uneven_ends(request, total)
+    extra = request.account_for_embedding + request.account_for_loss
+    if (total + extra) % size:
+        raise ConfigError(
+            f"{total} layers{' with embedding and loss counted' if extra else ''} cannot be split over pp "
+            f"{request.pipeline} x vpp {request.virtual} evenly; say num_layer_list or pipeline_layout."
+        )
+    counts = [(total + extra) // size] * size
+    counts[0] -= request.account_for_embedding
+    counts[-1] -= request.account_for_loss
+    return counts
+
+
+def _listed(request: PlacementRequest, total: int) -> list[int]:
+    size = request.pipeline * request.virtual
+    listed = list(request.layer_list)
+    if len(listed) == request.pipeline and request.virtual > 1 and all(n % request.virtual == 0 for n in listed):
+        listed = [count // request.virtual for _ in range(request.virtual) for count in listed]
+    if len(listed) != size or sum(listed) != total or min(listed) < 0:
+        raise ConfigError(
+            f"num_layer_list {list(request.layer_list)} must have {size} counts that add up to {total} layers."
+        )
+    return listed
+
+
+def _uneven_ends(request: PlacementRequest, total: int) -> list[int]:
+    """Megatron's ``--decoder-first-pipeline-num-layers`` and ``...-last-...``: the stages between are equal."""
+    first, last = request.first_stage, request.last_stage
+    between = request.pipeline - (first is not None) - (last is not None)
+    left = total - (first or 0) - (last or 0)
+    if between < 0 or left < 0 or (between and left % (between * request.virtual)) or (not between and left):
+        raise ConfigError(
+            f"{total} layers with {first} on the first and {last} on the last stage leave {left} for {between} stages."
+        )
+    middle = left // between if between else 0
+    stages = [middle] * request.pipeline
+    if first is not None:
+        stages[0] = first
+    if last is not None:
+        stages[-1] = last
+    if any(count % request.virtual for count in stages):
+        raise ConfigError(f"stages of {stages} layers cannot be split over vpp {request.virtual}.")
+    return [count // request.virtual for _ in range(request.virtual) for count in stages]
+
+
+def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[int]:
+    """Decoder layers of every chunk in ``layout`` (``Ettt|tt|ttmL``; ``t*3`` and ``(tt|)*3`` repeat)."""
+    plain = _unfold(layout.replace(" ", "").replace(",", ""))
+    parts = plain.split("|")
+    if len(parts) != pipeline * virtual:
+        raise ConfigError(
+            f"pipeline_layout {layout!r} has {len(parts)} chunks, pp {pipeline} x vpp {virtual} needs "
+            f"{pipeline * virtual}."
+        )
+    counts = [part.count("t") for part in parts]
+    if sum(counts) != total:
+        raise ConfigError(f"pipeline_layout {layout!r} has {sum(counts)} decoder layers, the model {total}.")
+    return counts
+
+
+def _unfold(layout: str) -> str:
+    position, result = 0, []
+    while position < len(layout):
+        found = _TOKEN.match(layout, position)
+        if not found:
+            raise ConfigError(f"pipeline_layout {layout!r} is not understood at {layout[position:]!r}.")
+        inner, many, symbol, times = found.groups()
+        piece = (_unfold(inner) if inner is not None else symbol) * int(many or times or 1)
+        result.append(piece)
+        if sum(map(len, result)) > _LONGEST:
+            raise ConfigError("pipeline_layout is longer than any model.")
+        position = found.end()
+    return "".join(result)
+
+
+def layer_kinds(
+    number: int, *, dense_first: int, experts: bool, frequency: Sequence[int] | int = 1, pattern: str = ""
+) -> tuple[LayerKind, ...]:
+    """Return the kind of each of ``number`` layers.
+
+    ``dense_first``: leading layers without experts. ``frequency``: every how many layers have experts, or 0 and 1 per
+    layer. ``pattern``: Megatron's hybrid pattern, a symbol per layer.
+    """
+    if pattern:
+        return tuple(_SYMBOLS[symbol] for symbol in pattern)
+    result = []
+    for index in range(number):
+        chosen = bool(frequency[index]) if not isinstance(frequency, int) else index % max(1, frequency) == 0
+        result.append(LayerKind("attention", "experts" if experts and chosen and index >= dense_first else "dense"))
+    return tuple(result)
+
+
+_SYMBOLS = {
+    "M": LayerKind("mamba", "none"),
+    "*": LayerKind("attention", "none"),
+    "-": LayerKind("none", "dense"),
+    "E": LayerKind("none", "experts"),
+    "G": LayerKind("linear", "none"),
+}
+PATTERN_SYMBOLS = frozenset(_SYMBOLS)

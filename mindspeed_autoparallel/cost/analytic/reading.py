@@ -1,0 +1,268 @@
+"""Reads a prediction request into a workload and refuses what no run could be started with."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed_autoparallel.cost.analytic.fields import (
+    counts,
+    integer,
+    number,
+    optional_integer,
+    optional_section,
+    section_of,
+    switch,
+    words,
+)
+from mindspeed_autoparallel.cost.analytic.legality import check_divisions
+from mindspeed_autoparallel.cost.analytic.model_shape import ModelShape
+from mindspeed_autoparallel.cost.analytic.placement import PlacementRequest, place_layers
+from mindspeed_autoparallel.cost.analytic.reading_model import read_model
+from mindspeed_autoparallel.cost.analytic.request_keys import canonical, refuse_unmodelled
+from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE, Adapters, RecomputeDetail, Workload
+from mindspeed_autoparallel.errors import ConfigError
+
+_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "float16": 2, "bfloat16": 2, "float32": 4, "fp8": 2, "mxfp8": 2}
+_CONTEXT_KINDS = {
+    **dict.fromkeys(("ring", "p2p", "megatron_cp_algo", "adaptive_cp_algo"), "ring"),
+    **dict.fromkeys(("ulysses", "a2a", "ulysses_cp_algo", "mamba_cp_algo"), "ulysses"),
+    **dict.fromkeys(("hybrid", "a2a+p2p", "hybrid_cp_algo", "hybrid_adaptive_cp_algo"), "hybrid"),
+    **dict.fromkeys(("allgather", "all_gather", "kvallgather_cp_algo"), "allgather"),
+}
+_GRAPHS = {"none": 0.0, "local": 0.9, "full_iteration": 0.95, "transformer_engine": 0.6}
+"""Share of launches that a captured graph replays: whole iterations, or the parts of layers that Transformer Engine
+captures (attention and the router of expert layers, not the experts)."""
+_OFFLOADS = ("swap-optimizer", "swap-attention")
+_PREFERENCES = ("dpo", "simpo")
+
+
+def read_workload(request: Mapping[str, Any]) -> Workload:
+    """Return the workload a request describes.
+
+    Raises ``ConfigError`` with the key, the value and the rule for anything that no run could be started with, and for
+    what would change the answer but is not modelled.
+    """
+    request = canonical(request)
+    refuse_unmodelled(request)
+    hardware, parallel, train = (section_of(request, key) for key in ("hw", "parallel", "train"))
+    noop = counts(parallel, "noop_layers", "parallel")
+    model = _documents(read_model(section_of(request, "model"), len(noop)), train)
+    gpu = hardware.get("gpu")
+    if not isinstance(gpu, str) or not gpu:
+        found = "missing" if gpu in (None, "") else f"{gpu!r}"
+        raise ConfigError(f"hw.gpu is {found}; name a device, for example A100-80GB.")
+    devices, node = _devices(hardware)
+    tensor, pipeline, context, data = _layout(parallel, devices)
+    expert = integer(parallel, "ep", 1, "parallel")
+    virtual = _virtual(parallel, model.num_layers + len(noop), pipeline)
+    stack, attention = _software(train, gpu, model)
+    modern = stack == "megatron-core"
+    precision = str(train.get("precision") or "bf16").lower()
+    if precision not in _BYTES:
+        raise ConfigError(f"train.precision is {precision!r}, known: {', '.join(_BYTES)}.")
+    bandwidth = hardware.get("inter_node_gbps")
+    if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
+        raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")
+    gradient_overlap, tensor_overlap = train.get("overlap_grad_reduce"), train.get("tp_comm_overlap")
+    sequence_parallel = bool(switch(parallel, "sp", modern, "parallel")) and tensor > 1
+    work = Workload(
+        model=model,
+        gpu=gpu,
+        num_devices=devices,
+        devices_per_node=node,
+        inter_node_gbit_per_s=float(bandwidth) if bandwidth else None,
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        context=context,
+        expert=expert,
+        expert_tensor=_expert_tensor(parallel, tensor, expert, data * context),
+        virtual=virtual,
+        sequence_parallel=sequence_parallel,
+        distributed_optimizer=bool(switch(parallel, "dist_opt", modern, "parallel")),
+        global_batch=integer(train, "gbs", None, "train"),
+        micro_batch=integer(train, "mbs", None, "train"),
+        recompute=_recompute(train),
+        recompute_detail=_recompute_detail(train, model),
+        stages=place_layers(model, _placement(parallel, pipeline, virtual, noop)),
+        stack=stack,
+        fused_attention=attention == "fused",
+        cross_entropy_fusion=bool(train.get("cross_entropy_fusion", modern)),
+        gradient_overlap=None if gradient_overlap is None else bool(gradient_overlap),
+        tensor_overlap=None if tensor_overlap is None else bool(tensor_overlap),
+        expert_overlap=bool(train.get("moe_a2a_overlap", False)),
+        element_bytes=_BYTES[precision],
+        half_precision=precision in ("fp16", "float16"),
+        recipe=precision if precision in ("fp8", "mxfp8") else "",
+        **_context(parallel, context),
+        tensor_grid=_grid(parallel, tensor),
+        group_microbatches=integer(parallel, "microbatch_group_size", 0, "parallel", 0),
+        adapters=_adapters(train),
+        grouped_products=bool(train.get("grouped_gemm", True)),
+        fused_weight_gradients=bool(train.get("gradient_accumulation_fusion", True)),
+        shared_master_weights=bool(train.get("reuse_fp32_param", False)),
+        swapped_optimizer="swap-optimizer" in _offload(train),
+        gathered_experts=section_of(request, "model").get("dispatcher") == "allgather",
+        replayed_launches=_graph(train),
+        preference=str(train.get("task")) if train.get("task") in _PREFERENCES else "",
+        loss_slices=integer(train, "loss_slices", 1, "train"),
+        imbalance=number(train, "routing_imbalance", 1.0, "train", 1.0, 1e3),
+    )
+    check_divisions(work)
+    return work
+
+
+def _documents(model: ModelShape, train: Mapping[str, Any]) -> ModelShape:
+    """``model`` with the mean length of what is packed, where it is said."""
+    length = number(train, "mean_document", model.attended, "train", 0.0, math.inf)
+    return dataclasses.replace(model, attended=length) if length != model.attended else model
+
+
+def _devices(hardware: Mapping[str, Any]) -> tuple[int, int]:
+    devices = integer(hardware, "num_gpus", None, "hw")
+    node = integer(hardware, "gpus_per_node", min(8, devices), "hw")
+    if devices > node and devices % node:
+        raise ConfigError(
+            f"hw.num_gpus {devices} does not fill nodes of gpus_per_node {node}; the nearest are "
+            f"{devices // node * node} and {(devices // node + 1) * node}."
+        )
+    return devices, node
+
+
+def _layout(parallel: Mapping[str, Any], devices: int) -> tuple[int, int, int, int]:
+    tensor, pipeline, context = (integer(parallel, key, 1, "parallel") for key in ("tp", "pp", "cp"))
+    shards = tensor * pipeline * context
+    if devices % shards:
+        raise ConfigError(f"tp {tensor} x pp {pipeline} x cp {context} = {shards} does not divide {devices} devices.")
+    data = integer(parallel, "dp", devices // shards, "parallel")
+    if data * shards != devices:
+        raise ConfigError(f"dp {data} x tp {tensor} x pp {pipeline} x cp {context} is not {devices} devices.")
+    return tensor, pipeline, context, data
+
+
+def _virtual(parallel: Mapping[str, Any], layers: int, pipeline: int) -> int:
+    each = optional_integer(parallel, "layers_per_chunk", "parallel")
+    if parallel.get("vpp") is not None or each is None or pipeline == 1:
+        return integer(parallel, "vpp", 1, "parallel")
+    if layers % (pipeline * each):
+        raise ConfigError(f"{layers} layers in chunks of {each} do not fill {pipeline} stages evenly.")
+    return layers // (pipeline * each)
+
+
+def _software(train: Mapping[str, Any], gpu: str, model: ModelShape) -> tuple[str, str]:
+    stack = train.get("stack")
+    if stack is None:
+        old_device = any(word in gpu.upper() for word in ("A100", "A800", "V100"))
+        stack = "megatron-2021" if old_device and not model.modern else "megatron-core"
+    if stack not in ("megatron-2021", "megatron-core"):
+        raise ConfigError(f"train.stack is {stack!r}, must be megatron-2021 or megatron-core.")
+    attention = train.get("attention") or ("fused" if stack == "megatron-core" else "unfused")
+    if attention not in ("fused", "unfused"):
+        raise ConfigError(f"train.attention is {attention!r}, must be fused or unfused.")
+    return stack, attention
+
+
+def _recompute(train: Mapping[str, Any]) -> str:
+    recompute = train.get("recompute") or "none"
+    if recompute not in RECOMPUTE:
+        raise ConfigError(f"train.recompute is {recompute!r}, must be one of {', '.join(RECOMPUTE)}.")
+    return str(recompute)
+
+
+def _recompute_detail(train: Mapping[str, Any], model: ModelShape) -> RecomputeDetail:
+    method = train.get("recompute_method") or "uniform"
+    if method not in ("uniform", "block"):
+        raise ConfigError(f"train.recompute_method is {method!r}, must be uniform or block.")
+    extra = words(train, "recompute_extra", "train")
+
+    def layers(name: str) -> int | None:
+        if name not in extra:
+            return None
+        said = [word.split("=")[1] for word in extra if word.startswith(f"{name}-num-layers=")]
+        return int(said[0]) if said and said[0].isdigit() else model.num_layers
+
+    return RecomputeDetail(
+        method=method,
+        num_layers=integer(train, "recompute_num_layers", 1, "train"),
+        per_rank=bool(train.get("recompute_per_pp_rank", False)),
+        modules=words(train, "recompute_modules", "train") or ("core_attn",),
+        activation_layers=layers("recompute-activation-function"),
+        norm_layers=layers("recompute-norm"),
+    )
+
+
+def _placement(parallel: Mapping[str, Any], pipeline: int, virtual: int, noop: tuple[int, ...]) -> PlacementRequest:
+    layout = parallel.get("pipeline_layout") or ""
+    if not isinstance(layout, str):
+        raise ConfigError(f"parallel.pipeline_layout is {layout!r}, must be a layout string as Ettt|ttL.")
+    return PlacementRequest(
+        pipeline=pipeline,
+        virtual=virtual,
+        layer_list=counts(parallel, "num_layer_list", "parallel"),
+        layout=layout,
+        noop_layers=noop,
+        first_stage=optional_integer(parallel, "first_stage_layers", "parallel", 0),
+        last_stage=optional_integer(parallel, "last_stage_layers", "parallel", 0),
+        account_for_embedding=bool(switch(parallel, "account_for_embedding", False, "parallel")),
+        account_for_loss=bool(switch(parallel, "account_for_loss", False, "parallel")),
+    )
+
+
+def _context(parallel: Mapping[str, Any], context: int) -> dict[str, Any]:
+    kind = parallel.get("cp_type") or "ring"
+    if kind not in _CONTEXT_KINDS:
+        raise ConfigError(f"parallel.cp_type is {kind!r}, known: {', '.join(_CONTEXT_KINDS)}.")
+    name = _CONTEXT_KINDS[kind]
+    degree = integer(parallel, "ulysses_degree", context if name == "ulysses" else 1, "parallel")
+    if name == "ulysses":
+        degree = context
+    if context % degree:
+        raise ConfigError(f"parallel.ulysses_degree {degree} does not divide cp {context}.")
+    return {"context_kind": name, "ulysses_size": degree}
+
+
+def _grid(parallel: Mapping[str, Any], tensor: int) -> tuple[int, int] | None:
+    values = optional_section(parallel, "tp_2d", "parallel")
+    if values is None:
+        return None
+    grid = integer(values, "x", None, "parallel.tp_2d"), integer(values, "y", None, "parallel.tp_2d")
+    if grid[0] * grid[1] != tensor:
+        raise ConfigError(f"parallel.tp_2d {grid[0]} x {grid[1]} is not tp {tensor}.")
+    return grid
+
+
+def _adapters(train: Mapping[str, Any]) -> Adapters | None:
+    values = optional_section(train, "lora", "train")
+    if values is None:
+        return None
+    if values.get("qlora"):
+        raise ConfigError("train.lora.qlora is true: quantized frozen weights are not modelled.")
+    rank = integer(values, "r", integer(values, "dim", 8, "train.lora"), "train.lora")
+    targets = values.get("targets", values.get("target_modules"))
+    names = words({"targets": targets}, "targets", "train.lora") if targets != "all-linear" else ()
+    return Adapters(rank=rank, targets=names or ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"))
+
+
+def _offload(train: Mapping[str, Any]) -> tuple[str, ...]:
+    names = words(train, "offload", "train")
+    unknown = [name for name in names if name not in _OFFLOADS]
+    if unknown:
+        raise ConfigError(f"train.offload has {unknown[0]!r}, known: {', '.join(_OFFLOADS)}.")
+    return names
+
+
+def _graph(train: Mapping[str, Any]) -> float:
+    kind = train.get("cuda_graph") or "none"
+    if kind not in _GRAPHS:
+        raise ConfigError(f"train.cuda_graph is {kind!r}, known: {', '.join(_GRAPHS)}.")
+    return _GRAPHS[kind]
+
+
+def _expert_tensor(parallel: Mapping[str, Any], tensor: int, expert: int, replicas: int) -> int:
+    """What is asked for; else the tensor size as Megatron takes it, or 1 where only that leaves room for ``expert``."""
+    if parallel.get("etp") is not None:
+        return integer(parallel, "etp", None, "parallel")
+    return tensor if replicas % expert == 0 else 1

@@ -1,0 +1,222 @@
+"""Reads the ``model`` of a prediction request."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspeed_autoparallel.cost.analytic.fields import counts, integer, number, optional_section, switch
+from mindspeed_autoparallel.cost.analytic.model_shape import (
+    Encoder,
+    LatentAttention,
+    LayerKind,
+    LinearAttention,
+    ModelShape,
+    SparseAttention,
+    StateSpace,
+)
+from mindspeed_autoparallel.cost.analytic.placement import PATTERN_SYMBOLS, layer_kinds
+from mindspeed_autoparallel.errors import ConfigError
+
+DEFAULT_VOCABULARY = 51200
+TYPES = ("gpt", "moe", "hybrid", "mamba", "vlm")
+_MOST_LAYERS = 10_000
+
+
+def read_model(section: Mapping[str, Any], noop_layers: int = 0) -> ModelShape:
+    """Return the shape that ``section`` describes; ``num_layers`` counts ``noop_layers`` too.
+
+    Raises ``ConfigError`` with the key, the value and the rule for what no model could be.
+    """
+    kind = section.get("type", "moe" if section.get("num_experts") else "gpt")
+    if kind not in TYPES:
+        raise ConfigError(f"model.type is {kind!r}, must be one of {', '.join(TYPES)}.")
+    hidden = integer(section, "hidden", None, "model")
+    heads = integer(section, "heads", None, "model")
+    kv_heads = integer(section, "kv_heads", heads, "model")
+    head_size = integer(section, "head_size", 0, "model", 0)
+    latent = _latent(section)
+    if not head_size and not latent and hidden % heads:
+        raise ConfigError(
+            f"model.hidden {hidden} is not divisible by model.heads {heads}; give head_size if it is apart."
+        )
+    if heads % kv_heads:
+        raise ConfigError(f"model.heads {heads} is not divisible by model.kv_heads {kv_heads}.")
+    gated = bool(switch(section, "swiglu", False, "model"))
+    # Megatron's own defaults: a gated layer has three matrices, each two thirds as wide, in steps of 64.
+    ffn = integer(section, "ffn", int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden, "model")
+    experts = integer(section, "num_experts", 0, "model", 0)
+    if kind == "moe" and not experts:
+        raise ConfigError("model.num_experts is missing for model.type moe.")
+    topk = integer(section, "topk", 2, "model")
+    if experts and topk > experts:
+        raise ConfigError(f"model.topk {topk} is above model.num_experts {experts}.")
+    sequence = integer(section, "seq", None, "model")
+    layers = _layers(section, experts > 0, noop_layers)
+    return ModelShape(
+        num_layers=len(layers),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        sequence=sequence,
+        vocabulary=integer(section, "vocab", DEFAULT_VOCABULARY, "model"),
+        gated=gated,
+        num_experts=experts,
+        topk=topk if experts else 0,
+        expert_ffn=integer(section, "moe_ffn", ffn, "model") if experts else 0,
+        shared_ffn=integer(section, "shared_expert_ffn", 0, "model", 0) if experts else 0,
+        head_size=head_size,
+        tied=bool(section.get("tied_embeddings", not gated and not experts)),
+        causal=bool(section.get("causal", True)),
+        **_window(section),
+        expert_bias=bool(section.get("expert_bias", False)),
+        expert_clamp=bool(section.get("expert_clamp", False)),
+        layers=layers,
+        mtp_layers=integer(section, "mtp_layers", 0, "model", 0),
+        latent=latent,
+        state_space=_state_space(section, layers),
+        linear=_linear(section, layers),
+        sparse=_sparse(section),
+        encoder=_encoder(section, sequence),
+        extra_norms=2 * bool(section.get("post_norm", False)),
+        attended=number(section, "mean_seq", 0.0, "model", 0.0, math.inf),
+        capacity_factor=number(section, "capacity_factor", 0.0, "model", 0.0, 1e3) if experts else 0.0,
+    )
+
+
+def _layers(section: Mapping[str, Any], experts: bool, noop_layers: int) -> tuple[LayerKind, ...]:
+    pattern = section.get("layer_pattern") or ""
+    if pattern:
+        symbols = str(pattern).split("/")[0].replace("|", "")
+        if not symbols or set(symbols) - PATTERN_SYMBOLS:
+            raise ConfigError(
+                f"model.layer_pattern {pattern!r} must have one of {' '.join(sorted(PATTERN_SYMBOLS))} per layer."
+            )
+        total = integer(section, "num_layers", len(symbols), "model")
+        if total != len(symbols):
+            raise ConfigError(f"model.layer_pattern has {len(symbols)} layers, model.num_layers is {total}.")
+        return layer_kinds(total, dense_first=0, experts=experts, pattern=symbols)
+    total = integer(section, "num_layers", None, "model") - noop_layers
+    if total < 1:
+        raise ConfigError(f"{noop_layers} of {section.get('num_layers')} layers are no-op layers; none is left.")
+    if total > _MOST_LAYERS:
+        raise ConfigError(f"model.num_layers is {total}, must be at most {_MOST_LAYERS}.")
+    if section.get("type") == "mamba":
+        return (LayerKind("mamba", "none"),) * total
+    dense = integer(section, "num_dense_layers", 0, "model", 0)
+    frequency = _frequency(section.get("moe_layer_freq"), total)
+    return layer_kinds(total, dense_first=dense, experts=experts, frequency=frequency)
+
+
+def _frequency(value: Any, total: int) -> int | Sequence[int]:
+    """Megatron's ``--moe-layer-freq``: every how many layers, or 0 and 1 per layer (``([0]*3+[1]*58)``)."""
+    if value in (None, "", "-1", -1, 0, "0"):
+        return 1
+    text = str(value)
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    listed = list(value) if isinstance(value, (list, tuple)) else _frequency_list(text)
+    if len(listed) != total or set(listed) - {0, 1}:
+        raise ConfigError(f"model.moe_layer_freq {value!r} must be a number, or 0 or 1 for each of {total} layers.")
+    return listed
+
+
+def _frequency_list(text: str) -> list[int]:
+    """Evaluate a sum of repeated lists, as ``([0]*3+[1]*58)``; nothing else is run."""
+    result: list[int] = []
+    for part in text.strip("() ").split("+"):
+        found = re.fullmatch(r"\(?\s*(\[[01,\s]*\])\s*(?:\*\s*(\d+))?\s*\)?", part.strip())
+        if not found or int(found.group(2) or 1) > _MOST_LAYERS:
+            raise ConfigError(f"model.moe_layer_freq {text!r} must be a number or lists of 0 and 1, as [0]*3+[1]*58.")
+        result += ast.literal_eval(found.group(1)) * int(found.group(2) or 1)
+    return result
+
+
+def _window(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Size and share of the layers with windowed attention: all of them where only the size is said."""
+    size = integer(section, "window", 0, "model", 0)
+    share = number(section, "windowed_share", 1.0 if size else 0.0, "model", 0.0, 1.0)
+    if share and not size:
+        raise ConfigError(f"model.windowed_share is {share!r}, but model.window is missing.")
+    return {"window": size, "windowed_share": share}
+
+
+def _latent(section: Mapping[str, Any]) -> LatentAttention | None:
+    values = optional_section(section, "mla", "model")
+    if values is None or values.get("qk_nope_head_dim") is None:
+        return None
+    return LatentAttention(
+        query_rank=integer(values, "q_lora_rank", 0, "model.mla", 0),
+        key_value_rank=integer(values, "kv_lora_rank", None, "model.mla"),
+        nope_size=integer(values, "qk_nope_head_dim", None, "model.mla"),
+        rope_size=integer(values, "qk_rope_head_dim", 64, "model.mla", 0),
+        value_size=integer(values, "v_head_dim", 128, "model.mla"),
+    )
+
+
+def _state_space(section: Mapping[str, Any], layers: Sequence[LayerKind]) -> StateSpace | None:
+    if not any(layer.mixer == "mamba" for layer in layers):
+        return None
+    values = optional_section(section, "mamba", "model") or {}
+    # Megatron's own defaults: twice the hidden size in heads of 64, states of 128, 8 groups.
+    return StateSpace(
+        heads=integer(values, "num_heads", max(1, 2 * int(section["hidden"]) // 64), "model.mamba"),
+        head_size=integer(values, "head_dim", 64, "model.mamba"),
+        state_size=integer(values, "state_dim", 128, "model.mamba"),
+        groups=integer(values, "num_groups", 8, "model.mamba"),
+    )
+
+
+def _linear(section: Mapping[str, Any], layers: Sequence[LayerKind]) -> LinearAttention | None:
+    if not any(layer.mixer == "linear" for layer in layers):
+        return None
+    values = optional_section(section, "linear_attention", "model")
+    if values is None:
+        raise ConfigError("model.layer_pattern has G layers, but model.linear_attention is missing.")
+    return LinearAttention(
+        key_heads=integer(values, "num_key_heads", None, "model.linear_attention"),
+        value_heads=integer(values, "num_value_heads", None, "model.linear_attention"),
+        key_size=integer(values, "key_head_dim", 128, "model.linear_attention"),
+        value_size=integer(values, "value_head_dim", 128, "model.linear_attention"),
+    )
+
+
+def _sparse(section: Mapping[str, Any]) -> SparseAttention | None:
+    values = optional_section(section, "dsa", "model")
+    if values is None:
+        return None
+    # Sizes of DeepSeek-V3.2's indexer where nothing is said.
+    return SparseAttention(
+        heads=integer(values, "heads", 64, "model.dsa"),
+        head_size=integer(values, "head_dim", 128, "model.dsa"),
+        topk=integer(values, "topk", 2048, "model.dsa"),
+    )
+
+
+def _encoder(section: Mapping[str, Any], sequence: int) -> Encoder | None:
+    values = optional_section(section, "vision_encoder", "model")
+    if values is None:
+        return None
+
+    def size(key: str, *others: str) -> int:
+        for name in (key, *others):
+            if values.get(name) is not None:
+                return integer(values, name, None, "model.vision_encoder")
+        raise ConfigError(f"model.vision_encoder.{key} is missing.")
+
+    hidden = size("hidden", "hidden_size")
+    return Encoder(
+        num_layers=size("num_layers"),
+        hidden=hidden,
+        heads=size("heads", "num_attention_heads"),
+        ffn=size("ffn", "ffn_hidden_size") if {"ffn", "ffn_hidden_size"} & set(values) else 4 * hidden,
+        gated=bool(values.get("swiglu", False)),
+        # Vision transformers of Qwen's kind merge four of their tokens into one of the decoder's.
+        tokens=integer(values, "tokens", 4 * sequence // 2, "model.vision_encoder"),
+        frozen=bool(values.get("frozen", values.get("freeze", False))),
+        layers_per_stage=counts(values, "pipeline_num_layers", "model.vision_encoder"),
+    )

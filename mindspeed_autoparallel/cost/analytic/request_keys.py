@@ -1,0 +1,125 @@
+"""Keys of a prediction request: what is modelled, what changes no figure, and what is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+
+KNOWN = {
+    "model": frozenset(
+        {
+            *("type", "num_layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "seq", "vocab", "swiglu"),
+            *("num_experts", "topk", "moe_ffn", "shared_expert_ffn", "tied_embeddings", "causal", "window"),
+            *("windowed_share", "expert_bias", "expert_clamp", "num_dense_layers", "moe_layer_freq", "mla"),
+            *("mtp_layers", "layer_pattern", "mamba", "linear_attention", "dsa", "qk_norm", "post_norm", "mean_seq"),
+            *("vision_encoder", "capacity_factor", "dispatcher"),
+        }
+    ),
+    "hw": frozenset({"gpu", "num_gpus", "gpus_per_node", "inter_node_gbps"}),
+    "parallel": frozenset(
+        {
+            *("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sp", "dist_opt", "cp_type", "ulysses_degree"),
+            *("num_layer_list", "pipeline_layout", "noop_layers", "first_stage_layers", "last_stage_layers"),
+            *("account_for_embedding", "account_for_loss", "microbatch_group_size", "tp_2d", "encoder_layer_list"),
+            "layers_per_chunk",
+        }
+    ),
+    "train": frozenset(
+        {
+            *("gbs", "mbs", "recompute", "precision", "stack", "attention", "cross_entropy_fusion"),
+            *("overlap_grad_reduce", "tp_comm_overlap", "moe_a2a_overlap", "recompute_method"),
+            *("recompute_num_layers", "recompute_modules", "recompute_per_pp_rank", "recompute_extra"),
+            *("reuse_fp32_param", "offload", "lora", "packing", "mean_document", "variable_seq", "task", "loss_slices"),
+            *("grouped_gemm", "gradient_accumulation_fusion", "cuda_graph", "routing_imbalance", "optimizer"),
+        }
+    ),
+}
+"""Keys of a request's sections that say something about the run."""
+
+ALIASES = {
+    "model": {"head_dim": "head_size", "tie_embeddings": "tied_embeddings", "mtp_num_layers": "mtp_layers"},
+    "hw": {},
+    "parallel": {"schedule_group_size": "microbatch_group_size"},
+    "train": {},
+}
+
+SILENT = {
+    "model": frozenset({"name", "params", "params_b", "norm", "position", "router", "num_shared_experts", "model_id"}),
+    "hw": frozenset({"gpu_stated", "gpu_hint", "platform", "num_gpus_source"}),
+    "parallel": frozenset({"cp_window", "key"}),
+    "train": frozenset({"flags", "overlap_param_gather", "deterministic", "flex_backend", "dispatcher", "backend"}),
+}
+"""Keys that change no figure, or too little to model: names, and overlaps that follow from others."""
+
+_REFUSED: Mapping[str, Mapping[str, str]] = {
+    "model": {
+        "mhc": "hyper-connections are not modelled",
+        "zero_experts": "experts that do nothing are not modelled",
+        "kv_share_factor": "key and value states shared between layers are not modelled",
+        "diffusion": "diffusion models are not modelled",
+        "moe_latent": "experts in a latent space are not modelled",
+    },
+    "parallel": {
+        "distributed_optimizer_instances": "several instances of the distributed optimizer are not modelled",
+        "num_distributed_optimizer_instances": "several instances of the distributed optimizer are not modelled",
+        "fsdp": "fully sharded parameters are not modelled",
+        "ep_fsdp": "fully sharded parameters are not modelled",
+        "strategy": "DeepSpeed's strategies are not modelled",
+        "encoder_tp": "encoders with a layout of their own are planned by --hetero-parallel, not predicted here",
+        "encoder_pp": "encoders with a layout of their own are planned by --hetero-parallel, not predicted here",
+    },
+    "train": {
+        "distillation": "distillation is not modelled",
+        "teacher": "distillation is not modelled",
+        "kd": "distillation is not modelled",
+        "optimizer_cpu_offload": "an optimizer that runs on the host is not modelled",
+    },
+}
+_HARMLESS: tuple[Any, ...] = (None, False, 0, 1, "", "none", "1f1b")
+SCHEDULES = ("1f1b", "1f1b-interleaved", "interleaved")
+OPTIMIZERS = ("adam", "adamw")
+
+
+def canonical(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``request`` with aliases of keys replaced; sections that are no objects stay as they are."""
+    result = dict(request)
+    for section, names in ALIASES.items():
+        values = result.get(section)
+        if isinstance(values, Mapping) and any(name in values for name in names):
+            result[section] = {names.get(key, key): value for key, value in values.items()}
+    return result
+
+
+def unknown_keys(request: Mapping[str, Any]) -> list[str]:
+    """Return keys of the request's sections that nothing is known about, such as misspelt ones: they change nothing."""
+    return [
+        f"{section}.{key}"
+        for section, known in KNOWN.items()
+        if isinstance(request.get(section), Mapping)
+        for key in request[section]
+        if key not in known
+        and key not in ALIASES[section]
+        and key not in SILENT[section]
+        and key not in _REFUSED.get(section, {})
+        and not (section == "parallel" and key == "schedule")
+    ]
+
+
+def refuse_unmodelled(request: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for a key that changes the answer in a way that is not modelled."""
+    for section, reasons in _REFUSED.items():
+        values = request.get(section)
+        if not isinstance(values, Mapping):
+            continue
+        for key, reason in reasons.items():
+            value = values.get(key)
+            if value is True or value not in _HARMLESS:
+                raise ConfigError(f"{section}.{key} is {value!r}: {reason}; the answer would be another run's.")
+    schedule = request.get("parallel", {}).get("schedule")
+    if schedule is not None and schedule not in SCHEDULES:
+        raise ConfigError(f"parallel.schedule is {schedule!r}; known: {', '.join(SCHEDULES)}.")
+    optimizer = request.get("train", {}).get("optimizer")
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise ConfigError(f"train.optimizer is {optimizer!r}; known: {', '.join(OPTIMIZERS)}.")

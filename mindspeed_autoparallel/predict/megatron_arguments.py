@@ -1,0 +1,275 @@
+"""Turns Megatron's arguments, as a log prints them or a launch gives them, into a prediction request.
+
+Names are those of Megatron's namespace (``tensor_model_parallel_size``); MindSpeed's own are among them. What is not
+there has Megatron's default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+
+_NO = ("false", "none", "null", "")
+_REFUSED = {
+    "use_megatron_fsdp": "fully sharded parameters are not modelled",
+    "use_custom_fsdp": "fully sharded parameters are not modelled",
+    "use_torch_fsdp2": "fully sharded parameters are not modelled",
+    "layerzero": "fully sharded parameters are not modelled",
+    "optimizer_cpu_offload": "an optimizer that runs on the host is not modelled",
+    "cpu_offloading": "offload of activations is not modelled here",
+    "fine_grained_activation_offloading": "offload of activations is not modelled here",
+    "heterogeneous_layers_config_path": "layers of different sizes are not modelled",
+    "export_kd_teacher_load": "distillation is not modelled",
+    "kd_teacher_load": "distillation is not modelled",
+    "enable_mhc": "hyper-connections are not modelled",
+    "qlora": "quantized frozen weights are not modelled",
+    "retro_add_retriever": "retrieval is not modelled",
+}
+_COUNTS_REFUSED = {
+    "num_distributed_optimizer_instances": "several instances of the distributed optimizer are not modelled",
+    "cpu_offloading_num_layers": "offload of activations is not modelled here",
+    "encoder_tensor_model_parallel_size": "encoders with a layout of their own are not modelled here",
+    "num_zero_experts": "experts that do nothing are not modelled",
+    "cla_share_factor": "key and value states shared between layers are not modelled",
+}
+
+
+_TENSOR_OVERLAPS = ("tp_comm_overlap", "use_mc2", "use_ascend_mc2", "use_ascend_coc")
+_EXCHANGE_OVERLAPS = (
+    *("overlap_moe_expert_parallel_comm", "moe_fb_overlap"),
+    *("moe_alltoall_overlap_comm", "moe_allgather_overlap_comm"),
+)
+
+
+class Arguments:
+    """Megatron's arguments by name, whatever their spelling: ``--num-layers`` and ``num_layers`` are one."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = {str(name).lstrip("-").replace("-", "_"): value for name, value in values.items()}
+
+    def has(self, name: str) -> bool:
+        """Return whether ``name`` is there and says something."""
+        return name in self._values and str(self._values[name]).lower() not in _NO
+
+    def flag(self, name: str) -> bool:
+        """Return whether a switch is on."""
+        return self.has(name)
+
+    def text(self, *names: str) -> str | None:
+        """Return the first of ``names`` that says something."""
+        return next((str(self._values[name]) for name in names if self.has(name)), None)
+
+    def integer(self, *names: str) -> int | None:
+        """Return the first of ``names`` that says something, as a whole number."""
+        text = self.text(*names)
+        if text is None:
+            return None
+        try:
+            return int(float(text))
+        except ValueError as error:
+            raise ConfigError(f"--{names[0].replace('_', '-')} is {text!r}, must be a whole number.") from error
+
+
+def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request that a run with arguments ``values`` on ``hardware`` (a request's ``hw``) makes.
+
+    Raises ``ConfigError`` naming the argument for what is not modelled or missing.
+    """
+    arguments = Arguments(values)
+    for name, reason in _REFUSED.items():
+        if arguments.flag(name):
+            raise ConfigError(f"--{name.replace('_', '-')}: {reason}.")
+    for name, reason in _COUNTS_REFUSED.items():
+        if (arguments.integer(name) or 0) > 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {arguments.text(name)}: {reason}.")
+    devices = hardware.get("num_gpus")
+    if (
+        arguments.flag("use_tp_pp_dp_mapping")
+        and isinstance(devices, int)
+        and devices > int(hardware.get("gpus_per_node") or 8)
+    ):
+        raise ConfigError("--use-tp-pp-dp-mapping: another order of ranks over several nodes is not modelled.")
+    sections = {"model": _model(arguments), "parallel": _parallel(arguments), "train": _train(arguments)}
+    kept = {name: {key: value for key, value in part.items() if value is not None} for name, part in sections.items()}
+    return {**kept, "hw": dict(hardware)}
+
+
+def _model(arguments: Arguments) -> dict[str, Any]:
+    experts = arguments.integer("num_experts", "num_moe_experts")
+    shared = arguments.integer("moe_shared_expert_intermediate_size")
+    moe_ffn = arguments.integer("moe_ffn_hidden_size", "moe_intermediate_size")
+    if shared is None and arguments.integer("n_shared_experts") and moe_ffn:
+        shared = arguments.integer("n_shared_experts", "num_shared_experts")
+        shared = shared * moe_ffn if shared else None
+    pattern = arguments.text("hybrid_layer_pattern", "hybrid_override_pattern")
+    layers = arguments.integer("num_layers", "encoder_num_layers")
+    model: dict[str, Any] = {
+        "type": "hybrid" if pattern else "moe" if experts else "gpt",
+        "num_layers": None if pattern else layers,
+        "layer_pattern": pattern,
+        "hidden": arguments.integer("hidden_size"),
+        "heads": arguments.integer("num_attention_heads"),
+        "kv_heads": arguments.integer("num_query_groups") if arguments.flag("group_query_attention") else None,
+        "head_size": arguments.integer("kv_channels"),
+        "ffn": arguments.integer("ffn_hidden_size"),
+        "seq": arguments.integer("seq_length", "encoder_seq_length"),
+        "vocab": arguments.integer("padded_vocab_size", "vocab_size"),
+        "swiglu": arguments.flag("swiglu") or arguments.flag("geglu"),
+        "tied_embeddings": not arguments.flag("untie_embeddings_and_output_weights"),
+        "num_experts": experts,
+        "topk": arguments.integer("moe_router_topk") if experts else None,
+        "moe_ffn": moe_ffn if experts else None,
+        "shared_expert_ffn": shared if experts else None,
+        "num_dense_layers": arguments.integer("first_k_dense_replace") if experts else None,
+        "moe_layer_freq": arguments.text("moe_layer_freq") if experts else None,
+        "dispatcher": arguments.text("moe_token_dispatcher_type") if experts else None,
+        "mtp_layers": arguments.integer("mtp_num_layers"),
+        "qk_norm": arguments.flag("qk_layernorm") or None,
+        "post_norm": arguments.flag("post_norm") or None,
+        "mla": _latent(arguments),
+        "window": arguments.integer("sliding_window_size", "sliding_window") or _window(arguments),
+    }
+    if arguments.has("mamba_num_heads") or (pattern and "M" in pattern):
+        sizes = {
+            "num_heads": arguments.integer("mamba_num_heads"),
+            "head_dim": arguments.integer("mamba_head_dim"),
+            "state_dim": arguments.integer("mamba_state_dim"),
+            "num_groups": arguments.integer("mamba_num_groups"),
+        }
+        model["mamba"] = {key: value for key, value in sizes.items() if value is not None}
+    if arguments.has("moe_expert_capacity_factor") and experts:
+        model["capacity_factor"] = float(arguments.text("moe_expert_capacity_factor") or 0)
+    if arguments.flag("enable_dsa_indexer"):
+        model["dsa"] = {"topk": arguments.integer("index_topk"), "heads": arguments.integer("index_n_heads")}
+    return model
+
+
+def _window(arguments: Arguments) -> int | None:
+    """Megatron's ``--window-size``: how many tokens before and after, as ``(127, 0)``."""
+    found = re.findall(r"-?\d+", arguments.text("window_size") or "")
+    return int(found[0]) + 1 if found and int(found[0]) > 0 else None
+
+
+def _latent(arguments: Arguments) -> dict[str, int] | None:
+    if not (arguments.flag("multi_latent_attention") or arguments.flag("multi_head_latent_attention")):
+        return None
+    # Megatron's own defaults.
+    return {
+        "q_lora_rank": arguments.integer("q_lora_rank") or 0,
+        "kv_lora_rank": arguments.integer("kv_lora_rank") or 32,
+        "qk_nope_head_dim": arguments.integer("qk_nope_head_dim", "qk_head_dim") or 128,
+        "qk_rope_head_dim": arguments.integer("qk_rope_head_dim", "qk_pos_emb_head_dim") or 64,
+        "v_head_dim": arguments.integer("v_head_dim") or 128,
+    }
+
+
+def _parallel(arguments: Arguments) -> dict[str, Any]:
+    pipeline = arguments.integer("pipeline_model_parallel_size") or 1
+    layout: dict[str, Any] = {
+        "tp": arguments.integer("tensor_model_parallel_size"),
+        "pp": pipeline,
+        "cp": arguments.integer("context_parallel_size"),
+        "ep": arguments.integer("expert_model_parallel_size"),
+        "etp": arguments.integer("expert_tensor_parallel_size"),
+        "sp": arguments.flag("sequence_parallel"),
+        "dist_opt": arguments.flag("use_distributed_optimizer"),
+        "cp_type": arguments.text("context_parallel_algo", "cp_comm_type"),
+        "ulysses_degree": arguments.integer("ulysses_degree_in_cp"),
+        "pipeline_layout": arguments.text("pipeline_model_parallel_layout"),
+        "num_layer_list": arguments.text("num_layer_list"),
+        "noop_layers": arguments.text("noop_layers"),
+        "first_stage_layers": arguments.integer("decoder_first_pipeline_num_layers"),
+        "last_stage_layers": arguments.integer("decoder_last_pipeline_num_layers"),
+        "account_for_embedding": arguments.flag("account_for_embedding_in_pipeline_split") or None,
+        "account_for_loss": arguments.flag("account_for_loss_in_pipeline_split") or None,
+        "microbatch_group_size": arguments.integer("microbatch_group_size_per_virtual_pipeline_stage"),
+        "schedule": arguments.text("schedules_method"),
+    }
+    if arguments.integer("context_parallel_size") in (None, 1):
+        layout.update(cp_type=None, ulysses_degree=None)
+    if pipeline > 1:
+        layout["vpp"] = arguments.integer(
+            "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size"
+        )
+        layout["layers_per_chunk"] = arguments.integer("num_layers_per_virtual_pipeline_stage")
+        if layout["pipeline_layout"] and not layout["vpp"]:
+            layout["vpp"] = (str(layout["pipeline_layout"]).count("|") + 1) // pipeline
+    if arguments.flag("tp_2d"):
+        layout["tp_2d"] = {"x": arguments.integer("tp_x"), "y": arguments.integer("tp_y")}
+    return layout
+
+
+def _train(arguments: Arguments) -> dict[str, Any]:
+    granularity = arguments.text("recompute_granularity")
+    if granularity is None and arguments.flag("recompute_activations"):
+        granularity = "selective"
+    fusion = arguments.flag("cross_entropy_loss_fusion")
+    unfused = arguments.text("attention_backend") == "unfused" or (
+        arguments.text("transformer_impl") == "local" and not arguments.flag("use_flash_attn")
+    )
+    train: dict[str, Any] = {
+        "gbs": arguments.integer("global_batch_size"),
+        "mbs": arguments.integer("micro_batch_size"),
+        "stack": "megatron-core",
+        "recompute": granularity or "none",
+        "recompute_method": arguments.text("recompute_method"),
+        "recompute_num_layers": arguments.integer("recompute_num_layers"),
+        "recompute_modules": arguments.text("recompute_modules"),
+        "recompute_per_pp_rank": arguments.flag("enable_recompute_layers_per_pp_rank") or None,
+        "recompute_extra": _extra(arguments),
+        "precision": _precision(arguments),
+        "attention": "unfused" if unfused else "fused",
+        # Megatron's own fused loss keeps fp32 logits, Transformer Engine's does not.
+        "cross_entropy_fusion": fusion and arguments.text("cross_entropy_fusion_impl") == "te",
+        "overlap_grad_reduce": arguments.flag("overlap_grad_reduce"),
+        "tp_comm_overlap": any(arguments.flag(name) for name in _TENSOR_OVERLAPS),
+        "moe_a2a_overlap": any(arguments.flag(name) for name in _EXCHANGE_OVERLAPS),
+        "reuse_fp32_param": arguments.flag("reuse_fp32_param") or None,
+        "grouped_gemm": arguments.flag("moe_grouped_gemm") if arguments.has("num_experts") else None,
+        "gradient_accumulation_fusion": _gradient_fusion(arguments),
+        "optimizer": arguments.text("optimizer"),
+        "loss_slices": arguments.integer("output_layer_slice_num"),
+    }  # fmt: skip
+    swapped = [name for name in ("swap-optimizer", "swap-attention") if arguments.flag(name.replace("-", "_"))]
+    train["offload"] = swapped or None
+    if arguments.integer("lora_r", "lora_rank"):
+        targets = (arguments.text("lora_target_modules") or "").strip("[]").replace("'", "").replace(",", " ")
+        train["lora"] = {"r": arguments.integer("lora_r", "lora_rank"), "targets": targets.split()}
+    if arguments.text("stage") in ("dpo", "simpo"):
+        train["task"] = arguments.text("stage")
+    graph = arguments.text("cuda_graph_impl")
+    if graph or arguments.flag("enable_cuda_graph") or arguments.flag("external_cuda_graph"):
+        train["cuda_graph"] = "transformer_engine" if graph != "local" else "local"
+    return train
+
+
+def _gradient_fusion(arguments: Arguments) -> bool:
+    if arguments.flag("no_gradient_accumulation_fusion"):
+        return False
+    if arguments.flag("gemm_gradient_accumulation_fusion"):
+        return True
+    # A namespace has the value itself, a launch only the switch that turns it off.
+    return arguments.flag("gradient_accumulation_fusion") if arguments.text("gradient_accumulation_fusion") else True
+
+
+def _extra(arguments: Arguments) -> list[str] | None:
+    extra = []
+    for name in ("recompute-activation-function", "recompute-norm"):
+        if arguments.flag(name.replace("-", "_")):
+            extra.append(name)
+            layers = arguments.integer(f"{name.replace('-', '_')}_num_layers")
+            if layers is not None:
+                extra.append(f"{name}-num-layers={layers}")
+    return extra or None
+
+
+def _precision(arguments: Arguments) -> str:
+    recipe, form = arguments.text("fp8_recipe"), arguments.text("fp8_format", "fp8")
+    if form:
+        return "mxfp8" if recipe == "mxfp8" else "fp8"
+    if arguments.has("fp4_format"):
+        raise ConfigError("--fp4-format: four-bit recipes are not modelled.")
+    return "bf16" if arguments.flag("bf16") else "fp16" if arguments.flag("fp16") else "fp32"
