@@ -10,6 +10,7 @@ if __name__ != "mindspeed_autoparallel.patches":
     )
 
 import importlib
+import os
 import pkgutil
 import sys
 
@@ -27,10 +28,11 @@ def sheets() -> list[Patch]:
 def arm() -> None:
     """Install the sheets as Megatron's modules are imported, and prepare the device right before the first of them."""
     from mindspeed_autoparallel.runtime.flags import flags_given
+    from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
     if ENGINE.patches:
         return
-    flags, asked_for = flags_given(sys.argv[1:]), sheets()
+    flags, asked_for = flags_given(sys.argv[1:]) | ({TASK_VARIABLE} & set(os.environ)), sheets()
     if "megatron.core" not in sys.modules:
         call_before_import(("megatron.core", "megatron.training", "megatron.legacy"), _before_megatron)
     else:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mindspeed_autoparallel.patching import Patch
+from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 
 def _initialize(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -25,7 +26,7 @@ SHEET = [
         target="megatron.core.parallel_state:initialize_model_parallel",
         wrapper=_initialize,
         parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size"),
-        flags=("--auto-parallel-mm", "--auto-tuning"),
+        flags=("--auto-parallel-mm", "--auto-tuning", TASK_VARIABLE),
         why="A measuring process sets the groups up again with another tensor-parallel size, and all else the same.",
     ),
     Patch(

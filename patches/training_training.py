@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mindspeed_autoparallel.patching import Patch, Wrapper
+from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
-_SEARCH = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning")
+_SEARCH = ("--auto-parallel-mm", "--auto-tuning", TASK_VARIABLE)
+"""The searches refuse a host that their measuring processes could not take over."""
 
 
 def _recording(name: str) -> Wrapper:
@@ -65,7 +67,7 @@ SHEET = [
         target="megatron.training.training:train_step",
         wrapper=_train_step,
         parameters=("forward_step_func", "data_iterator", "model"),
-        flags=("--auto-parallel-plan", "--auto-tuning"),
+        flags=("--auto-parallel-plan", "--auto-tuning", TASK_VARIABLE),
         why="Predicted step time and memory are compared with the first steps of the training.",
     ),
     Patch(

@@ -25,7 +25,7 @@ class Patch:
     distribution: str = "megatron-core"
     """Whose release ``versions`` speaks of: ``megatron-core``, or another (whose release is not checked)."""
     flags: tuple[str, ...] = ()
-    """Installed only when one of these command line flags is given; empty: always installed."""
+    """Installed only when one of these is given, command line flags or an environment variable; empty: always."""
     parameters: tuple[str, ...] = field(default=())
     """Parameter names the wrapper relies on; checked against the target's signature before it is installed."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference import foreign_flags
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data, read_model, read_tools
-from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.job import current_job
 
 _FILES = {
     "--mm-model": "model.json: the modules, their sizes, and their layers on each pipeline stage",
@@ -40,7 +40,7 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
     if arguments.mm_tool:
         read_tools(Path(arguments.mm_tool))
     pipeline_size = arguments.pipeline_model_parallel_size
-    model = read_model(Path(arguments.mm_model), pipeline_size, JOB.own_layouts)
+    model = read_model(Path(arguments.mm_model), pipeline_size, current_job().own_layouts)
     _check_sizes(model, arguments)
     foreign_flags.report(foreign_flags.given(arguments), rank=arguments.rank)
     stack = model.text.stack

@@ -29,7 +29,7 @@ from mindspeed_autoparallel.reference.data.tokens import make_tokenizer
 from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters
 from mindspeed_autoparallel.reference.model.context import check_length, over_context, own_tokens
 from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk
-from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.job import current_job
 
 LossAndReport = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
@@ -138,8 +138,8 @@ def main() -> None:
     try:
         args = host_arguments.parse_args(own_arguments.add_arguments)
         trainer = Trainer(own_arguments.describe(args))
-        if JOB.layout is not None:
-            JOB.offer(hetero.hosts(trainer.model))
+        if current_job().layout is not None:
+            current_job().offer(hetero.hosts(trainer.model))
         host_arguments.validate_args(args, {})
         own_arguments.settle(args, trainer.model)
         global_vars.set_global_variables(args)

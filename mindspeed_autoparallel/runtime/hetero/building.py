@@ -13,81 +13,85 @@ from importlib import import_module
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.job import current_job
 from mindspeed_autoparallel.runtime.hetero.layouts import ModuleLayout
 
 
 def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's ``get_model``: the chunks as the host builds them, each encoder under its own layout."""
-    if JOB.states is None or JOB.layout is None:
+    job = current_job()
+    if job.states is None or job.layout is None:
         return wrapped(*args, **kwargs)
     from mindspeed_autoparallel.runtime.hetero.modules import broadcast_parameters, build_ddp, frozen
     from mindspeed_autoparallel.runtime.hetero.session import open_session
 
-    states, layout = JOB.states, JOB.layout
+    states, layout = job.states, job.layout
     bound = inspect.signature(wrapped).bind(*args, **kwargs)
     provider = bound.arguments["model_provider_func"]
     hosts = [_host(module) for module in layout.encoders]
-    JOB.encoders, JOB.session = [], None
+    job.encoders, job.session = [], None
     for module, host in zip(layout.encoders, hosts, strict=True):
-        JOB.encoders.append(_build_encoder(module, host))
+        job.encoders.append(_build_encoder(module, host))
         provider = getattr(host, "without_encoders", _unchanged)(provider)
     bound.arguments["model_provider_func"] = _attaching(provider, hosts)
-    with frozen(JOB.encoders):
+    with frozen(job.encoders):
         chunks = wrapped(*bound.args, **bound.kwargs)
-    for encoder in JOB.encoders:
+    for encoder in job.encoders:
         broadcast_parameters(states, encoder)
         if hasattr(chunks[0], "ddp_config"):
             build_ddp(states, encoder, chunks[0].ddp_config)
         _save_under_own_state(encoder.name, encoder.module)
     if hasattr(chunks[0], "zero_grad_buffer"):
-        _zero_together(chunks[0], [encoder.ddp for encoder in JOB.encoders if encoder.ddp is not None])
-    JOB.chunks = list(chunks)
-    JOB.session = open_session(
+        _zero_together(chunks[0], [encoder.ddp for encoder in job.encoders if encoder.ddp is not None])
+    job.chunks = list(chunks)
+    job.session = open_session(
         states,
         layout.backbone.name,
-        JOB.encoders,
-        balance=JOB.arguments.hetero_balance,
-        memory=JOB.arguments.hetero_memory,
-        sequence_parallel=JOB.arguments.sequence_parallel,
+        job.encoders,
+        balance=job.arguments.hetero_balance,
+        memory=job.arguments.hetero_memory,
+        sequence_parallel=job.arguments.sequence_parallel,
     )
     return chunks
 
 
 def build_optimizer(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's ``get_megatron_optimizer``: one optimizer over all modules."""
+    job = current_job()
     bound = inspect.signature(wrapped).bind(*args, **kwargs)
     chunks = bound.arguments["model_chunks"]
-    if JOB.states is None or JOB.layout is None or [*chunks] != JOB.chunks:
+    if job.states is None or job.layout is None or [*chunks] != job.chunks:
         return wrapped(*args, **kwargs)
     from mindspeed_autoparallel.runtime.hetero import optimizer
 
     def make(own: list[Any]) -> Any:
         return wrapped(**{**bound.arguments, "model_chunks": own})
 
-    return optimizer.build_optimizer(JOB.states, JOB.layout.backbone.name, JOB.encoders, make, chunks)
+    return optimizer.build_optimizer(job.states, job.layout.backbone.name, job.encoders, make, chunks)
 
 
 def _build_encoder(module: ModuleLayout, host: Any) -> Any:
+    job = current_job()
     from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 
-    assert JOB.states is not None
-    with JOB.states.use(module.name), _same_start():
-        built = host.build(JOB.arguments)
-    return Encoder(module.name, built, host.adapter(built, JOB.arguments), JOB.scales[module.name])
+    assert job.states is not None
+    with job.states.use(module.name), _same_start():
+        built = host.build(job.arguments)
+    return Encoder(module.name, built, host.adapter(built, job.arguments), job.scales[module.name])
 
 
 def _host(module: ModuleLayout) -> Any:
     """How this host builds the module: what model.json names, otherwise what the host offered."""
+    job = current_job()
     if module.adapter is None:
-        if module.name not in JOB.hosts:
-            offered = ", ".join(JOB.hosts) or "none"
+        if module.name not in job.hosts:
+            offered = ", ".join(job.hosts) or "none"
             raise ConfigError(
                 f"nobody says how to build {module.name} under a layout of its own (offered: {offered}). Name a class "
                 f'in model.json: "{module.name}": {{"hetero": {{"adapter": "package.module:Class"}}}} '
                 "(docs/hetero-parallel.md)."
             )
-        return JOB.hosts[module.name]
+        return job.hosts[module.name]
     path, _, name = module.adapter.partition(":")
     try:
         return getattr(import_module(path), name)()
@@ -101,7 +105,7 @@ def _same_start() -> Iterator[None]:
     import torch
 
     default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()
-    torch.manual_seed(int(JOB.arguments.seed))
+    torch.manual_seed(int(current_job().arguments.seed))
     try:
         yield
     finally:
@@ -115,14 +119,15 @@ def _unchanged(value: Any) -> Any:
 
 def _attaching(provider: Callable[..., Any], hosts: list[Any]) -> Callable[..., Any]:
     """The host's model provider; the first chunk it returns gets the encoders."""
+    job = current_job()
     attached: list[Any] = []
 
     def provide(*args: Any, **kwargs: Any) -> Any:
         chunk = provider(*args, **kwargs)
         if not attached:
             attached.append(chunk)
-            assert JOB.layout is not None
-            for module, encoder, host in zip(JOB.layout.encoders, JOB.encoders, hosts, strict=True):
+            assert job.layout is not None
+            for module, encoder, host in zip(job.layout.encoders, job.encoders, hosts, strict=True):
                 _attach(chunk, module, encoder.module)
                 getattr(host, "attached", _unchanged)(chunk)
         return chunk
@@ -158,16 +163,17 @@ def _zero_together(chunk: Any, ddps: list[Any]) -> None:
 
 def _save_under_own_state(name: str, module: Any) -> None:
     """The module's part of a checkpoint is described under its own state, with its own replicas."""
+    job = current_job()
     original = getattr(module, "sharded_state_dict", None)
     if original is None:
         return
 
     def sharded_state_dict(prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        assert JOB.states is not None
-        with JOB.states.use(name):
+        assert job.states is not None
+        with job.states.use(name):
             own = dict(metadata or {})
             if "dp_cp_group" in own:
-                own["dp_cp_group"] = JOB.states.parallel_state.get_data_parallel_group(with_context_parallel=True)
+                own["dp_cp_group"] = job.states.parallel_state.get_data_parallel_group(with_context_parallel=True)
             return original(prefix, sharded_offsets, own)
 
     module.sharded_state_dict = sharded_state_dict

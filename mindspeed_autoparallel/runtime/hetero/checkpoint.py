@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import read_json, write_json_atomic
-from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.job import current_job
 
 FILE_NAME = "hetero_random_states.json"
 SCHEMA_VERSION = 1
@@ -21,9 +21,10 @@ SCHEMA_VERSION = 1
 
 def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's ``save_checkpoint``."""
+    job = current_job()
     result = wrapped(*args, **kwargs)
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    wanted = JOB.random is not None and not JOB.arguments.no_save_rng and JOB.arguments.save
+    wanted = job.random is not None and not job.arguments.no_save_rng and job.arguments.save
     if not wanted or given.get("non_persistent_ckpt"):
         return result
     import torch
@@ -32,7 +33,7 @@ def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, _own_states())
     if torch.distributed.get_rank() == 0:
-        folder = Path(get_checkpoint_name(JOB.arguments.save, given["iteration"], return_base_dir=True))
+        folder = Path(get_checkpoint_name(job.arguments.save, given["iteration"], return_base_dir=True))
         content = {"schema_version": SCHEMA_VERSION, "layout": _layout(), "ranks": everyone}
         write_json_atomic(folder / FILE_NAME, content)
     return result
@@ -40,10 +41,11 @@ def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
 
 def load(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's ``load_checkpoint``."""
+    job = current_job()
     result = wrapped(*args, **kwargs)
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
-    arguments = JOB.arguments
-    if JOB.random is None or arguments.no_load_rng or arguments.finetune or given.get("load_arg", "load") != "load":
+    arguments = job.arguments
+    if job.random is None or arguments.no_load_rng or arguments.finetune or given.get("load_arg", "load") != "load":
         return result
     import torch
     from megatron.training.checkpointing import get_checkpoint_name
@@ -62,22 +64,24 @@ def load(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def _layout() -> dict[str, dict[str, int]]:
+    job = current_job()
     import torch
 
-    assert JOB.layout is not None
+    assert job.layout is not None
     sizes = {
         module.name: {"tp": module.tensor, "pp": module.pipeline, "cp": module.context}
-        for module in (*JOB.layout.encoders, JOB.layout.backbone)
+        for module in (*job.layout.encoders, job.layout.backbone)
     }
     return {"world": {"size": torch.distributed.get_world_size()}, **sizes}
 
 
 def _own_states() -> dict[str, Any]:
     """This rank's generators of every encoder, as text."""
-    assert JOB.random is not None
+    job = current_job()
+    assert job.random is not None
     states = {}
-    for encoder in JOB.encoders:
-        generators = JOB.random.generators(encoder.name)
+    for encoder in job.encoders:
+        generators = job.random.generators(encoder.name)
         states[encoder.name] = {
             "host": _text(generators.default.host),
             "device": _text(generators.default.device),
@@ -87,13 +91,14 @@ def _own_states() -> dict[str, Any]:
 
 
 def _take_up(states: Mapping[str, Any]) -> None:
+    job = current_job()
     from mindspeed_autoparallel.runtime.hetero.rng import DefaultGenerators, Generators
 
-    assert JOB.random is not None
+    assert job.random is not None
     for name, own in states.items():
         default = DefaultGenerators(_tensor(own["host"]), _tensor(own["device"]))
         tracker = {key: _tensor(state) for key, state in own["tracker"].items()}
-        JOB.random.set_generators(name, Generators(default, tracker))
+        job.random.set_generators(name, Generators(default, tracker))
 
 
 def _text(state: Any) -> str:

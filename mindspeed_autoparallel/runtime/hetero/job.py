@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_autoparallel.runtime.state import of_process
+
 if TYPE_CHECKING:
     from mindspeed_autoparallel.runtime.hetero.adapters.protocol import HostModule
     from mindspeed_autoparallel.runtime.hetero.layouts import HeteroLayout, ModuleLayout
@@ -74,13 +76,15 @@ class HeteroJob:
         return frozenset(m.name for m in self.layout.encoders) if self.layout is not None else frozenset()
 
 
-JOB = HeteroJob()
-"""One training per process; set by ``--hetero-parallel``."""
+def current_job() -> HeteroJob:
+    """Return the one training of this process; ``--hetero-parallel`` begins it."""
+    return of_process(HeteroJob)
 
 
 def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's ``initialize_model_parallel``: the backbone's groups as asked for, then every encoder's."""
-    if JOB.layout is None:
+    job = current_job()
+    if job.layout is None:
         return wrapped(*args, **kwargs)
     from megatron.core import parallel_state
 
@@ -90,20 +94,22 @@ def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
     with states.groups.installed(parallel_state):
         result = wrapped(**given)
-    states.adopt(JOB.layout.backbone.name)
+    states.adopt(job.layout.backbone.name)
     known = inspect.signature(wrapped).parameters
-    for encoder in JOB.layout.encoders:
+    for encoder in job.layout.encoders:
         own = {**given, **{name: value for name, value in _ENCODER_GROUPS.items() if name in known}}
         own["tensor_model_parallel_size"], own["context_parallel_size"] = encoder.tensor, encoder.context
         states.build(encoder.name, functools.partial(wrapped, **own))
-    states.overlay(JOB.arguments, _overlays(JOB.layout))
-    JOB.states = states
+    states.overlay(job.arguments, _overlays(job.layout))
+    job.states = states
     return result
 
 
 def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
+    job = current_job()
+
     def seen(name: str) -> bool:
-        return hasattr(JOB.arguments, name)
+        return hasattr(job.arguments, name)
 
     def of_encoder(module: ModuleLayout) -> dict[str, Any]:
         values = {**_ENCODER_ARGUMENTS}
@@ -112,25 +118,27 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
 
     overlays = {module.name: of_encoder(module) for module in layout.encoders}
     names = next(iter(overlays.values()))
-    return {**overlays, layout.backbone.name: {name: getattr(JOB.arguments, name) for name in names}}
+    return {**overlays, layout.backbone.name: {name: getattr(job.arguments, name) for name in names}}
 
 
 def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's seeding: its tracker becomes the backbone's, each encoder gets one of its own."""
+    job = current_job()
     result = wrapped(*args, **kwargs)
-    if JOB.states is not None:
+    if job.states is not None:
         from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates
 
-        JOB.random = ModuleRandomStates(JOB.states)
-        JOB.random.seed_others(int(JOB.arguments.seed))
+        job.random = ModuleRandomStates(job.states)
+        job.random.seed_others(int(job.arguments.seed))
     return result
 
 
 def schedule(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around ``get_forward_backward_func``: the stock schedule as the middle one of three phases."""
+    job = current_job()
     stock = wrapped(*args, **kwargs)
-    if JOB.session is None:
+    if job.session is None:
         return stock
     from mindspeed_autoparallel.runtime.hetero.phases import run
 
-    return functools.partial(run, JOB.session, stock)
+    return functools.partial(run, job.session, stock)

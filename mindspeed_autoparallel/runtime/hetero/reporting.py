@@ -6,19 +6,20 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.job import current_job
 from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
 from mindspeed_autoparallel.units import MIB
 
 
 def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's ``training_log``: one more line from the last rank at every log interval."""
+    job = current_job()
     result = wrapped(*args, **kwargs)
-    session = JOB.session
+    session = job.session
     if session is None:
         return result
     iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
-    interval = int(JOB.arguments.log_interval)
+    interval = int(job.arguments.log_interval)
     if iteration % interval == 0:
         text = summary(session, interval)
         session.times.reset()

@@ -87,7 +87,15 @@ class LaunchOutcome:
         return f"{head}, exit code {self.exit_code}"
 
 
+_SEVERITY = (
+    LaunchStatus.OK,
+    LaunchStatus.NOT_STARTED,
+    LaunchStatus.TIMED_OUT,
+    LaunchStatus.FAILED,
+    LaunchStatus.OUT_OF_MEMORY,
+)
+
+
 def worst(outcomes: list[LaunchOutcome]) -> LaunchOutcome:
-    """The outcome that decides for all nodes: out of memory explains the failures it causes elsewhere."""
-    order = [LaunchStatus.OUT_OF_MEMORY, LaunchStatus.FAILED, LaunchStatus.TIMED_OUT, LaunchStatus.OK]
-    return min(outcomes, key=lambda outcome: order.index(outcome.status))
+    """Return the outcome that decides for all nodes: out of memory explains the failures it causes elsewhere."""
+    return max(outcomes, key=lambda outcome: _SEVERITY.index(outcome.status))

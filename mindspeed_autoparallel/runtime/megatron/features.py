@@ -43,6 +43,7 @@ def after_parsing(arguments: argparse.Namespace) -> None:
 
         from mindspeed_autoparallel.files import read_json
 
+        _require(TASK_VARIABLE)
         task = read_json(Path(task_file), "task of this process")
         _load(TASK_HANDLERS[task["kind"]])(arguments, task)
         return

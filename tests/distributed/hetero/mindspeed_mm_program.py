@@ -20,7 +20,7 @@ from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk, put_at_tokens
 from mindspeed_autoparallel.runtime.hetero.adapters import mindspeed_mm
-from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.job import current_job
 
 sys.modules["mindspeed_mm"] = types.ModuleType("mindspeed_mm")
 TRAINER = []
@@ -87,7 +87,7 @@ class Trainer(pretrain_vlm.Trainer):
         mindspeed_mm.AUDIO_TOKEN = model.audio_token_id
         # MindSpeed-MM keeps the model description in its arguments.
         described = json.loads(Path(model.file).read_text(), object_hook=lambda block: types.SimpleNamespace(**block))
-        JOB.arguments.mm = types.SimpleNamespace(model=described)
+        current_job().arguments.mm = types.SimpleNamespace(model=described)
 
     def build(self, pre_process=True, post_process=True, vp_stage=None, modules=None, **unused):
         return model_provider(pre_process, post_process, modules)

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import MIB, US_PER_MS
 
 
-class _Session:
+class PlanCheck:
     """The plan this process trains by, and its first steps."""
 
     def __init__(self) -> None:
@@ -33,50 +34,48 @@ class _Session:
         self.plan, self.num_steps, self.on_report = plan, max(3, num_steps), on_report
 
 
-SESSION = _Session()
-"""One training per process; set when the plan is applied."""
-
 _MEMORY_STEP = 1
 
 
 def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's ``train_step``. Step 0 warms up, step 1 follows memory, the others are timed."""
-    plan = SESSION.plan
-    if plan is None or SESSION.num_seen >= SESSION.num_steps:
+    check = of_process(PlanCheck)
+    plan = check.plan
+    if plan is None or check.num_seen >= check.num_steps:
         return wrapped(*args, **kwargs)
     from mindspeed_autoparallel.runtime.devices import current_device
 
     device = current_device()
-    step, SESSION.num_seen = SESSION.num_seen, SESSION.num_seen + 1
+    step, check.num_seen = check.num_seen, check.num_seen + 1
     if step == _MEMORY_STEP:
         with device.tracked_memory() as memory:
             result = wrapped(*args, **kwargs)
             device.synchronize()
-            SESSION.peak_bytes = memory.take_peak_bytes()
+            check.peak_bytes = memory.take_peak_bytes()
     else:
         device.synchronize()
         begin = time.perf_counter()
         result = wrapped(*args, **kwargs)
         device.synchronize()
         if step > _MEMORY_STEP:
-            SESSION.step_us.append((time.perf_counter() - begin) * 1e6)
-    if SESSION.num_seen == SESSION.num_steps:
-        _report(plan)
+            check.step_us.append((time.perf_counter() - begin) * 1e6)
+    if check.num_seen == check.num_steps:
+        _report(check, plan)
     return result
 
 
-def _report(plan: Plan) -> None:
+def _report(check: PlanCheck, plan: Plan) -> None:
     import torch.distributed as distributed
 
-    own = {"step_us": settled_us(SESSION.step_us), "peak_bytes": SESSION.peak_bytes}
+    own = {"step_us": settled_us(check.step_us), "peak_bytes": check.peak_bytes}
     ranks: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(ranks, own)
     if distributed.get_rank() == 0:
         from mindspeed_autoparallel.runtime.devices import current_device
 
         print(comparison(plan, ranks), flush=True)
-        if SESSION.on_report is not None:
-            SESSION.on_report(ranks)
+        if check.on_report is not None:
+            check.on_report(ranks)
         if current_device().name == "cpu":
             num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", len(ranks)))
             print(crowding(num_processes, os.cpu_count() or 1), end="", flush=True)

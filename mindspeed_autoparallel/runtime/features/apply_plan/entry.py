@@ -13,7 +13,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import write_json_atomic
-from mindspeed_autoparallel.runtime.features.apply_plan import check
+from mindspeed_autoparallel.runtime.features.apply_plan.check import PlanCheck
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     RECOMPUTE_ARGUMENTS,
@@ -24,6 +24,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     recompute_arguments,
     sizes,
 )
+from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
 
@@ -46,7 +47,7 @@ def apply_plan(arguments: argparse.Namespace) -> None:
         _apply_to_model_file(plan, description, arguments, path)
     else:
         _apply_to_language_model(plan, arguments)
-    check.SESSION.begin(plan, int(arguments.auto_parallel_check_steps))
+    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps))
     if os.environ.get("RANK", "0") == "0":
         print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
         print(f"as native flags: {shlex.join(native_flags(plan))}", flush=True)

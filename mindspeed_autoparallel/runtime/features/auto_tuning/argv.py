@@ -81,17 +81,13 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def with_configuration(argv: Sequence[str], words: Sequence[str], *, keep_tuning: bool) -> list[str]:
-    """``argv`` (script first) without what is tuned, then ``words``.
-
-    ``keep_tuning``: whether the flags of ``--auto-tuning`` stay, which a process of ours needs and a training must not
-    have.
-    """
+def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Return ``argv`` (script first) without what is tuned and without the tuning's own flags, then ``words``."""
     removed = _removed(words)
 
     def stays(name: str) -> bool:
         ours = name.startswith("--auto-tuning") or name in _CLUSTER
-        return name not in removed and (keep_tuning or not ours)
+        return name not in removed and not ours
 
     return [argv[0], *_words_whose_flag(stays, argv), *words]
 

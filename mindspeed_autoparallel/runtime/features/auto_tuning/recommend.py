@@ -141,7 +141,7 @@ def _recommendation(
         command=[
             *environment_words(family.environment),
             *launcher_words(cluster, request.master_addr, request.master_port),
-            *with_configuration(sys.argv, words, keep_tuning=False),
+            *with_configuration(sys.argv, words),
         ],
         taken_out=taken_out(sys.argv, words),
         relative_error=2 * prices.host.relative_error,

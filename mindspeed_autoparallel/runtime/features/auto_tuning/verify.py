@@ -66,7 +66,7 @@ def _verified(
     batch = pick.plan.global_batch_size // layout.data_size * reduced.data_size
     plan = _plan_of(request, pick, reduced, batch)
     words = words_of({**pick.values, "global_batch_size": batch})
-    argv = tuple(with_configuration(sys.argv, words, keep_tuning=True))
+    argv = tuple(with_configuration(sys.argv, words))
     environment = pick.found.configuration.family.environment
     ran = json.dumps([*sources, without_places(argv), words, dict(environment), world, _NUM_STEPS])
     target = request.work_dir / "verify" / f"{hashlib.sha256(ran.encode()).hexdigest()[:16]}.json"

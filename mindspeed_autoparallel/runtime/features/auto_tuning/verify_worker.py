@@ -8,7 +8,8 @@ from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.devices import current_device
-from mindspeed_autoparallel.runtime.features.apply_plan import check
+from mindspeed_autoparallel.runtime.features.apply_plan.check import PlanCheck
+from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
 VERIFY_SCHEMA_VERSION = 1
@@ -34,4 +35,4 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     def keep(ranks: list[dict[str, float]]) -> None:
         write_json_atomic(target, {"schema_version": VERIFY_SCHEMA_VERSION, "ranks": ranks})
 
-    check.SESSION.begin(Plan.parse(data["plan"], "plan to verify"), int(data["num_steps"]), keep)
+    of_process(PlanCheck).begin(Plan.parse(data["plan"], "plan to verify"), int(data["num_steps"]), keep)

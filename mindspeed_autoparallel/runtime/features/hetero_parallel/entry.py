@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.runtime.hetero.job import JOB
+from mindspeed_autoparallel.runtime.hetero.job import current_job
 from mindspeed_autoparallel.runtime.hetero.layouts import (
     HeteroLayout,
     check_batch,
@@ -98,7 +98,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     arguments.pipeline_model_parallel_size = backbone.pipeline
     arguments.context_parallel_size = backbone.context
     check_checkpoint_format(arguments, layout)
-    JOB.begin(layout, scales, arguments)
+    current_job().begin(layout, scales, arguments)
     hide_from_mindspeed_mm(arguments)
     if os.environ.get("RANK", "0") == "0":
         lines = [

@@ -40,7 +40,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
             built = _cut(pipeline)
             time_pipeline(pipeline, built, forward_step, Path(task.result_dir))
 
-    worker.SESSION.take_over = take_over
+    worker.measuring().take_over = take_over
 
 
 def fill(folder: Path, operators: list[dict[str, Any]], collectives: list[str], sizes: list[int]) -> None:
@@ -70,7 +70,7 @@ def _cut(pipeline: Pipeline) -> Built:
     import torch.distributed as distributed
     from megatron.training import get_args
 
-    arguments, session = get_args(), worker.SESSION
+    arguments, session = get_args(), worker.measuring()
     shorten(arguments, pipeline.num_layers, session.choices_by_layer)
     return rebuild(session.calls, arguments, pipeline.at, distributed.get_world_size(), pipeline.stages)
 

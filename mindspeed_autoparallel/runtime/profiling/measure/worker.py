@@ -16,15 +16,37 @@ from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, HostCalls, rebuild, set_arguments
 from mindspeed_autoparallel.runtime.profiling.measure.state import release
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+from mindspeed_autoparallel.runtime.state import of_process
 
 _PATHS = ("load", "save", "pretrained_checkpoint", "tensorboard_dir", "wandb_project")
 
 
+class MeasuringSession:
+    """The task of this process and what the host did so far; without a task it measures nothing."""
+
+    def __init__(self) -> None:
+        self.task: MeasureTask | None = None
+        self.calls = HostCalls()
+        self.arguments: Any = None
+        self.choices_by_layer: dict[str, list[Any]] = {}
+        """Of the whole model."""
+        self.experts_follow_tensor = False
+        """Whether experts are split as the other layers are, in every layout."""
+        self.take_over: Callable[[MeasureTask, Callable[..., Any], Any, Built], object] = measure_all
+        """What happens where training would begin: ``(task, forward_step, config, first layout)``."""
+
+
+def measuring() -> MeasuringSession:
+    """Return what this process measures; it does so for one launch and ends."""
+    return of_process(MeasuringSession)
+
+
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     """Turn the user's arguments into those of the reduced model in the first layout; nothing is loaded or saved."""
+    session = measuring()
     task = MeasureTask.from_json(data)
-    SESSION.task, SESSION.arguments = task, arguments
-    SESSION.experts_follow_tensor = getattr(arguments, "expert_tensor_parallel_size", 0) is None
+    session.task, session.arguments = task, arguments
+    session.experts_follow_tensor = getattr(arguments, "expert_tensor_parallel_size", 0) is None
     set_arguments(arguments, task.points[0], arguments.world_size)
     arguments.pipeline_model_parallel_size = 1
     for name in (
@@ -42,7 +64,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
             setattr(arguments, name, None)
     if task.model_file is not None:
         arguments.mm_model = task.model_file
-    SESSION.choices_by_layer = choices_by_layer(arguments)
+    session.choices_by_layer = choices_by_layer(arguments)
     shorten(arguments, task.num_layers.get("text_decoder", max(task.num_layers.values())))
     arguments.overlap_grad_reduce = False
     arguments.overlap_param_gather = False
@@ -57,23 +79,25 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
 
 def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around a set-up function of the host: remembered in a measuring process, passed through elsewhere."""
-    if SESSION.task is None:
+    session = measuring()
+    if session.task is None:
         return wrapped(*args, **kwargs)
-    return SESSION.calls.record(name, wrapped, args, kwargs)
+    return session.calls.record(name, wrapped, args, kwargs)
 
 
 def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Around the host's ``train``: in a measuring process it measures every point and ends the process."""
-    if SESSION.task is None:
+    session = measuring()
+    if session.task is None:
         return wrapped(*args, **kwargs)
     import inspect
 
     # The host's own argument names; its updated namespace is what it built the first layout from.
     bound = inspect.signature(getattr(wrapped, "__wrapped__", wrapped)).bind(*args, **kwargs).arguments
     built = Built(bound["model"], bound["optimizer"], bound["train_data_iterator"])
-    if SESSION.experts_follow_tensor:
+    if session.experts_follow_tensor:
         _let_experts_follow()
-    SESSION.take_over(SESSION.task, bound["forward_step_func"], bound.get("config"), built)
+    session.take_over(session.task, bound["forward_step_func"], bound.get("config"), built)
     sys.stdout.flush()
     import torch
 
@@ -111,7 +135,7 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
                 # The old layout's tensors go before the new one's come; the host's frames still hold its objects.
                 release(built.model, built.optimizer)
                 del built  # what refers to the old groups keeps their threads
-                built = rebuild(SESSION.calls, arguments, point, torch.distributed.get_world_size())
+                built = rebuild(measuring().calls, arguments, point, torch.distributed.get_world_size())
             result = measure_point(built, forward_step, arguments, device, task)
         except AutoParallelError as error:
             _finish(task, point, {"status": "failed", "reason": str(error)}, rank)
@@ -124,25 +148,6 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
             sys.exit(OUT_OF_MEMORY_EXIT_CODE)
         _finish(task, point, {"status": "ok", "links": links, **result}, rank)
     return built
-
-
-class _Session:
-    """The task of this process and what the host did so far."""
-
-    def __init__(self) -> None:
-        self.task: MeasureTask | None = None
-        self.calls = HostCalls()
-        self.arguments: Any = None
-        self.choices_by_layer: dict[str, list[Any]] = {}
-        """Of the whole model."""
-        self.experts_follow_tensor = False
-        """Whether experts are split as the other layers are, in every layout."""
-        self.take_over: Callable[[MeasureTask, Callable[..., Any], Any, Built], object] = measure_all
-        """What happens where training would begin: ``(task, forward_step, config, first layout)``."""
-
-
-SESSION = _Session()
-"""One process measures for one launch and ends; nothing else ever reads this."""
 
 
 def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any], rank: int) -> None:

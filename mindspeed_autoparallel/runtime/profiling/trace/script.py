@@ -64,8 +64,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
         handout.lay_out(task.points, 1)
         spec = LaunchSpec(
             launch_id=f"trace-{os.getpid()}",
-            # The flag arms what takes the script over where its training would begin.
-            argv=(str(request.script), *request.arguments, "--auto-tuning"),
+            argv=(str(request.script), *request.arguments),
             environment={"MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"},
             task={
                 "kind": "trace",

@@ -54,6 +54,7 @@ _NUM_ERROR_LINES = 6
 
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     """Handler of tasks of kind ``trace``: a measuring task on pretended ranks, in several variants."""
+    session = worker.measuring()
     world_size = int(data["world_size"])
     # The script's launcher started one process; Megatron reads the world from here.
     os.environ["WORLD_SIZE"] = str(world_size)
@@ -70,9 +71,9 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     for name in ("use_gloo_process_groups", "enable_gloo_process_groups"):
         if hasattr(arguments, name):
             setattr(arguments, name, False)
-    worker.SESSION.calls = _PretendedCalls()
+    session.calls = _PretendedCalls()
     handout = Handout(Path(data["handout"]))
-    worker.SESSION.take_over = functools.partial(
+    session.take_over = functools.partial(
         _trace_all,
         variants=data["variants"],
         wanted=data["wanted"],
@@ -173,7 +174,7 @@ def _trace_all(
     import torch
     from megatron.training import get_args
 
-    arguments, calls = get_args(), worker.SESSION.calls
+    arguments, calls = get_args(), worker.measuring().calls
     assert isinstance(calls, _PretendedCalls)
     plain = {name: getattr(arguments, name, None) for changes in variants.values() for name in changes}
     world_size = torch.distributed.get_world_size()

@@ -41,13 +41,15 @@ def test_an_unknown_attribute_path_names_what_there_is(path):
     ],
 )
 def test_an_encoder_that_nobody_can_build_is_refused(monkeypatch, adapter, message):
-    monkeypatch.setattr(building, "JOB", HeteroJob())
-    building.JOB.offer({"audio_encoder": object()})
+    job = HeteroJob()
+    monkeypatch.setattr(building, "current_job", lambda: job)
+    job.offer({"audio_encoder": object()})
     with pytest.raises(ConfigError, match=message):
         building._host(module(adapter=adapter))
 
 
 def test_an_adapter_named_in_the_file_comes_before_the_hosts_own(monkeypatch):
-    monkeypatch.setattr(building, "JOB", HeteroJob())
-    building.JOB.offer({"image_encoder": object()})
+    job = HeteroJob()
+    monkeypatch.setattr(building, "current_job", lambda: job)
+    job.offer({"image_encoder": object()})
     assert building._host(module(adapter="collections:OrderedDict")) == {}

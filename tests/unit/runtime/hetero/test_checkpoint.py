@@ -42,7 +42,7 @@ def job(monkeypatch, tmp_path):
     values = {"save": str(tmp_path), "load": str(tmp_path), "no_save_rng": False, "no_load_rng": False}
     made.begin(layout, {}, types.SimpleNamespace(**values, finetune=False))
     made.random, made.encoders = Random(), [types.SimpleNamespace(name="image_encoder")]
-    monkeypatch.setattr(checkpoint, "JOB", made)
+    monkeypatch.setattr(checkpoint, "current_job", lambda: made)
     # Importing Megatron here would change torch for the whole process.
     name_of = lambda folder, iteration, return_base_dir: f"{folder}/iter_{iteration:07d}"
     host = types.SimpleNamespace(get_checkpoint_name=name_of)

@@ -20,10 +20,11 @@ MODEL = {
 
 @pytest.fixture
 def job(monkeypatch):
-    monkeypatch.setattr(entry, "JOB", HeteroJob())
+    begun = HeteroJob()
+    monkeypatch.setattr(entry, "current_job", lambda: begun)
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("RANK", "1")
-    return entry.JOB
+    return begun
 
 
 def arguments(tmp_path, model=MODEL, **changes):

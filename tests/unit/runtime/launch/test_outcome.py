@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.launch.processes import last_lines
 
 LAST = ("Traceback", "  RuntimeError: broken")
@@ -49,3 +49,10 @@ def test_what_bindings_say_at_every_end_does_not_hide_the_error(tmp_path):
         )
     )
     assert last_lines(log) == LAST
+
+
+@pytest.mark.parametrize("status", list(LaunchStatus))
+def test_every_way_to_end_has_its_place_among_those_of_other_nodes(status):
+    outcomes = [LaunchOutcome(status=LaunchStatus.OK), LaunchOutcome(status=status, node_rank=1)]
+    assert worst(outcomes).status is status
+    assert worst([LaunchOutcome(status=LaunchStatus.OUT_OF_MEMORY), *outcomes]).status is LaunchStatus.OUT_OF_MEMORY

@@ -1,6 +1,10 @@
 """Flags that are different jobs are refused together, before any of them starts."""
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -15,3 +19,29 @@ def test_searching_and_training_by_a_plan_are_two_runs(monkeypatch, other):
     with pytest.raises(ConfigError, match=r"--auto-parallel-mm and --auto-.* were given together"):
         features.after_parsing(argparse.Namespace(auto_parallel_mm=True, **{other: "plan.json"}))
     assert started == []
+
+
+ARMED = """
+import json, sys
+sys.argv = ["script.py", *json.loads(sys.argv[1])]
+import mindspeed_autoparallel
+from mindspeed_autoparallel.patching import ENGINE, PatchState
+print(json.dumps([entry.patch.attribute for entry in ENGINE.patches if entry.state is not PatchState.NOT_ASKED]))
+"""
+
+
+def armed(words, **environment):
+    command = [sys.executable, "-c", ARMED, json.dumps(words)]
+    kept = {name: value for name, value in os.environ.items() if name != features.TASK_VARIABLE}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**kept, **environment}, check=True)
+    return set(json.loads(run.stdout))
+
+
+def test_a_training_by_a_plan_is_watched_and_nothing_measures_it():
+    assert armed(["--auto-parallel-plan", "plan.json"]) == {"parse_args", "train_step"}
+
+
+def test_a_measuring_process_takes_over_whatever_flags_its_script_was_given():
+    taken_over = {"train", "setup_model_and_optimizer", "initialize_model_parallel"}
+    assert taken_over <= armed([], **{features.TASK_VARIABLE: "task.json"})
+    assert armed(["--lr", "1"]) == {"parse_args"}

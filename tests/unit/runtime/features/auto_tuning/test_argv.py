@@ -36,7 +36,7 @@ USER = [
 
 def test_what_is_tuned_replaces_the_users_and_the_rest_stays():
     words = words_of({"tensor_model_parallel_size": 2, "micro_batch_size": 1, "sequence_parallel": False})
-    command = with_configuration(USER, words, keep_tuning=False)
+    command = with_configuration(USER, words)
     assert command == [
         "pretrain_gpt.py",
         "--num-layers",
@@ -51,12 +51,6 @@ def test_what_is_tuned_replaces_the_users_and_the_rest_stays():
         "--micro-batch-size",
         "1",
     ]
-
-
-def test_a_process_of_ours_keeps_the_flags_that_arm_the_patches():
-    command = with_configuration(USER, [], keep_tuning=True)
-    assert {"--auto-tuning", "--nnodes", "--node-rank"} <= set(command)
-    assert "--sequence-parallel" not in command
 
 
 def test_switches_and_defaults_are_written_as_megatron_reads_them():
@@ -96,7 +90,7 @@ def test_a_recompute_kind_is_said_in_megatrons_flags_and_replaces_the_users():
     assert recompute_arguments("full")["recompute_method"] == "uniform"
     assert recompute_arguments("none", 0) == {}
     user = ["train.py", "--recompute-activations", "--recompute-modules", "mlp", "moe", "--bf16"]
-    assert with_configuration(user, [], keep_tuning=False) == ["train.py", "--bf16"]
+    assert with_configuration(user, []) == ["train.py", "--bf16"]
 
 
 def test_words_that_stay_in_force_beside_the_pasted_ones_are_named():
@@ -104,7 +98,7 @@ def test_words_that_stay_in_force_beside_the_pasted_ones_are_named():
     assert taken_out(USER, words) == ["--sequence-parallel", "--recompute-granularity", "full"]
     underscored = ["train.py", "--use_distributed_optimizer", "--context_parallel_size=2", "--micro_batch_size", "4"]
     assert taken_out(underscored, words) == ["--use_distributed_optimizer", "--context_parallel_size=2"]
-    assert with_configuration(underscored, words, keep_tuning=False) == ["train.py", *words]
+    assert with_configuration(underscored, words) == ["train.py", *words]
 
 
 def test_the_launcher_starts_all_devices_of_the_cluster():

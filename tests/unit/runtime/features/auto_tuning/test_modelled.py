@@ -192,9 +192,9 @@ def test_flags_of_sharded_state_are_megatrons_and_replace_the_users():
         "--suggested-communication-unit-size",
         "1234",
     ]
-    command = with_configuration(["s.py", "--ckpt-format", "torch_dist", "--lr", "1"], words, keep_tuning=False)
+    command = with_configuration(["s.py", "--ckpt-format", "torch_dist", "--lr", "1"], words)
     assert command == ["s.py", "--lr", "1", *words]
-    without = with_configuration(["s.py", "--use-megatron-fsdp", "--lr", "1"], [], keep_tuning=False)
+    without = with_configuration(["s.py", "--use-megatron-fsdp", "--lr", "1"], [])
     assert without == ["s.py", "--lr", "1"]
     assert sharding_values(Layout()) == {}
 
