@@ -55,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.planner.layouts.search import search
+    from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
     from mindspeed_autoparallel.planner.results import write_results
-    from mindspeed_autoparallel.planner.search import search
-    from mindspeed_autoparallel.planner.space import SpaceOptions
     from mindspeed_autoparallel.spec import Cluster, to_json
 
     limit = arguments.memory_limit_mib

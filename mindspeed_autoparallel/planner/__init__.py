@@ -1,1 +1,14 @@
-"""See the map in mindspeed_autoparallel/__init__.py."""
+"""The exact search over plans.
+
+best_first        the loop that all searches share, and what it proves
+layouts           the search over layouts of one pipeline
+hetero            the search over encoders with layouts of their own
+tuner             the search over traced configurations of --auto-tuning
+split             the exact split of one pipeline's layers
+problem_building  a layout and a profile as a split problem
+placement         layers and recomputation by stage
+variable_data     samples of unequal size
+evaluate          step time and memory of one placement
+results           the files that a search writes
+replay            a plan file priced again
+"""

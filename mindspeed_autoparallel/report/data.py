@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
-from mindspeed_autoparallel.planner.assembly import COSTS
+from mindspeed_autoparallel.planner.layouts.assembly import COSTS
 from mindspeed_autoparallel.report.encoders import encoders
 from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
 from mindspeed_autoparallel.report.replay import replay

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import AutoParallelError, PlanError
-from mindspeed_autoparallel.planner.assembly import COSTS
+from mindspeed_autoparallel.planner.layouts.assembly import COSTS
 from mindspeed_autoparallel.planner.replay import replay as planner_replay
 from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
 from mindspeed_autoparallel.spec.plan import Plan

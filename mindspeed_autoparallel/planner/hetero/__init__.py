@@ -1,5 +1,12 @@
 """Encoders under layouts of their own: what their phases cost, the search over them, the comparison.
 
-``encoders`` prices one encoder in one layout, ``space`` lists what is worth trying beside a backbone layout,
-``backbone`` solves the pipeline with less memory, ``search`` puts them together, ``compare`` adds the homogeneous plan.
+encoders       price of one encoder in one layout
+space          what is worth trying beside a backbone layout
+backbone       the pipeline solved with less memory
+choice_search  how choices of all layouts are refined, best first
+solved         one solved choice
+search         the whole search
+assembly       the plan file of the best choice
+compare        the hetero and the homogeneous plan beside each other
+replay         a hetero plan priced again
 """

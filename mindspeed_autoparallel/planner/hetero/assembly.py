@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mindspeed_autoparallel.planner.assembly import assemble_plan, fullest_rank
 from mindspeed_autoparallel.planner.hetero.backbone import Reserved, beside, limit_of, outside_pipeline_bytes
 from mindspeed_autoparallel.planner.hetero.solved import Solved
+from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, fullest_rank
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.hetero import HeteroRecord

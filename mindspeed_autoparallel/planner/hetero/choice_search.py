@@ -19,7 +19,7 @@ from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, least
 from mindspeed_autoparallel.planner.hetero.encoders import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import records
-from mindspeed_autoparallel.planner.inner import LayoutResult
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import Verdict
 

@@ -11,9 +11,9 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
-from mindspeed_autoparallel.planner.search import search
-from mindspeed_autoparallel.planner.space import SpaceOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.hetero import HomogeneousBest

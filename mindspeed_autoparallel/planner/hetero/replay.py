@@ -7,12 +7,12 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.assembly import with_encoders
-from mindspeed_autoparallel.planner.replay import replay
+from mindspeed_autoparallel.planner.layouts.replay import replay_pipeline
 from mindspeed_autoparallel.spec import Plan
 
 
 def replay_hetero(plan: Plan) -> tuple[Plan, Evaluation]:
-    """As ``planner.replay.replay``; the evaluation is of the backbone's pipeline alone.
+    """Return what ``planner.replay`` does; the evaluation is of the backbone's pipeline alone.
 
     Raises ``PlanError`` where an edit would change the encoders' phases: the batch, or a limit they do not fit in.
     """
@@ -46,7 +46,7 @@ def replay_hetero(plan: Plan) -> tuple[Plan, Evaluation]:
         ),
         cluster=replace(plan.cluster, memory_limit_bytes=left),
     )
-    again, found = replay(inner)
+    again, found = replay_pipeline(inner)
     whole = replace(
         again,
         hetero=record,

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.planner.hetero.choice_search import NOT_FOUND, Choic
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.solved import Solved
 from mindspeed_autoparallel.planner.hetero.space import costs_of, split_modules
-from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.units import format_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved
-from mindspeed_autoparallel.planner.inner import LayoutResult
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 

@@ -12,7 +12,8 @@ import torch
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.answers import Answers
 from mindspeed_autoparallel.runtime.hetero.encode import MacroBatch
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item, make_plan
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import make_plan
 from mindspeed_autoparallel.runtime.hetero.session import HeteroSession, Route
 
 

@@ -9,7 +9,7 @@ import torch
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 
 _NUM_FIELDS = 8
 

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.runtime.hetero.layouts import check_scale
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
 from mindspeed_autoparallel.runtime.hetero.metadata import local_items
 from mindspeed_autoparallel.runtime.hetero.modules import finalize_gradients
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
 from mindspeed_autoparallel.runtime.hetero.timetable import AllAtOnce, AlongTheSchedule
 

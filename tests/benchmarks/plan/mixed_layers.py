@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "properties" / "pla
 from test_layers_of_kinds import BATCH, LAYOUTS, NAME, best_of_all, mixed_profile
 
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.inner import LayoutResult, solve_layout
-from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, solve_layout
+from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 

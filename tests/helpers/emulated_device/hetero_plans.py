@@ -17,9 +17,9 @@ from emulated_device.plans import cases_of
 from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.planner.hetero.space import costs_of
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.replay import replay
-from mindspeed_autoparallel.planner.search import search
-from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.profiles import (
     BlockCost,
     Collective,

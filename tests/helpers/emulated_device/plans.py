@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from emulated_device.cases import Case
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement, placed_blocks
 from mindspeed_autoparallel.planner.replay import replay
-from mindspeed_autoparallel.planner.search import search
 from mindspeed_autoparallel.planner.variable_data import sampled_times
 from mindspeed_autoparallel.profiles import (
     BlockCost,

@@ -7,13 +7,14 @@ from itertools import product
 import pytest
 
 from mindspeed_autoparallel.cost.redistribution import exchange_of, moved_samples
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     closed_sets,
     num_replicas,
     replica_ranks,
     standard_placement,
 )
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item, make_plan
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import make_plan
 from mindspeed_autoparallel.runtime.hetero.redistribution.volume import received_bytes, sent_bytes
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
 

@@ -10,10 +10,10 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock, rank_peak, static_te
 from mindspeed_autoparallel.cost.sharding import Unit, gathered_bytes, microbatch_us, reach_of, units_of, waiting_bytes
 from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import (
     BlockCost,
     Collective,

@@ -7,7 +7,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.operators.candidate import with_candidate
-from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 CLUSTER = Cluster(num_nodes=1, devices_per_node=4)

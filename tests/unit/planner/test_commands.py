@@ -10,8 +10,8 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.results import RESULT_FILE, result_of
-from mindspeed_autoparallel.planner.search import search
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Plan
 

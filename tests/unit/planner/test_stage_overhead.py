@@ -7,8 +7,8 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.search import search
 from mindspeed_autoparallel.profiles.device import StageOverhead
 from mindspeed_autoparallel.spec import Cluster, Layout
 

@@ -11,8 +11,8 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.search import search
 from mindspeed_autoparallel.profiles import Profile, VariableData
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 

@@ -11,7 +11,7 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
-from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 
 Json = dict[str, Any]

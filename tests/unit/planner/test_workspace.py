@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from small_profile import small_profile
 
-from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.spec import Cluster, Layout
 
 MIB = 1024**2

@@ -8,7 +8,7 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.planner.hetero.compare import compare
-from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.report import chrome_trace, render_page, render_table, report_data
 from mindspeed_autoparallel.report.encoders import encoders, section
 from mindspeed_autoparallel.spec import Cluster, Plan

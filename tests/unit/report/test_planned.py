@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_autoparallel.planner.search import search
+from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles import read_profile
 from mindspeed_autoparallel.report import chrome_trace, render_page, render_table, report_data
 from mindspeed_autoparallel.report.replay import replay

@@ -22,8 +22,8 @@ _LOGGER = logging.getLogger(__name__)
 def plan_and_write(request: SearchRequest, profile: Profile, directory: Path) -> None:
     """Search the best plan for the cluster of ``request`` and write everything a user reads to ``directory``."""
     # OR-Tools takes most of a second to load, so only once it is needed.
+    from mindspeed_autoparallel.planner.layouts.search import search
     from mindspeed_autoparallel.planner.results import write_results
-    from mindspeed_autoparallel.planner.search import search
     from mindspeed_autoparallel.report.page import render_page
     from mindspeed_autoparallel.report.table import render_table
     from mindspeed_autoparallel.report.trace import chrome_trace

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.planner.assembly import plan_of
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation

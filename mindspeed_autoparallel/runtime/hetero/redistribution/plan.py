@@ -13,32 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.runtime.hetero.redistribution.balance import contiguous, longest_first
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item, Rows
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     Placement,
     by_replica,
     num_replicas,
     replica_ranks,
 )
-from mindspeed_autoparallel.runtime.hetero.redistribution.shards import Rows, shards_of
-
-
-@dataclass(frozen=True)
-class Item:
-    """One image or audio clip: what the plan must know of it, the same on every rank."""
-
-    home: int
-    """Data-parallel replica of the backbone whose microbatch holds the sample."""
-    microbatch: int
-    sample: int
-    input_rows: int
-    output_rows: int
-    cost: float
-    meta: tuple[int, ...] = ()
-    """Small integers the encoder needs beside the rows, e.g. (frames, height, width) in patches."""
-    first_token: int | None = None
-    """Place in the sample's sequence of the first output row, when the rows lie there one after another."""
-    num_tokens: int = 0
-    """Length of the sample's padded sequence."""
+from mindspeed_autoparallel.runtime.hetero.redistribution.shards import shards_of
 
 
 @dataclass(frozen=True, order=True)

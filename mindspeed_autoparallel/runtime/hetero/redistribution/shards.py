@@ -9,15 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item, Rows
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement
-
-if TYPE_CHECKING:
-    from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item
-
-Rows = tuple[int, int]
-"""``[start, stop)``"""
 
 
 @dataclass(frozen=True)

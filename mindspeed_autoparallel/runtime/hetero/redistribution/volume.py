@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, num_replicas
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item, Piece
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece
 
 
 def received_bytes(pieces: Sequence[Piece], rank: int, row_bytes: int) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles.knowledge import Operator
-from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.calibrate.replay import replay, sample_collectives
 from mindspeed_autoparallel.runtime.profiling.measure import worker
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import shorten
@@ -19,6 +18,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline,
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, rebuild
 from mindspeed_autoparallel.runtime.profiling.measure.state import release
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+from mindspeed_autoparallel.runtime.profiling.trace.balanced_routing import balance_routing
 
 CALIBRATION_SCHEMA_VERSION = 1
 LINKS_FILE, OPERATORS_FILE = "links.json", "operators.json"

@@ -21,7 +21,6 @@ from typing import Any
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.measure import worker
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS, fewest_layers, shorten
@@ -37,6 +36,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.state import (
 )
 from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, unwrap
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+from mindspeed_autoparallel.runtime.profiling.trace.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
     Log,
     Pretender,

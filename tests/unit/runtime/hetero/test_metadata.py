@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.metadata import ItemGather, local_items  # noqa: E402
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Item  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
-from mindspeed_autoparallel.planner.tasks import Outcome, Request, Task, perform
+from mindspeed_autoparallel.planner.layouts.tasks import Outcome, Request, Task, perform
 from mindspeed_autoparallel.spec.codec import from_json, to_json
 
 MAX_WORKERS = 8
-_ENTRY = "from mindspeed_autoparallel.planner.workers import serve; serve()"
+_ENTRY = "from mindspeed_autoparallel.planner.layouts.workers import serve; serve()"
 
 _Jobs = SimpleQueue[tuple[int, Task] | None]
 _Answers = SimpleQueue[tuple[int, Outcome | None]]
@@ -84,7 +84,7 @@ class _Other:
     """Another process, and the thread that talks to it."""
 
     def __init__(self, head: str, jobs: _Jobs, answers: _Answers) -> None:
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _ENTRY],

@@ -9,9 +9,9 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.search import search
-from mindspeed_autoparallel.planner.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile, VariableData
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.units import MIB

@@ -10,9 +10,9 @@ from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.search import search
-from mindspeed_autoparallel.planner.space import Candidate, SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
 from mindspeed_autoparallel.units import MIB

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from small_profile import small_profile
 
-from mindspeed_autoparallel.planner import search as search_module
-from mindspeed_autoparallel.planner import workers as workers_module
-from mindspeed_autoparallel.planner.search import search
-from mindspeed_autoparallel.planner.tasks import SIMPLE, SOLVE, Outcome, Request, Task, perform
-from mindspeed_autoparallel.planner.workers import Workers, usable_cores
+from mindspeed_autoparallel.planner.layouts import search as search_module
+from mindspeed_autoparallel.planner.layouts import workers as workers_module
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.tasks import SIMPLE, SOLVE, Outcome, Request, Task, perform
+from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 
 CLUSTER = Cluster(num_nodes=2, devices_per_node=4)

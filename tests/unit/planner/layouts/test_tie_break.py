@@ -14,9 +14,9 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.search import search
-from mindspeed_autoparallel.planner.ties import with_least_recompute
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
@@ -95,7 +95,7 @@ def test_a_time_limit_that_is_hit_leaves_a_plan_and_an_honest_gap(monkeypatch: p
     whole = search(profile, cluster, 8)
     clock = iter(range(10**6))
     # Every look at the clock is a second later: the limit comes after the simple splits.
-    monkeypatch.setattr("mindspeed_autoparallel.planner.search.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("mindspeed_autoparallel.planner.layouts.search.time.monotonic", lambda: float(next(clock)))
     stopped = search(profile, cluster, 8, time_limit_s=2.5, with_relaxations=False, num_workers=1)
     monkeypatch.undo()
     assert stopped.search.status == "feasible"

@@ -9,11 +9,11 @@ from math import ceil, inf
 
 from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.bounds import tail_bound_us
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, evaluate
+from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
+from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, module_placement
-from mindspeed_autoparallel.planner.space import Candidate
 from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, StoppedEarly, baselines, solve
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster

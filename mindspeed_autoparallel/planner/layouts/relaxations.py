@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mindspeed_autoparallel.planner.frontier import EFFORT
-from mindspeed_autoparallel.planner.inner import solve_layout
-from mindspeed_autoparallel.planner.space import Candidate
+from mindspeed_autoparallel.planner.layouts.layout_search import EFFORT
+from mindspeed_autoparallel.planner.layouts.layout_solver import solve_layout
+from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.plan import Relaxation
