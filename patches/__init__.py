@@ -40,7 +40,9 @@ def arm() -> None:
 
         wanted = [sheet.module for sheet in asked_for if not sheet.flags or set(sheet.flags) & flags]
         refuse_late_import(flags, [module for module in wanted if module in sys.modules])
-    ENGINE.arm(asked_for, flags)
+    if TASK_VARIABLE in os.environ:
+        ENGINE.enable({TASK_VARIABLE})
+    ENGINE.arm(asked_for)
 
 
 def _before_megatron() -> None:

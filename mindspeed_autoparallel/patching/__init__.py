@@ -1,6 +1,7 @@
 """The patch engine: sheets are data, installation happens when Megatron is imported, undo is derived.
 
-Arm with ``arm(sheets)`` before Megatron is imported; ``require(flag)`` raises for patches a flag needs but that could
+Arm with ``arm(sheets)`` before Megatron is imported; ``enable(flags)`` makes the patches of flags work once they are
+known to be true; ``require(flag)`` raises for patches a flag needs but that could
 not be installed; ``undo_all()`` restores every original.
 """
 

@@ -31,7 +31,7 @@ class PatchState(enum.Enum):
 
     WAITING = "waiting for its module to be imported"
     INSTALLED = "installed"
-    NOT_ASKED = "not asked for by any flag"
+    DORMANT = "in place, and passes calls on until one of its flags is true"
     FAILED = "could not be installed"
     UNDONE = "undone"
 
@@ -47,7 +47,7 @@ class InstalledPatch:
     original: Any = None
     replacement: Any = None
     active: bool = False
-    """Asked by the wrapper on every call, so that an undone patch under another plugin's wrapper goes inert."""
+    """Asked by the wrapper on every call: false until a flag of the patch is true, and once it is undone."""
 
 
 class Engine:
@@ -56,32 +56,44 @@ class Engine:
     def __init__(self) -> None:
         self.patches: list[InstalledPatch] = []
         self.late_modules: list[str] = []
+        self.enabled: set[str] = set()
+        """Flags whose patches are active."""
 
-    def arm(self, sheets: Sequence[Patch], flags: Collection[str]) -> None:
-        """Install each patch when its module is imported; modules that are imported already are patched now and noted.
+    def arm(self, sheets: Sequence[Patch]) -> None:
+        """Put each patch in place when its module is imported; in modules that are imported already, now.
 
-        ``flags``: the flags given on the command line; a patch whose ``flags`` are set and disjoint stays uninstalled.
+        A patch with flags passes calls on until ``enable`` names one of them: which flags are true is known when the
+        host has parsed its arguments, and by then other modules have copied the names that are to be patched.
         """
         for sheet in sheets:
             entry = InstalledPatch(sheet)
             self.patches.append(entry)
-            if sheet.flags and not set(sheet.flags) & set(flags):
-                entry.state = PatchState.NOT_ASKED
-                continue
             if sheet.module in sys.modules:
                 self.late_modules.append(sheet.module)
             call_after_import(sheet.module, functools.partial(self._install, entry))
         if self.late_modules:
             warnings.warn(
-                f"mindspeed_autoparallel was imported after {', '.join(sorted(set(self.late_modules)))}: names already "
-                "copied out of these modules are not patched. Move `import mindspeed_autoparallel` above the first "
-                "megatron import of the script.",
+                f"mindspeed_autoparallel was imported after {', '.join(sorted(set(self.late_modules)))}: what other "
+                "modules copied out of them is patched where a module holds it by name, and nowhere else. Move `import "
+                "mindspeed_autoparallel` above the first megatron import of the script.",
                 LateImportWarning,
                 stacklevel=4,
             )
 
+    def enable(self, flags: Collection[str]) -> None:
+        """Make the patches of ``flags`` work from now on, those of modules that are imported later included."""
+        self.enabled |= set(flags)
+        for entry in self.patches:
+            if entry.state is PatchState.DORMANT and self._is_wanted(entry):
+                entry.state, entry.active = PatchState.INSTALLED, True
+
     def require(self, flag: str) -> None:
-        """Raise ``PatchError`` naming the first patch ``flag`` needs that could not be installed."""
+        """Raise ``PatchError`` naming the first patch ``flag`` needs that could not be installed, or came too late."""
+        if self.late_modules:
+            raise PatchError(
+                f"{flag} needs mindspeed_autoparallel to be imported before megatron, but {min(self.late_modules)} was "
+                "imported first. Move `import mindspeed_autoparallel` above the first megatron import of the script."
+            )
         for entry in self.patches:
             if flag in entry.patch.flags and entry.state is PatchState.FAILED:
                 raise PatchError(f"{flag} needs {entry.patch.target}, but {entry.reason}")
@@ -89,7 +101,7 @@ class Engine:
     def undo_all(self) -> None:
         """Restore every original; a patch under another plugin's wrapper goes inert instead."""
         for entry in reversed(self.patches):
-            if entry.state is not PatchState.INSTALLED:
+            if entry.state not in (PatchState.INSTALLED, PatchState.DORMANT):
                 if entry.state is PatchState.WAITING:
                     entry.state = PatchState.UNDONE
                 continue
@@ -114,13 +126,26 @@ class Engine:
         assert holder is not None
         entry.original = inspect.getattr_static(holder, name)
         entry.replacement = wrapt.FunctionWrapper(entry.original, entry.patch.wrapper, lambda: entry.active)
-        entry.active = True
+        entry.active = self._is_wanted(entry)
         setattr(holder, name, entry.replacement)
-        entry.state = PatchState.INSTALLED
+        entry.state = PatchState.INSTALLED if entry.active else PatchState.DORMANT
+        if entry.patch.module in self.late_modules and holder is module:
+            _replace_copies(entry.original, entry.replacement)
+
+    def _is_wanted(self, entry: InstalledPatch) -> bool:
+        return not entry.patch.flags or not self.enabled.isdisjoint(entry.patch.flags)
 
 
 ENGINE = Engine()
 """What ``import mindspeed_autoparallel`` arms; the only module-level mutable state of the package."""
+
+
+def _replace_copies(original: Any, replacement: Any) -> None:
+    """What modules that were imported before this package copied by name (``from x import original``) is replaced."""
+    for module in list(sys.modules.values()):
+        names = vars(module) if isinstance(module, ModuleType) else {}
+        for name in [name for name, value in list(names.items()) if value is original]:
+            setattr(module, name, replacement)
 
 
 def _holder(module: ModuleType, attribute: str) -> tuple[Any, str]:

@@ -25,7 +25,8 @@ class Patch:
     distribution: str = "megatron-core"
     """Whose release ``versions`` speaks of: ``megatron-core``, or another (whose release is not checked)."""
     flags: tuple[str, ...] = ()
-    """Installed only when one of these is given, command line flags or an environment variable; empty: always."""
+    """Works once one of these is true, command line flags or an environment variable, and passes calls on until then;
+    empty: always."""
     parameters: tuple[str, ...] = field(default=())
     """Parameter names the wrapper relies on; checked against the target's signature before it is installed."""
 

@@ -10,8 +10,18 @@ GROUP = FlagGroup(
             help="Search the best parallel plan for the cluster to train on, write it, and exit before training. Start "
             "the script with plain python on every node.",
         ),
-        Flag(name="--simulated-nnodes", type=positive_int, help="Nodes of the cluster to train on."),
-        Flag(name="--simulated-nproc-per-node", type=positive_int, help="Devices per node of the cluster to train on."),
+        Flag(
+            name="--simulated-nnodes",
+            type=positive_int,
+            help="Nodes of the cluster to train on.",
+            used_by=("--auto-tuning", "--operator-search"),
+        ),
+        Flag(
+            name="--simulated-nproc-per-node",
+            type=positive_int,
+            help="Devices per node of the cluster to train on.",
+            used_by=("--auto-tuning", "--operator-search"),
+        ),
         Flag(
             name="--auto-parallel-work-dir",
             type=str,

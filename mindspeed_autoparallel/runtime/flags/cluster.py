@@ -4,6 +4,7 @@ from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, non_negat
 
 GROUP = FlagGroup(
     title="nodes that take the measurements",
+    used_by=("--auto-parallel-mm", "--auto-tuning", "--operator-search"),
     flags=(
         Flag(name="--nnodes", type=positive_int, default=1, help="Nodes that take the measurements."),
         Flag(name="--nproc-per-node", type=positive_int, default=1, help="Devices used on each of these nodes."),

@@ -21,6 +21,8 @@ class Flag:
     default: Any = None
     choices: tuple[str, ...] | None = None
     metavar: str | None = None
+    used_by: tuple[str, ...] = ()
+    """Switches of features beside its group's that read it."""
 
     @property
     def destination(self) -> str:
@@ -34,6 +36,12 @@ class FlagGroup:
 
     title: str
     flags: tuple[Flag, ...]
+    used_by: tuple[str, ...] = ()
+    """Switches of the features that read these flags; empty: the group's own switch."""
+
+    def readers(self, flag: Flag) -> tuple[str, ...]:
+        """Switches of the features that read ``flag``."""
+        return (*(self.used_by or (self.switch,)), *flag.used_by)
 
     @property
     def switch(self) -> str:

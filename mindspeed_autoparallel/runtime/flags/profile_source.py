@@ -4,6 +4,7 @@ from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup
 
 GROUP = FlagGroup(
     title="profile source: search without an accelerator",
+    used_by=("--auto-parallel-mm", "--auto-tuning", "--operator-search"),
     flags=(
         Flag(
             name="--profile-source",

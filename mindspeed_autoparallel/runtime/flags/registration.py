@@ -37,6 +37,12 @@ def flags_given(argv: Sequence[str]) -> set[str]:
     return words & {flag.name for group in flag_groups() for flag in group.flags}
 
 
+def missing_flags(parser: argparse.ArgumentParser) -> list[tuple[FlagGroup, Flag]]:
+    """Flags of ours that ``parser`` has not got, with their groups."""
+    taken = set(parser._option_string_actions)
+    return [(group, flag) for group in flag_groups() for flag in group.flags if not _is_taken(flag, taken)]
+
+
 def add_missing_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Register every flag of ours that ``parser`` has not got; returns ``parser``."""
     taken = set(parser._option_string_actions)
@@ -57,9 +63,11 @@ def _is_taken(flag: Flag, taken: Collection[str]) -> bool:
 def _add(section: argparse._ArgumentGroup, flag: Flag) -> None:
     underscored = "--" + flag.destination
     names = [flag.name] if underscored == flag.name else [flag.name, underscored]
+    # A default that the script gave the parser before the flag was there counts.
+    default = section._defaults.get(flag.destination, flag.default)
     if flag.type is None:
-        section.add_argument(*names, action="store_true", default=bool(flag.default), help=flag.help)
+        section.add_argument(*names, action="store_true", default=bool(default), help=flag.help)
     else:
         section.add_argument(
-            *names, type=flag.type, default=flag.default, choices=flag.choices, metavar=flag.metavar, help=flag.help
+            *names, type=flag.type, default=default, choices=flag.choices, metavar=flag.metavar, help=flag.help
         )

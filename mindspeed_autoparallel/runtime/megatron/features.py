@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import cast
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.patching import ENGINE
 
 TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
 """Set only in processes this package starts: the file that says what the process is to measure."""
@@ -45,6 +46,7 @@ def after_parsing(arguments: argparse.Namespace) -> None:
 
         _require(TASK_VARIABLE)
         task = read_json(Path(task_file), "task of this process")
+        ENGINE.enable({TASK_VARIABLE, *flags_that_are_true(arguments)})
         _load(TASK_HANDLERS[task["kind"]])(arguments, task)
         return
     jobs = [_flag(destination) for destination in _ONE_JOB if getattr(arguments, destination, None)]
@@ -55,18 +57,18 @@ def after_parsing(arguments: argparse.Namespace) -> None:
         )
     for destination, handler in FEATURES.items():
         if getattr(arguments, destination, None):
-            _require(_flag(destination))
+            ENGINE.require(_flag(destination))
+            ENGINE.enable({_flag(destination)})
             _load(handler)(arguments)
+
+
+def flags_that_are_true(arguments: object) -> list[str]:
+    """The switches of ours that are on in ``arguments``, however they became so."""
+    return [_flag(destination) for destination in FEATURES if getattr(arguments, destination, None)]
 
 
 def _flag(destination: str) -> str:
     return "--" + destination.replace("_", "-")
-
-
-def _require(flag: str) -> None:
-    from mindspeed_autoparallel.patching import ENGINE
-
-    ENGINE.require(flag)
 
 
 def _load(path: str) -> Callable[..., None]:

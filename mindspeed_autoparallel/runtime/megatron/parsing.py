@@ -3,38 +3,112 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mindspeed_autoparallel.errors import AutoParallelError
-from mindspeed_autoparallel.runtime.flags import add_missing_flags, flags_given
-from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE, after_parsing
+from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
+from mindspeed_autoparallel.patching import ENGINE
+from mindspeed_autoparallel.runtime.flags import (
+    Flag,
+    FlagGroup,
+    add_missing_flags,
+    flag_groups,
+    flags_given,
+    missing_flags,
+)
+from mindspeed_autoparallel.runtime.megatron.features import (
+    FEATURES,
+    TASK_VARIABLE,
+    after_parsing,
+    flags_that_are_true,
+)
 
 ParserHook = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
 
 def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call the host's ``parse(extra_args_provider, ...)``; untouched when no flag of ours is on the command line."""
-    wants_help = bool({"-h", "--help"} & set(sys.argv[1:]))
-    if not (flags_given(sys.argv[1:]) or wants_help or os.environ.get(TASK_VARIABLE)):
-        return parse(*args, **kwargs)
+    """Call the host's ``parse(extra_args_provider, ...)``; its parser stays untouched where no flag of ours is meant.
+
+    What counts is what the arguments say once they are parsed: a flag may come from the command line as it is now, from
+    a default of the parser, or from a host that has it registered itself.
+    """
     if kwargs.get("ignore_unknown_args") or (len(args) > 1 and args[1]):
         # Megatron's side looks (fault tolerance, restarts), without the script's own arguments: not the training's.
         return parse(*args, **kwargs)
     rest = dict(kwargs)
     provider: ParserHook | None = args[0] if args else rest.pop("extra_args_provider", None)
+    added: list[tuple[FlagGroup, Flag]] = []
 
     def provider_with_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        # Ours come last, so that what the host registers under the same name wins.
-        return add_missing_flags(provider(parser) if provider is not None else parser)
+        parser = provider(parser) if provider is not None else parser
+        if _is_meant(parser):
+            # Ours come last, so that what the host registers under the same name wins.
+            added.extend(missing_flags(parser))
+            add_missing_flags(parser)
+        return parser
 
     arguments = parse(provider_with_ours, *args[1:], **rest)
+    with _told_in_a_line():
+        if os.environ.get(TASK_VARIABLE):
+            after_parsing(arguments)
+        elif added or flags_that_are_true(arguments):
+            _fill(arguments)
+            _refuse_unread_flags(arguments, added)
+            after_parsing(arguments)
+    return arguments
+
+
+def refuse_unseen_flags(arguments: object) -> None:
+    """End the process where a feature is on in the training's ``arguments`` that was off when they were parsed.
+
+    Scripts can set it on the parsed arguments, in Megatron's ``args_defaults`` or in a YAML file; the feature has not
+    checked the arguments then, and the training would not be what the flag says.
+    """
+    if os.environ.get(TASK_VARIABLE):
+        return
+    unseen = [flag for flag in flags_that_are_true(arguments) if flag not in ENGINE.enabled]
+    with _told_in_a_line():
+        if unseen:
+            raise ConfigError(
+                f"{unseen[0]} became true after the arguments were parsed, when it can no longer take effect. Give it "
+                "on the command line, or as a default of the parser in the script's extra_args_provider."
+            )
+
+
+@contextlib.contextmanager
+def _told_in_a_line() -> Iterator[None]:
     try:
-        after_parsing(arguments)
+        yield
     except AutoParallelError as error:
         # A person reads this in a training log: the message, not the stack.
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
-    return arguments
+
+
+def _is_meant(parser: argparse.ArgumentParser) -> bool:
+    """Whether a flag of ours is on the command line, is on by default, or its help is asked for."""
+    words = sys.argv[1:]
+    if flags_given(words) or {"-h", "--help"} & set(words) or os.environ.get(TASK_VARIABLE):
+        return True
+    return any(parser.get_default(destination) for destination in FEATURES)
+
+
+def _fill(arguments: argparse.Namespace) -> None:
+    """Give every flag of ours that the parser had not got its default: a feature may be on without them."""
+    for group in flag_groups():
+        for flag in group.flags:
+            if not hasattr(arguments, flag.destination):
+                setattr(arguments, flag.destination, bool(flag.default) if flag.type is None else flag.default)
+
+
+def _refuse_unread_flags(arguments: argparse.Namespace, added: list[tuple[FlagGroup, Flag]]) -> None:
+    """``ConfigError`` for a flag of ours on the command line whose feature is off: it would change nothing."""
+    given, on = flags_given(sys.argv[1:]), set(flags_that_are_true(arguments))
+    for group, flag in added:
+        if flag.name in given and flag.destination not in FEATURES and on.isdisjoint(group.readers(flag)):
+            raise ConfigError(
+                f"{flag.name} is for {' or '.join(group.readers(flag))}, which is not given: add that, or drop it."
+            )

@@ -29,16 +29,63 @@ def with_argv(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["script.py", *words])
 
 
-def test_without_our_flags_the_host_gets_the_very_same_arguments(monkeypatch, seen):
+def test_without_our_flags_the_parser_stays_as_the_host_made_it(monkeypatch, seen):
     with_argv(monkeypatch, "--lr", "1")
+    before, after = [], []
 
     def provider(parser):
+        before.extend(parser._option_string_actions)
         return parser
 
-    passed = []
-    parsing.parse_with_our_flags(lambda *args, **kwargs: passed.append((args, kwargs)), (provider,), {"x": 1})
-    assert passed == [((provider,), {"x": 1})]
+    def parse_and_look(extra_args_provider, x):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr", type=float)
+        after.extend(extra_args_provider(parser)._option_string_actions)
+        return parser.parse_args()
+
+    assert vars(parsing.parse_with_our_flags(parse_and_look, (provider,), {"x": 1})) == {"lr": 1.0}
+    assert before == after
     assert seen == []
+
+
+def test_a_flag_that_is_on_by_default_is_seen_with_the_defaults_of_the_others(monkeypatch, seen):
+    with_argv(monkeypatch)
+
+    def provider(parser):
+        parser.set_defaults(hetero_parallel=True)
+        return parser
+
+    arguments = parsing.parse_with_our_flags(parse, (provider,), {})
+    assert (arguments.hetero_parallel, arguments.hetero_balance) == (True, "local")
+    assert seen == [arguments]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--hetero-balance", "global"), "--hetero-balance is for --hetero-parallel, which is not given"),
+        (("--auto-tuning-verify",), "--auto-tuning-verify is for --auto-tuning"),
+        (("--nnodes", "2"), "--nnodes is for --auto-parallel-mm or --auto-tuning or --operator-search"),
+        (("--auto-parallel-plan", "p", "--simulated-nnodes", "2"), "--simulated-nnodes is for --auto-parallel-mm"),
+    ],
+)
+def test_a_flag_whose_feature_is_off_is_refused(monkeypatch, capsys, seen, words, what):
+    with_argv(monkeypatch, *words)
+    with pytest.raises(SystemExit) as ended:
+        parsing.parse_with_our_flags(parse, (), {})
+    assert ended.value.code == 2
+    assert what in capsys.readouterr().err
+    assert seen == []
+
+
+def test_flags_that_the_host_has_itself_are_its_own_business(monkeypatch, seen):
+    with_argv(monkeypatch, "--nnodes", "2")
+
+    def provider(parser):
+        parser.add_argument("--nnodes", type=int)
+        return parser
+
+    assert parsing.parse_with_our_flags(parse, (provider,), {}).nnodes == 2
 
 
 def test_features_see_what_the_script_parsed(monkeypatch, seen):
