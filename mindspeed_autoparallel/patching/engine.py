@@ -84,7 +84,7 @@ class Engine:
         """Make the patches of ``flags`` work from now on, those of modules that are imported later included."""
         self.enabled |= set(flags)
         for entry in self.patches:
-            if entry.state is PatchState.DORMANT and self._is_wanted(entry):
+            if entry.state is PatchState.DORMANT and self.is_wanted(entry):
                 entry.state, entry.active = PatchState.INSTALLED, True
 
     def require(self, flag: str) -> None:
@@ -126,13 +126,14 @@ class Engine:
         assert holder is not None
         entry.original = inspect.getattr_static(holder, name)
         entry.replacement = wrapt.FunctionWrapper(entry.original, entry.patch.wrapper, lambda: entry.active)
-        entry.active = self._is_wanted(entry)
+        entry.active = self.is_wanted(entry)
         setattr(holder, name, entry.replacement)
         entry.state = PatchState.INSTALLED if entry.active else PatchState.DORMANT
         if entry.patch.module in self.late_modules and holder is module:
             _replace_copies(entry.original, entry.replacement)
 
-    def _is_wanted(self, entry: InstalledPatch) -> bool:
+    def is_wanted(self, entry: InstalledPatch) -> bool:
+        """Whether ``entry`` is to work: it belongs to no flag, or to one that is true."""
         return not entry.patch.flags or not self.enabled.isdisjoint(entry.patch.flags)
 
 

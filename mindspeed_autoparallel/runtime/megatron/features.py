@@ -44,7 +44,7 @@ def after_parsing(arguments: argparse.Namespace) -> None:
 
         from mindspeed_autoparallel.files import read_json
 
-        _require(TASK_VARIABLE)
+        ENGINE.require(TASK_VARIABLE)
         task = read_json(Path(task_file), "task of this process")
         ENGINE.enable({TASK_VARIABLE, *flags_that_are_true(arguments)})
         _load(TASK_HANDLERS[task["kind"]])(arguments, task)
