@@ -44,12 +44,13 @@ def write_text_atomic(path: Path, text: str) -> None:
 
 
 def write_json_atomic(path: Path, value: Any) -> None:
-    """``write_text_atomic`` of ``value`` as indented JSON; NaN and infinity are refused (``ValueError``)."""
+    """Write ``value`` as indented JSON by ``write_text_atomic``; NaN and infinity are refused (``ValueError``)."""
     write_text_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def made_folder(path: Path, flag: str) -> Path:
-    """``path``, made where it is missing; raises ``ConfigError`` that names ``flag`` before any work is done for it."""
+    """Return ``path``, made where it is missing; raises ``ConfigError`` that names ``flag`` before any work is done for
+    it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,7 +89,7 @@ def read_bytes(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> bytes
 
 
 def read_text(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> str:
-    """``read_bytes`` as UTF-8."""
+    """Return ``read_bytes`` as UTF-8."""
     try:
         return read_bytes(path, what, max_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -96,7 +97,8 @@ def read_text(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> str:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """The JSON in ``path``; raises ``ConfigError`` that names ``what``, the file, and the line of a syntax error."""
+    """Return the JSON in ``path``; raises ``ConfigError`` that names ``what``, the file, and the line of a syntax
+    error."""
     text = read_text(path, what)
     try:
         return loads_json(text)
@@ -108,7 +110,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def shown(value: object, length: int = 60) -> str:
-    """``value`` for an error message: one printable line of at most ``length`` characters."""
+    """Return ``value`` for an error message: one printable line of at most ``length`` characters."""
     if isinstance(value, int) and value.bit_length() > 1000:
         return "a number of more than 300 digits"
     text = value if isinstance(value, str) else str(value) if isinstance(value, Path) else repr(value)

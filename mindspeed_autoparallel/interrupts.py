@@ -25,7 +25,8 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise ``Terminated``, once, so that what was started is ended and files are closed.
+    """Raise ``Terminated`` inside the block on SIGTERM and SIGHUP, once, so that what was started is ended and files
+    are closed.
 
     Signals that are ignored (``nohup``) stay ignored. Outside the main thread nothing changes.
     """
@@ -52,7 +53,7 @@ def ended_like_ctrl_c() -> Iterator[None]:
 
 
 def exit_code_of(error: KeyboardInterrupt) -> int:
-    """What a shell calls this end: 128 and the signal's number."""
+    """Return what a shell calls this end: 128 and the signal's number."""
     return error.exit_code if isinstance(error, Terminated) else _INTERRUPTED
 
 

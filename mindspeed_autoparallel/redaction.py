@@ -30,7 +30,8 @@ _URL = re.compile(r"(\w+://[^/\s:@]*):([^/\s@]+)@")
 
 
 def masked_words(argv: Sequence[str]) -> list[str]:
-    """``argv`` with ``***`` in place of every value that its flag, or the password place of a URL, calls secret."""
+    """Return ``argv`` with ``***`` in place of every value that its flag, or the password place of a URL, calls
+    secret."""
     words = []
     following = False
     for word in argv:
@@ -44,7 +45,7 @@ def masked_words(argv: Sequence[str]) -> list[str]:
 
 
 def secret_values(argv: Sequence[str]) -> frozenset[str]:
-    """What ``masked_words`` takes away."""
+    """Return what ``masked_words`` takes away."""
     found = {match[2] for word in argv for match in _URL.finditer(word)}
     for word, masked in zip(argv, masked_words(argv), strict=True):
         if masked == MASK:
@@ -55,7 +56,7 @@ def secret_values(argv: Sequence[str]) -> frozenset[str]:
 
 
 def masked_text(text: str, values: Iterable[str]) -> str:
-    """``text`` with ``***`` in place of every one of ``values``."""
+    """Return ``text`` with ``***`` in place of every one of ``values``."""
     # The longest first, for one may be part of another.
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, MASK)
@@ -63,7 +64,7 @@ def masked_text(text: str, values: Iterable[str]) -> str:
 
 
 def is_secret_variable(name: str) -> bool:
-    """Whether an environment variable is called like something secret."""
+    """Return whether an environment variable is called like something secret."""
     return _is_secret(name)
 
 

@@ -8,17 +8,17 @@ US_PER_S = 1_000_000.0
 
 
 def mib(num_bytes: float) -> float:
-    """Bytes to MiB."""
+    """Return bytes to MiB."""
     return num_bytes / MIB
 
 
 def gib(num_bytes: float) -> float:
-    """Bytes to GiB."""
+    """Return bytes to GiB."""
     return num_bytes / GIB
 
 
 def format_bytes(num_bytes: float) -> str:
-    """``71.4 GiB``, ``512.0 MiB``, ``3.0 KiB``: the largest unit that leaves a number of at least one."""
+    """Return ``71.4 GiB``, ``512.0 MiB``, ``3.0 KiB``: the largest unit that leaves a number of at least one."""
     for size, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.1f} {name}"
@@ -26,7 +26,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_us(duration_us: float) -> str:
-    """``1.93 s``, ``41.2 ms``, ``17 us``."""
+    """Return ``1.93 s``, ``41.2 ms``, ``17 us``."""
     if abs(duration_us) >= US_PER_S:
         return f"{duration_us / US_PER_S:.2f} s"
     if abs(duration_us) >= US_PER_MS:

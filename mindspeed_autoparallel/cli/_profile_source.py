@@ -11,7 +11,7 @@ from mindspeed_autoparallel.profiles import Profile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--profile`` and what can stand in its place."""
+    """Add ``--profile`` and what can stand in its place."""
     parser.add_argument("--profile", type=Path, help="our profile or MindSpeed's model_profile.json")
     parser.add_argument(
         "--profile-source",
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_profile_of(arguments: argparse.Namespace) -> Profile:
-    """The profile the flags ask for; ``ConfigError`` names the flag that is missing or has no use."""
+    """Return the profile the flags ask for; ``ConfigError`` names the flag that is missing or has no use."""
     if arguments.profile_tensor_size < 1:
         raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
     if arguments.profile_source == "analytic":

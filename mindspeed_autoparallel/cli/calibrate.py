@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument("base", type=Path, metavar="BASE.sqlite")
     parser.add_argument("--operators", type=Path, metavar="OPERATORS.json", help="calls to measure")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One launch on this node; prints what was added."""
+    """Calibrate in one launch on this node and print what was added."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase

@@ -46,5 +46,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sheets() -> list[Patch]:
-    """Every patch sheet of this package; by name, as the sheets stand beside the commands and not below them."""
+    """Return every patch sheet of this package; by name, as the sheets stand beside the commands and not below them."""
     return list(importlib.import_module("mindspeed_autoparallel.patches").sheets())

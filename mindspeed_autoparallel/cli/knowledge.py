@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument("action", choices=("show", "export", "import"))
     parser.add_argument("base", type=Path, metavar="BASE.sqlite")
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE.json", help="for export and import")
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Does one action; raises ``ConfigError`` for a missing file."""
+    """Do one action; raises ``ConfigError`` for a missing file."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
     from mindspeed_autoparallel.profiles.knowledge.exchange import export_knowledge, import_knowledge

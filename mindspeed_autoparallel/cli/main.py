@@ -33,7 +33,7 @@ def _help_line(command: str) -> str:
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for ``argv``: loads the chosen command's module; without one, all, for their help lines."""
+    """Return the parser for ``argv``: loads the chosen command's module; without one, all, for their help lines."""
     names = _command_names()
     chosen = next((word for word in argv if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON file with the requests")
     parser.add_argument(
         "--device-file", type=Path, action="append", default=[], help="a device of your own (repeatable)"
@@ -33,7 +33,7 @@ def _line(answer: dict[str, Any]) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the answers, each of which says itself when it is refused; exit code 2 when all of them are."""
+    """Print the answers, each of which says itself when it is refused; exit code 2 when all of them are."""
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.predict.predict import predict

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument("data", type=Path, metavar="DATA.json", help="measured rows")
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
@@ -44,7 +44,7 @@ def _lines(group: str, entry: dict[str, Any]) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints every figure by group and what was left out."""
+    """Print every figure by group and what was left out."""
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json
     from mindspeed_autoparallel.predict.scoreboard import scoreboard

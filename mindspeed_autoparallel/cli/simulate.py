@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_plan(plan: Plan) -> None:
-    """One line per stage, then the step and what limits it."""
+    """Print one line per stage, then the step and what limits it."""
     print(f"{plan.layout.label()}, {plan.num_microbatches} microbatches")
     if plan.profile.source == "analytic":
         print("analytic: " + " ".join(plan.profile.notes))

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The reason, and the least limit that has a plan. ``unknown``: time ran out before either was known."""
+    """Return the reason, and the least limit that has a plan. ``unknown``: time ran out before either was known."""
     from mindspeed_autoparallel.planner.split import StoppedEarly
     from mindspeed_autoparallel.planner.split.insight import least_excess
 
@@ -131,7 +131,7 @@ def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseli
 
 
 def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The plans after the best one, fastest first."""
+    """Return the plans after the best one, fastest first."""
     from mindspeed_autoparallel.planner.split import stage_memory
     from mindspeed_autoparallel.planner.split.alternatives import best_plans
 
@@ -154,7 +154,7 @@ def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: arg
 def _what_if(
     solution: SplitSolution, problem_of: Callable[[int, float], SplitProblem], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Solved again with one more GiB per device, and with twice the microbatches (gain per microbatch)."""
+    """Solve again with one more GiB per device, and with twice the microbatches (gain per microbatch)."""
     from mindspeed_autoparallel.planner.split import solve
 
     microbatches, limit_mib = arguments.num_microbatches, arguments.memory_limit_mib
@@ -180,7 +180,7 @@ def _what_if(
 
 
 def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[str, list[int]]]:
-    """Layers, and those not run plainly, by module and virtual stage (= stage without virtual stages)."""
+    """Return layers, and those not run plainly, by module and virtual stage (= stage without virtual stages)."""
     layers: dict[str, list[tuple[int, ...]]] = {}
     for segment, rows in zip(problem.segments, placement, strict=True):
         if segment.beside is None:

@@ -46,7 +46,7 @@ _OF_A_BLOCK = tuple(name for name in (*_SIZES, *_OPTIONAL) if name not in _OF_A_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument("--script", type=Path, metavar="FILE", help="trace the model that this training script builds")
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="of the script")
     for name in _SIZES:
@@ -139,7 +139,7 @@ def _or_one(size: int | None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Traces and prints."""
+    """Trace and print where the profile lies."""
     if arguments.script is not None:
         return _run_script(arguments)
     if arguments.arguments:

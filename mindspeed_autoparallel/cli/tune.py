@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the command."""
+    """Add the flags of the command."""
     parser.add_argument("--request", type=Path, required=True, metavar="FILE")
     parser.add_argument(
         "--device-file", type=Path, action="append", default=[], help="a device of your own (repeatable)"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Searches and prints; exit code 3 when nothing fits."""
+    """Search and print; exit code 3 when nothing fits."""
     from mindspeed_autoparallel.cost.catalogue import read_device
     from mindspeed_autoparallel.errors import ConfigError
     from mindspeed_autoparallel.files import read_json

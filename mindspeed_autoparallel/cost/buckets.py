@@ -23,7 +23,7 @@ _ENDLESS_US = 1e15
 
 
 def megatron_bucket_elements(num_replicas: int) -> int:
-    """Parameters per bucket where nobody says how many: more with many ranks, whose rings cut them small."""
+    """Return parameters per bucket where nobody says how many: more with many ranks, whose rings cut them small."""
     return max(_LEAST_BUCKET, _BUCKET_PER_REPLICA * num_replicas)
 
 
@@ -47,7 +47,8 @@ def bucketed_tails(
     cluster: Cluster,
     device: DeviceCost,
 ) -> tuple[tuple[RankTail, ...], RankTail]:
-    """What shows of every rank, and of the step: all ranks wait for each other before the optimizer (gradient norm).
+    """Return what shows of every rank, and of the step: all ranks wait for each other before the optimizer (gradient
+    norm).
 
     ``ranks``: the blocks of every rank by chunk.
     """
@@ -73,7 +74,7 @@ def least_tail_us(
     cluster: Cluster,
     device: DeviceCost,
 ) -> float:
-    """Below every placement's tail. ``first``: what the first rank holds in any case.
+    """Return a time below every placement's tail. ``first``: what the first rank holds in any case.
 
     The first rank's last backward ends the pipeline and its first forward begins it, so nothing of its collectives
     hides but by overlap, which leaves a bucket of each: of all it holds where that is one bucket, else of more than
@@ -131,7 +132,7 @@ def _gathering_us(
 
 
 def _buffers(blocks: Sequence[PlacedBlock], layout: Layout) -> list[tuple[list[StateBytes], int]]:
-    """Trained state by the group that reduces it."""
+    """Return trained state by the group that reduces it."""
     replicas = layout.data_size * layout.context_size
     by_group = zip(*map(_states, blocks), strict=True)
     trained = [[state for state in states if state.gradient_bytes] for states in by_group]

@@ -8,7 +8,7 @@ from mindspeed_autoparallel.profiles import BlockCost, RecomputeCost
 
 
 def grouped_layer(layer: BlockCost, place: int, size: int) -> BlockCost:
-    """``layer`` as number ``place`` (from 0) of a group of ``size``, its kind ``full`` replaced.
+    """Return ``layer`` as number ``place`` (from 0) of a group of ``size``, its kind ``full`` replaced.
 
     What the group hands on stays, the outputs between its layers do not. Its backward computes all of its layers
     again before the first of them runs backward, so the last layer's transient holds the activations of all.

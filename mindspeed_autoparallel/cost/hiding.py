@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def pipelined_saving_us(computing_us: float, moving_us: float, num_chunks: int) -> float:
-    """O1: saved by cutting a matrix product and its collective into chunks that pass each other.
+    """Return O1, the time saved by cutting a matrix product and its collective into chunks that pass each other.
 
     Two stations in a row take ``longer + shorter / n`` in place of their sum (Wang et al. 2023, "Overlap communication
     with dependent computation via decomposition", ASPLOS; Transformer Engine's ring exchange sends a shard at a time).
@@ -25,7 +25,7 @@ class Pass:
 
 
 def paired_savings_us(forward: Pass, backward: Pass) -> tuple[float, float]:
-    """O2: what a forward and a backward of two microbatches, run beside each other, hide of their exchanges.
+    """Return O2, what a forward and a backward of two microbatches, run beside each other, hide of their exchanges.
 
     Each direction's exchange hides behind the other's computing, as Megatron's combined 1F1B pairs layers.
     """
@@ -64,7 +64,7 @@ class Offload:
 
 
 def offloaded(shape: LayerShape, modules: Sequence[str]) -> Offload:
-    """O3 for ``modules`` of ``--offload-modules``: what these parts of a layer save.
+    """Return O3 for ``modules`` of ``--offload-modules``: what these parts of a layer save.
 
     Core attention saves query, key, value and its output; the projection saves that output again: it is moved twice and
     freed once, and only where both are chosen. The norms and the projection before attention are left alone: which
@@ -82,7 +82,7 @@ def offloaded(shape: LayerShape, modules: Sequence[str]) -> Offload:
 
 
 def sent_once_share(num_experts_per_token: int, num_destinations: int) -> float:
-    """O4: share of a token's copies that are sent where copies to one destination are sent once.
+    """Return O4, the share of a token's copies that are sent where copies to one destination are sent once.
 
     With routing at random ``n (1 - (1 - 1/n)^k)`` of ``n`` destinations get a token that goes to ``k`` experts.
     Destinations are nodes where the group spans several, else ranks, as DeepEP forwards tokens inside a node.

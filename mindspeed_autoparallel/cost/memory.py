@@ -28,7 +28,7 @@ class PeakMemory:
 
 
 def static_terms(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int]:
-    """Bytes alive during the whole step (M1): parameters, main gradients, optimizer state after its split."""
+    """Return bytes alive during the whole step (M1): parameters, main gradients, optimizer state after its split."""
     if layout.sharding is not None:
         return sharded_state(blocks, layout)
     terms = {"parameters": 0, "gradients": 0, "optimizer": 0}
@@ -42,7 +42,7 @@ def static_terms(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int
 
 
 def updated_parameter_bytes(blocks: Sequence[PlacedBlock], layout: Layout) -> int:
-    """Bytes of trained parameters that this rank's optimizer step updates; frozen blocks have no gradients."""
+    """Return bytes of trained parameters that this rank's optimizer step updates; frozen blocks have no gradients."""
     return sum(
         _split(state.parameter_bytes, group, layout)
         for block in blocks
@@ -61,7 +61,8 @@ def rank_peak(
     rank: int = 0,
     sends: str = "freed",
 ) -> PeakMemory:
-    """The peak of a rank that holds ``chunks`` and runs ``actions`` (its row of the program), with the terms by name.
+    """Return the peak of a rank that holds ``chunks`` and runs ``actions`` (its row of the program), with the terms by
+    name.
 
     M2 in a forward: static + saved of everything in flight + of the chunk up to this block + its transient.
     M3 in a backward: static + everything in flight minus the chunk's blocks already done + transient.
@@ -111,7 +112,7 @@ def rank_peak(
 
 
 def mindspeed_stage_bytes(blocks: Sequence[PlacedBlock], in_flight: int, layout: Layout) -> dict[str, int]:
-    """MindSpeed's own stage memory (M5), for imported profiles; the terms add up to it.
+    """Return MindSpeed's own stage memory (M5), for imported profiles; the terms add up to it.
 
     (activations - recomputed activations) x (in-flight - 1) + activations + static.
     """
@@ -134,7 +135,7 @@ class _HighPoint:
 
 
 def _passing_state(kind: str, blocks: Sequence[PlacedBlock], layout: Layout) -> list[int]:
-    """Parameters and gradients that are whole only while each block runs."""
+    """Return parameters and gradients that are whole only while each block runs."""
     if layout.sharding is None:
         return [0] * len(blocks)
     gathered = gathered_bytes(blocks, layout.sharding)[kind]
@@ -170,13 +171,13 @@ def _high_point(kind: str, blocks: Sequence[PlacedBlock], passing: Traffic, pass
 
 
 def kept_side_bytes(blocks: Sequence[PlacedBlock]) -> int:
-    """Side inputs of the modules on a stage that live until the backward (M7)."""
+    """Return side inputs of the modules on a stage that live until the backward (M7)."""
     sides = {block.module: block.side for block in blocks}
     return sum(side.total_bytes if _keeps_side(blocks, module) else side.kept_bytes for module, side in sides.items())
 
 
 def _keeps_side(blocks: Sequence[PlacedBlock], module: str) -> bool:
-    """A recomputed layer keeps all its inputs."""
+    """Return whether a layer of ``module`` is recomputed whole, and so keeps all its side inputs."""
     return any(block.kind == "full" for block in blocks if block.module == module)
 
 

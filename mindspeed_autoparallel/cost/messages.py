@@ -39,7 +39,7 @@ class Traffic:
 def left_over(
     actions: Sequence[Action], traffic: Sequence[Traffic], rank: int, num_ranks: int, sends: str
 ) -> list[int]:
-    """Bytes by action. ``traffic``: by chunk; ``sends``: one of ``schedule.SENDS``."""
+    """Return bytes by action. ``traffic``: by chunk; ``sends``: one of ``schedule.SENDS``."""
     if len(traffic) == 1:
         return _one_forward_one_backward(actions, traffic[0])
     return _interleaved(actions, traffic, rank, num_ranks, sends)
@@ -96,7 +96,8 @@ def _interleaved(
 def _variable(
     forwards: Sequence[Action], traffic: Sequence[Traffic], num_warmup: int, *, overlapped: bool, flushed: bool
 ) -> tuple[int, int] | None:
-    """The pass whose received tensor a variable holds to the end of the step, for later ones go through others."""
+    """Return the pass whose received tensor a variable holds to the end of the step, for later ones go through
+    others."""
     if flushed:
         waited_for = [action for action in forwards[1:num_warmup] if traffic[action.chunk].received_bytes]
         return _place(waited_for[-1]) if waited_for else None
@@ -121,11 +122,11 @@ class _Received:
         """The gradient that the backward before sent, where it is not part of what stands."""
 
     def left_over(self) -> int:
-        """Bytes now."""
+        """Return bytes now."""
         return self._standing + self._passed_back
 
     def forward(self, action: Action) -> None:
-        """The chunk is given another tensor."""
+        """Give the chunk another tensor."""
         chunk, before = action.chunk, self._newest[action.chunk]
         if chunk in self._done and (before is None or before != self._variable):
             self._standing -= 2 * self._sizes[chunk]
@@ -135,7 +136,7 @@ class _Received:
         self._done.discard(chunk)
 
     def backward(self, action: Action) -> None:
-        """The pass is over."""
+        """End the pass."""
         self._last = place = _place(action)
         if place == self._newest[action.chunk]:
             self._done.add(action.chunk)
@@ -144,7 +145,7 @@ class _Received:
             self._standing += 2 * self._sizes[action.chunk]
 
     def gradient_left_of(self, sent: Action, before: Action) -> int:
-        """What the handle of a sent gradient adds, ``before`` being the pass before now."""
+        """Return what the handle of a sent gradient adds, ``before`` being the pass before now."""
         place = _place(sent)
         return 0 if self._stands(place) or place == _place(before) else self._sizes[sent.chunk]
 
@@ -155,7 +156,7 @@ class _Received:
 def _steady(
     action: Action, before: Action, follower: Action | None, traffic: Sequence[Traffic], *, overlapped: bool
 ) -> int:
-    """Between warm-up and cool-down, where a forward and a backward make a turn."""
+    """Return the bytes between warm-up and cool-down, where a forward and a backward make a turn."""
     assert follower is not None  # a backward ends the step
     if action.kind == "F":
         # The gradient of the turn's backward came in the turn before.

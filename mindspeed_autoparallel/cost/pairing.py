@@ -9,7 +9,7 @@ from mindspeed_autoparallel.spec import Layout
 
 
 def num_alone(layout: Layout, num_microbatches: int) -> int:
-    """Forwards of a chunk on the first rank, and as many backwards, that no other microbatch runs beside.
+    """Return forwards of a chunk on the first rank, and as many backwards, that no other microbatch runs beside.
 
     One without stages; with chunks those of the warm-up, which is one longer than without pairs (Megatron's
     ``get_pp_rank_microbatches``).
@@ -21,7 +21,8 @@ def num_alone(layout: Layout, num_microbatches: int) -> int:
 
 
 def unpaired_us(stages: Sequence[Sequence[PlacedBlock]], layout: Layout, num_microbatches: int) -> float:
-    """What shows of the exchanges that pairs would hide, on the slowest chunk: no less than the critical path shows."""
+    """Return what shows of the exchanges that pairs would hide, on the slowest chunk: no less than the critical path
+    shows."""
     return num_alone(layout, num_microbatches) * max(
         sum(block.cost.paired_saving_us for block in held) for held in stages
     )

@@ -21,16 +21,16 @@ class PlacedBlock:
 
     @property
     def module(self) -> str:
-        """The first word of the name."""
+        """Return the first word of the name."""
         return self.name.split()[0]
 
     @property
     def recompute(self) -> RecomputeCost:
-        """What the chosen kind keeps and adds."""
+        """Return what the chosen kind keeps and adds."""
         return self.cost.recompute[self.kind]
 
 
 def replicas_of(block: PlacedBlock, layout: Layout) -> tuple[tuple[StateBytes, int], tuple[StateBytes, int]]:
-    """The block's state and how many ranks hold the same: dense over DP x CP, expert over its own group."""
+    """Return the block's state and how many ranks hold the same: dense over DP x CP, expert over its own group."""
     replicas = layout.data_size * layout.context_size
     return (block.cost.dense, replicas), (block.cost.expert, max(1, replicas // layout.expert_size))

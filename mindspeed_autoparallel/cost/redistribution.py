@@ -24,26 +24,26 @@ class Exchange:
 
     @property
     def encoder_width(self) -> int:
-        """Ranks of one encoder replica."""
+        """Return ranks of one encoder replica."""
         return self.encoder.tensor_size * self.encoder.context_size
 
     @property
     def stage_width(self) -> int:
-        """First-stage ranks of one backbone replica."""
+        """Return first-stage ranks of one backbone replica."""
         return self.backbone.tensor_size * self.backbone.context_size
 
     @property
     def nested(self) -> bool:
-        """Whether every encoder replica lies inside one backbone replica, and so has its inputs."""
+        """Return whether every encoder replica lies inside one backbone replica, and so has its inputs."""
         return self.homes == 1
 
     def samples_of_busiest(self, samples_per_home: int) -> int:
-        """H1: what the encoder replica with most work computes of a macro-batch."""
+        """Return H1: what the encoder replica with most work computes of a macro-batch."""
         return -(-self.homes * samples_per_home // self.replicas)
 
     @property
     def shards(self) -> int:
-        """Parts of a sequence that first-stage ranks keep: each then gets its own rows only."""
+        """Return parts of a sequence that first-stage ranks keep: each then gets its own rows only."""
         tensor = self.backbone.tensor_size if self.backbone.sequence_parallel else 1
         return tensor * self.backbone.context_size
 
@@ -58,7 +58,7 @@ class MovedSamples:
 
 
 def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Exchange:
-    """H2: the smallest set of ranks that holds whole replicas of both (``balance`` global: all ranks).
+    """Return H2: the smallest set of ranks that holds whole replicas of both (``balance`` global: all ranks).
 
     Encoder replicas are runs of g ranks, first stages runs of b; with q = g / gcd(g, b), every q neighbouring homes
     are tied together, and all of them where q does not divide their number.
@@ -72,7 +72,7 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Exchan
 
 
 def moved_samples(exchange: Exchange, samples_per_home: int) -> MovedSamples:
-    """H3: what one macro-batch of ``samples_per_home`` samples per backbone replica moves on the busiest rank.
+    """Return H3: what one macro-batch of ``samples_per_home`` samples per backbone replica moves on the busiest rank.
 
     A first-stage rank lacks what its own encoder replica did not compute, of its shard of the sequence. A gradient goes
     to every member of the replica that computed the sample, each shard from a rank that keeps it; a member that keeps
@@ -82,7 +82,7 @@ def moved_samples(exchange: Exchange, samples_per_home: int) -> MovedSamples:
 
 
 def _nested(exchange: Exchange, samples: int) -> MovedSamples:
-    """Replica j computes samples j, j + r, ...; the ``near`` ones, on the first stage, come first."""
+    """Count samples where replica j computes j, j + r, ...; the ``near`` ones, on the first stage, come first."""
     width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
     every, left = divmod(samples, exchange.replicas)
     near, covered = max(1, stage // width), min(width, stage)
@@ -97,7 +97,7 @@ def _nested(exchange: Exchange, samples: int) -> MovedSamples:
 
 
 def _tied(exchange: Exchange, samples: int) -> MovedSamples:
-    """An encoder replica spans the first stages of several homes, and reads the others' data."""
+    """Count samples where an encoder replica spans the first stages of several homes, and reads the others' data."""
     width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
     owned, at_home = exchange.samples_of_busiest(samples), samples // exchange.replicas
     received = (samples - at_home) / shards if exchange.replicas > 1 else 0.0
@@ -112,7 +112,7 @@ def _tied(exchange: Exchange, samples: int) -> MovedSamples:
 
 
 def exchange_link(exchange: Exchange, cluster: Cluster, device: DeviceCost) -> LinkTier:
-    """The slowest link between ranks that exchange: first stage and later stages are a whole stage apart."""
+    """Return the slowest link between ranks that exchange: first stage and later stages are a whole stage apart."""
     if cluster.num_devices <= cluster.devices_per_node:
         return device.intra
     inside = (
@@ -122,7 +122,7 @@ def exchange_link(exchange: Exchange, cluster: Cluster, device: DeviceCost) -> L
 
 
 def all_to_all_us(size_bytes: float, link: LinkTier) -> float:
-    """H4: one all-to-all-v; ``size_bytes`` is the busiest rank's. Nothing to move: no call."""
+    """Return H4: one all-to-all-v; ``size_bytes`` is the busiest rank's. Nothing to move: no call."""
     if size_bytes <= 0:
         return 0.0
     cost = link.of("all_to_all")

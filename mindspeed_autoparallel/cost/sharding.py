@@ -28,12 +28,12 @@ class Unit:
 
 
 def is_unit(block: PlacedBlock) -> bool:
-    """Whether its parameters are released after use: a layer, in any name a plan gives it."""
+    """Return whether its parameters are released after use: a layer, in any name a plan gives it."""
     return not block.name.endswith((" pre", " post"))
 
 
 def sharded_state(blocks: Sequence[PlacedBlock], layout: Layout) -> dict[str, int]:
-    """F1: bytes alive during the whole step. A block without unit has its shard and the gathered whole."""
+    """Return F1: bytes alive during the whole step. A block without unit has its shard and the gathered whole."""
     assert layout.sharding is not None
     terms = {"parameters": 0, "gradients": 0, "optimizer": 0}
     for block in blocks:
@@ -59,7 +59,7 @@ class Reach:
 
 
 def reach_of(blocks: Sequence[PlacedBlock], sharding: Sharding) -> Reach:
-    """F2: as many units ahead (in backward before it) as half a communication unit starts to cover.
+    """Return F2: as many units ahead (in backward before it) as half a communication unit starts to cover.
 
     Embedding and head lie before all units in Megatron's order: they look ahead in forward only.
     """
@@ -80,7 +80,7 @@ def reach_of(blocks: Sequence[PlacedBlock], sharding: Sharding) -> Reach:
 
 
 def gathered_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> dict[str, list[int]]:
-    """F2: parameters of units gathered while each block runs, forward (``F``) and backward (``B``)."""
+    """Return F2: parameters of units gathered while each block runs, forward (``F``) and backward (``B``)."""
     if not sharding.parameters:
         return {kind: [0] * len(blocks) for kind in "FB"}
     sizes = [_parameter_bytes(block) if is_unit(block) else 0 for block in blocks]
@@ -92,7 +92,7 @@ def gathered_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> dict[st
 
 
 def waiting_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> list[int]:
-    """F3: whole gradients while each block's backward runs: its own, and of blocks after it what is queued.
+    """Return F3: whole gradients while each block's backward runs: its own, and of blocks after it what is queued.
 
     A block joins the queue of reductions at its end; older ones are freed only while more than a communication unit of
     elements is queued.
@@ -111,7 +111,7 @@ def waiting_bytes(blocks: Sequence[PlacedBlock], sharding: Sharding) -> list[int
 def units_of(
     blocks: Sequence[PlacedBlock], times_us: Sequence[tuple[float, float]], layout: Layout, link: LinkTier
 ) -> list[Unit]:
-    """F4: what each block computes (``times_us``: forward, backward) and moves in every microbatch."""
+    """Return F4: what each block computes (``times_us``: forward, backward) and moves in every microbatch."""
     assert layout.sharding is not None
     units = []
     for block, (forward_us, backward_us) in zip(blocks, times_us, strict=True):
@@ -129,7 +129,8 @@ def units_of(
 
 
 def once_us(blocks: Sequence[PlacedBlock], layout: Layout, link: LinkTier) -> float:
-    """F4: gathers of a step that no unit repeats in every microbatch: after the optimizer, before the first forward."""
+    """Return F4: gathers of a step that no unit repeats in every microbatch: after the optimizer, before the first
+    forward."""
     assert layout.sharding is not None
     return sum(
         all_gather_us(state.parameter_bytes, group, link)
@@ -154,7 +155,7 @@ def passes_us(
 
 
 def microbatch_us(units: Sequence[Unit], reach: Reach) -> tuple[float, float]:
-    """F5: forward and backward of one microbatch where two queues run beside each other, computing and the link.
+    """Return F5: forward and backward of one microbatch where two queues run beside each other, computing and the link.
 
     A gather is asked for when a block begins, and starts once what was asked for before has been computed; a reduction
     when the block has ended. The link takes one at a time, in that order. The backward ends with its last reduction.
@@ -181,7 +182,7 @@ class _Lanes:
     """When the parameters of a gathered unit are there."""
 
     def run(self, place: int, wanted: Iterable[int], units: Sequence[Unit], time_us: float) -> None:
-        """The block at ``place``, after asking for ``wanted``; its parameters are released afterwards."""
+        """Run the block at ``place``, after asking for ``wanted``; its parameters are released afterwards."""
         for other in wanted:
             if units[other].gather_us and other not in self.ready:
                 self.link = max(self.link, self.computed) + units[other].gather_us

@@ -23,14 +23,14 @@ class RankTail:
 
     @property
     def total_us(self) -> float:
-        """Both, one after the other."""
+        """Return both, one after the other."""
         return self.data_parallel_us + self.optimizer_us
 
 
 def rank_tail(
     blocks: Sequence[PlacedBlock], layout: Layout, cluster: Cluster, device: DeviceCost, *, hidden_us: float = 0.0
 ) -> RankTail:
-    """S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``.
+    """Return S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``.
 
     With the distributed optimizer: reduce-scatter of gradients and all-gather of trained parameters over DP x CP
     (expert state over its own group); without: one all-reduce. ``hidden_us``: backward time the reduction hides behind.
@@ -61,7 +61,7 @@ def rank_tail(
 
 
 def embedding_us(model: Model, measurement: Measurement, layout: Layout, cluster: Cluster, device: DeviceCost) -> float:
-    """S3: all-reduce of the tied embedding's gradient between its two copies; 0 where there is one copy."""
+    """Return S3: all-reduce of the tied embedding's gradient between its two copies; 0 where there is one copy."""
     pre = measurement.modules[model.modules[-1].name].pre
     if not model.tied_embeddings or layout.pipeline_size == 1 or pre is None:
         return 0.0

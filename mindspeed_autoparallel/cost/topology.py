@@ -7,13 +7,14 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 
 
 def data_parallel_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> LinkTier:
-    """The slowest link inside a data x context group: its ranks are ``tensor_size`` apart within one pipeline stage."""
+    """Return the slowest link inside a data x context group: its ranks are ``tensor_size`` apart within one pipeline
+    stage."""
     span = layout.tensor_size * layout.context_size * layout.data_size
     return device.intra if _inside_nodes(span, cluster) else device.inter
 
 
 def boundary_link(layout: Layout, cluster: Cluster, device: DeviceCost, boundary: int) -> LinkTier:
-    """The link between pipeline ranks ``boundary`` and ``boundary + 1`` (wrapping, for interleaved)."""
+    """Return the link between pipeline ranks ``boundary`` and ``boundary + 1`` (wrapping, for interleaved)."""
     stride = layout.num_devices // layout.pipeline_size
     sender = boundary % layout.pipeline_size
     receiver = (sender + 1) % layout.pipeline_size
@@ -25,10 +26,10 @@ def boundary_link(layout: Layout, cluster: Cluster, device: DeviceCost, boundary
 
 
 def embedding_link(layout: Layout, cluster: Cluster, device: DeviceCost) -> LinkTier:
-    """First to last pipeline rank."""
+    """Return first to last pipeline rank."""
     return device.intra if cluster.num_nodes == 1 or layout.pipeline_size == 1 else device.inter
 
 
 def _inside_nodes(span: int, cluster: Cluster) -> bool:
-    """True when consecutive blocks of ``span`` ranks never straddle a node."""
+    """Return true when consecutive blocks of ``span`` ranks never straddle a node."""
     return cluster.devices_per_node % span == 0

@@ -150,7 +150,7 @@ def _replace_copies(original: Any, replacement: Any) -> None:
 
 
 def _holder(module: ModuleType, attribute: str) -> tuple[Any, str]:
-    """The object that holds the last name of ``attribute`` (None when a part is missing) and that name."""
+    """Return the object that holds the last name of ``attribute`` (None when a part is missing) and that name."""
     holder: Any = module
     *path, name = attribute.split(".")
     for part in path:
@@ -161,7 +161,7 @@ def _holder(module: ModuleType, attribute: str) -> tuple[Any, str]:
 
 
 def _unfit(patch: Patch, module: ModuleType) -> str:
-    """Why ``patch`` does not fit ``module``, or an empty string."""
+    """Return why ``patch`` does not fit ``module``, or an empty string."""
     release = release_of(patch.distribution)
     if release and not within(release, patch.versions):
         return f"{patch.distribution} {release} is outside the supported releases {patch.versions}"

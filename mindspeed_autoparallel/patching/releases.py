@@ -12,7 +12,8 @@ _FIELDS = ("MAJOR", "MINOR", "PATCH")
 
 @lru_cache(maxsize=8)
 def release_of(distribution: str) -> str:
-    """``0.19.2`` for ``megatron-core``, from its ``package_info.py`` (a checkout has no metadata); empty if unknown."""
+    """Return ``0.19.2`` for ``megatron-core``, from its ``package_info.py`` (a checkout has no metadata); empty if
+    unknown."""
     if distribution != "megatron-core":
         return ""
     source = _package_info()
@@ -20,7 +21,8 @@ def release_of(distribution: str) -> str:
 
 
 def release_in(core: Path) -> str:
-    """The release of the ``megatron.core`` in folder ``core``; empty where its ``package_info.py`` does not tell."""
+    """Return the release of the ``megatron.core`` in folder ``core``; empty where its ``package_info.py`` does not
+    tell."""
     try:
         text = (core / "package_info.py").read_text(encoding="utf-8")
     except OSError:
@@ -43,7 +45,8 @@ def _package_info() -> Path | None:
 
 
 def within(release: str, specifier: str) -> bool:
-    """Whether ``release`` is in a comma separated list of ``>=``, ``<``, ``==`` clauses over numeric releases."""
+    """Return whether ``release`` is in a comma separated list of ``>=``, ``<``, ``==`` clauses over numeric
+    releases."""
     have = _numbers(release)
     for clause in specifier.split(","):
         match = re.fullmatch(r"\s*(>=|<|==)\s*([\d.]+)\s*", clause)

@@ -32,10 +32,10 @@ class Patch:
 
     @property
     def module(self) -> str:
-        """The module that holds the target."""
+        """Return the module that holds the target."""
         return self.target.partition(":")[0]
 
     @property
     def attribute(self) -> str:
-        """The target's dotted path inside the module."""
+        """Return the target's dotted path inside the module."""
         return self.target.partition(":")[2]

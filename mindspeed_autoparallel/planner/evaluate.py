@@ -42,12 +42,12 @@ class Evaluation:
 
     @property
     def fits(self) -> bool:
-        """Every rank's exact peak is within its limit."""
+        """Return whether every rank's exact peak is within its limit."""
         return all(rank.peak_bytes <= rank.limit_bytes for rank in self.memory)
 
 
 def measured_at(layout: Layout) -> MeasuredAt:
-    """The point of the profile that a layout's ranks run at."""
+    """Return the point of the profile that a layout's ranks run at."""
     return MeasuredAt(
         tensor_size=layout.tensor_size,
         context_size=layout.context_size,
@@ -58,7 +58,8 @@ def measured_at(layout: Layout) -> MeasuredAt:
 
 
 def sends_of(profile: Profile, layout: Layout) -> str:
-    """How messages are treated (``schedule.SENDS``): as the host does it; MindSpeed's formulas let them travel."""
+    """Return how messages are treated (``schedule.SENDS``): as the host does it; MindSpeed's formulas let them
+    travel."""
     if profile.memory_semantics == "mindspeed":
         return "eager"
     return profile.interleaved_sends if layout.schedule == "interleaved" else "blocking"
@@ -163,7 +164,7 @@ def evaluate(
 def with_layout(
     evaluation: Evaluation, profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement
 ) -> Evaluation:
-    """``evaluation`` under a layout that differs in overlap of reduction and gathering only: another tail."""
+    """Return ``evaluation`` under a layout that differs in overlap of reduction and gathering only: another tail."""
     measurement = profile.at(measured_at(layout))
     assert measurement is not None
     blocks, size = placed_blocks(profile.model, measurement, placement), layout.pipeline_size
@@ -194,7 +195,7 @@ def fits_rank(
     num_microbatches: int,
     rank: int,
 ) -> bool:
-    """Whether one rank's exact peak is within its limit. The layout must be measured."""
+    """Return whether one rank's exact peak is within its limit. The layout must be measured."""
     measurement = profile.at(measured_at(layout))
     assert measurement is not None
     program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
@@ -230,7 +231,7 @@ def _stage_times(blocks: list[list[PlacedBlock]], factors: dict[str, float]) -> 
 
 
 def _cut_ns(device: DeviceCost, layout: Layout) -> list[int]:
-    """By virtual stage, what being cut adds to a forward, and to a backward."""
+    """Return by virtual stage what being cut adds to a forward, and to a backward."""
     number = layout.num_virtual_stages
     if layout.pipeline_size == 1:
         return [0] * number
@@ -242,14 +243,14 @@ def _per_operation_ns(device: DeviceCost) -> int:
 
 
 def beside_blocks_ns(device: DeviceCost, layout: Layout) -> list[int]:
-    """By virtual stage, what the host adds to a forward, and to a backward, whatever blocks the stage holds."""
+    """Return by virtual stage what the host adds to a forward, and to a backward, whatever blocks the stage holds."""
     return [_per_operation_ns(device) + cut for cut in _cut_ns(device, layout)]
 
 
 def _sharded_times(
     blocks: list[PlacedBlock], factors: dict[str, float], layout: Layout, cluster: Cluster, device: DeviceCost
 ) -> tuple[list[int], list[int]]:
-    """Of the one stage, with what shows of gathering parameters and reducing gradients."""
+    """Return times of the one stage, with what shows of gathering parameters and reducing gradients."""
     assert layout.sharding is not None
     pairs = [block_times_ns(block, factors.get(block.module, 1.0)) for block in blocks]
     times = [(forward / NS_PER_US, backward / NS_PER_US) for forward, backward in pairs]
@@ -365,5 +366,5 @@ def _memory(
 
 
 def point_of(profile: Profile, layout: Layout) -> Measurement | None:
-    """The costs under a layout, or ``None`` where the profile cannot tell."""
+    """Return the costs under a layout, or ``None`` where the profile cannot tell."""
     return profile.at(measured_at(layout))

@@ -24,13 +24,13 @@ class ModulePlacement:
     """Module name to kind (``spec.recompute``) to layers per virtual stage."""
 
     def recomputed(self, module: str) -> tuple[int, ...]:
-        """Recomputed layers of any kind per virtual stage."""
+        """Return recomputed layers of any kind per virtual stage."""
         rows = list(self.recompute.get(module, {}).values())
         return tuple(map(sum, zip(*rows, strict=True))) if rows else (0,) * len(self.layers[module])
 
     @classmethod
     def of_plan(cls, plan: Plan) -> ModulePlacement:
-        """The placement that a plan file holds."""
+        """Return the placement that a plan file holds."""
         return cls(
             layers={module.name: plan.layers_of(module.name) for module in plan.model.modules},
             recompute={
@@ -41,7 +41,8 @@ class ModulePlacement:
 
 
 def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlacement) -> list[list[PlacedBlock]]:
-    """The blocks of every virtual stage in the order they run; recomputed layers are the first of their module there.
+    """Return the blocks of every virtual stage in the order they run; recomputed layers are the first of their module
+    there.
 
     A pre block sits with the module's first layer, a post block with its last. Raises ``ConfigError`` for a recompute
     kind that was not measured.
@@ -77,7 +78,7 @@ def _kinds_of(plan: Plan, module: str) -> list[str]:
 
 
 def _recomputed(layers: list[BlockCost], kind: str, module: str, stage: int) -> list[tuple[BlockCost, str]]:
-    """Costs and kinds of ``layers`` in a row."""
+    """Return costs and kinds of ``layers`` in a row."""
     size = layers_per_group(kind)
     profiled = "full" if size else kind
     for layer in layers:
@@ -93,7 +94,8 @@ def _recomputed(layers: list[BlockCost], kind: str, module: str, stage: int) -> 
 
 
 def boundary_bytes(model: Model, measurement: Measurement, placement: ModulePlacement) -> list[int]:
-    """Bytes of the message from every virtual stage to the next: what is running, and finished outputs still unused."""
+    """Return bytes of the message from every virtual stage to the next: what is running, and finished outputs still
+    unused."""
     num = len(next(iter(placement.layers.values())))
     first = {name: min(v for v, count in enumerate(row) if count) for name, row in placement.layers.items()}
     last = {name: max(v for v, count in enumerate(row) if count) for name, row in placement.layers.items()}

@@ -37,7 +37,7 @@ def build_problem(
     pipeline_cutoff_us: float = inf,
     with_tails: bool = False,
 ) -> SplitProblem:
-    """Nanoseconds and bytes; ``limits`` by pipeline rank, runtime overhead included. Raises ``ConfigError``.
+    """Return nanoseconds and bytes; ``limits`` by pipeline rank, runtime overhead included. Raises ``ConfigError``.
 
     A bound of this problem holds for every placement whose pipeline time is below ``pipeline_cutoff_us``.
     ``with_tails``: the step includes gradient reduction and optimizer of the rank that has most of them.
@@ -118,7 +118,7 @@ def build_problem(
 def _tails(
     profile: Profile, cluster: Cluster, layout: Layout, segments: list[Segment], blocks: list[BlockCost], unit: int
 ) -> tuple[Tail, ...]:
-    """Rows below a rank's tail, each the tail of a block times their number, rounded down to whole units.
+    """Return rows below a rank's tail, each the tail of a block times their number, rounded down to whole units.
 
     Where the reduction overlaps the last backward, one row hides all of it, the other hides a backward in which
     everything is recomputed: no plan hides more.
@@ -145,7 +145,7 @@ def _tails(
 
 
 def module_placement(profile: Profile, measurement: Measurement, placement: Placement) -> ModulePlacement:
-    """The solver's rows (segments, kinds, virtual stages) by module."""
+    """Return the solver's rows (segments, kinds, virtual stages) by module."""
     layers, recompute = {}, {}
     index = 0
     for module in profile.model.modules:
@@ -174,7 +174,8 @@ def _plain(block: BlockCost) -> PlacedBlock:
 
 
 def _held(program: Program, num_chunks: int, *, most: bool) -> list[int]:
-    """Microbatches in flight by virtual stage. ``most``: the most of each chunk; else those of one fullest moment."""
+    """Return microbatches in flight by virtual stage. ``most``: the most of each chunk; else those of one fullest
+    moment."""
     if num_chunks == 1:
         return list(in_flight(program))
     held = [[0] * len(program) for _ in range(num_chunks)]
@@ -191,7 +192,8 @@ def _held(program: Program, num_chunks: int, *, most: bool) -> list[int]:
 
 
 def _surely_on_top(blocks: list[BlockCost], names: list[str], hidden_bytes: int) -> int:
-    """Whichever of ``blocks`` comes last on its stage, in whichever way it runs, at least this stands on everything.
+    """Return what stands at least on everything else, whichever of ``blocks`` comes last, in whichever way, on
+    everything.
 
     ``hidden_bytes``: what may come after it there, freed before its transient.
     """
@@ -211,8 +213,8 @@ def _kinds(
     safe: bool,
     sure: int,
 ) -> tuple[LayerKind, ...]:
-    """``names``: ways to run the block; pre and post blocks are never recomputed. ``sure``: transient that a stage with
-    the block has in any case."""
+    """Return the ways to run the block of ``names``; pre and post blocks run plainly. ``sure``: transient that a
+    stage with the block has in any case."""
     static = sum(static_terms([_plain(block)], layout).values())
     updated = updated_parameter_bytes([_plain(block)], layout)
     step_transient = -int(-profile.device.optimizer_peak_bytes_per_parameter_byte * updated // 1)
@@ -243,7 +245,7 @@ def _kinds(
 def _latest_start(
     profile: Profile, measurement: Measurement, layout: Layout, num_microbatches: int, cutoff_us: float
 ) -> int:
-    """Last virtual stage at which the last module can begin in a pipeline faster than the cutoff.
+    """Return last virtual stage at which the last module can begin in a pipeline faster than the cutoff.
 
     Begun at stage d, its layers share the remaining stages: one rank does at least an even share, rounded up, if only
     of the shortest layers.
@@ -265,7 +267,7 @@ def _latest_start(
 def _messages(
     profile: Profile, measurement: Measurement, layout: Layout, held: list[int], latest_start: int, *, safe: bool
 ) -> list[int]:
-    """By rank, what the limit grows by; may be negative.
+    """Return by rank what the limit grows by; may be negative.
 
     Rows count layers only, while a microbatch in flight keeps what was received and not what was sent (M6). At most
     this where ``safe`` is off, at least this where it is on.
@@ -287,7 +289,8 @@ def _messages(
 def _message_sizes(
     profile: Profile, measurement: Measurement, layout: Layout, latest_start: int
 ) -> tuple[list[int], list[int]]:
-    """Bytes over each boundary, at least and at most: from ``latest_start`` on it is the last module's output."""
+    """Return bytes over each boundary, at least and at most: from ``latest_start`` on it is the last module's
+    output."""
     costs = [measurement.modules[module.name] for module in profile.model.modules]
     sizes = [cost.layer.output_bytes for cost in costs]
     most = sum(max(cost.layer.output_bytes, cost.post.output_bytes if cost.post else 0) for cost in costs)
@@ -300,7 +303,8 @@ def _message_sizes(
 def _links(
     profile: Profile, measurement: Measurement, cluster: Cluster, layout: Layout, latest_start: int
 ) -> tuple[int, ...]:
-    """The cheapest message over each boundary, in nanoseconds: from ``latest_start`` on it is the last module's."""
+    """Return the cheapest message over each boundary, in nanoseconds: from ``latest_start`` on it is the last
+    module's."""
     smallest, _ = _message_sizes(profile, measurement, layout, latest_start)
     links = []
     for v in range(layout.num_virtual_stages - 1):

@@ -20,7 +20,7 @@ def write_results(plan: Plan, directory: Path) -> None:
 
 
 def result_of(plan: Plan) -> dict[str, Any]:
-    """The short result: lists of length PP, ``e2e_time`` in ms, ``throughput`` in tokens per second and device.
+    """Return the short result: lists of length PP, ``e2e_time`` in ms, ``throughput`` in tokens per second and device.
 
     CP, EP and VPP appear where they are above 1. With VPP a list's entry is the sum over the rank's chunks; the chunks
     are in the plan file. An encoder under a layout of its own has one entry: it has no pipeline.

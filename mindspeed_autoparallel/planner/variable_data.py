@@ -17,7 +17,7 @@ MAX_REPRESENTATIVES = 32
 
 
 def mean_factors(data: VariableData | None) -> dict[str, float]:
-    """Module name to its mean time, relative to the measured one; modules without variable data are absent."""
+    """Return module name to its mean time, relative to the measured one; modules without variable data are absent."""
     if data is None:
         return {}
     rows = representatives(data)
@@ -25,7 +25,7 @@ def mean_factors(data: VariableData | None) -> dict[str, float]:
 
 
 def representatives(data: VariableData) -> tuple[tuple[float, ...], ...]:
-    """At most 32 of the samples: evenly spaced from light to heavy."""
+    """Return at most 32 of the samples, evenly spaced from light to heavy."""
     ordered = sorted(data.samples, key=lambda row: (sum(row), row))
     if len(ordered) <= MAX_REPRESENTATIVES:
         return tuple(ordered)
@@ -36,7 +36,7 @@ def representatives(data: VariableData) -> tuple[tuple[float, ...], ...]:
 def sampled_times(
     data: VariableData, stages: Sequence[Mapping[str, tuple[int, int]]], num_microbatches: int
 ) -> list[tuple[list[list[float]], list[list[float]]]]:
-    """Per drawn step: forward and backward times by stage and microbatch.
+    """Return per drawn step the forward and backward times by stage and microbatch.
 
     ``stages``: per virtual stage, module name to its forward and backward time. The same draw for the same input.
     """

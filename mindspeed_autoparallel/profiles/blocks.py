@@ -105,18 +105,18 @@ class ModuleCost:
 
     @property
     def distinct_layers(self) -> tuple[BlockCost, ...]:
-        """One layer of every kind."""
+        """Return one layer of every kind."""
         return self.kinds or (self.layer,)
 
     def runs(self, start: int, count: int) -> list[tuple[BlockCost, int]]:
-        """Layers ``start`` to ``start + count``: equal ones in a row, and how many."""
+        """Return layers ``start`` to ``start + count``: equal ones in a row, and how many."""
         if not self.kinds:
             return [(self.layer, count)] if count else []
         rows = itertools.groupby(self.pattern[start : start + count])
         return [(self.kinds[kind], len(list(row))) for kind, row in rows]
 
     def parts(self, num_layers: int) -> Iterator[tuple[str, BlockCost, int]]:
-        """``pre``, a run of ``layer`` per row of equal layers, ``post``; and how many of each."""
+        """Yield ``pre``, a run of ``layer`` per row of equal layers, ``post``; and how many of each."""
         if self.pre is not None:
             yield "pre", self.pre, 1
         for layer, number in self.runs(0, num_layers):
@@ -125,7 +125,7 @@ class ModuleCost:
             yield "post", self.post, 1
 
     def with_layers(self, change: Callable[[str, BlockCost], BlockCost]) -> ModuleCost:
-        """Every kind of layer replaced by what ``change`` makes of it, given the name of its block."""
+        """Return every kind of layer replaced by what ``change`` makes of it, given the name of its block."""
         if not self.kinds:
             return replace(self, layer=change(layer_block(0), self.layer))
         kinds = tuple(change(layer_block(kind), cost) for kind, cost in enumerate(self.kinds))
@@ -138,7 +138,7 @@ def layer_block(kind: int) -> str:
 
 
 def mean_layer(kinds: Sequence[BlockCost], pattern: Sequence[int]) -> BlockCost:
-    """Times and bytes of the mean layer; a transient is that of the worst, for it is not spread over layers."""
+    """Return times and bytes of the mean layer; a transient is that of the worst, for it is not spread over layers."""
     shares = [pattern.count(kind) / len(pattern) for kind in range(len(kinds))]
 
     def mean(values: Iterable[float]) -> float:

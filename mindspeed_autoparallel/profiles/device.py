@@ -37,7 +37,7 @@ class LinkTier:
             raise ProfileError(f"unknown operation {unknown[0]!r}; known: {', '.join(COLLECTIVES)}.")
 
     def of(self, operation: str) -> Collective:
-        """The measured operation, or the tier's default."""
+        """Return the measured operation, or the tier's default."""
         return self.operations.get(operation, self.default)
 
 
@@ -54,7 +54,7 @@ class StageOverhead:
             raise ProfileError(f"stage overhead must not be negative, got {self}.")
 
     def at(self, stage: int, num_stages: int) -> float:
-        """Of one of several virtual stages."""
+        """Return the overhead of one of several virtual stages."""
         return self.first_us if stage == 0 else self.last_us if stage == num_stages - 1 else self.inner_us
 
 
@@ -96,6 +96,6 @@ class DeviceCost:
             raise ProfileError("device: memory_capacity_bytes must be above 0.")
 
     def message_us(self, schedule: str) -> float:
-        """What is added to every message of a schedule (``schedule.SCHEDULES``)."""
+        """Return what is added to every message of a schedule (``schedule.SCHEDULES``)."""
         own = self.interleaved_message_overhead_us
         return self.message_overhead_us if own is None or schedule != "interleaved" else own

@@ -18,7 +18,8 @@ _STATE = ("dense", "expert")
 
 
 def interpolate(measurements: Sequence[Measurement], point: MeasuredAt) -> Measurement | None:
-    """The costs at ``point`` from the measured ones, or ``None``; ``interpolated_from`` names the points used."""
+    """Return the costs at ``point`` from the measured ones, or ``None``; ``interpolated_from`` names the points
+    used."""
     measured = {measurement.at: measurement for measurement in measurements}
     for axes in (("micro_batch_size",), ("tensor_size",), ("context_size",), ("tensor_size", "micro_batch_size")):
         found = _along(measured, point, axes)

@@ -24,7 +24,7 @@ class MeasuredAt:
                 raise ProfileError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
     def label(self) -> str:
-        """``TP4 CP1 EP1 MBS1 SP`` for messages."""
+        """Return ``TP4 CP1 EP1 MBS1 SP`` for messages."""
         label = f"TP{self.tensor_size} CP{self.context_size} EP{self.expert_size} MBS{self.micro_batch_size}"
         return label + " SP" if self.sequence_parallel else label
 

@@ -25,12 +25,12 @@ DEFAULT_CAPACITY_BYTES = 62000 * MIB
 
 
 def is_mindspeed_profile(value: Any) -> bool:
-    """True when the JSON has at least one of MindSpeed's blocks on top and is not our format."""
+    """Return true when the JSON has at least one of MindSpeed's blocks on top and is not our format."""
     return isinstance(value, dict) and "format" not in value and any(block in value for block in BLOCKS)
 
 
 def parse_mindspeed_profile(value: dict[str, Any], where: str, *, tensor_size: int, p2p_gbps: float) -> Profile:
-    """The file as a ``Profile``; ``ProfileError`` names a missing or impossible key."""
+    """Return the file as a ``Profile``; ``ProfileError`` names a missing or impossible key."""
     if not math.isfinite(p2p_gbps) or p2p_gbps <= 0:
         raise ProfileError(f"the p2p bandwidth must be above 0 GiB/s, got {p2p_gbps}.")
     hidden = _integer(value, "text_decoder.hidden_size", where)
@@ -68,7 +68,7 @@ def parse_mindspeed_profile(value: dict[str, Any], where: str, *, tensor_size: i
 
 
 def _look_up(value: dict[str, Any], key: str, where: str) -> Any:
-    """A dotted key, nested or written flat, as both are seen."""
+    """Return a dotted key, nested or written flat, as both are seen."""
     if key in value:
         return value[key]
     found: Any = value

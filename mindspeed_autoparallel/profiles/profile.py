@@ -104,7 +104,8 @@ class Profile:
                     )
 
     def at(self, point: MeasuredAt) -> Measurement | None:
-        """Costs at ``point``: measured, or interpolated and marked so, or ``None`` where the profile cannot tell."""
+        """Return costs at ``point``: measured, or interpolated and marked so, or ``None`` where the profile cannot
+        tell."""
         for measurement in self.measurements:
             if measurement.at == point:
                 return measurement
@@ -113,7 +114,7 @@ class Profile:
         return interpolate(self.measurements, point)
 
     def overhead_bytes(self, measurement: Measurement) -> int:
-        """What every rank holds beside the blocks: the device's overhead and the host's own buffers."""
+        """Return what every rank holds beside the blocks: the device's overhead and the host's own buffers."""
         return self.device.runtime_overhead_bytes + measurement.workspace_bytes
 
     def sha256(self) -> str:
@@ -126,7 +127,7 @@ class Profile:
 
     @classmethod
     def parse(cls, value: object, where: str = "profile") -> Profile:
-        """A profile from parsed JSON; ``ProfileError`` names the file, key and value that is wrong."""
+        """Return a profile from parsed JSON; ``ProfileError`` names the file, key and value that is wrong."""
         if not isinstance(value, dict) or value.get("format") != PROFILE_FORMAT:
             raise ProfileError(f"{where} is no profile of this tool (key 'format' should be {PROFILE_FORMAT!r}).")
         if value.get("schema_version") not in _READABLE_VERSIONS:

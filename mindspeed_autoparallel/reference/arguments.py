@@ -23,7 +23,7 @@ _FILES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Megatron's ``extra_args_provider``: ours and the accepted flags of other hosts, where they are missing."""
+    """Return Megatron's ``extra_args_provider``: ours and the accepted flags of other hosts, where they are missing."""
     taken = set(parser._option_string_actions)
     section = parser.add_argument_group(title="multimodal model")
     for name, help_text in _FILES.items():
@@ -78,21 +78,21 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
 
 
 def settle(arguments: argparse.Namespace, model: ModelDescription) -> None:
-    """After Megatron's validation: the true number of layers."""
+    """Set the true number of layers after Megatron's validation."""
     for name in ("num_layers", "encoder_num_layers"):
         if getattr(arguments, name, None) is not None:
             setattr(arguments, name, model.text.stack.num_layers)
 
 
 def padded_vocab_size(arguments: argparse.Namespace, model: ModelDescription) -> int:
-    """The vocabulary rounded up to ``--make-vocab-size-divisible-by`` times the tensor-parallel size."""
+    """Return the vocabulary rounded up to ``--make-vocab-size-divisible-by`` times the tensor-parallel size."""
     multiple = arguments.make_vocab_size_divisible_by * arguments.tensor_model_parallel_size
     size: int = -(-model.text.vocab_size // multiple) * multiple
     return size
 
 
 def pads_to_longest(arguments: argparse.Namespace) -> bool:
-    """Whether ``--variable-seq-lengths`` was given (its attribute is reset by some hosts' validation)."""
+    """Return whether ``--variable-seq-lengths`` was given (its attribute is reset by some hosts' validation)."""
     return bool(
         getattr(arguments, "foreign_variable_seq_lengths", False) or getattr(arguments, "variable_seq_lengths", 0)
     )

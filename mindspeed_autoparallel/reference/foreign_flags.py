@@ -125,7 +125,7 @@ def add_foreign_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParse
 
 
 def given(arguments: argparse.Namespace) -> list[ForeignFlag]:
-    """The foreign flags that stood on the command line and that only ``add_foreign_flags`` knows."""
+    """Return the foreign flags that stood on the command line and that only ``add_foreign_flags`` knows."""
     return [flag for flag in FOREIGN_FLAGS if getattr(arguments, f"foreign_{flag.destination}", None)]
 
 

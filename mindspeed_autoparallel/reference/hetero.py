@@ -16,7 +16,7 @@ from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapt
 
 
 def hosts(model: ModelDescription) -> dict[str, Any]:
-    """What the reference training offers (``HostModule`` by block name)."""
+    """Return what the reference training offers (``HostModule`` by block name)."""
     return {"image_encoder": ImageHost(model), "audio_encoder": AudioHost(model)}
 
 

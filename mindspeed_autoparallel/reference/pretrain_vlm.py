@@ -44,7 +44,8 @@ class Trainer:
     def build(
         self, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None, **unused: Any
     ) -> VisionLanguageModel:
-        """Megatron's ``model_provider``: the chunk of this rank and virtual stage, checked against the description."""
+        """Return Megatron's ``model_provider``: the chunk of this rank and virtual stage, checked against the
+        description."""
         args = get_args()
         base = host_arguments.core_transformer_config_from_args(args)
         base.num_layers = self.model.text.stack.num_layers
@@ -62,8 +63,8 @@ class Trainer:
     def data(
         self, num_samples: Any, vp_stage: int | None = None
     ) -> tuple[Iterator[Batch], Iterator[Batch] | None, None]:
-        """Megatron's dataset provider (``--dataloader-type external``): this rank's endless microbatches, to train and,
-        where data.json keeps records for it, to evaluate."""
+        """Return Megatron's dataset provider (``--dataloader-type external``): this rank's endless microbatches, to
+        train and, where data.json keeps records for it, to evaluate."""
         from pathlib import Path
 
         args = get_args()
@@ -101,14 +102,14 @@ class Trainer:
     def step(
         self, batches: Iterator[Batch], model: Any
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], LossAndReport]]:
-        """Megatron's ``forward_step``: one microbatch through one chunk."""
+        """Return Megatron's ``forward_step``: one microbatch through one chunk."""
         batch = {name: tensor.cuda(non_blocking=True) for name, tensor in next(batches).items()}
         loss_mask = own_tokens(batch.pop("loss_mask"), 1)
         by_token = get_model_config(model).calculate_per_token_loss
         return model(**batch), partial(token_loss, loss_mask, by_token)
 
     def embedding_ranks(self, ranks: list[int], *unused: Any) -> list[int]:
-        """The pipeline ranks that hold a tied embedding: the text decoder's first and the last."""
+        """Return the pipeline ranks that hold a tied embedding: the text decoder's first and the last."""
         first = self.model.text.stack.stages.first_chunk % len(ranks)
         return sorted({ranks[first], ranks[-1]})
 

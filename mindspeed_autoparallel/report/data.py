@@ -32,7 +32,7 @@ TIGHT_FRACTION = 0.03
 
 
 def report_data(plan: Plan) -> Data:
-    """All parts as JSON-ready values; times in microseconds, sizes in bytes, shares between 0 and 1."""
+    """Return all parts as JSON-ready values; times in microseconds, sizes in bytes, shares between 0 and 1."""
     return {
         "headline": headline(plan),
         "stages": stages(plan),
@@ -49,7 +49,7 @@ def report_data(plan: Plan) -> Data:
 
 
 def headline(plan: Plan) -> Data:
-    """What was chosen, how fast it is said to be, and what that rests on."""
+    """Return what was chosen, how fast it is said to be, and what that rests on."""
     search, layout = plan.search, plan.layout
     return {
         "model": plan.model.name,
@@ -89,7 +89,8 @@ def headline(plan: Plan) -> Data:
 
 
 def pass_overhead_us(plan: Plan) -> float:
-    """What a forward or backward of one microbatch takes beside the stage's blocks, where the plan has its costs."""
+    """Return what a forward or backward of one microbatch takes beside the stage's blocks, where the plan has its
+    costs."""
     try:
         return float(json.loads(plan.extra.get(COSTS, "{}"))["device"]["operation_overhead_us"])
     except (ValueError, TypeError, KeyError):
@@ -97,7 +98,7 @@ def pass_overhead_us(plan: Plan) -> float:
 
 
 def proof(plan: Plan) -> str:
-    """``proved optimal in 0.4 s``, or how far the bound is."""
+    """Return ``proved optimal in 0.4 s``, or how far the bound is."""
     search = plan.search
     if search.status == "optimal":
         return f"proved optimal in {search.seconds:.1f} s"
@@ -105,7 +106,7 @@ def proof(plan: Plan) -> str:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """What a reader must know before trusting the figures, most important first."""
+    """Return what a reader must know before trusting the figures, most important first."""
     found = []
     over = [str(rank.pipeline_rank) for rank in plan.memory if rank.peak_bytes > rank.limit_bytes]
     if over:
@@ -136,7 +137,7 @@ def warnings(plan: Plan) -> list[str]:
 
 
 def stages(plan: Plan) -> list[Data]:
-    """One row per virtual stage in chain order, with its modules in model order."""
+    """Return one row per virtual stage in chain order, with its modules in model order."""
     peaks = {rank.pipeline_rank: rank for rank in plan.memory}
     rows = []
     for stage in plan.stages:
@@ -165,7 +166,7 @@ def _module(stage: StagePlan, name: str) -> Data:
 
 
 def memory(plan: Plan) -> Data:
-    """Terms by rank; ``terms`` are ordered by their largest share, the same for every rank."""
+    """Return terms by rank; ``terms`` are ordered by their largest share, the same for every rank."""
     largest: Counter[str] = Counter()
     for rank in plan.memory:
         for name, size in rank.terms.items():
@@ -187,7 +188,7 @@ def memory(plan: Plan) -> Data:
 
 
 def step_parts(plan: Plan) -> list[Data]:
-    """The parts of the step that are not nothing."""
+    """Return the parts of the step that are not nothing."""
     step = plan.step
     parts = (
         ("pipeline", step.pipeline_us),
@@ -199,7 +200,8 @@ def step_parts(plan: Plan) -> list[Data]:
 
 
 def timeline(plan: Plan) -> Data:
-    """The replayed pipeline. ``rows``: per rank a flat list of (backward 0 or 1, chunk, microbatch, start, length).
+    """Return the replayed pipeline. ``rows``: per rank a flat list of (backward 0 or 1, chunk, microbatch, start,
+    length).
 
     ``phases`` are windows worth a look: name, start, end. ``error`` is set instead of rows where it cannot be replayed.
     """
@@ -244,7 +246,7 @@ def _short(value: float) -> float:
 
 
 def rank_label(plan: Plan, rank: int) -> str:
-    """What a rank holds: ``image_encoder 0-15, text_decoder 0-3``."""
+    """Return what a rank holds: ``image_encoder 0-15, text_decoder 0-3``."""
     held = []
     for stage in plan.stages:
         if stage.pipeline_rank == rank:
@@ -256,12 +258,12 @@ def rank_label(plan: Plan, rank: int) -> str:
 
 
 def layer_range(module: Data) -> str:
-    """``0-31``, or ``7`` for a single layer."""
+    """Return ``0-31``, or ``7`` for a single layer."""
     return str(module["first"]) if module["num_layers"] == 1 else f"{module['first']}-{module['last']}"
 
 
 def baselines(plan: Plan) -> list[Data]:
-    """The plan itself first, then the rules of thumb with what they lose to it."""
+    """Return the plan itself first, then the rules of thumb with what they lose to it."""
     rows: list[Data] = [
         {
             "name": "this plan",
@@ -290,7 +292,7 @@ def baselines(plan: Plan) -> list[Data]:
 
 
 def alternatives(plan: Plan) -> list[Data]:
-    """Other layouts at their best, fastest first."""
+    """Return other layouts at their best, fastest first."""
     return [
         {
             "layout": other.layout.label(),
@@ -306,7 +308,7 @@ def alternatives(plan: Plan) -> list[Data]:
 
 
 def verdicts(plan: Plan) -> list[Data]:
-    """Configurations by outcome; known outcomes first, in their order, then any other by name."""
+    """Return configurations by outcome; known outcomes first, in their order, then any other by name."""
     groups: dict[str, list[Data]] = {}
     for verdict in plan.search.verdicts:
         groups.setdefault(verdict.outcome, []).append(
@@ -330,7 +332,7 @@ def verdicts(plan: Plan) -> list[Data]:
 
 
 def relaxations(plan: Plan) -> list[Data]:
-    """What would help, most helpful first; those that could not be solved last."""
+    """Return what would help, most helpful first; those that could not be solved last."""
     rows = [
         {"change": item.change, "step_us": item.step_us, "gain_fraction": item.gain_fraction}
         for item in plan.search.relaxations

@@ -12,7 +12,8 @@ Data = dict[str, Any]
 
 
 def encoders(plan: Plan) -> Data | None:
-    """One row per encoder and the homogeneous plan beside this one; ``None`` where one layout serves all modules."""
+    """Return one row per encoder and the homogeneous plan beside this one; ``None`` where one layout serves all
+    modules."""
     record = plan.hetero
     if record is None:
         return None
@@ -49,7 +50,7 @@ def encoders(plan: Plan) -> Data | None:
 
 
 def step_parts(plan: Plan) -> list[Data]:
-    """What encoders add to the step."""
+    """Return what encoders add to the step."""
     return [
         {"name": f"{phase.module} {name}", "us": value}
         for phase in (plan.hetero.encoders if plan.hetero is not None else ())
@@ -64,7 +65,7 @@ def step_parts(plan: Plan) -> list[Data]:
 
 
 def comparison(values: Data) -> str:
-    """``1.26 times as fast as the best homogeneous plan, PP2 TP2 DP1 MBS1 (1.15 s)``."""
+    """Return ``1.26 times as fast as the best homogeneous plan, PP2 TP2 DP1 MBS1 (1.15 s)``."""
     other = values["homogeneous"]
     if other is None:
         return f"no plan with one layout for all fits: {values['homogeneous_note'] or 'none was searched'}"
@@ -75,7 +76,7 @@ def comparison(values: Data) -> str:
 
 
 def section(values: Data) -> str:
-    """The page's section."""
+    """Return the page's section."""
     rows = [
         [
             text(row["module"]),
@@ -111,7 +112,7 @@ def section(values: Data) -> str:
 
 
 def lines(plan: Plan) -> list[str]:
-    """For the text table."""
+    """Return the lines of the text table."""
     values = encoders(plan)
     if values is None:
         return []

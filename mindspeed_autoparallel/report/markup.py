@@ -9,30 +9,31 @@ from mindspeed_autoparallel.report.style import NUM_COLOURS
 
 
 def text(value: object) -> str:
-    """Any value as text, safe between tags and in quotes."""
+    """Return any value as text, safe between tags and in quotes."""
     return html.escape(str(value), quote=True)
 
 
 def element(tag: str, inner: str = "", **attributes: object) -> str:
-    """``inner`` is markup already; attributes are escaped. ``class_`` is ``class``, ``data_tip`` is ``data-tip``."""
+    """Return an element: ``inner`` is markup already; attributes are escaped. ``class_`` is ``class``, ``data_tip`` is
+    ``data-tip``."""
     given = "".join(f' {name.rstrip("_").replace("_", "-")}="{text(value)}"' for name, value in attributes.items())
     return f"<{tag}{given}>{inner}</{tag}>"
 
 
 def colour(index: int) -> str:
-    """Class of the category's colour; beyond the palette the colours come again, hatched."""
+    """Return class of the category's colour; beyond the palette the colours come again, hatched."""
     return f"c{index % NUM_COLOURS}" + (" hatch" if index >= NUM_COLOURS else "")
 
 
 def legend(names: Sequence[str], extra: Iterable[tuple[str, str]] = (), first: int = 0) -> str:
-    """Names with their colours; ``extra``: (class, name) of other marks; ``first``: the first name's colour."""
+    """Return names with their colours; ``extra``: (class, name) of other marks; ``first``: the first name's colour."""
     marks = [(colour(index), name) for index, name in enumerate(names, first)] + list(extra)
     items = "".join(element("li", element("i", class_=kind) + text(name)) for kind, name in marks)
     return element("ul", items, class_="legend")
 
 
 def draw_tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
-    """Figures in boxes; each is (label, value, note), all text."""
+    """Return figures in boxes; each is (label, value, note), all text."""
     drawn = "".join(
         element(
             "div",
@@ -45,7 +46,7 @@ def draw_tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()) -> str:
-    """``header`` is text, the cells are markup; columns in ``numeric`` are aligned right."""
+    """Return a table: ``header`` is text, cells are markup; columns in ``numeric`` are aligned right."""
     right = set(numeric)
 
     def cells(tag: str, values: Sequence[str]) -> str:
@@ -63,5 +64,5 @@ def percent(fraction: float, digits: int = 1) -> str:
 
 
 def width(fraction: float) -> str:
-    """A style; ``fraction`` of the whole track."""
+    """Return a style; ``fraction`` of the whole track."""
     return f"width:{max(0.0, min(1.0, fraction)) * 100:.3f}%"

@@ -19,7 +19,7 @@ _LETTER = 6.6
 
 
 def draw_graph(groups: list[Group], colours: dict[str, int]) -> str:
-    """``groups`` in an order in which inputs come first; ``colours``: of each axis name."""
+    """Return ``groups`` in an order in which inputs come first; ``colours``: of each axis name."""
     if not groups:
         return element("p", "No operators.", class_="soft")
     places = _places(groups)
@@ -48,7 +48,7 @@ def draw_graph(groups: list[Group], colours: dict[str, int]) -> str:
 
 
 def _places(groups: list[Group]) -> list[tuple[float, int]]:
-    """(column, row): a row below all inputs; columns centred, in the order of the graph."""
+    """Return (column, row): a row below all inputs; columns centred, in the order of the graph."""
     rows: list[int] = []
     for group in groups:
         rows.append(1 + max((rows[given["group"]] for given in group["inputs"]), default=-1))
@@ -64,13 +64,13 @@ def _places(groups: list[Group]) -> list[tuple[float, int]]:
 
 
 def _beside(corner: list[tuple[float, float]], rows: list[int], above: int, below: int) -> float:
-    """Right of every box between two rows; 0 where nothing is between."""
+    """Return right of every box between two rows; 0 where nothing is between."""
     between = [x for (x, _), row in zip(corner, rows, strict=True) if above < row < below]
     return max(between) + _WIDTH + _GAP_X / 2 if between else 0.0
 
 
 def _edge(start: tuple[float, float], end: tuple[float, float], given: Group, beside: float) -> str:
-    """A line down, or around the boxes between: out at the right of one box and in at the right of the other."""
+    """Return a line down, or around the boxes between: out at the right of one box and in at the right of the other."""
     shift = _WIDTH / 4 if beside else 0.0
     x0, y0 = start[0] + _WIDTH / 2 + shift, start[1] + _HEIGHT
     x1, y1 = end[0] + _WIDTH / 2 + shift, end[1]

@@ -23,13 +23,13 @@ svg path { fill: none; stroke: var(--line); } svg path.sent { stroke: var(--back
 
 
 def axis_colours(values: Data) -> dict[str, int]:
-    """A colour per axis name, in the order the axes appear."""
+    """Return a colour per axis name, in the order the axes appear."""
     names = dict.fromkeys(cut for group in values["groups"] for cut in group["cuts"] if cut)
     return {name: index for index, name in enumerate(names)}
 
 
 def render_operator_page(values: Data) -> str:
-    """``values``: ``picture_data`` of a plan. No scripts, no network; every name is escaped."""
+    """Return the page of a plan's ``picture_data``. No scripts, no network; every name is escaped."""
     colours = axis_colours(values)
     sections = (
         ("graph", "Graph", _graph(values, colours)),

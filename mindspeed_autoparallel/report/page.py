@@ -27,7 +27,8 @@ SECTIONS = (
 
 
 def render_page(plan: Plan) -> str:
-    """A self-contained page: headline, why, stages, memory, timeline, alternatives, what was ruled out, provenance."""
+    """Return a self-contained page: headline, why, stages, memory, timeline, alternatives, what was ruled out,
+    provenance."""
     values = data.report_data(plan)
     shown = [part for part in SECTIONS if part[0] != "encoders" or values["encoders"] is not None]
     links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in shown)
@@ -51,6 +52,6 @@ def render_page(plan: Plan) -> str:
 
 
 def _embedded(value: Any) -> str:
-    """JSON inside a script element: nothing in it can end the element or start a comment."""
+    """Return JSON inside a script element: nothing in it can end the element or start a comment."""
     encoded = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -29,7 +29,8 @@ class Replay:
 
 
 def replay(plan: Plan) -> Replay:
-    """The planner's own replay where the plan carries the costs it was made from, else one with inferred messages.
+    """Return the planner's own replay where the plan carries the costs it was made from, else one with inferred
+    messages.
 
     Raises ``PlanError`` or ``ConfigError`` where the schedule cannot be replayed.
     """
@@ -55,7 +56,7 @@ def replay(plan: Plan) -> Replay:
 
 
 def _inferred(plan: Plan) -> Replay:
-    """Every message gets the same time: the one with which the replay takes ``plan.step.pipeline_us``.
+    """Return a replay whose messages all take one time: that with which it takes ``plan.step.pipeline_us``.
 
     It is 0 where the stages alone take that long or longer; compare ``step_time`` with ``pipeline_us`` to see it.
     """

@@ -15,7 +15,7 @@ FIRST_MODULE = 2
 
 
 def headline(values: Data) -> str:
-    """Title, the five figures that matter, warnings."""
+    """Return title, the five figures that matter, warnings."""
     head = values["headline"]
     badge = element("span", text(head["proof"]), class_="badge good" if head["proved"] else "badge warn")
     where = f"{head['num_nodes']} × {head['devices_per_node']} devices · {head['schedule']}"
@@ -51,7 +51,7 @@ def _microbatches(number: int) -> str:
 
 
 def why(values: Data) -> str:
-    """The plan against the rules of thumb, its limits, and what would help."""
+    """Return the plan against the rules of thumb, its limits, and what would help."""
     rows = values["baselines"]
     longest = max((row["step_us"] or 0.0) for row in rows)
     bars = []
@@ -92,7 +92,7 @@ def why(values: Data) -> str:
 
 
 def stages(values: Data) -> str:
-    """Layers and recompute of every module, and times, per stage."""
+    """Return layers and recompute of every module, and times, per stage."""
     rows = values["stages"]
     names = list(dict.fromkeys(part["name"] for row in rows for part in row["modules"]))
     most = {name: max(p["num_layers"] for row in rows for p in row["modules"] if p["name"] == name) for name in names}
@@ -131,7 +131,7 @@ def stages(values: Data) -> str:
 
 
 def _module(part: Data | None, index: int, most: int) -> str:
-    """``0-25 (26), 9 full`` over a bar whose recomputed part is hatched."""
+    """Return ``0-25 (26), 9 full`` over a bar whose recomputed part is hatched."""
     if part is None:
         return element("span", "–", class_="soft")
     again = sum(part["recompute"].values())
@@ -148,7 +148,7 @@ def _module(part: Data | None, index: int, most: int) -> str:
 
 
 def memory(values: Data) -> str:
-    """Stacked bars by term against the limit, and the same as a table."""
+    """Return stacked bars by term against the limit, and the same as a table."""
     names = [name.replace("_", " ") for name in values["memory"]["terms"]]
     ranks = values["memory"]["ranks"]
     most = max((max(rank["peak_bytes"], rank["limit_bytes"]) for rank in ranks), default=GIB) * 1.02
@@ -201,7 +201,7 @@ def memory(values: Data) -> str:
 
 
 def timeline(values: Data) -> str:
-    """The canvas the script draws on; what it shows, in words."""
+    """Return the canvas the script draws on; what it shows, in words."""
     shown = values["timeline"]
     if shown.get("error"):
         return element("h2", "Timeline") + element("p", text(f"Not drawn: {shown['error']}"), class_="soft")
@@ -236,7 +236,7 @@ def timeline(values: Data) -> str:
 
 
 def alternatives(values: Data) -> str:
-    """Other layouts at their best."""
+    """Return other layouts at their best."""
     rows = [
         [
             element("span", text(row["layout"]), class_="cell"),
@@ -255,7 +255,7 @@ def alternatives(values: Data) -> str:
 
 
 def ruled_out(values: Data) -> str:
-    """Every configuration by what became of it, with a filter."""
+    """Return every configuration by what became of it, with a filter."""
     head, groups = values["headline"], values["verdicts"]
     chips = "".join(
         element("button", text(group["outcome"]), type="button", data_outcome=group["outcome"], aria_pressed="false")
@@ -292,7 +292,7 @@ def ruled_out(values: Data) -> str:
 
 
 def provenance(values: Data) -> str:
-    """What the figures rest on."""
+    """Return what the figures rest on."""
     profile = values["headline"]["profile"]
     rows = [
         ["profile", text(", ".join(filter(None, (profile["source"], profile["device"], profile["created_utc"]))))],

@@ -12,7 +12,8 @@ NUM_LIMITS = 3
 
 
 def render_table(plan: Plan) -> str:
-    """A row per stage and module (units in the header), then step time, proof, baselines, limits and warnings."""
+    """Return a row per stage and module (units in the header), then step time, proof, baselines, limits and
+    warnings."""
     head = data.headline(plan)
     lines = [
         f"{head['layout']} for {head['model']} on {head['num_nodes']} x {head['devices_per_node']} devices: "
@@ -59,7 +60,7 @@ def _stage_rows(plan: Plan) -> list[str]:
 
 
 def _recompute(kinds: dict[str, int]) -> str:
-    """``0``, ``12 full``, ``4 full + 2 selective``."""
+    """Return ``0``, ``12 full``, ``4 full + 2 selective``."""
     return " + ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "0"
 
 

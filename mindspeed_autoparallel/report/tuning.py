@@ -23,7 +23,7 @@ HEADER = ("no", "configuration", "step_ms", "interval_ms", "bubble", "peak", "to
 
 
 def row(plan: Mapping[str, Any]) -> list[str]:
-    """The cells of a configuration, as in ``HEADER``."""
+    """Return the cells of a configuration, as in ``HEADER``."""
     low, high = plan["step_time_interval_ms"]
     layers = sum(plan["recompute"]["layers_per_stage"])
     kind = plan["recompute"]["kind"]
@@ -40,7 +40,7 @@ def row(plan: Mapping[str, Any]) -> list[str]:
 
 
 def render_table(result: Mapping[str, Any]) -> str:
-    """Three rows, the flags to paste under them, and what was left out."""
+    """Return three rows, the flags to paste under them, and what was left out."""
     lines = aligned([HEADER, *(row(plan) for plan in result["top"])], left=1)
     lines += ["", *_compared(result)]
     for plan in result["top"]:
@@ -58,7 +58,7 @@ def render_table(result: Mapping[str, Any]) -> str:
 
 
 def _compared(result: Mapping[str, Any]) -> list[str]:
-    """How much slower the others and the script itself are than the first, and whether that can be told."""
+    """Return how much slower the others and the script itself are than the first, and whether that can be told."""
     best, *others = result["top"]
     slower = [f"{plan['number']} is {plan['step_time_ms'] / best['step_time_ms'] - 1:.1%} slower" for plan in others]
     near = [plan for plan in others if plan["step_time_interval_ms"][0] < best["step_time_interval_ms"][1]]
@@ -92,7 +92,7 @@ def _proved(result: Mapping[str, Any]) -> str:
 
 
 def _measured_order(result: Mapping[str, Any]) -> list[str]:
-    """Which is the fastest by what was measured; a run with fewer devices corrects the prediction for all."""
+    """Return which is the fastest by what was measured; a run with fewer devices corrects the prediction for all."""
     measured = {item["number"]: item for item in result.get("verified", ()) if item["status"] == "ok"}
     if len(measured) < 2 or any(_INCOMPARABLE in item["note"] for item in measured.values()):
         return []
@@ -108,7 +108,7 @@ def _measured_order(result: Mapping[str, Any]) -> list[str]:
 
 
 def _modelled(result: Mapping[str, Any]) -> list[str]:
-    """What the configurations rest on that nobody measured."""
+    """Return what the configurations rest on that nobody measured."""
     return [
         f"{plan['number']}. modelled, not measured: {', '.join(plan['modelled'])}; half of what they hide is counted "
         "on, the interval spans all and nothing. Run --auto-tuning-verify before you rely on it"
@@ -143,7 +143,8 @@ def _verified_lines(measured: Mapping[str, Any]) -> list[str]:
 
 
 def render_tuning_page(result: Mapping[str, Any]) -> str:
-    """A self-contained page: the configurations, memory of every stage, flags, what was searched and what was not."""
+    """Return a self-contained page: the configurations, memory of every stage, flags, what was searched and what was
+    not."""
     sections = [
         ("Configurations", _configurations(result)),
         ("Why the first, and what limits each", _why(result)),
@@ -175,7 +176,7 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
 
 
 def _tiles(result: Mapping[str, Any]) -> str:
-    """The figures of the first configuration that are asked for first."""
+    """Return the figures of the first configuration that are asked for first."""
     best, given = result["top"][0], result["as_given"]
     low, high = best["step_time_interval_ms"]
     fullest = max(best["memory"], key=lambda rank: rank["peak_bytes"] / max(1, rank["limit_bytes"]))

@@ -61,7 +61,7 @@ Step = Action | Post | Wait | Exchange
 
 
 def message_steps(program: Program, sends: str) -> list[list[Step]]:
-    """Every stage's steps. Raises ``ConfigError`` for sends that the program's schedule does not have."""
+    """Return every stage's steps. Raises ``ConfigError`` for sends that the program's schedule does not have."""
     num_chunks = 1 + max(action.chunk for action in program[0])
     if sends not in SENDS:
         raise ConfigError(f"unknown sends {sends!r}; known: {', '.join(SENDS)}.")
@@ -172,7 +172,8 @@ class _Interleaved:
         return [self._wait_input(backward), backward, Exchange(self.sent(backward) + receive)]
 
     def _overlapped_step(self, kind: str, k: int, receive: tuple[Message, ...]) -> list[Step]:
-        """With warm-up flush: the next receive is posted before the computation, except where the direction starts."""
+        """Return a step with warm-up flush: the next receive is posted before the computation, except where the
+        direction starts."""
         action = (self.forwards if kind == "F" else self.backwards)[k]
         steps: list[Step] = [self._wait_input(action)]
         if not self._starts(kind):
@@ -199,7 +200,7 @@ class _Interleaved:
         return self.stage == (0 if kind == "F" else self.num_stages - 1)
 
     def receive(self, kind: str, k: int) -> tuple[Message, ...]:
-        """What is received after step ``k`` of a direction."""
+        """Return what is received after step ``k`` of a direction."""
         order = self.forwards if kind == "F" else self.backwards
         if not self._starts(kind):
             return self.needed(order[k + 1])
@@ -211,7 +212,7 @@ class _Interleaved:
         return tuple(message.other_side for message in self._sent_by(virtual, order[behind]))
 
     def needed(self, action: Action) -> tuple[Message, ...]:
-        """The message that an action needs."""
+        """Return the message that an action needs."""
         virtual = action.chunk * self.num_stages + self.stage
         boundary = virtual - 1 if action.kind == "F" else virtual
         inside = 0 <= boundary < self.last_virtual

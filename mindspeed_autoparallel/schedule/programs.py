@@ -26,7 +26,7 @@ Program = tuple[tuple[Action, ...], ...]
 def make_program(
     schedule: str, num_stages: int, num_microbatches: int, num_chunks: int = 1, microbatch_group_size: int = 0
 ) -> Program:
-    """The order of every stage, as Megatron runs it.
+    """Return the order of every stage, as Megatron runs it.
 
     ``num_chunks``: virtual pipeline size, 1 unless interleaved. ``microbatch_group_size``: microbatches of one chunk in
     a row (Megatron's ``microbatch_group_size_per_vp_stage``), ``num_stages`` when 0. Raises ``ConfigError``.
@@ -75,7 +75,7 @@ def make_program(
 
 
 def in_flight(program: Program) -> tuple[int, ...]:
-    """Per stage: the most microbatch chunks whose activations are held at once."""
+    """Return per stage the most microbatch chunks whose activations are held at once."""
     peaks = []
     for actions in program:
         held = peak = 0

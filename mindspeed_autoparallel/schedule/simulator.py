@@ -67,7 +67,7 @@ class _Graph:
         """Where a node's duration is found: 0 for messages, else 1 + 2 x virtual stage (+ 1 for a backward)."""
 
     def add(self, *waits: tuple[int, int], work: tuple[int, Action] | None = None) -> int:
-        """The new node's index; ``waits``: one to three (node, link)."""
+        """Return the new node's index; ``waits``: one to three (node, link)."""
         (a, link_a), (b, link_b), (c, link_c) = (*waits, (0, -1), (0, -1))[:3]
         self.waits.append((a, link_a, b, link_b, c, link_c))
         self.work.append(work)
@@ -224,7 +224,8 @@ def _compile(program: Program, sends: str) -> _Graph:
 
 
 def _through(graph: _Graph, step: Wait | Exchange, last: int, posted: dict[Message, int]) -> int:
-    """The node at which a rank goes on: all messages have taken their link's time since both sides posted them."""
+    """Return the node at which a rank goes on: all messages have taken their link's time since both sides posted
+    them."""
     if isinstance(step, Exchange):
         links = {message.boundary for message in step.messages}
         if len(links) == 1 and len(step.messages) <= 2:

@@ -11,12 +11,12 @@ _CELL = re.compile(r"([FB])(\d+)\.(\d+)")
 
 
 def program_to_text(program: Program) -> str:
-    """The CSV, with a line end after every stage."""
+    """Return the CSV, with a line end after every stage."""
     return "".join(",".join(f"{a.kind}{a.chunk}.{a.microbatch}" for a in actions) + "\n" for actions in program)
 
 
 def program_from_text(text: str) -> Program:
-    """The program in ``text``; raises ``ConfigError`` that names the stage and the wrong cell."""
+    """Return the program in ``text``; raises ``ConfigError`` that names the stage and the wrong cell."""
     program = []
     for stage, line in enumerate(text.splitlines()):
         actions = []

@@ -25,5 +25,5 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
-        """Devices in all."""
+        """Return devices in all."""
         return self.num_nodes * self.devices_per_node

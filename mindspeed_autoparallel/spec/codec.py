@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def to_json(value: Any) -> Any:
-    """``value`` as plain JSON values; dataclass fields keep their order."""
+    """Return ``value`` as plain JSON values; dataclass fields keep their order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
@@ -29,7 +29,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any, where: str, error: type[AutoParallelError] = ConfigError) -> T:
-    """``value`` (parsed JSON) as a ``kind``; ``where`` starts the path in messages; bad input raises ``error``."""
+    """Return ``value`` (parsed JSON) as a ``kind``; ``where`` starts the path in messages; bad input raises
+    ``error``."""
     result: T = _decode(kind, value, where, error)
     return result
 

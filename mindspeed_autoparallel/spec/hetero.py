@@ -39,7 +39,7 @@ class EncoderPhase:
 
     @property
     def total_us(self) -> float:
-        """What the phase adds to the step."""
+        """Return what the phase adds to the step."""
         return self.forward_us + self.backward_us + self.exchange_us + self.reduction_us + self.optimizer_us
 
 
@@ -70,17 +70,17 @@ class HeteroRecord:
 
     @property
     def total_us(self) -> float:
-        """What all encoders add to the step."""
+        """Return what all encoders add to the step."""
         return sum(phase.total_us for phase in self.encoders)
 
     @property
     def reserved_bytes(self) -> int:
-        """Held on every rank while the pipeline runs."""
+        """Return the bytes held on every rank while the pipeline runs."""
         return sum(phase.state_bytes + phase.kept_bytes for phase in self.encoders)
 
     @property
     def transient_bytes(self) -> int:
-        """One encoder runs at a time."""
+        """Return the most that an encoder needs while it runs; they run one at a time."""
         return max((phase.transient_bytes for phase in self.encoders), default=0)
 
     @property

@@ -21,7 +21,7 @@ class ModuleLayout:
     """Microbatches of the backbone that it computes together."""
 
     def label(self) -> str:
-        """``TP2 DP4 x4``: sizes above 1, always DP, and the scale."""
+        """Return ``TP2 DP4 x4``: sizes above 1, always DP, and the scale."""
         parts = [f"{short}{size}" for short, size in (("TP", self.tensor_size), ("CP", self.context_size)) if size > 1]
         return " ".join([*parts, f"DP{self.data_size}", f"x{self.micro_batch_scale}"])
 
@@ -41,12 +41,12 @@ class Sharding:
 
     @property
     def strategy(self) -> str:
-        """Value of ``--data-parallel-sharding-strategy``."""
+        """Return value of ``--data-parallel-sharding-strategy``."""
         return "optim_grads_params" if self.parameters else "optim_grads"
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """Return a short name for tables."""
         return "ZeRO-3" if self.parameters else "ZeRO-2"
 
 
@@ -90,17 +90,17 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Devices the layout occupies."""
+        """Return devices the layout occupies."""
         return self.pipeline_size * self.tensor_size * self.data_size * self.context_size
 
     @property
     def num_virtual_stages(self) -> int:
-        """Pipeline size times chunks per rank."""
+        """Return pipeline size times chunks per rank."""
         return self.pipeline_size * self.virtual_size
 
     @property
     def megatron_sizes(self) -> dict[str, int]:
-        """The parallel sizes under the names of Megatron's arguments."""
+        """Return the parallel sizes under the names of Megatron's arguments."""
         return {
             "tensor_model_parallel_size": self.tensor_size,
             "pipeline_model_parallel_size": self.pipeline_size,
@@ -109,7 +109,7 @@ class Layout:
         }
 
     def num_microbatches(self, global_batch_size: int) -> int:
-        """Microbatches of one step on one replica; raises ``ConfigError`` where the batch does not divide."""
+        """Return microbatches of one step on one replica; raises ``ConfigError`` where the batch does not divide."""
         per_round = self.data_size * self.micro_batch_size
         if global_batch_size % per_round:
             raise ConfigError(
@@ -119,7 +119,7 @@ class Layout:
         return global_batch_size // per_round
 
     def label(self) -> str:
-        """``PP8 TP2 DP4 MBS1`` and whatever else is not 1, for tables and messages."""
+        """Return ``PP8 TP2 DP4 MBS1`` and whatever else is not 1, for tables and messages."""
         parts = [f"PP{self.pipeline_size}", f"TP{self.tensor_size}", f"DP{self.data_size}"]
         parts.append(f"MBS{self.micro_batch_size}")
         for short, value in (("CP", self.context_size), ("EP", self.expert_size), ("VPP", self.virtual_size)):

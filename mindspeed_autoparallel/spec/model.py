@@ -76,11 +76,11 @@ class Model:
 
     @property
     def num_layers(self) -> int:
-        """Layers of all modules together."""
+        """Return layers of all modules together."""
         return sum(module.num_layers for module in self.modules)
 
     def module(self, name: str) -> Module:
-        """The module of that name; ``ConfigError`` names the known ones."""
+        """Return the module of that name; ``ConfigError`` names the known ones."""
         for module in self.modules:
             if module.name == name:
                 return module

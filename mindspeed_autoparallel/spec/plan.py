@@ -182,11 +182,11 @@ class Plan:
     """Of a plan whose encoders train under layouts of their own: they are on no stage."""
 
     def layers_of(self, module: str) -> tuple[int, ...]:
-        """Layers of a module per virtual stage, in chain order."""
+        """Return layers of a module per virtual stage, in chain order."""
         return tuple(stage.layers.get(module, 0) for stage in self.stages)
 
     def recomputed_of(self, module: str, kind: str | None = None) -> tuple[int, ...]:
-        """Recomputed layers of a module per virtual stage; of one kind, or of all."""
+        """Return recomputed layers of a module per virtual stage; of one kind, or of all."""
         return tuple(
             sum(count for name, count in stage.recompute.get(module, {}).items() if kind in (None, name))
             for stage in self.stages
@@ -203,7 +203,7 @@ class Plan:
 
     @classmethod
     def parse(cls, value: object, where: str = "plan") -> Plan:
-        """A plan from parsed JSON; ``where`` names it in messages."""
+        """Return a plan from parsed JSON; ``where`` names it in messages."""
         if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
             raise PlanError(f"{where} is no plan of this tool (key 'format' should be {PLAN_FORMAT!r}).")
         if value.get("schema_version") != PLAN_SCHEMA_VERSION:
@@ -217,7 +217,8 @@ class Plan:
         return plan
 
     def check(self, where: str = "plan") -> None:
-        """``PlanError`` where stages, layers or recompute do not fit model and layout, e.g. after an edit by hand."""
+        """Raise ``PlanError`` where stages, layers or recompute do not fit model and layout, e.g. after an edit by
+        hand."""
         if len(self.stages) != self.layout.num_virtual_stages:
             raise PlanError(
                 f"{where}: {len(self.stages)} stages, but PP {self.layout.pipeline_size} x "

@@ -14,28 +14,28 @@ RECOMPUTE_KINDS = ("none", "selective", "full")
 
 
 def base_kind(kind: str) -> str:
-    """One of ``RECOMPUTE_KINDS``, or whatever stands before the colon."""
+    """Return one of ``RECOMPUTE_KINDS``, or whatever stands before the colon."""
     return kind.split(":", 1)[0]
 
 
 def selective_kind(modules: Sequence[str]) -> str:
-    """The kind that recomputes ``modules``; the host's own choice where there are none."""
+    """Return the kind that recomputes ``modules``; the host's own choice where there are none."""
     return ":".join(["selective", *([",".join(modules)] if modules else [])])
 
 
 def modules_of(kind: str) -> tuple[str, ...]:
-    """Modules of a selective kind; none for the host's own choice."""
+    """Return modules of a selective kind; none for the host's own choice."""
     _, _, modules = kind.partition(":")
     return tuple(modules.split(",")) if modules and base_kind(kind) == "selective" else ()
 
 
 def grouped_kind(num_layers: int) -> str:
-    """Full recompute of groups of ``num_layers``; of single layers it is plain ``full``."""
+    """Return full recompute of groups of ``num_layers``; of single layers it is plain ``full``."""
     return f"full:{num_layers}" if num_layers > 1 else "full"
 
 
 def layers_per_group(kind: str) -> int:
-    """Layers that are computed again together; 0 where single layers are not recomputed whole."""
+    """Return layers that are computed again together; 0 where single layers are not recomputed whole."""
     if base_kind(kind) != "full":
         return 0
     _, _, number = kind.partition(":")
@@ -43,12 +43,12 @@ def layers_per_group(kind: str) -> int:
 
 
 def in_order(kinds: Iterable[str]) -> list[str]:
-    """As they lie on a stage: layers that are recomputed whole come first."""
+    """Return kinds as they lie on a stage: layers that are recomputed whole come first."""
     return sorted(kinds, key=lambda kind: (base_kind(kind) != "full", kind))
 
 
 def is_known(kind: str) -> bool:
-    """Whether it is one of the forms above."""
+    """Return whether it is one of the forms above."""
     base, _, rest = kind.partition(":")
     if not rest:
         return kind in RECOMPUTE_KINDS
@@ -56,7 +56,7 @@ def is_known(kind: str) -> bool:
 
 
 def in_words(kind: str) -> str:
-    """For people: ``selective (mlp, moe)``, ``full (groups of 4)``."""
+    """Return a kind for people: ``selective (mlp, moe)``, ``full (groups of 4)``."""
     if modules := modules_of(kind):
         return f"selective ({', '.join(modules)})"
     return f"full (groups of {number})" if (number := layers_per_group(kind)) > 1 else kind

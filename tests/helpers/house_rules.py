@@ -18,33 +18,8 @@ PACKAGE = "mindspeed_autoparallel"
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 300, 60, 8
 
-VERBS = frozenset(
-    """abort accept account accumulate activate add adjust admit advance advise agree align allocate allow append apply
-    arm arrange ask assemble assert assign attach average back balance begin bind block bound break bring broadcast
-    build bundle cache calibrate call cancel capture carry cast change check choose chop claim clamp clean clear clip
-    close collapse collect combine commit compare compile complain complete compose compute connect consume contract
-    convert copy correct count cover create cut deal declare decode decorate deduce define delay delete deliver derive
-    describe detach detect determine disable discard dismiss dispatch distribute divide do download drain draw drop
-    dump embed emit empty enable encode end enlarge enqueue ensure enter enumerate erase estimate evaluate evict
-    exchange exclude execute expand explain export extend extract fall feed fetch fill filter find finish fit fix flag
-    flatten flip flush fold follow force forget fork form format forward free freeze gather generate get give go grow
-    group guard halve hand handle hash have hide hold identify ignore implement import improve include increase infer
-    initialize inject insert install interpolate invert invoke iterate join judge keep know label launch lay learn
-    leave lend let lift limit link list listen load localize lock log look lower make map mark mask match materialize
-    measure meet merge minimize mirror mix model modify move multiply name narrow normalize note notify number observe
-    offer omit open optimize order pack pad pair parse partition pass pick place plan poll pop predict prefer prepare
-    prepend preserve pretend price print probe proceed process produce profile prove provide prune publish pull push
-    put quantize query queue raise rank reach read rebuild receive recompute reconnect record recover recurse redirect
-    reduce reference refine refuse register reject release relocate remember remove rename render reorder repeat
-    replace replay report represent request require rerun reserve reset reshape reshard resolve respond restart
-    restore restrict resume retry return reuse reverse rewrite roll rotate round route run sample save say scale scan
-    schedule score search seed select send separate serve set settle shard shift show shrink shut shuffle sign
-    simplify simulate skip sleep slice smooth solve sort split squeeze stack stand start state step stop store stream
-    strip submit subtract sum summarize suppress swap sweep switch synchronize take tally tear tell terminate test tie
-    time touch trace track train transform translate transpose traverse trim truncate try tune turn undo union unite
-    unpack unregister unscale unshard update upgrade use validate verify visit wait walk warm warn watch weigh widen
-    withdraw work wrap write yield zero""".split()
-)
+VERBS = frozenset((LISTS / "verbs.txt").read_text("utf-8").split())
+"""First words of a docstring that says what a function does."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ def test_the_rule_holds_except_where_it_is_listed(rule: str) -> None:
 
 def test_the_rules_see_the_package() -> None:
     assert len(sources()) > 300
-    assert "mindspeed_autoparallel/planner/best_first.py" in sources() and any(p.startswith("patches/") for p in sources())
+    assert "mindspeed_autoparallel/planner/best_first.py" in sources() and any(
+        p.startswith("patches/") for p in sources()
+    )
     assert {"return", "compute", "write"} <= VERBS and not {"the", "what", "returns"} & VERBS
 
 

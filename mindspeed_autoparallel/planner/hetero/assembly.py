@@ -18,7 +18,7 @@ LEAST_SHARE = 0.005
 
 
 def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: SearchRecord) -> Plan:
-    """Everything of ``plan.json``."""
+    """Return everything of ``plan.json``."""
     solver = best.solver
     made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, best.reserved)
     assert made is not None, "it was solved"
@@ -43,7 +43,8 @@ def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: S
 
 
 def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
-    """``inner``: step, baselines and memory of the pipeline alone, ``hetero`` already set; now of the whole step."""
+    """Return ``inner``: step, baselines and memory of the pipeline alone, ``hetero`` already set; now of the whole
+    step."""
     record = inner.hetero
     assert record is not None
     step_us = inner.step.total_us + record.total_us
@@ -67,7 +68,7 @@ def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
 
 
 def _memory(rank: RankMemory, record: HeteroRecord, limit_bytes: int) -> RankMemory:
-    """The peak with what encoders hold, or that of an encoder before or after the pipeline if it is higher."""
+    """Return the peak with what encoders hold, or that of an encoder before or after the pipeline if it is higher."""
     at_first = record.first_stage_bytes if rank.pipeline_rank == 0 else 0
     held = {
         "encoder_state": sum(phase.state_bytes for phase in record.encoders),
@@ -91,7 +92,7 @@ def _memory(rank: RankMemory, record: HeteroRecord, limit_bytes: int) -> RankMem
 
 
 def limits_of_hetero(plan: Plan) -> tuple[str, ...]:
-    """What holds the plan back, by share of the step; then the rank that is nearest to its memory limit."""
+    """Return what holds the plan back, by share of the step; then the rank that is nearest to its memory limit."""
     record, step = plan.hetero, plan.step
     assert record is not None
     busiest = max(plan.stages, key=lambda stage: stage.forward_us + stage.backward_us)

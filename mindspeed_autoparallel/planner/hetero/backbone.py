@@ -30,12 +30,12 @@ class Reserved:
     first_stage_bytes: int = 0
 
     def covers(self, other: Reserved) -> bool:
-        """Whether it is at least as much as ``other``."""
+        """Return whether it is at least as much as ``other``."""
         return self.everywhere_bytes >= other.everywhere_bytes and self.first_stage_bytes >= other.first_stage_bytes
 
 
 def least_of(reserved: Sequence[Reserved]) -> Reserved:
-    """What every one of them covers."""
+    """Return what every one of them covers."""
     return Reserved(
         everywhere_bytes=min(one.everywhere_bytes for one in reserved),
         first_stage_bytes=min(one.first_stage_bytes for one in reserved),
@@ -43,7 +43,7 @@ def least_of(reserved: Sequence[Reserved]) -> Reserved:
 
 
 def backbone_profile(profile: Profile) -> Profile:
-    """The pipeline's modules alone."""
+    """Return the pipeline's modules alone."""
     encoders, rest = split_modules(profile)
     gone, kept = {module.name for module in encoders}, {module.name for module in rest}
     modules = tuple(
@@ -74,7 +74,7 @@ def _columns(data: VariableData | None, names: set[str]) -> VariableData | None:
 
 
 def limit_of(profile: Profile, cluster: Cluster) -> int:
-    """Bytes a rank may use."""
+    """Return bytes a rank may use."""
     return cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
 
 
@@ -114,13 +114,14 @@ class BackboneSolver:
 
     @functools.cached_property
     def cheap_bound_us(self) -> float:
-        """Without a solve, whatever is reserved."""
+        """Return a bound that needs no solve and holds whatever is reserved."""
         return pipeline_bound_ns(self.backbone, self.candidate) / NS_PER_US + tail_bound_us(
             self.backbone, self.cluster, self.candidate
         )
 
     def bound_us(self, reserved: Reserved, deadline: float) -> float:
-        """Linear relaxation beside ``reserved``, unless a plan is known; infinite where even fractions do not fit."""
+        """Return linear relaxation beside ``reserved``, unless a plan is known; infinite where even fractions do not
+        fit."""
         known = [bound for other, bound in self.relaxed if reserved.covers(other)]
         for other, result in self.solved:
             if reserved.covers(other):
@@ -153,7 +154,7 @@ class BackboneSolver:
         return relaxed / NS_PER_US + tail_bound_us(profile, cluster, self.candidate)
 
     def solve(self, reserved: Reserved, time_limit_s: float) -> LayoutResult:
-        """The best placement beside ``reserved`` and its bound; memory in it is the pipeline's own."""
+        """Return the best placement beside ``reserved`` and its bound; memory in it is the pipeline's own."""
         for other, result in self.solved:
             if reserved.covers(other) and (result.proved_infeasible or self._still_fits(result, other, reserved)):
                 return result
@@ -179,7 +180,7 @@ class BackboneSolver:
         return result
 
     def no_split_leaves(self, reserved: Reserved, transient_bytes: int) -> bool:
-        """Whether state alone rules out every split when encoders run beside it, outside the pipeline.
+        """Return whether state alone rules out every split when encoders run beside it, outside the pipeline.
 
         Of one module, a rank can hold so many layers at most; if all ranks together hold too few, there is no split.
         """
@@ -204,7 +205,7 @@ class BackboneSolver:
         return held < module.num_layers
 
     def _still_fits(self, result: LayoutResult, before: Reserved, now: Reserved) -> bool:
-        """Whether a plan found beside less still fits: then it is the best beside more, too."""
+        """Return whether a plan found beside less still fits: then it is the best beside more, too."""
         if result.evaluation is None:
             return False
         more = now.everywhere_bytes - before.everywhere_bytes
@@ -220,11 +221,12 @@ def _state_bytes(block: BlockCost | None, layout: Layout) -> int:
 
 
 def outside_pipeline_fits(found: Evaluation, limit_bytes: int, reserved: Reserved, transient_bytes: int) -> bool:
-    """Whether every rank can run the encoders before and after the pipeline, when none of its activations live."""
+    """Return whether every rank can run the encoders before and after the pipeline, when none of its activations
+    live."""
     return all(outside_pipeline_bytes(rank.terms, reserved, transient_bytes) <= limit_bytes for rank in found.memory)
 
 
 def outside_pipeline_bytes(terms: dict[str, int], reserved: Reserved, transient_bytes: int) -> int:
-    """Peak of a rank while an encoder runs. ``terms``: of the pipeline's peak there; state alone stays."""
+    """Return peak of a rank while an encoder runs. ``terms``: of the pipeline's peak there; state alone stays."""
     state = sum(terms.get(name, 0) for name in ("parameters", "gradients", "optimizer", "runtime_overhead"))
     return state + reserved.everywhere_bytes + transient_bytes

@@ -32,12 +32,12 @@ class Comparison:
 
     @property
     def speed_up(self) -> float | None:
-        """Homogeneous step time by hetero step time; ``None`` where no homogeneous plan fits."""
+        """Return homogeneous step time by hetero step time; ``None`` where no homogeneous plan fits."""
         return None if self.homogeneous is None else self.homogeneous.step.total_us / self.hetero.step.total_us
 
     @property
     def best(self) -> Plan:
-        """The faster one."""
+        """Return the faster one."""
         if self.homogeneous is None or self.homogeneous.step.total_us > self.hetero.step.total_us:
             return self.hetero
         return self.homogeneous
@@ -109,7 +109,8 @@ def compare(
 
 
 def write_comparison(comparison: Comparison, directory: Path, model_file: str | None = None) -> None:
-    """The short result, the faster plan as ``plan.json``, and the other one beside it; each whole or not at all."""
+    """Write the short result, the faster plan as ``plan.json``, and the other one beside it; each whole or not at
+    all."""
     write_json_atomic(directory / RESULT_FILE, comparison_result(comparison, model_file))
     comparison.best.write(directory / PLAN_FILE)
     if comparison.best is not comparison.hetero:
@@ -119,7 +120,7 @@ def write_comparison(comparison: Comparison, directory: Path, model_file: str | 
 
 
 def comparison_result(comparison: Comparison, model_file: str | None = None) -> dict[str, Any]:
-    """The short result of the faster plan, and under ``hetero_parallel`` both plans' sizes and step times.
+    """Return the short result of the faster plan, and under ``hetero_parallel`` both plans' sizes and step times.
 
     ``model_file``: the model.json with the hetero sizes, if one was written.
     """
@@ -167,7 +168,7 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
 
 
 def summary(comparison: Comparison) -> str:
-    """One line: which is faster, and by how much."""
+    """Return one line: which is faster, and by how much."""
     other = comparison.homogeneous
     ours = f"{comparison.hetero.layout.label()}, {comparison.hetero.step.total_us / US_PER_MS:.2f} ms"
     if other is None or comparison.speed_up is None:

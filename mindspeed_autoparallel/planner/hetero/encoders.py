@@ -60,7 +60,7 @@ class EncoderCosts:
         self._output_bytes_per_sample: float | None = None
 
     def measurement(self, samples: int) -> Measurement:
-        """Costs of a batch of ``samples``."""
+        """Return costs of a batch of ``samples``."""
         if samples not in self._measurements:
             at = MeasuredAt(**{**vars(self.point), "micro_batch_size": samples})
             measured = next((measurement for measurement in self._own if measurement.at == at), None)
@@ -70,13 +70,13 @@ class EncoderCosts:
         return self._measurements[samples]
 
     def blocks(self) -> list[PlacedBlock]:
-        """All blocks, for model state: it does not depend on the batch."""
+        """Return all blocks, for model state: it does not depend on the batch."""
         cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
         parts = cost.parts(self.module.num_layers)
         return [PlacedBlock(name="", cost=block) for _, block, count in parts for _ in range(count)]
 
     def output_bytes(self, samples: float) -> float:
-        """What the backbone gets for ``samples``."""
+        """Return what the backbone gets for ``samples``."""
         if self._output_bytes_per_sample is None:
             cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
             self._output_bytes_per_sample = (cost.post or cost.layer).output_bytes / self.point.micro_batch_size
@@ -84,11 +84,11 @@ class EncoderCosts:
 
     @functools.cached_property
     def trained(self) -> bool:
-        """Whether any of its parameters is: otherwise there is no graph and no backward phase."""
+        """Return whether any of its parameters is: otherwise there is no graph and no backward phase."""
         return any(block.cost.dense.gradient_bytes or block.cost.expert.gradient_bytes for block in self.blocks())
 
     def state(self, layout: Layout, cluster: Cluster) -> tuple[int, RankTail]:
-        """Bytes of parameters, gradients and optimizer on a rank, and what its step takes, for one cluster."""
+        """Return bytes of parameters, gradients and optimizer on a rank, and what its step takes, for one cluster."""
         key = layout.data_size, layout.distributed_optimizer
         if key not in self._states:
             blocks = self.blocks()
@@ -97,7 +97,7 @@ class EncoderCosts:
         return self._states[key]
 
     def batch(self, samples: int) -> Batch:
-        """Costs of a batch of ``samples``, without recomputation."""
+        """Return costs of a batch of ``samples``, without recomputation."""
         if samples not in self._batches:
             self._batches[samples] = self._batch(samples)
         return self._batches[samples]
@@ -123,7 +123,7 @@ class EncoderCosts:
         )
 
     def least_us_per_sample(self, most: int) -> float:
-        """No batch of at most ``most`` samples takes less per sample.
+        """Return a time per sample that no batch of at most ``most`` samples beats.
 
         Beyond twice the largest measured batch the interpolation is one straight line, best at an end.
         """
@@ -134,7 +134,7 @@ class EncoderCosts:
 
 
 def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> Layout:
-    """The encoder's sizes as a layout without pipeline, for model state and its reduction."""
+    """Return the encoder's sizes as a layout without pipeline, for model state and its reduction."""
     return Layout(
         tensor_size=sizes.tensor_size,
         context_size=sizes.context_size,
@@ -147,7 +147,8 @@ def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> La
 def encoder_phase(
     costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, memory: str, balance: str
 ) -> EncoderPhase:
-    """The encoder's part of a step beside the backbone of ``candidate``. Formulas H1-H6 in docs/cost-model.md."""
+    """Return the encoder's part of a step beside the backbone of ``candidate``. Formulas H1-H6 in
+    docs/cost-model.md."""
     device, backbone = costs.profile.device, candidate.layout
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
@@ -211,7 +212,7 @@ def encoder_phase(
 
 
 def _metadata_us(exchange: Exchange, balance: str, candidate: Candidate, link: LinkTier) -> float:
-    """Counts and sizes of the step's samples, gathered where replicas do not read each other's data."""
+    """Return counts and sizes of the step's samples, gathered where replicas do not read each other's data."""
     if exchange.nested and balance != "global":
         return 0.0
     ranks = exchange.replicas * exchange.encoder_width

@@ -85,7 +85,7 @@ def search_hetero(
 
 
 def _others(ranking: list[Solved], top_k: int) -> list[Solved]:
-    """The next best, one per layout of the backbone."""
+    """Return the next best, one per layout of the backbone."""
     seen = {ranking[0].solver.candidate.layout.label()}
     found = []
     for other in ranking[1:]:

@@ -17,7 +17,8 @@ BACKBONE = "text_decoder"
 
 
 def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
-    """Encoders, and the modules of the pipeline: the backbone and what comes after it. Raises ``ConfigError``."""
+    """Return encoders, and the modules of the pipeline: the backbone and what comes after it. Raises
+    ``ConfigError``."""
     modules = profile.model.modules
     names = [module.name for module in modules]
     at = names.index(BACKBONE) if BACKBONE in names else len(modules) - 1
@@ -32,7 +33,7 @@ def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, .
 def costs_of(
     profile: Profile, module: Module, cluster: Cluster, only: Sequence[int] | None = None
 ) -> tuple[list[EncoderCosts], list[str]]:
-    """The encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out.
+    """Return the encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out.
 
     ``only``: these TP sizes. Raises ``ConfigError`` where no size is left.
     """
@@ -57,7 +58,7 @@ def costs_of(
 
 
 def _point(profile: Profile, tensor: int, context: int) -> MeasuredAt | None:
-    """A point with these sizes; encoders run without sequence parallelism, so one without it comes first."""
+    """Return a point with these sizes; encoders run without sequence parallelism, so one without it comes first."""
     points = sorted(m.at for m in profile.measurements)
     for at in sorted(points, key=lambda at: (at.sequence_parallel, at.micro_batch_size, at.expert_size)):
         moved = MeasuredAt(**{**vars(at), "tensor_size": tensor, "context_size": context})
@@ -73,7 +74,8 @@ def records(
     memory_modes: Iterable[str],
     balance: str,
 ) -> list[HeteroRecord]:
-    """Every choice of (TP, CP, scale) per encoder and of memory mode that no other one beats in time and memory."""
+    """Return every choice of (TP, CP, scale) per encoder and of memory mode that no other one beats in time and
+    memory."""
     found = []
     for memory in memory_modes:
         rows = [_undominated_phases(own, candidate, cluster, memory, balance) for own in costs]
@@ -98,7 +100,7 @@ def _undominated_phases(
 
 
 def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> list[ModuleLayout]:
-    """One (TP, CP) with every scale."""
+    """Return one (TP, CP) with every scale."""
     tensor, context = costs.point.tensor_size, costs.point.context_size
     return [
         ModuleLayout(

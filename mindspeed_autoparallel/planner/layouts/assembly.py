@@ -31,7 +31,7 @@ def assemble_plan(
     others: Sequence[tuple[Candidate, LayoutResult]],
     record: SearchRecord,
 ) -> Plan:
-    """Everything of ``plan.json``."""
+    """Return everything of ``plan.json``."""
     assert result.placement is not None
     found = evaluate(profile, cluster, best.layout, result.placement, global_batch_size)
     plan = plan_of(profile, cluster, best.layout, best.measurement, found, global_batch_size, record)
@@ -52,7 +52,7 @@ def plan_of(
     global_batch_size: int,
     record: SearchRecord,
 ) -> Plan:
-    """A plan without the comparison: what ``simulate`` needs as well."""
+    """Return a plan without the comparison: what ``simulate`` needs as well."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -97,7 +97,7 @@ def plan_of(
 
 
 def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
-    """What holds a plan back, by share of the step; then the rank that is nearest to its memory limit."""
+    """Return what holds a plan back, by share of the step; then the rank that is nearest to its memory limit."""
     step, limits = found.step, []
     busiest = max(
         range(len(found.memory)),
@@ -118,7 +118,7 @@ def limits_of_plan(found: Evaluation) -> tuple[str, ...]:
 
 
 def fullest_rank(memory: Sequence[RankMemory]) -> str:
-    """How much of its memory the rank that has least left needs, and when."""
+    """Return how much of its memory the rank that has least left needs, and when."""
     rank = min(memory, key=lambda rank: (rank.limit_bytes - rank.peak_bytes, rank.pipeline_rank))
     share = rank.peak_bytes / rank.limit_bytes if rank.limit_bytes else math.inf
     return (

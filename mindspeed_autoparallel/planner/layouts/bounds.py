@@ -96,7 +96,8 @@ def whole_layers_bound(num_layers: int, pipeline_size: int, num_microbatches: in
 
 
 def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> float:
-    """Gradient reduction and optimizer of the rank that has most: at least an even share of all, and any one block."""
+    """Return gradient reduction and optimizer of the rank that has most: at least an even share of all, and any one
+    block."""
     layout, measurement = candidate.layout, candidate.measurement
     blocks = _all_blocks(profile, measurement)
     if not updated_parameter_bytes(blocks, layout):
@@ -119,7 +120,7 @@ def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> f
 
 
 def set_of(blocks: list[PlacedBlock]) -> list[PlacedBlock]:
-    """Distinct blocks, in order."""
+    """Return distinct blocks, in order."""
     seen: dict[int, PlacedBlock] = {}
     for block in blocks:
         seen.setdefault(id(block.cost), block)

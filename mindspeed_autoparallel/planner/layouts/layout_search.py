@@ -225,7 +225,7 @@ def _is_quick(item: Open[Candidate]) -> bool:
 
 
 def _is_chain(model: Model, candidate: Candidate) -> bool:
-    """Chains with one chunk per stage are solved faster than relaxed."""
+    """Return whether a layout is a chain with one chunk per stage, which is solved faster than relaxed."""
     before: dict[str, set[str]] = {}
     for module in model.modules:
         read = set(module.predecessors).union(*(before[name] for name in module.predecessors))

@@ -47,7 +47,7 @@ class LayoutResult:
 
 
 def limits_of(profile: Profile, cluster: Cluster, layout_size: int) -> tuple[int, ...]:
-    """Bytes allowed by pipeline rank."""
+    """Return bytes allowed by pipeline rank."""
     return (cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,) * layout_size
 
 
@@ -150,7 +150,7 @@ class SimpleSplit:
 def simple_splits(
     profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int
 ) -> tuple[SimpleSplit, ...]:
-    """Even and greedy split of a layout, with as much recomputation as their memory needs."""
+    """Return even and greedy split of a layout, with as much recomputation as their memory needs."""
     layout = candidate.layout
     problem = build_problem(
         profile,
@@ -173,7 +173,7 @@ def simple_splits(
 
 
 def shortage_of(profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int) -> Shortage | None:
-    """How far the better simple split is from fitting."""
+    """Return how far the better simple split is from fitting."""
     best: Shortage | None = None
     for simple in simple_splits(profile, cluster, candidate, global_batch_size):
         rank = max(simple.evaluation.memory, key=lambda item: item.peak_bytes - item.limit_bytes)

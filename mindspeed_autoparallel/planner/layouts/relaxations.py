@@ -23,7 +23,7 @@ def relaxations_of(
     time_limit_s: float,
     seed: int,
 ) -> tuple[Relaxation, ...]:
-    """One GiB more per device; twice the microbatches (gain per sample). In the best plan's layout."""
+    """Return one GiB more per device; twice the microbatches (gain per sample). In the best plan's layout."""
     limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
     doubled = replace(best, num_microbatches=2 * best.num_microbatches)
     found = []

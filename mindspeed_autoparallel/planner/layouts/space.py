@@ -47,7 +47,8 @@ def enumerate_layouts(
     options: SpaceOptions,
     layouts: list[Layout] | None = None,
 ) -> tuple[list[Candidate], list[Verdict]]:
-    """Legal layouts, and a verdict for every other one; the same order for the same input. Raises ``ConfigError``."""
+    """Return legal layouts, and a verdict for every other one; the same order for the same input. Raises
+    ``ConfigError``."""
     if cluster.num_devices > MAX_DEVICES:
         raise ConfigError(
             f"{cluster.num_devices} devices are more than {MAX_DEVICES}: check nodes and devices per node."
@@ -135,7 +136,7 @@ def _takes_long(profile: Profile, layout: Layout) -> bool:
 
 
 def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:
-    """Why a layout cannot run, or nothing."""
+    """Return why a layout cannot run, or nothing."""
     layers = profile.model.num_layers
     if layout.num_devices != cluster.num_devices:
         return f"it needs {layout.num_devices} devices; the cluster has {cluster.num_devices}."

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 def with_least_recompute(
     profile: Profile, cluster: Cluster, layout: Layout, placement: ModulePlacement, global_batch_size: int
 ) -> tuple[ModulePlacement, Evaluation]:
-    """The same layers on every stage, with no layer recomputed that its rank has memory to keep.
+    """Return the same layers on every stage, with no layer recomputed that its rank has memory to keep.
 
     Stage by stage, the dearest kind first. A schedule is monotone in its stage times, so the step is no longer than
     before, unless a reduction hides behind the backward: then the placement stays as it is.
@@ -41,7 +41,7 @@ def with_least_recompute(
 
 
 def _keeping(placement: ModulePlacement, module: str, kind: str, stage: int, count: int) -> ModulePlacement:
-    """``count`` layers fewer recomputed as ``kind`` on a virtual stage."""
+    """Return ``count`` layers fewer recomputed as ``kind`` on a virtual stage."""
     if not count:
         return placement
     kinds = placement.recompute[module]

@@ -31,7 +31,7 @@ _Answers = SimpleQueue[tuple[int, Outcome | None]]
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return cores that this process may run on."""
     with contextlib.suppress(AttributeError, OSError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -65,7 +65,7 @@ class Workers:
             self._jobs.put(None)
 
     def perform(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """The outcomes in the order of the tasks. This process works, too, and alone until another is ready."""
+        """Return the outcomes in the order of the tasks. This process works, too, and alone until another is ready."""
         for index, task in enumerate(tasks):
             self._jobs.put((index, task))
         outcomes: dict[int, Outcome] = {}
@@ -120,7 +120,7 @@ class _Other:
                 return
 
     def _ask(self, line: str) -> str | None:
-        """The answer, or ``None`` when the process is gone."""
+        """Return the answer, or ``None`` when the process is gone."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(line + "\n")
@@ -131,7 +131,7 @@ class _Other:
 
 
 def serve() -> None:
-    """The loop of a worker process."""
+    """Run the loop of a worker process."""
     request = from_json(Request, json.loads(sys.stdin.readline()), "request")
     with contextlib.suppress(ImportError):
         # Loaded before the first task needs it.

@@ -57,7 +57,7 @@ class KnowledgeBase:
     """Samples in ``path``, keyed by device and software fingerprint, so that other hardware or releases never mix."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or creates the file; raises ``ProfileError`` when it is no knowledge base or of another version."""
+        """Open or create the file; raises ``ProfileError`` when it is no knowledge base or of another version."""
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class KnowledgeBase:
         return ProfileError(f"knowledge base {self.path} cannot be used: {text}. {way_out}")
 
     def record(self, device: str, software: str, entries: Iterable[tuple[Operator, Sample]]) -> None:
-        """Stores samples in one transaction. Of two samples of one operator the one with more runs stays."""
+        """Store samples in one transaction. Of two samples of one operator the one with more runs stays."""
         rows = [
             (
                 device,
@@ -147,7 +147,7 @@ class KnowledgeBase:
             connection.commit()
 
     def find(self, device: str, software: str, operator: Operator) -> Sample | None:
-        """The sample of exactly this operator."""
+        """Return the sample of exactly this operator."""
         with self._connection() as connection:
             row = connection.execute(
                 "select median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
@@ -157,7 +157,7 @@ class KnowledgeBase:
         return None if row is None else _sample(row)
 
     def neighbours(self, device: str, software: str, operator: Operator) -> list[tuple[tuple[int, ...], Sample]]:
-        """All samples of the same name and signature, whatever their sizes."""
+        """Return all samples of the same name and signature, whatever their sizes."""
         with self._connection() as connection:
             rows = connection.execute(
                 "select sizes, median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
@@ -167,7 +167,7 @@ class KnowledgeBase:
         return [(tuple(json.loads(row[0])), _sample(row[1:])) for row in rows]
 
     def of_name(self, device: str, software: str, name: str) -> list[tuple[Operator, Sample]]:
-        """All samples called ``name``, whatever their signature and sizes, in a stable order."""
+        """Return all samples called ``name``, whatever their signature and sizes, in a stable order."""
         with self._connection() as connection:
             rows = connection.execute(
                 "select signature, sizes, median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
@@ -179,7 +179,7 @@ class KnowledgeBase:
         ]
 
     def fingerprints(self) -> list[tuple[str, str, int]]:
-        """(device, software, number of samples) of everything stored."""
+        """Return (device, software, number of samples) of everything stored."""
         with self._connection() as connection:
             return [
                 (str(device), str(software), int(count))
@@ -189,7 +189,7 @@ class KnowledgeBase:
             ]
 
     def entries(self) -> list[tuple[str, str, Operator, Sample]]:
-        """Everything stored, in a stable order."""
+        """Return everything stored, in a stable order."""
         with self._connection() as connection:
             rows = connection.execute(
                 "select device, software, operator, signature, sizes, median_us, p10_us, p90_us, num_runs, source, "

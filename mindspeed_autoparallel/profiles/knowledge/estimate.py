@@ -32,7 +32,8 @@ class Coverage:
 
 
 def estimate(base: KnowledgeBase, device: str, software: str, operator: Operator) -> Estimate | None:
-    """The measured time, or one interpolated between sizes of the same signature, or ``None`` without near neighbours.
+    """Return the measured time, or one interpolated between sizes of the same signature, or ``None`` without near
+    neighbours.
 
     Between neighbours the logarithm of time is averaged after moving each along a slope of one in the logarithm of work
     (the product of all sizes, to the power 1/2 for a matrix product whose sizes appear twice), weighted by nearness.
@@ -65,7 +66,7 @@ def estimate(base: KnowledgeBase, device: str, software: str, operator: Operator
 
 
 def coverage(base: KnowledgeBase, device: str, software: str, calls: Mapping[Operator, int]) -> Coverage:
-    """What of ``calls`` (operator to how often) is known, weighed by time."""
+    """Return what of ``calls`` (operator to how often) is known, weighed by time."""
     known = guessed = 0.0
     missing: list[tuple[float, Operator]] = []
     unknown = 0

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.profiles.knowledge.base import SCHEMA_VERSION, Knowl
 
 
 def export_knowledge(base: KnowledgeBase, path: Path) -> int:
-    """Writes all samples to ``path`` as JSON; returns how many."""
+    """Write all samples to ``path`` as JSON; returns how many."""
     entries = [
         {"device": device, "software": software, **dataclasses.asdict(operator), **dataclasses.asdict(sample)}
         for device, software, operator, sample in base.entries()
@@ -23,7 +23,7 @@ def export_knowledge(base: KnowledgeBase, path: Path) -> int:
 
 
 def import_knowledge(base: KnowledgeBase, path: Path) -> int:
-    """Reads an export into ``base``; nothing is stored when any entry is broken. Returns how many were read."""
+    """Read an export into ``base``; nothing is stored when any entry is broken. Returns how many were read."""
     document = read_json(path, "knowledge export")
     if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
         version = document.get("schema_version") if isinstance(document, dict) else None

@@ -36,7 +36,7 @@ class DataDescription:
 
 
 def read_data(file: Path) -> DataDescription:
-    """``file``: a data.json; ``ConfigError`` for anything wrong in it."""
+    """Read ``file``, a data.json; ``ConfigError`` for anything wrong in it."""
     root = Section(read_json(file, "data description (--mm-data)"), file)
     parameters = root.child("dataset_param")
     parameters.accept(("dataset_type",))

@@ -107,14 +107,15 @@ class ModelDescription:
 
 
 def read_model(file: Path, pipeline_size: int = 1, own_layouts: frozenset[str] = frozenset()) -> ModelDescription:
-    """``file``: a model.json; ``pipeline_size`` comes from the command line. ``ConfigError`` for anything wrong."""
+    """Read ``file``, a model.json; ``pipeline_size`` comes from the command line. ``ConfigError`` for anything
+    wrong."""
     return describe_model(read_json(file, "model description (--mm-model)"), file, pipeline_size, own_layouts)
 
 
 def describe_model(
     values: Any, file: Path, pipeline_size: int = 1, own_layouts: frozenset[str] = frozenset()
 ) -> ModelDescription:
-    """As ``read_model`` for values already read; ``file`` is only named in messages."""
+    """Describe the model from values already read, as ``read_model`` does; ``file`` is only named in messages."""
     root = Section(values, file)
     root.accept(accepted_keys.MODEL)
     text_section = root.child("text_decoder")

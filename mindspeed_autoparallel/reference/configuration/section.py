@@ -29,23 +29,23 @@ class Section:
         return self._values.get(key) is not None
 
     def where(self, key: str) -> str:
-        """The file and the dotted key, for messages."""
+        """Return the file and the dotted key, for messages."""
         return f"{self._file}: {self._path + '.' if self._path else ''}{key}"
 
     def raw(self, key: str, default: Any = None) -> Any:
-        """The value as it stands in the file; null counts as missing."""
+        """Return the value as it stands in the file; null counts as missing."""
         self._asked.add(key)
         value = self._values.get(key)
         return default if value is None else value
 
     def child(self, key: str) -> Section:
-        """The object under ``key``; an empty one where the key is missing."""
+        """Return the object under ``key``; an empty one where the key is missing."""
         section = Section(self.raw(key, {}), self._file, f"{self._path}.{key}" if self._path else key)
         self._children.append(section)
         return section
 
     def integer(self, key: str, default: Any = _REQUIRED, *, at_least: int = 1, at_most: int | None = None) -> int:
-        """A whole number in the range; ``ConfigError`` otherwise."""
+        """Return a whole number in the range; ``ConfigError`` otherwise."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(key, value, _range_text("a whole number", at_least, at_most))
@@ -54,35 +54,35 @@ class Section:
     def number(
         self, key: str, default: Any = _REQUIRED, *, at_least: float = 0.0, at_most: float | None = None
     ) -> float:
-        """A number in the range; ``ConfigError`` otherwise."""
+        """Return a number in the range; ``ConfigError`` otherwise."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(key, value, _range_text("a number", at_least, at_most))
         return self._in_range(key, float(value), "a number", at_least, at_most)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false."""
+        """Return true or false."""
         value = self.raw(key, default)
         if not isinstance(value, bool):
             raise self.error(key, value, "true or false")
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: Any = _REQUIRED) -> str:
-        """One of ``choices``."""
+        """Return one of ``choices``."""
         value = self._value(key, default)
         if value not in choices:
             raise self.error(key, value, "one of " + ", ".join(choices))
         return str(value)
 
     def text(self, key: str, default: Any = _REQUIRED) -> str:
-        """A string."""
+        """Return a string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self.error(key, value, "a string")
         return value
 
     def integers(self, key: str, default: Sequence[int] = (), *, at_least: int = 0) -> tuple[int, ...]:
-        """A list of whole numbers, each at least ``at_least``."""
+        """Return a list of whole numbers, each at least ``at_least``."""
         value = self.raw(key, list(default))
         if not isinstance(value, list) or any(
             isinstance(item, bool) or not isinstance(item, int) or item < at_least for item in value
@@ -91,17 +91,17 @@ class Section:
         return tuple(value)
 
     def accept(self, keys: Iterable[str]) -> None:
-        """Keys that other hosts read and that change nothing here."""
+        """Accept keys that other hosts read and that change nothing here."""
         self._asked.update(keys)
 
     def error(self, key: str, value: Any, allowed: str) -> ConfigError:
-        """The error for a wrong ``value`` under ``key``."""
+        """Return the error for a wrong ``value`` under ``key``."""
         if value is _REQUIRED:
             return ConfigError(f"{self.where(key)} is missing; give {allowed}.")
         return ConfigError(f"{self.where(key)} is {value!r}; it must be {allowed}.")
 
     def unknown_keys(self) -> list[str]:
-        """Dotted keys nobody read or accepted, those of the children included."""
+        """Return dotted keys nobody read or accepted, those of the children included."""
         prefix = f"{self._path}." if self._path else ""
         mine = [prefix + key for key, value in self._values.items() if key not in self._asked and value is not None]
         return mine + [key for child in self._children for key in child.unknown_keys()]

@@ -16,7 +16,7 @@ class StageLayers:
 
     @property
     def flat(self) -> tuple[int, ...]:
-        """Layers per chunk in the order in which data passes the chunks."""
+        """Return layers per chunk in the order in which data passes the chunks."""
         return tuple(count for row in self.counts for count in row)
 
     @property
@@ -28,24 +28,24 @@ class StageLayers:
         return len(self.counts)
 
     def first_layer(self, chunk: int) -> int:
-        """Global index of the first layer of ``chunk``."""
+        """Return global index of the first layer of ``chunk``."""
         return sum(self.flat[:chunk])
 
     @property
     def first_chunk(self) -> int:
-        """The chunk with the module's first layer."""
+        """Return the chunk with the module's first layer."""
         return next(index for index, count in enumerate(self.flat) if count)
 
     @property
     def last_chunk(self) -> int:
-        """The chunk with the module's last layer."""
+        """Return the chunk with the module's last layer."""
         return max(index for index, count in enumerate(self.flat) if count)
 
 
 def read_stages(
     section: Section, num_layers: int, pipeline_size: int, virtual_size: int, *, all_on_first: bool
 ) -> StageLayers:
-    """``pipeline_num_layers`` of a module; without it all layers on the first stage, or an even split."""
+    """Return ``pipeline_num_layers`` of a module; without it all layers on the first stage, or an even split."""
     key = "pipeline_num_layers"
     value = section.raw(key)
     if value is None:
@@ -73,7 +73,7 @@ def read_stages(
 
 
 def virtual_size_in(section: Section) -> int:
-    """How many virtual stages ``pipeline_num_layers`` speaks of (1 for a flat list or none)."""
+    """Return how many virtual stages ``pipeline_num_layers`` speaks of (1 for a flat list or none)."""
     value = section.raw("pipeline_num_layers")
     return len(value) if isinstance(value, list) and value and all(isinstance(row, list) for row in value) else 1
 

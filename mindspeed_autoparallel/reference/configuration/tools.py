@@ -11,7 +11,7 @@ from mindspeed_autoparallel.files import read_json
 
 
 def read_tools(file: Path) -> dict[str, Any]:
-    """The content of ``file``; a tool that is switched on there is named once as having no effect here."""
+    """Return the content of ``file``; a tool that is switched on there is named once as having no effect here."""
     values = read_json(file, "tool description (--mm-tool)")
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: the file must be an object of tool: settings pairs, not {values!r}.")

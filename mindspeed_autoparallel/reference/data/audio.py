@@ -16,7 +16,7 @@ _WINDOW, _HOP = 400, 160
 
 
 def load_audio(path: Path, num_mel_bins: int) -> torch.Tensor:
-    """``[mel bins, frames]``; mono or stereo PCM of 8, 16 or 32 bits at any rate."""
+    """Return ``[mel bins, frames]``; mono or stereo PCM of 8, 16 or 32 bits at any rate."""
     try:
         with wave.open(str(path), "rb") as opened:
             rate, channels, width = opened.getframerate(), opened.getnchannels(), opened.getsampwidth()
@@ -37,7 +37,8 @@ def load_audio(path: Path, num_mel_bins: int) -> torch.Tensor:
 
 
 def log_mel(samples: torch.Tensor, num_mel_bins: int) -> torch.Tensor:
-    """``samples`` at 16 kHz -> ``[mel bins, frames]``, clipped to 80 dB below the loudest and scaled to about -1..1."""
+    """Transform ``samples`` at 16 kHz to ``[mel bins, frames]``, clipped to 80 dB below the loudest and scaled to about
+    -1..1."""
     spectrum = torch.stft(samples, _WINDOW, _HOP, window=torch.hann_window(_WINDOW), return_complex=True)
     power = spectrum[:, :-1].abs() ** 2
     loudness = (_mel_filters(num_mel_bins) @ power).clamp(min=1e-10).log10()
@@ -46,7 +47,7 @@ def log_mel(samples: torch.Tensor, num_mel_bins: int) -> torch.Tensor:
 
 @lru_cache(maxsize=2)
 def _mel_filters(num_mel_bins: int) -> torch.Tensor:
-    """Triangles on Slaney's mel scale (linear below 1 kHz, logarithmic above), of equal area."""
+    """Return triangles on Slaney's mel scale (linear below 1 kHz, logarithmic above), of equal area."""
     linear_hz, step = 1000.0, numpy.log(6.4) / 27.0
     top = 15.0 + numpy.log(RATE_HZ / 2 / linear_hz) / step
     mels = numpy.linspace(0.0, top, num_mel_bins + 2)

@@ -18,7 +18,8 @@ Batch = dict[str, torch.Tensor]
 
 
 def collate(samples: Sequence[Sample], model: ModelDescription, padding: int, length: int) -> Batch:
-    """Tensors for the model's forward, and ``loss_mask [b, s]``; texts are padded on the right to ``length`` tokens."""
+    """Return tensors for the model's forward, and ``loss_mask [b, s]``; texts are padded on the right to ``length``
+    tokens."""
     ids = torch.full((len(samples), length), padding, dtype=torch.long)
     labels = torch.full_like(ids, IGNORED)
     positions = torch.arange(length).expand(3, len(samples), length).clone()

@@ -17,7 +17,8 @@ _MOST_ELONGATED = 200
 
 
 def fitting_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width nearest to the picture's, multiples of ``factor``, with a pixel count within the bounds."""
+    """Return height and width nearest to the picture's, multiples of ``factor``, with a pixel count within the
+    bounds."""
     if max(height, width) > _MOST_ELONGATED * min(height, width):
         raise ConfigError(f"a picture of {height} x {width} is longer than {_MOST_ELONGATED} times its width.")
     fitted = max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor)
@@ -37,7 +38,7 @@ def fitting_size(height: int, width: int, factor: int, min_pixels: int, max_pixe
 def load_picture(
     path: Path, vision: VisionDescription, min_pixels: int, max_pixels: int
 ) -> tuple[torch.Tensor, tuple[int, int, int]]:
-    """Patches ``[patches, channels * time * patch * patch]`` and the grid (1, height, width) in patches."""
+    """Return patches ``[patches, channels * time * patch * patch]`` and the grid (1, height, width) in patches."""
     from PIL import Image
 
     try:
@@ -55,7 +56,8 @@ def load_picture(
 
 
 def cut_patches(pixels: torch.Tensor, vision: VisionDescription) -> tuple[torch.Tensor, tuple[int, int, int]]:
-    """``pixels [channels, height, width]`` -> patches grouped by merge x merge; a still picture fills every frame."""
+    """Cut ``pixels [channels, height, width]`` into patches grouped by merge x merge; a still picture fills every
+    frame."""
     patch, merge = vision.patch_size, vision.spatial_merge_size
     channels, height, width = pixels.shape
     rows, columns = height // patch, width // patch

@@ -25,7 +25,8 @@ class Record:
 
 
 def read_records(data: DataDescription) -> list[Record]:
-    """All records of all files, at most ``max_samples`` of them; ``ConfigError`` names a record that is broken."""
+    """Return all records of all files, at most ``max_samples`` of them; ``ConfigError`` names a record that is
+    broken."""
     records: list[Record] = []
     for file in data.files:
         values = read_json(file, "data set")
@@ -41,7 +42,7 @@ def read_records(data: DataDescription) -> list[Record]:
 
 
 def split_records(records: Sequence[Record], val_rate: float) -> tuple[Sequence[Record], Sequence[Record]]:
-    """Records to train on and, from the end, records to evaluate on; neither is empty unless the rate is 0."""
+    """Return records to train on and, from the end, records to evaluate on; neither is empty unless the rate is 0."""
     count = max(1, round(len(records) * val_rate)) if val_rate else 0
     if count and count == len(records):
         raise ConfigError(f"val_rate {val_rate} leaves none of {len(records)} records to train on; add records.")

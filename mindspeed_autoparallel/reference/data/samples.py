@@ -41,7 +41,7 @@ class Sample:
 def make_sample(
     record: Record, model: ModelDescription, data: DataDescription, tokenizer: Tokenizer, max_tokens: int
 ) -> Sample:
-    """Text beyond ``max_tokens`` is cut off; an image or audio that would be cut is ``ConfigError``."""
+    """Make a sample. Text beyond ``max_tokens`` is cut off; an image or audio that would be cut is ``ConfigError``."""
     pictures, clips = _load(record, model, data)
     spans = _media_spans(model, [grid for _, grid in pictures], clips)
     ids: list[int] = []
@@ -79,7 +79,7 @@ def make_sample(
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    """A copy: an array that shares the tensor's storage would keep it alive."""
+    """Return a copy: an array that shares the tensor's storage would keep it alive."""
     array: NDArray[Any] = tensor.numpy().copy()
     return array
 
@@ -104,7 +104,7 @@ def _load(
 def _media_spans(
     model: ModelDescription, grids: list[tuple[int, int, int]], clips: list[torch.Tensor]
 ) -> dict[str, list[list[int]]]:
-    """The tokens that stand for every image and every clip, in order."""
+    """Return the tokens that stand for every image and every clip, in order."""
     merge = model.vision.spatial_merge_size**2 if model.vision else 1
     images = [
         [

@@ -60,7 +60,8 @@ class HuggingFaceTokenizer:
 
 
 def make_tokenizer(folder: str | None, special_ids: dict[str, int], vocab_size: int) -> Tokenizer:
-    """``folder``: model_name_or_path of data.json. ``special_ids`` must not collide with the byte tokenizer's ids."""
+    """Load ``folder``, model_name_or_path of data.json. ``special_ids`` must not collide with the byte tokenizer's
+    ids."""
     if folder is not None:
         return HuggingFaceTokenizer(Path(folder))
     for name, number in special_ids.items():

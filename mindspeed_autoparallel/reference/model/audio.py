@@ -17,17 +17,17 @@ from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec
 
 
 def num_conv_rows(num_frames: int, window: int) -> int:
-    """Rows after the second convolution (stride 2) of one clip of ``num_frames`` mel frames."""
+    """Return rows after the second convolution (stride 2) of one clip of ``num_frames`` mel frames."""
     return sum((length + 1) // 2 for length in chunk_lengths(num_frames, window))
 
 
 def num_audio_tokens(num_frames: int, window: int) -> int:
-    """Tokens of one clip in the text: pairs of convolution rows."""
+    """Return tokens of one clip in the text: pairs of convolution rows."""
     return num_conv_rows(num_frames, window) // 2
 
 
 def chunk_lengths(num_frames: int, window: int) -> list[int]:
-    """Frames of the chunks of one clip: ``2 * window`` each, the last may be shorter."""
+    """Return frames of the chunks of one clip: ``2 * window`` each, the last may be shorter."""
     full, rest = divmod(num_frames, 2 * window)
     return [2 * window] * full + ([rest] if rest else [])
 
@@ -58,7 +58,7 @@ class AudioTransformer(MegatronModule):
             self.proj = torch.nn.Linear(hidden, out_size, dtype=dtype)
 
     def forward(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
-        """The rows of this context rank where the audio encoder has a context-parallel layout of its own."""
+        """Return the rows of this context rank where the audio encoder has a context-parallel layout of its own."""
         lengths = [(length + 1) // 2 for frames in num_frames for length in chunk_lengths(frames, self.window)]
         shard = shard_rows(sum(lengths), self.config.context_parallel_size)
         if self.is_first:
@@ -69,7 +69,7 @@ class AudioTransformer(MegatronModule):
         return shard.gather(hidden)
 
     def project(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
-        """Mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
+        """Return mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
         clips = rows.split([num_conv_rows(frames, self.window) for frames in num_frames])
         pooled = [(clip[: len(clip) // 2 * 2 : 2] + clip[1::2]) / 2 for clip in clips]
         tokens = torch.cat(pooled)
@@ -78,7 +78,7 @@ class AudioTransformer(MegatronModule):
         return shard.gather(projected, same_use=True)
 
     def _convolve(self, features: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
-        """``features [mel bins, frames of all clips]`` -> ``[rows, 1, hidden]``; every chunk on its own."""
+        """Map ``features [mel bins, frames of all clips]`` to ``[rows, 1, hidden]``; every chunk on its own."""
         lengths = [length for frames in num_frames for length in chunk_lengths(frames, self.window)]
         rows = []
         for chunk in features.to(self.conv1.weight.dtype).split(lengths, dim=1):

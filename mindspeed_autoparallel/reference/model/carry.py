@@ -13,7 +13,7 @@ import torch
 
 
 def pack(streams: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """One tensor of three dimensions, as Megatron's pipeline sends it."""
+    """Return one tensor of three dimensions, as Megatron's pipeline sends it."""
     tensors = list(streams.values())
     if len(tensors) == 1:
         return tensors[0]
@@ -21,7 +21,7 @@ def pack(streams: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(carried: torch.Tensor, shapes: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
-    """``shapes``: (rows, width) of every stream in the order in which ``pack`` got them."""
+    """Take the streams apart. ``shapes``: (rows, width) of each in the order in which ``pack`` got them."""
     if len(shapes) == 1:
         return dict.fromkeys(shapes, carried)
     parts = carried.flatten().split([rows * width for rows, width in shapes.values()])
@@ -41,7 +41,7 @@ class _Join(torch.autograd.Function):
 
 
 def keep_backward_alive(output: torch.Tensor, received: torch.Tensor | None) -> torch.Tensor:
-    """``output`` whose backward reaches ``received`` even if everything in between is frozen.
+    """Return ``output`` whose backward reaches ``received`` even if everything in between is frozen.
 
     Pipeline schedules send a gradient for every tensor they received and start from every tensor they sent. A chunk
     of frozen layers has neither: it gets an anchor instead, and hands back zeros.

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.reference.configuration import ModelDescription, Sta
 
 
 def stacks_of(model: ModelDescription) -> dict[str, StackDescription]:
-    """The transformer stacks on the pipeline by the name of their module."""
+    """Return the transformer stacks on the pipeline by the name of their module."""
     stacks = {"text_decoder": model.text.stack}
     if model.vision is not None:
         stacks["image_encoder"] = model.vision.stack
@@ -23,7 +23,7 @@ def stacks_of(model: ModelDescription) -> dict[str, StackDescription]:
 
 
 def check_layers(chunks: Sequence[Any], model: ModelDescription) -> None:
-    """``chunks``: the model chunks of this rank. Sums over the pipeline group; a mismatch is ``ConfigError``."""
+    """Check the model chunks of this rank. Sums over the pipeline group; a mismatch is ``ConfigError``."""
     names = list(stacks_of(model))
     counts = torch.zeros(len(names), dtype=torch.long, device=torch.cuda.current_device())
     for chunk in chunks:
@@ -43,7 +43,7 @@ def check_layers(chunks: Sequence[Any], model: ModelDescription) -> None:
 
 
 def check_parameters(chunk: Any, model: ModelDescription, padded_vocab_size: int) -> None:
-    """``ConfigError`` when ``chunk`` holds another number of parameters than its part of the description."""
+    """Raise ``ConfigError`` when ``chunk`` holds another number of parameters than its part of the description."""
     built = sum(parameter.numel() for parameter in chunk.parameters())
     tensor_size = parallel_state.get_tensor_model_parallel_world_size()
     described = num_parameters(model, chunk.chunk, tensor_size, padded_vocab_size)
@@ -55,7 +55,7 @@ def check_parameters(chunk: Any, model: ModelDescription, padded_vocab_size: int
 
 
 def num_parameters(model: ModelDescription, chunk: int, tensor_size: int, padded_vocab_size: int) -> int:
-    """Parameters on one tensor-parallel rank of ``chunk``."""
+    """Return parameters on one tensor-parallel rank of ``chunk``."""
     total = 0
     for name, stack in stacks_of(model).items():
         total += stack.stages.flat[chunk] * layer_parameters(stack, tensor_size)
@@ -77,7 +77,7 @@ def num_parameters(model: ModelDescription, chunk: int, tensor_size: int, padded
 
 
 def layer_parameters(stack: StackDescription, tensor_size: int) -> int:
-    """Parameters of one layer on one tensor-parallel rank."""
+    """Return parameters of one layer on one tensor-parallel rank."""
     hidden, size = stack.hidden_size, stack.kv_channels
     qkv = (stack.num_attention_heads + 2 * stack.num_query_groups) * size // tensor_size
     ffn = stack.ffn_hidden_size // tensor_size

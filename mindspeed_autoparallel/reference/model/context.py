@@ -15,7 +15,7 @@ from mindspeed_autoparallel.runtime.attention.shards import zigzag_positions
 
 
 def check_length(length: int, context_size: int, tensor_size: int) -> None:
-    """``tensor_size``: 1 without sequence parallelism."""
+    """Check a length; ``tensor_size``: 1 without sequence parallelism."""
     multiple = 2 * context_size * tensor_size
     if context_size > 1 and length % multiple:
         raise ConfigError(
@@ -26,7 +26,7 @@ def check_length(length: int, context_size: int, tensor_size: int) -> None:
 
 
 def own_tokens(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """The tokens of this rank along ``dim``, Megatron's zigzag; everything without context parallelism."""
+    """Return the tokens of this rank along ``dim``, Megatron's zigzag; everything without context parallelism."""
     size: int = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return tensor
@@ -35,7 +35,8 @@ def own_tokens(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def over_context(total: torch.Tensor, num_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss sum and number of tokens for a schedule that divides one by the other and averages gradients over all ranks.
+    """Return loss sum and number of tokens for a schedule that divides one by the other and averages gradients over all
+    ranks.
 
     The number is that of the whole sequence; the sum is scaled so that the average over the group becomes its sum.
     """

@@ -72,7 +72,7 @@ class PackedAttention(torch.nn.Module):
     def _within(
         self, boundaries: list[int], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, shard: RowShard
     ) -> torch.Tensor:
-        """Own queries against all keys between the same two boundaries."""
+        """Return own queries against all keys between the same two boundaries."""
         key, value = shard.gather_with_stand_ins(key), shard.gather_with_stand_ins(value)
         first, last = shard.start, shard.stop
         parts = [

@@ -29,7 +29,7 @@ class GridRows:
 
 
 def lay_out_rows(grids: Sequence[Sequence[int]], vision: VisionDescription, device: torch.device) -> GridRows:
-    """``grids``: (frames, height, width) of every image in patches."""
+    """Order the rows of ``grids``, (frames, height, width) of every image in patches."""
     merge = vision.spatial_merge_size
     boundaries = [0]
     for frames, height, width in grids:
@@ -53,7 +53,7 @@ def lay_out_rows(grids: Sequence[Sequence[int]], vision: VisionDescription, devi
 
 
 def _positions(frames: int, height: int, width: int, merge: int) -> torch.Tensor:
-    """``[frames * height * width, 2]``: row and column of every patch, in the order of the rows."""
+    """Return ``[frames * height * width, 2]``: row and column of every patch, in the order of the rows."""
     shape = (height // merge, merge, width // merge, merge)
     rows = torch.arange(height)[:, None].expand(height, width).reshape(shape).transpose(1, 2).flatten()
     columns = torch.arange(width)[None, :].expand(height, width).reshape(shape).transpose(1, 2).flatten()
@@ -61,7 +61,7 @@ def _positions(frames: int, height: int, width: int, merge: int) -> torch.Tensor
 
 
 def _windows(grids: Sequence[Sequence[int]], merge: int, side: int) -> tuple[torch.Tensor, list[int]]:
-    """Groups sorted by window (``side`` x ``side`` groups, smaller at the edges) and cumulative rows of the windows."""
+    """Return groups sorted by window (``side`` x ``side``, smaller at the edges) and cumulative rows of the windows."""
     order: list[torch.Tensor] = []
     boundaries, start = [0], 0
     for frames, height, width in grids:

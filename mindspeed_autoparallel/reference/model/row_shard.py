@@ -31,36 +31,37 @@ class RowShard:
         return self.start + self.sizes[self.rank]
 
     def with_stand_ins(self, boundaries: list[int]) -> list[int]:
-        """``boundaries`` of the rows, and one more after the stand-in rows: they attend to themselves."""
+        """Return ``boundaries`` of the rows, and one more after the stand-in rows: they attend to themselves."""
         total = sum(self.sizes)
         return boundaries if total == self.num_rows else [*boundaries, total]
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
-        """This rank's run of ``rows [num_rows, ...]``."""
+        """Return this rank's run of ``rows [num_rows, ...]``."""
         if len(self.sizes) == 1:
             return rows
         missing = sum(self.sizes) - self.num_rows
         return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:]))))[self.start : self.stop]
 
     def gather(self, rows: torch.Tensor, *, same_use: bool = False) -> torch.Tensor:
-        """All rows from every rank's own. ``same_use``: every rank does the same with them, so that each has their
-        whole gradient; otherwise the ranks' gradients are summed."""
+        """Return all rows from every rank's own. ``same_use``: every rank does the same with them, so that each has
+        their whole gradient; otherwise the ranks' gradients are summed."""
         return self.gather_with_stand_ins(rows, same_use=same_use)[: self.num_rows]
 
     def gather_with_stand_ins(self, rows: torch.Tensor, *, same_use: bool = False) -> torch.Tensor:
-        """As ``gather``, up to the last of ``with_stand_ins``'s boundaries."""
+        """Gather as ``gather`` does, up to the last of ``with_stand_ins``'s boundaries."""
         if len(self.sizes) == 1:
             return rows
         return gather_rows(rows, self.sizes, self.group, sum_backward=not same_use)
 
     def merged(self, multiple: int) -> RowShard:
-        """The same ranks when every ``multiple`` rows have become one."""
+        """Return the same ranks when every ``multiple`` rows have become one."""
         sizes = tuple(size // multiple for size in self.sizes)
         return RowShard(self.num_rows // multiple, sizes, self.rank, self.group)
 
 
 def shard_rows(num_rows: int, context_size: int, multiple: int = 1) -> RowShard:
-    """Runs of ``num_rows`` over the current context-parallel group, each of whole groups of ``multiple`` rows."""
+    """Return runs of ``num_rows`` over the current context-parallel group, each of whole groups of ``multiple``
+    rows."""
     if context_size == 1:
         return RowShard(num_rows, (num_rows,))
     # Megatron's layers cannot take zero rows.

@@ -30,7 +30,7 @@ ACTIVATIONS = {
 def stack_config(
     base: Any, stack: StackDescription, chunk: int, *, sequence_parallel: bool, context_size: int = 1
 ) -> Any:
-    """A copy of Megatron's ``base`` config for the layers of ``stack`` on ``chunk``.
+    """Return a copy of Megatron's ``base`` config for the layers of ``stack`` on ``chunk``.
 
     It speaks of one stage only: which layers lie where is the description's business, not a division of num_layers.
     """
@@ -72,7 +72,7 @@ def stack_config(
 
 
 def changed_config(base: Any, **changes: Any) -> Any:
-    """A checked copy of a Megatron config; names this release does not know are left out."""
+    """Return a checked copy of a Megatron config; names this release does not know are left out."""
     known = {field.name for field in dataclasses.fields(base) if field.init}
     config = dataclasses.replace(base, **{name: value for name, value in changes.items() if name in known})
     for name, value in vars(base).items():
@@ -82,7 +82,7 @@ def changed_config(base: Any, **changes: Any) -> Any:
 
 
 def layer_spec(config: Any, *, causal: bool, core_attention: type = PackedAttention) -> Any:
-    """Megatron's local layer spec with this project's norms and core attention."""
+    """Return Megatron's local layer spec with this project's norms and core attention."""
     parameters = inspect.signature(get_gpt_layer_local_spec).parameters
     named = {"normalization": config.normalization} if "normalization" in parameters or "kwargs" in parameters else {}
     spec = copy.deepcopy(get_gpt_layer_local_spec(**named))
@@ -122,7 +122,7 @@ class PlacedBlock(TransformerBlock):
             layer.layer_number = first_layer + index + 1
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
-        """As Megatron's, with each layer at its place in the whole stack whatever the pipeline split is."""
+        """Return Megatron's, with each layer at its place in the whole stack whatever the pipeline split is."""
         metadata = metadata or {}
         apart = metadata.get("non_homogeneous_layers") or metadata.get("singleton_local_shards")
         sharded: dict[str, Any] = {}

@@ -55,7 +55,7 @@ class TextDecoder(GPTModel):
         self.requires_grad_(not text.stack.freeze)
 
     def setup_embeddings_and_output_layer(self) -> None:
-        """Ties embedding and output layer on different stages; Megatron's own sees one stage (``stack_config``)."""
+        """Tie embedding and output layer on different stages; Megatron's own sees one stage (``stack_config``)."""
         super().setup_embeddings_and_output_layer()
         if not self.share_embeddings_and_output_weights or self.pre_process == self.post_process:
             return
@@ -72,7 +72,7 @@ class TextDecoder(GPTModel):
 def multimodal_positions(
     input_ids: Sequence[int], image_token_id: int, grids: Sequence[Sequence[int]], merge: int
 ) -> torch.Tensor:
-    """Position ids ``[3, tokens]`` (time, height, width) of one sample; ``grids`` of its images in patches.
+    """Return position ids ``[3, tokens]`` (time, height, width) of one sample; ``grids`` of its images in patches.
 
     Text counts on in all three; an image's tokens count frames, rows and columns from where the text stopped, and the
     text goes on after the image's longer side.

@@ -70,8 +70,8 @@ class VisionTransformer(MegatronModule):
                     attention.windowed = layer.layer_number - 1 not in vision.full_attention_layers
 
     def forward(self, rows: torch.Tensor, layout: GridRows, shard: RowShard) -> torch.Tensor:
-        """``rows``: pixel values ``[patches, features]`` on the first chunk, ``[patches, 1, hidden]`` after it; the
-        result has the rows of ``shard``."""
+        """Run ``rows``, pixel values ``[patches, features]`` on the first chunk, ``[patches, 1, hidden]`` after it;
+        the result has the rows of ``shard``."""
         if self.has_patch_embed:
             rows = self.patch_embed(rows[shard.own(layout.order)]).unsqueeze(1)
         packed = PackedRows(layout.boundaries, layout.windows, shard)

@@ -59,11 +59,11 @@ class VisionLanguageModel(MegatronModule):
         self.share_embeddings_and_output_weights = not model.text.untie_embeddings
 
     def shared_embedding_or_output_weight(self) -> Any:
-        """The weight of a tied embedding, for Megatron's gradient all-reduce; ``None`` on chunks in between."""
+        """Return the weight of a tied embedding, for Megatron's gradient all-reduce; ``None`` on chunks in between."""
         return self.text_decoder.shared_embedding_or_output_weight() if self.text_decoder is not None else None
 
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """Called by Megatron's schedules with what the chunk before sent."""
+        """Take what the chunk before sent; Megatron's schedules call this."""
         self.received = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
 
     def forward(
@@ -76,7 +76,8 @@ class VisionLanguageModel(MegatronModule):
         audio_features: torch.Tensor | None = None,
         audio_num_frames: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``input_ids``, ``labels [b, s]``, ``position_ids [3, b, s]``; encoder inputs as the encoders take them.
+        """Run ``input_ids``, ``labels [b, s]``, ``position_ids [3, b, s]``; encoder inputs as the encoders take
+        them.
 
         Returns the loss of every token ``[b, s / cp]`` (logits ``[b, s / cp, vocabulary / tp]`` without ``labels``) on
         the last chunk, the tensor for the next chunk before it.
@@ -128,7 +129,7 @@ class VisionLanguageModel(MegatronModule):
         return output
 
     def _arriving(self, grid: torch.Tensor | None, num_frames: torch.Tensor | None) -> dict[str, tuple[int, int]]:
-        """(rows, width) of the streams that the chunk before this one sends."""
+        """Return (rows, width) of the streams that the chunk before this one sends."""
         model, shapes = self.description, {}
         width = model.text.stack.hidden_size
         if model.vision is not None and model.vision.stack.stages.first_chunk < self.chunk:
@@ -146,7 +147,7 @@ class VisionLanguageModel(MegatronModule):
 
 
 def put_at_tokens(embeddings: torch.Tensor, rows: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """``embeddings [s, b, h]`` with ``rows [n, 1, h]`` at the True places of ``at [b, s]``, sample by sample.
+    """Return ``embeddings [s, b, h]`` with ``rows [n, 1, h]`` at the True places of ``at [b, s]``, sample by sample.
 
     Without such tokens the rows are those of a stand-in input: they join with weight zero, so that the encoder's
     backward and its collectives run on every rank.
@@ -165,7 +166,7 @@ def _lies_on(stack: StackDescription, chunk: int) -> bool:
 
 
 def current_chunk(virtual_stage: int | None) -> int:
-    """The chunk built on this rank for ``virtual_stage``."""
+    """Return the chunk built on this rank for ``virtual_stage``."""
     rank: int = parallel_state.get_pipeline_model_parallel_rank()
     size: int = parallel_state.get_pipeline_model_parallel_world_size()
     return (virtual_stage or 0) * size + rank

@@ -23,12 +23,12 @@ class Answers:
         self.current = -1
 
     def give(self, microbatch: int, rows: torch.Tensor, with_gradient: bool) -> None:
-        """The microbatch's rows, items in the order of the batch."""
+        """Put the microbatch's rows, items in the order of the batch."""
         self._leaves[microbatch] = rows.requires_grad_(with_gradient)
         self._given.add(microbatch)
 
     def take_gradient(self, microbatch: int) -> torch.Tensor:
-        """Gradient of the microbatch's rows, which are forgotten."""
+        """Return gradient of the microbatch's rows, which are forgotten."""
         leaf = self._leaves.pop(microbatch)
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
@@ -54,13 +54,13 @@ class Answers:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside the block, calling the encoder module returns the answers."""
+        """Return the answers from calls of the encoder module inside the block."""
         with _attribute(self._encoder.module, "forward", self):
             yield
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside the block, calling the encoder module runs it, also within ``installed``."""
+        """Run the encoder module when it is called inside the block, also within ``installed``."""
         with _attribute(self._encoder.module, "forward", self._original):
             yield
 

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.runtime.hetero.layouts import ModuleLayout
 
 
 def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's ``get_model``: the chunks as the host builds them, each encoder under its own layout."""
+    """Wrap the host's ``get_model``: the chunks as the host builds them, each encoder under its own layout."""
     job = current_job()
     if job.states is None or job.layout is None:
         return wrapped(*args, **kwargs)
@@ -56,7 +56,7 @@ def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
 
 
 def build_optimizer(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's ``get_megatron_optimizer``: one optimizer over all modules."""
+    """Wrap the host's ``get_megatron_optimizer``: one optimizer over all modules."""
     job = current_job()
     bound = inspect.signature(wrapped).bind(*args, **kwargs)
     chunks = bound.arguments["model_chunks"]
@@ -81,7 +81,7 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
 
 
 def _host(module: ModuleLayout) -> Any:
-    """How this host builds the module: what model.json names, otherwise what the host offered."""
+    """Return how this host builds the module: what model.json names, otherwise what the host offered."""
     job = current_job()
     if module.adapter is None:
         if module.name not in job.hosts:
@@ -101,7 +101,7 @@ def _host(module: ModuleLayout) -> Any:
 
 @contextlib.contextmanager
 def _same_start() -> Iterator[None]:
-    """Inside the block the default generators stand where they stand on every other rank; afterwards as before."""
+    """Set the default generators inside the block to where they stand on every other rank; afterwards as before."""
     import torch
 
     default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()
@@ -118,7 +118,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _attaching(provider: Callable[..., Any], hosts: list[Any]) -> Callable[..., Any]:
-    """The host's model provider; the first chunk it returns gets the encoders."""
+    """Return the host's model provider; the first chunk it returns gets the encoders."""
     job = current_job()
     attached: list[Any] = []
 
@@ -150,7 +150,7 @@ def _attach(chunk: Any, module: ModuleLayout, built: Any) -> None:
 
 
 def _zero_together(chunk: Any, ddps: list[Any]) -> None:
-    """The host zeroes its chunks' gradients; the encoders' follow."""
+    """Zero the encoders' gradients whenever the host zeroes its chunks'."""
     original = chunk.zero_grad_buffer
 
     def zero_grad_buffer(*args: Any, **kwargs: Any) -> None:
@@ -162,7 +162,7 @@ def _zero_together(chunk: Any, ddps: list[Any]) -> None:
 
 
 def _save_under_own_state(name: str, module: Any) -> None:
-    """The module's part of a checkpoint is described under its own state, with its own replicas."""
+    """Describe the module's part of a checkpoint under its own state, with its own replicas."""
     job = current_job()
     original = getattr(module, "sharded_state_dict", None)
     if original is None:

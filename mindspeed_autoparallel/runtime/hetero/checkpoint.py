@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's ``save_checkpoint``."""
+    """Wrap the host's ``save_checkpoint``."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
@@ -40,7 +40,7 @@ def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def load(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's ``load_checkpoint``."""
+    """Wrap the host's ``load_checkpoint``."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
@@ -76,7 +76,7 @@ def _layout() -> dict[str, dict[str, int]]:
 
 
 def _own_states() -> dict[str, Any]:
-    """This rank's generators of every encoder, as text."""
+    """Return this rank's generators of every encoder, as text."""
     job = current_job()
     assert job.random is not None
     states = {}
@@ -102,7 +102,7 @@ def _take_up(states: Mapping[str, Any]) -> None:
 
 
 def _text(state: Any) -> str:
-    """A state, or a generator (Megatron keeps those under CUDA graphs)."""
+    """Return a state, or a generator (Megatron keeps those under CUDA graphs)."""
     state = state.get_state() if hasattr(state, "get_state") else state
     return base64.b64encode(state.cpu().numpy().tobytes()).decode("ascii")
 

@@ -78,7 +78,8 @@ class MacroBatch:
         self._transfer = self._travel(self._plan.outputs, lambda piece: self._slice(detached, piece), "outputs")
 
     def finish(self, items: Sequence[int]) -> torch.Tensor:
-        """Output rows of these items, which this rank merges, one after another; rows of other ranks' tokens are 0."""
+        """Return output rows of these items, which this rank merges, one after another; rows of other ranks' tokens are
+        0."""
         adapter = self._encoder.adapter
         first, total = {}, 0
         for item in items:
@@ -97,7 +98,7 @@ class MacroBatch:
             )
 
     def finish_backward(self) -> None:
-        """The encoder's backward with what arrived."""
+        """Run the encoder's backward with what arrived."""
         if not self._plan.items:
             return
         arrived = self._arrived()
@@ -146,7 +147,7 @@ class MacroBatch:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """The encoder's parallel state and generators."""
+        """Use the encoder's parallel state and generators inside the block."""
         with self._states.use(self._encoder.name), self._states.drawing(self._encoder.name):
             yield
 

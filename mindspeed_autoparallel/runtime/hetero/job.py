@@ -67,12 +67,12 @@ class HeteroJob:
         self.layout, self.scales, self.arguments = layout, scales, arguments
 
     def offer(self, hosts: Mapping[str, HostModule]) -> None:
-        """A host's own way to build its encoders, by the name of their block in model.json."""
+        """Offer a host's own way to build its encoders, by the name of their block in model.json."""
         self.hosts.update(hosts)
 
     @property
     def own_layouts(self) -> frozenset[str]:
-        """Names of the encoders with a layout of their own; empty while the job is inactive."""
+        """Return names of the encoders with a layout of their own; empty while the job is inactive."""
         return frozenset(m.name for m in self.layout.encoders) if self.layout is not None else frozenset()
 
 
@@ -82,7 +82,7 @@ def current_job() -> HeteroJob:
 
 
 def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's ``initialize_model_parallel``: the backbone's groups as asked for, then every encoder's."""
+    """Wrap the host's ``initialize_model_parallel``: the backbone's groups as asked for, then every encoder's."""
     job = current_job()
     if job.layout is None:
         return wrapped(*args, **kwargs)
@@ -122,7 +122,7 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
 
 
 def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's seeding: its tracker becomes the backbone's, each encoder gets one of its own."""
+    """Wrap the host's seeding: its tracker becomes the backbone's, each encoder gets one of its own."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     if job.states is not None:
@@ -134,7 +134,7 @@ def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def schedule(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around ``get_forward_backward_func``: the stock schedule as the middle one of three phases."""
+    """Wrap ``get_forward_backward_func``: the stock schedule as the middle one of three phases."""
     job = current_job()
     stock = wrapped(*args, **kwargs)
     if job.session is None:

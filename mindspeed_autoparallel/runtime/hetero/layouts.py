@@ -43,7 +43,7 @@ class HeteroLayout:
 
 
 def read_layout(model: Mapping[str, Any], *, world_size: int, source: str = "model.json") -> HeteroLayout:
-    """The modules of ``model`` for ``world_size`` ranks; ``ConfigError`` names the block and the numbers."""
+    """Return the modules of ``model`` for ``world_size`` ranks; ``ConfigError`` names the block and the numbers."""
     modules = []
     for name, block in model.items():
         found = list(_blocks(block, (name,))) if isinstance(block, Mapping) else []
@@ -122,7 +122,7 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
 
 
 def _heads(block: Mapping[str, Any]) -> Iterator[int]:
-    """Attention heads of the block and of the blocks in it; a projector's are a formality of its file."""
+    """Yield attention heads of the block and of the blocks in it; a projector's are a formality of its file."""
     heads = block.get("num_attention_heads", block.get("num_heads"))
     if isinstance(heads, int):
         yield heads
@@ -132,7 +132,7 @@ def _heads(block: Mapping[str, Any]) -> Iterator[int]:
 
 
 def encoder_scale(module: ModuleLayout, micro_batch_size: int, default: int) -> int:
-    """Microbatches that ``module`` encodes together: from its own mbs, otherwise ``default`` (the flag's)."""
+    """Return microbatches that ``module`` encodes together: from its own mbs, otherwise ``default`` (the flag's)."""
     own = module.micro_batch_size
     if own is None:
         return default
@@ -145,7 +145,7 @@ def encoder_scale(module: ModuleLayout, micro_batch_size: int, default: int) -> 
 
 
 def check_script_sizes(tensor: int, pipeline: int, context: int) -> None:
-    """The launch script's TP, PP and CP must be 1: model.json holds the sizes."""
+    """Refuse TP, PP and CP other than 1 in the launch script: model.json holds the sizes."""
     if (tensor, pipeline, context) != (1, 1, 1):
         raise ConfigError(
             f"--hetero-parallel takes tp/pp/cp from model.json, but the script says TP {tensor}, PP {pipeline}, "
@@ -154,7 +154,7 @@ def check_script_sizes(tensor: int, pipeline: int, context: int) -> None:
 
 
 def check_batch(global_batch_size: int, micro_batch_size: int, data_parallel_size: int) -> int:
-    """Microbatches per step; ``ConfigError`` when the global batch is not a multiple (it is never rewritten)."""
+    """Return microbatches per step; ``ConfigError`` when the global batch is not a multiple (it is never rewritten)."""
     per_step = micro_batch_size * data_parallel_size
     if global_batch_size % per_step:
         raise ConfigError(
@@ -165,7 +165,7 @@ def check_batch(global_batch_size: int, micro_batch_size: int, data_parallel_siz
 
 
 def check_scale(scale: int, num_microbatches: int) -> None:
-    """The encoder batch scale lies between 1 and the number of microbatches of a step."""
+    """Refuse an encoder batch scale that is not between 1 and the number of microbatches of a step."""
     if not 1 <= scale <= num_microbatches:
         raise ConfigError(
             f"--hetero-encoder-mbs-scale {scale} must lie between 1 and the {num_microbatches} microbatches of a step."

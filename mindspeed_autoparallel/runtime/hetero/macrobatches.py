@@ -122,13 +122,13 @@ class EncoderStep:
         window.macro = None
 
     def _merged_here(self, window: _Window) -> list[tuple[int, list[int]]]:
-        """(microbatch, indices of its items) whose rows this rank merges."""
+        """Return (microbatch, indices of its items) whose rows this rank merges."""
         if not self._session.first_stage:
             return []
         return list(self._own(window))
 
     def _own(self, window: _Window) -> Iterator[tuple[int, list[int]]]:
-        """(microbatch, indices of its items) of this rank's own batches that have items."""
+        """Yield (microbatch, indices of its items) of this rank's own batches that have items."""
         for microbatch in window.microbatches:
             indices = [
                 i
@@ -139,7 +139,7 @@ class EncoderStep:
                 yield microbatch, indices
 
     def _held_inputs(self, window: _Window) -> dict[int, torch.Tensor]:
-        """Input rows of the items in this rank's own batches, by index."""
+        """Return input rows of the items in this rank's own batches, by index."""
         held: dict[int, torch.Tensor] = {}
         if self._batches is None:
             return held

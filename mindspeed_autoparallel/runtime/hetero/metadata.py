@@ -15,7 +15,7 @@ _NUM_FIELDS = 8
 
 
 def local_items(adapter: EncoderAdapter, batches: Sequence[Any], home: int) -> list[Item]:
-    """Items of this rank's microbatches; ``ConfigError`` names the sample whose sizes cannot be."""
+    """Return items of this rank's microbatches; ``ConfigError`` names the sample whose sizes cannot be."""
     items = []
     for microbatch, batch in enumerate(batches):
         for found in adapter.items(batch):
@@ -41,8 +41,8 @@ class ItemGather:
         self._room = 256
 
     def gather(self, mine: Sequence[Sequence[Item]], meta_sizes: Sequence[int], device: Any) -> list[list[Item]]:
-        """Per encoder the items of all ranks, in rank order. ``mine``: per encoder the items this rank contributes;
-        ``meta_sizes``: length of their ``meta``."""
+        """Return per encoder the items of all ranks, in rank order. ``mine``: per encoder the items this rank
+        contributes; ``meta_sizes``: length of their ``meta``."""
         numbers = [float(len(items)) for items in mine]
         numbers += [number for items in mine for item in items for number in _row(item)]
         received = self._exchange([len(numbers), *numbers], device)
@@ -61,7 +61,7 @@ class ItemGather:
         return everyones
 
     def _exchange(self, numbers: list[float], device: Any) -> list[list[float]]:
-        """What fits of every rank's ``numbers``; the first is how many there are."""
+        """Return as much of every rank's ``numbers`` as fits; the first says how many there are."""
         fitting = numbers[: self._room]
         message = torch.tensor(fitting + [0.0] * (self._room - len(fitting)), dtype=torch.float64, device=device)
         received = torch.empty(self._size * self._room, dtype=torch.float64, device=device)

@@ -38,7 +38,7 @@ class Encoder:
 
 @contextlib.contextmanager
 def frozen(encoders: Sequence[Encoder]) -> Iterator[None]:
-    """Inside the block no parameter of the encoders asks for a gradient; afterwards each is as it was."""
+    """Let no parameter of the encoders ask for a gradient inside the block; afterwards each is as it was."""
     marked = [p for encoder in encoders for p in encoder.module.parameters() if p.requires_grad]
     for parameter in marked:
         parameter.requires_grad_(False)
@@ -50,7 +50,7 @@ def frozen(encoders: Sequence[Encoder]) -> Iterator[None]:
 
 
 def broadcast_parameters(states: ModuleStates, encoder: Encoder) -> None:
-    """Replicas start equal: parameters and buffers of the first data (x context) rank go to all others."""
+    """Send parameters and buffers of the first data (x context) rank to all others, so that replicas start equal."""
     import torch
 
     with states.use(encoder.name):

@@ -43,7 +43,7 @@ class _OneScaler:
         self._found |= bool(found_inf)
 
     def commit(self) -> bool:
-        """Everybody's verdict (collective), and the one real update."""
+        """Decide together with all ranks (collective), then make the one real update."""
         import torch
 
         flag = torch.tensor([float(self._found)], device=self._scaler.scale.device)
@@ -73,7 +73,8 @@ def build_optimizer(
     make: Callable[[list[Any]], Any],
     chunks: list[Any],
 ) -> Any:
-    """The optimizer of the whole model; ``make(model_chunks)`` is Megatron's factory with its other arguments bound."""
+    """Return the optimizer of the whole model; ``make(model_chunks)`` is Megatron's factory with its other arguments
+    bound."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
     class HeteroOptimizer(ChainedOptimizer):  # type: ignore[misc]
@@ -87,7 +88,7 @@ def build_optimizer(
             return self.scaler.commit() if self.scaler is not None else found
 
         def sharded_state_dict(self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any) -> Any:
-            """As one optimizer of a homogeneous run writes it, where the parts' kind allows."""
+            """Return what one optimizer of a homogeneous run writes, where the parts' kind allows."""
             if not _joins(self.parts, kwargs.get("metadata") or {}):
                 return super().sharded_state_dict(model_sharded_state_dict, is_loading, **kwargs)
             self._synchronize_steps()
@@ -96,7 +97,7 @@ def build_optimizer(
             return optimizer_state.join(own)
 
         def load_state_dict(self, state_dict: Any) -> None:
-            """What ``sharded_state_dict`` or a homogeneous run wrote."""
+            """Load what ``sharded_state_dict`` or a homogeneous run wrote."""
             if not optimizer_state.can_be_joined(state_dict):
                 super().load_state_dict(state_dict)
                 return
@@ -131,7 +132,7 @@ def build_optimizer(
 
 
 def _joins(parts: Sequence[Any], metadata: Mapping[str, Any]) -> bool:
-    """Whether the parts' states can be written as one optimizer's."""
+    """Return whether the parts' states can be written as one optimizer's."""
     kinds = {type(part).__name__ for part in parts}
     if kinds == {"DistributedOptimizer"}:
         return metadata.get("distrib_optim_sharding_type") == "fully_reshardable"

@@ -30,7 +30,7 @@ _IDENTIFIERS = (
 
 
 def can_be_joined(state_dict: Any) -> bool:
-    """Whether a state dict is of a kind that ``join`` makes."""
+    """Return whether a state dict is of a kind that ``join`` makes."""
     if isinstance(state_dict, dict) and _RESHARDABLE in state_dict:
         return True
     if isinstance(state_dict, dict) and _COPIES in state_dict:
@@ -39,12 +39,13 @@ def can_be_joined(state_dict: Any) -> bool:
 
 
 def identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes a parameter group the same in another run."""
+    """Return what makes a parameter group the same in another run."""
     return tuple(group.get(key, group.get(f"pre_{key}")) for key in _IDENTIFIERS)
 
 
 def join(parts: Sequence[StateDict]) -> StateDict:
-    """One state dict; parameters of later parts are numbered after those of earlier ones, equal groups are one."""
+    """Return one state dict; parameters of later parts are numbered after those of earlier ones, equal groups are
+    one."""
     if _RESHARDABLE in parts[0]:
         return _join_reshardable(parts)
     if _COPIES not in parts[0]:
@@ -62,14 +63,14 @@ def join(parts: Sequence[StateDict]) -> StateDict:
 
 
 def num_parameters(part: StateDict) -> int:
-    """Parameters that a part numbers in its ``param_state``; 0 for the other kinds."""
+    """Return parameters that a part numbers in its ``param_state``; 0 for the other kinds."""
     return len(part.get(_RESHARDABLE, ()))
 
 
 def split(
     joined: StateDict, own_groups: Sequence[Sequence[Mapping[str, Any]]], own_sizes: Sequence[int] = ()
 ) -> list[StateDict]:
-    """The parts of ``joined`` again; ``own_groups``: the groups of each part's optimizer now, ``own_sizes``:
+    """Return the parts of ``joined`` again; ``own_groups``: the groups of each part's optimizer now, ``own_sizes``:
     ``num_parameters`` of each part, both in the order of ``join``.
 
     ``ValueError`` names a group that the joined state has not got.
@@ -99,7 +100,7 @@ def _join_reshardable(parts: Sequence[StateDict]) -> StateDict:
 
 
 def _split_reshardable(joined: StateDict, own_sizes: Sequence[int]) -> list[StateDict]:
-    """Every part finds its groups among all of them."""
+    """Return the state of every part; each finds its groups among all of them."""
     values = iter([joined[_RESHARDABLE][number] for number in sorted(joined[_RESHARDABLE])])
     return [{**joined, _RESHARDABLE: dict(enumerate(itertools.islice(values, size)))} for size in own_sizes]
 
@@ -148,7 +149,7 @@ def _split_plain(joined: StateDict, own_groups: Sequence[Sequence[Mapping[str, A
 
 
 def _unwrapped(numbers: Any) -> list[int]:
-    """Megatron wraps what is a rank's own affair (``LocalNonpersistentObject``)."""
+    """Return plain numbers: Megatron wraps what is a rank's own affair (``LocalNonpersistentObject``)."""
     return list(numbers.unwrap()) if hasattr(numbers, "unwrap") else list(numbers)
 
 

@@ -35,7 +35,7 @@ def run(
     forward_only: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """The stock ``forward_backward``'s result; gradients of all modules are final. Arguments are Megatron's."""
+    """Return the stock ``forward_backward``'s result; gradients of all modules are final. Arguments are Megatron's."""
     batches, iterators = _pull(data_iterator, num_microbatches)
     session.learn_holders(batches is not None)
     if not forward_only:
@@ -98,7 +98,7 @@ def _timetable(
 
 
 def _everyones_items(session: HeteroSession, batches: Any) -> list[list[Item]]:
-    """Per encoder the items of all ranks that exchange with this one (collective where sizes must travel)."""
+    """Return per encoder the items of all ranks that exchange with this one (collective where sizes must travel)."""
     adapters = [encoder.adapter for encoder in session.encoders]
     found = [local_items(adapter, batches, session.home) if batches is not None else [] for adapter in adapters]
     assert session.holders is not None
@@ -115,7 +115,7 @@ def _everyones_items(session: HeteroSession, batches: Any) -> list[list[Item]]:
 
 
 def _pull(data_iterator: Any, num_microbatches: int) -> tuple[list[Any] | None, Any]:
-    """The step's raw batches on ranks that have an iterator, and iterators over them for the stock schedule."""
+    """Return the step's raw batches on ranks that have an iterator, and iterators over them for the stock schedule."""
     several = isinstance(data_iterator, list)
     sources = data_iterator if several else [data_iterator]
     pulled = [None if it is None else [next(it) for _ in range(num_microbatches)] for it in sources]
@@ -129,7 +129,7 @@ def _telling(
     steps: list[EncoderStep],
     timetable: AllAtOnce | AlongTheSchedule,
 ) -> Callable[..., Any]:
-    """``forward_step`` that tells encoders and timetable which microbatch the first model chunk is at."""
+    """Return ``forward_step`` that tells encoders and timetable which microbatch the first model chunk is at."""
     counter = itertools.count()
 
     def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.units import MIB
 
 
 def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's ``training_log``: one more line from the last rank at every log interval."""
+    """Wrap the host's ``training_log``: one more line from the last rank at every log interval."""
     job = current_job()
     result = wrapped(*args, **kwargs)
     session = job.session
@@ -33,7 +33,8 @@ def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def summary(session: HeteroSession, num_steps: int) -> str:
-    """One line: mean milliseconds per step of this rank's phases and of each encoder, and the MiB it received."""
+    """Return one line: mean milliseconds per step of this rank's phases and of each encoder, and the MiB it
+    received."""
 
     def milliseconds(seconds: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {value / num_steps * 1e3:.1f}" for name, value in seconds.items())

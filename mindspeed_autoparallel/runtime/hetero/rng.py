@@ -86,7 +86,7 @@ class ModuleRandomStates:
 
     @contextlib.contextmanager
     def drawing(self, name: str) -> Iterator[None]:
-        """Module ``name`` runs inside the block and draws from its own default generators."""
+        """Draw from module ``name``'s own default generators inside the block."""
         outer = DefaultGenerators.now()
         self._defaults[name].restore()
         try:
@@ -96,7 +96,7 @@ class ModuleRandomStates:
             outer.restore()
 
     def generators(self, name: str) -> Generators:
-        """Where a module that is not current stands (for a checkpoint)."""
+        """Return where a module that is not current stands (for a checkpoint)."""
         return Generators(self._defaults[name], dict(self._fields[name][0]))
 
     def set_generators(self, name: str, generators: Generators) -> None:

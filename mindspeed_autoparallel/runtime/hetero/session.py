@@ -60,7 +60,7 @@ class HeteroSession:
 
     @property
     def home(self) -> int:
-        """This rank's data-parallel replica of the backbone."""
+        """Return this rank's data-parallel replica of the backbone."""
         return self.backbone_placement[self.rank].data
 
     @property
@@ -69,7 +69,7 @@ class HeteroSession:
 
     @property
     def backbone_data_context(self) -> int:
-        """DP_L x CP_L, the divisor of the gradient rule."""
+        """Return DP_L x CP_L, the divisor of the gradient rule."""
         return (1 + max(at.data for at in self.backbone_placement)) * (
             1 + max(at.context for at in self.backbone_placement)
         )
@@ -89,7 +89,8 @@ class HeteroSession:
             )
 
     def gathers(self) -> list[tuple[ItemGather, list[int]]]:
-        """How sizes travel: each with the encoders (their numbers) it serves, in the same order on every rank."""
+        """Return how sizes travel: each with the encoders (their numbers) it serves, in the same order on every
+        rank."""
         if self._gathers is None:
             by_ranks: dict[tuple[int, ...], list[int]] = {}
             for number, route in enumerate(self.routes):
@@ -99,7 +100,8 @@ class HeteroSession:
         return self._gathers
 
     def _needs_metadata(self, route: Route) -> bool:
-        """Whether sizes must travel: global balancing, replicas across backbone replicas, or ranks without data."""
+        """Return whether sizes must travel: global balancing, replicas across backbone replicas, or ranks without
+        data."""
         assert self.holders is not None
         everyone = all(ranks == replica_ranks(self.backbone_placement, home) for home, ranks in self.holders.items())
         own_set = set(route.ranks) == set(replica_ranks(self.backbone_placement, self.home))

@@ -23,7 +23,8 @@ SHARED_GLOBALS = ("_GLOBAL_MEMORY_BUFFER", "_GLOBAL_SYMMETRIC_MEMORY_BUFFER", "_
 
 
 def global_names(namespace: types.ModuleType) -> list[str]:
-    """The state variables of a namespace: single-underscore names that are neither functions, classes nor modules."""
+    """Return the state variables of a namespace: single-underscore names that are neither functions, classes nor
+    modules."""
     return [
         name
         for name, value in vars(namespace).items()
@@ -46,7 +47,7 @@ class GroupMemo:
         return len(self._groups)
 
     def of_ranks(self, ranks: Sequence[int]) -> Any:
-        """A group of exactly these ranks, for the exchange between modules (collective over the world)."""
+        """Return a group of exactly these ranks, for the exchange between modules (collective over the world)."""
         import torch
 
         key = ("exchange", tuple(ranks))
@@ -56,7 +57,7 @@ class GroupMemo:
 
     @contextlib.contextmanager
     def installed(self, parallel_state: Any) -> Iterator[None]:
-        """Within the block, ``parallel_state.create_group`` answers from the memo where it can."""
+        """Answer ``parallel_state.create_group`` from the memo inside the block, where it can."""
         original = parallel_state.create_group
 
         def create_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +126,7 @@ class ModuleStates:
         self._hooks.append(hook)
 
     def overlay(self, target: Any, values: Mapping[str, Mapping[str, Any]]) -> None:
-        """While module m is current, ``target`` carries the attributes ``values[m]``."""
+        """Give ``target`` the attributes ``values[m]`` while module m is current."""
         self._overlaid = target
         self._overlays = {name: dict(fields) for name, fields in values.items()}
 
@@ -158,7 +159,7 @@ class ModuleStates:
 
     @contextlib.contextmanager
     def use(self, name: str) -> Iterator[None]:
-        """Module ``name``'s state is current inside the block; the state before is current after it, always."""
+        """Make module ``name``'s state current inside the block; the state before is current after it, always."""
         previous = self.current
         if name == previous:
             yield
@@ -179,7 +180,7 @@ class ModuleStates:
                 self._restore(outer or [])
 
     def coordinates(self, name: str) -> Coordinates:
-        """This rank's place in a module's layout, asked of Megatron."""
+        """Return this rank's place in a module's layout, asked of Megatron."""
         with self.use(name):
             state = self.parallel_state
             return Coordinates(
@@ -190,7 +191,7 @@ class ModuleStates:
             )
 
     def placement(self, name: str) -> Placement:
-        """Everybody's place in a module's layout (collective: one small all-gather)."""
+        """Return everybody's place in a module's layout (collective: one small all-gather)."""
         import torch
 
         everyone: list[Any] = [None] * torch.distributed.get_world_size()
@@ -225,7 +226,7 @@ class ModuleStates:
 
 
 def _reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Reads the values of ``names``; one call for all where there are several."""
+    """Read the values of ``names``; one call for all where there are several."""
     if len(names) > 1:
         return operator.itemgetter(*names)
     return lambda fields: tuple(fields[name] for name in names)

@@ -23,8 +23,8 @@ class PhaseTimes:
 
     @contextlib.contextmanager
     def during(self, phase: str, exchange: Any = None) -> Iterator[None]:
-        """The block belongs to ``phase``, but what ``exchange`` takes in it and what the block gives to other phases
-        does not."""
+        """Count the block for ``phase``, without what ``exchange`` takes in it and what the block gives to other
+        phases."""
         started, others = time.perf_counter(), self._total()
         moving = exchange.seconds if exchange is not None else 0.0
         try:

@@ -26,7 +26,7 @@ class AllAtOnce:
                 step.finish(len(step) - 1)
 
     def at_forward(self, count: int) -> None:
-        """Nothing is left to do when the schedule reaches its forward number ``count``."""
+        """Do nothing: all is done when the schedule reaches its forward number ``count``."""
 
     def after(self) -> None:
         for step in self._steps:

@@ -23,7 +23,7 @@ class LlavaVision:
     vision_model_type = "clip"
 
     def build(self, arguments: Any) -> Any:
-        """A ``CLIPViTModel`` with ``--encoder-num-layers`` layers."""
+        """Return a ``CLIPViTModel`` with ``--encoder-num-layers`` layers."""
         from megatron.core.models.vision.clip_vit_model import CLIPViTModel
         from megatron.core.models.vision.vit_layer_specs import (
             get_vit_layer_with_local_spec,
@@ -42,7 +42,7 @@ class LlavaVision:
         return model
 
     def vision_config(self, arguments: Any) -> Any:
-        """The language model's config, for the layers of one stage."""
+        """Return the language model's config, for the layers of one stage."""
         from megatron.training.arguments import core_transformer_config_from_args
 
         config = copy.deepcopy(core_transformer_config_from_args(arguments))
@@ -78,7 +78,8 @@ class LlavaAdapter:
         self.output_dtype = dtype
 
     def items(self, batch: Mapping[str, torch.Tensor]) -> list[LocalItem]:
-        """One image per sample, as the script's data has it; ``ConfigError`` names a sample with other tokens."""
+        """Return one image per sample, as the script's data has it; ``ConfigError`` names a sample with other
+        tokens."""
         counts = (batch["tokens"] == self._token).sum(dim=1).tolist()
         for sample, count in enumerate(counts):
             if count != 1:

@@ -36,7 +36,7 @@ class _Module:
         return functools.partial(provider, modules=["text_decoder"])
 
     def attached(self, chunk: Any) -> None:
-        """Later stages hold the encoder too, for checkpoints, and must not call it."""
+        """Keep later stages, which hold the encoder for checkpoints too, from calling it."""
         setattr(chunk, f"add_{self.name}", bool(chunk.pre_process))
 
 
@@ -153,18 +153,18 @@ class AudioAdapter:
 
 
 def _num_tokens(num_frames: int) -> int:
-    """Tokens of a clip: a convolution of stride 2, then a mean over pairs."""
+    """Return tokens of a clip: a convolution of stride 2, then a mean over pairs."""
     return ((num_frames - 1) // 2 + 1) // 2
 
 
 def _inputs(batch: Mapping[str, Any], name: str, video_name: str) -> Any:
-    """As the script's ``get_batch`` picks them: videos come before images."""
+    """Return what the script's ``get_batch`` picks: videos come before images."""
     video = batch.get(video_name)
     return batch.get(name) if video is None else video
 
 
 def _script_provider() -> Callable[..., Any]:
-    """``model_provider`` of the training script that runs."""
+    """Return ``model_provider`` of the training script that runs."""
     script = sys.modules["__main__"]
     if not hasattr(script, "model_provider"):
         raise ConfigError(

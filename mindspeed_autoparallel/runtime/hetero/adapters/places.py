@@ -19,7 +19,7 @@ class Place(NamedTuple):
 
 
 def places_of(marked: torch.Tensor, sizes: Sequence[int], kind: str) -> list[Place]:
-    """Where each item's tokens lie. ``marked [b, s]``: the places of their tokens; ``sizes``: tokens per item.
+    """Return where each item's tokens lie. ``marked [b, s]``: the places of their tokens; ``sizes``: tokens per item.
 
     A batch without such tokens carries a stand-in input, which is nobody's item: the list is empty then.
     ``ConfigError`` names the first sample whose tokens are not those of whole items.

@@ -39,37 +39,37 @@ class EncoderAdapter(Protocol):
     """Length of every item's ``meta``."""
 
     def items(self, batch: Any) -> Sequence[LocalItem]:
-        """Items of one microbatch as the data iterator gave it."""
+        """Return items of one microbatch as the data iterator gave it."""
 
     def rows(self, batch: Any) -> Any:
-        """Input rows of all items of the microbatch, ``[sum(input_rows), *input_shape]``."""
+        """Return input rows of all items of the microbatch, ``[sum(input_rows), *input_shape]``."""
 
     def encode(self, module: Any, rows: Any, items: Sequence[Any]) -> Any:
         """Run the encoder on these items' rows; ``[sum(output_rows), *output_shape]``, complete on every rank."""
 
     def dummy(self) -> tuple[Any, Sequence[LocalItem]]:
-        """The cheapest legal input, for a rank without items while others encode."""
+        """Return the cheapest legal input, for a rank without items while others encode."""
 
     def embeddings(self, rows: Any) -> Any:
-        """What the host's own call of the encoder returns, from the rows of one microbatch."""
+        """Return what the host's own call of the encoder returns, from the rows of one microbatch."""
 
 
 class HostModule(Protocol):
     """How a host builds one of its encoders. Offered by the host, or named in model.json as ``"module:Class"``."""
 
     def build(self, arguments: Any) -> Any:
-        """The encoder as the host's own model would hold it, with a ``config``. Called on every rank under the
+        """Return the encoder as the host's own model would hold it, with a ``config``. Called on every rank under the
         encoder's parallel state; ``arguments`` (and ``get_args()``) carry the encoder's tp, pp and cp."""
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
-        """The adapter of what ``build`` returned."""
+        """Return the adapter of what ``build`` returned."""
 
 
 class HostModel(Protocol):
     """What a ``HostModule`` may say besides, where the host's model must be told that an encoder comes from outside."""
 
     def without_encoders(self, provider: Any) -> Any:
-        """A ``model_provider`` like ``provider`` that builds the host's model without its encoders."""
+        """Return a ``model_provider`` like ``provider`` that builds the host's model without its encoders."""
 
     def attached(self, chunk: Any) -> None:
-        """Called when the encoder hangs on the host's first model chunk."""
+        """Prepare for the encoder, which hangs on the host's first model chunk from now on."""

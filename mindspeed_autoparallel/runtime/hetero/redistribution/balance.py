@@ -8,7 +8,8 @@ MODES = ("local", "global", "off")
 
 
 def longest_first(costs: Sequence[float], num_owners: int) -> list[int]:
-    """Owner of each item. Ends balanced within the longest item: max load - min load <= max(costs). Ties by index."""
+    """Return owner of each item. Ends balanced within the longest item: max load - min load <= max(costs). Ties by
+    index."""
     loads = [0.0] * num_owners
     owners = [0] * len(costs)
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -19,13 +20,13 @@ def longest_first(costs: Sequence[float], num_owners: int) -> list[int]:
 
 
 def contiguous(num_items: int, num_owners: int) -> list[int]:
-    """Owner of each item when items keep their order and owners get runs of equal length (at most one more)."""
+    """Return owner of each item when items keep their order and owners get runs of equal length (at most one more)."""
     size, extra = divmod(num_items, num_owners)
     return [owner for owner in range(num_owners) for _ in range(size + (1 if owner < extra else 0))]
 
 
 def imbalance(costs: Sequence[float], owners: Sequence[int], num_owners: int) -> float:
-    """Largest load over the mean load; 1.0 when there is no work."""
+    """Return largest load over the mean load; 1.0 when there is no work."""
     loads = [0.0] * num_owners
     for cost, owner in zip(costs, owners, strict=True):
         loads[owner] += cost

@@ -20,7 +20,8 @@ Placement = tuple[Coordinates, ...]
 
 
 def standard_placement(world_size: int, *, tensor: int = 1, context: int = 1, pipeline: int = 1) -> Placement:
-    """Megatron's default order, tensor fastest, then context, data, pipeline. ``ValueError`` if sizes don't divide."""
+    """Return Megatron's default order, tensor fastest, then context, data, pipeline. ``ValueError`` if sizes don't
+    divide."""
     if world_size % (tensor * context * pipeline):
         raise ValueError(f"{world_size} ranks are not a multiple of tp {tensor} x cp {context} x pp {pipeline}")
     data = world_size // (tensor * context * pipeline)
@@ -31,19 +32,19 @@ def standard_placement(world_size: int, *, tensor: int = 1, context: int = 1, pi
 
 
 def num_replicas(placement: Placement) -> int:
-    """The data-parallel size of a placement."""
+    """Return the data-parallel size of a placement."""
     return 1 + max(place.data for place in placement)
 
 
 def replica_ranks(placement: Placement, data: int, pipeline: int | None = None) -> list[int]:
-    """Ranks of one data-parallel replica, of one pipeline stage if given, in rank order."""
+    """Return ranks of one data-parallel replica, of one pipeline stage if given, in rank order."""
     return [
         rank for rank, at in enumerate(placement) if at.data == data and (pipeline is None or at.pipeline == pipeline)
     ]
 
 
 def by_replica(placement: Placement, pipeline: int | None = None) -> dict[int, list[int]]:
-    """``replica_ranks`` of every replica, in one walk over the ranks."""
+    """Return ``replica_ranks`` of every replica, in one walk over the ranks."""
     found: dict[int, list[int]] = {}
     for rank, at in enumerate(placement):
         if pipeline is None or at.pipeline == pipeline:
@@ -52,7 +53,8 @@ def by_replica(placement: Placement, pipeline: int | None = None) -> dict[int, l
 
 
 def closed_sets(placements: Sequence[Placement]) -> list[list[int]]:
-    """The smallest sets of ranks that hold whole replicas of every placement; local exchange stays inside one."""
+    """Return the smallest sets of ranks that hold whole replicas of every placement; local exchange stays inside
+    one."""
     parent = list(range(len(placements[0])))
 
     def root(rank: int) -> int:

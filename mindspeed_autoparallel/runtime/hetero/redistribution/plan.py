@@ -35,7 +35,7 @@ class Piece:
 
 
 def deliver(needs: Iterable[tuple[int, int, Rows]], holders: Mapping[int, Sequence[int]]) -> tuple[Piece, ...]:
-    """Pieces for ``needs`` (target rank, item, rows), each from one of the ranks in ``holders[item]``.
+    """Return pieces for ``needs`` (target rank, item, rows), each from one of the ranks in ``holders[item]``.
 
     Empty row ranges give no piece. Sources are spread: among the holders the one that has sent the fewest rows so far.
     """
@@ -55,7 +55,7 @@ def deliver(needs: Iterable[tuple[int, int, Rows]], holders: Mapping[int, Sequen
 def assign(
     items: Sequence[Item], encoder: Placement, backbone: Placement, ranks: Sequence[int], mode: str
 ) -> list[int]:
-    """Encoder replica of each item, among the replicas that lie in ``ranks``.
+    """Return encoder replica of each item, among the replicas that lie in ``ranks``.
 
     ``off`` keeps the order of (home, microbatch, sample) in contiguous runs; ``local`` and ``global`` put the longest
     first; they differ in the set of ranks (and so of items) that the caller hands in.
@@ -67,7 +67,8 @@ def assign(
 
 
 def _home_runs(items: Sequence[Item], encoder: Placement, backbone: Placement, replicas: list[int]) -> list[int]:
-    """Contiguous runs, inside the encoder replicas that lie in the item's own backbone replica where there are such."""
+    """Return contiguous runs, inside the encoder replicas that lie in the item's own backbone replica where there are
+    such."""
     owners = [0] * len(items)
     for home in sorted({item.home for item in items}):
         ranks = set(replica_ranks(backbone, home))
@@ -91,7 +92,7 @@ class RedistributionPlan:
     gradients: tuple[Piece, ...]
 
     def owned_by(self, replica: int) -> list[int]:
-        """Indices of the items that an encoder replica computes, in item order."""
+        """Return indices of the items that an encoder replica computes, in item order."""
         return [i for i, owner in enumerate(self.owners) if owner == replica]
 
 
@@ -105,7 +106,7 @@ def make_plan(
     sequence_parallel: bool = False,
     input_holders: Mapping[int, Sequence[int]] | None = None,
 ) -> RedistributionPlan:
-    """The plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
+    """Return the plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
 
     ``input_holders``: for each home replica, the ranks that hold its batches; all ranks of the replica by default.
     ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, where it is known.
@@ -133,7 +134,7 @@ def make_plan(
 
 
 def replicas_nested(encoder: Placement, backbone: Placement) -> bool:
-    """Whether every encoder replica lies inside one backbone replica: then no input has to move."""
+    """Return whether every encoder replica lies inside one backbone replica: then no input has to move."""
     return all(
         len({backbone[rank].data for rank in replica_ranks(encoder, replica)}) == 1
         for replica in range(num_replicas(encoder))

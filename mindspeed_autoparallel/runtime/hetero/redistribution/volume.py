@@ -10,12 +10,12 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece
 
 
 def received_bytes(pieces: Sequence[Piece], rank: int, row_bytes: int) -> int:
-    """Bytes that travel to ``rank``; rows it already holds cost nothing."""
+    """Return bytes that travel to ``rank``; rows it already holds cost nothing."""
     return sum((p.stop - p.start) * row_bytes for p in pieces if p.target == rank and p.source != rank)
 
 
 def sent_bytes(pieces: Sequence[Piece], rank: int, row_bytes: int) -> int:
-    """Bytes that travel from ``rank``."""
+    """Return bytes that travel from ``rank``."""
     return sum((p.stop - p.start) * row_bytes for p in pieces if p.source == rank and p.target != rank)
 
 
@@ -28,7 +28,7 @@ def gather_then_slice_bytes(
     input_row_bytes: int,
     output_row_bytes: int,
 ) -> int:
-    """Bytes each rank receives when padded inputs are gathered over DP_L and padded outputs over DP_E, forward.
+    """Return bytes each rank receives when padded inputs are gathered over DP_L and padded outputs over DP_E, forward.
 
     ``(DP_L - 1) max P F + (DP_E - 1) max T H``: P the rows of one backbone replica, T of one encoder replica, both
     padded to the largest.
