@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mindspeed_autoparallel.patches import sheets
-from mindspeed_autoparallel.runtime.flags import flag_groups
+from mindspeed_autoparallel.runtime.flags import flag_groups, flags_of
 
 DOCS = Path(__file__).parent
 
@@ -23,9 +23,9 @@ def flags_page() -> str:
         "and may be written with underscores too. With none of them given, the host's parser is untouched.",
     ]
     for group in flag_groups():
-        lines += ["", f"## {group.title}", "", "| flag | default | meaning |", "| --- | --- | --- |"]
-        for flag in group.flags:
-            default = "" if flag.default is None or flag.type is None else f"`{flag.default}`"
+        lines += ["", f"## {group.TITLE}", "", "| flag | default | meaning |", "| --- | --- | --- |"]
+        for flag in flags_of(group):
+            default = "" if flag.default is None or flag.type is bool else f"`{flag.default}`"
             choices = f" One of {', '.join(flag.choices)}." if flag.choices else ""
             lines.append(f"| `{flag.name}` | {default} | {flag.help}{choices} |")
     return "\n".join(lines) + "\n"

@@ -1,6 +1,21 @@
-"""Command line flags: one file per feature holds them as data; ``registration`` adds what the host's parser lacks."""
+"""Command line flags: fields of a dataclass per feature (``features/*/flags.py``), added to the host's parser.
 
-from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup
+``flag``            a flag as a field; reading the fields back from parsed arguments
+``registration``    what the host's parser lacks
+``nodes``, ``profile_source``  the groups that several features share
+"""
+
+from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, flag, flags_of, read_flags
 from mindspeed_autoparallel.runtime.flags.registration import add_missing_flags, flag_groups, flags_given, missing_flags
 
-__all__ = ["Flag", "FlagGroup", "add_missing_flags", "flag_groups", "flags_given", "missing_flags"]
+__all__ = [
+    "Flag",
+    "FlagGroup",
+    "add_missing_flags",
+    "flag",
+    "flag_groups",
+    "flags_given",
+    "flags_of",
+    "missing_flags",
+    "read_flags",
+]

@@ -1,65 +1,120 @@
-"""A flag as data: enough to register it, to document it, and to check it."""
+"""Flags as fields of a dataclass per group: what registers them, documents them, and reads them back checked."""
 
 from __future__ import annotations
 
 import argparse
+import types
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+
+from mindspeed_autoparallel.errors import ConfigError
+
+
+class FlagGroup:
+    """Base of the dataclasses whose fields are the flags of a feature; the first one switches it on."""
+
+    TITLE: ClassVar[str]
+    """Above the flags in ``--help`` and docs/flags.md."""
+    USED_BY: ClassVar[tuple[str, ...]] = ()
+    """Switches of the features that read these flags; empty: the group's own."""
+
+
+Group = TypeVar("Group", bound=FlagGroup)
+
+
+def flag(
+    default: Any, text: str, *, metavar: str | None = None, least: int | None = None, used_by: tuple[str, ...] = ()
+) -> Any:
+    """Declare a field as a flag: ``text`` is its help; ``least``: smallest whole number that it takes;
+    ``used_by``: switches of features beside its group's that read it.
+
+    The field's type says the rest: ``bool`` is a switch, ``Literal`` has choices, ``| None`` may be left out.
+    """
+    return field(default=default, metadata={"help": text, "metavar": metavar, "least": least, "used_by": used_by})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One command line flag."""
+    """One command line flag as argparse, docs/flags.md and the reading of arguments see it."""
 
     name: str
     """With dashes: ``--auto-parallel-mm``."""
+    destination: str
+    """The attribute of the parsed arguments, which is the field."""
     help: str
     """One sentence for ``--help`` and docs/flags.md."""
-    type: Callable[[str], Any] | None = None
-    """Converter; ``None`` makes it a switch."""
-    default: Any = None
-    choices: tuple[str, ...] | None = None
-    metavar: str | None = None
-    used_by: tuple[str, ...] = ()
-    """Switches of features beside its group's that read it."""
+    type: type
+    """``bool`` for a switch, else ``int``, ``float`` or ``str``."""
+    default: Any
+    choices: tuple[str, ...] | None
+    metavar: str | None
+    least: int | None
+    readers: tuple[str, ...]
+    """Switches of the features that read it."""
 
     @property
-    def destination(self) -> str:
-        """The attribute of the parsed arguments."""
-        return self.name.lstrip("-").replace("-", "_")
+    def convert(self) -> Callable[[str], Any]:
+        """What argparse makes a value of its text with."""
+        return self.type if self.least is None else partial(whole_number, least=self.least)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlagGroup:
-    """The flags of one feature; a feature is switched on by its first flag."""
-
-    title: str
-    flags: tuple[Flag, ...]
-    used_by: tuple[str, ...] = ()
-    """Switches of the features that read these flags; empty: the group's own switch."""
-
-    def readers(self, flag: Flag) -> tuple[str, ...]:
-        """Switches of the features that read ``flag``."""
-        return (*(self.used_by or (self.switch,)), *flag.used_by)
-
-    @property
-    def switch(self) -> str:
-        """The flag that turns the feature on."""
-        return self.flags[0].name
-
-
-def positive_int(text: str) -> int:
-    """An integer of at least 1, or argparse's error."""
-    return _integer(text, 1)
-
-
-def non_negative_int(text: str) -> int:
-    """An integer of at least 0, or argparse's error."""
-    return _integer(text, 0)
+def flags_of(group: type[FlagGroup]) -> tuple[Flag, ...]:
+    """Return the flags that the fields of ``group`` declare, in their order."""
+    items = fields(group)  # type: ignore[arg-type]  # every group is a dataclass
+    readers = group.USED_BY or (_name(items[0].name),)
+    found = []
+    for item in items:
+        kind: Any = item.type
+        if get_origin(kind) in (Union, types.UnionType):
+            kind = next(option for option in get_args(kind) if option is not types.NoneType)
+        choices = get_args(kind) if get_origin(kind) is Literal else None
+        found.append(
+            Flag(
+                name=_name(item.name),
+                destination=item.name,
+                help=item.metadata["help"],
+                type=str if choices else kind,
+                default=item.default,
+                choices=choices,
+                metavar=item.metadata["metavar"],
+                least=item.metadata["least"],
+                readers=(*readers, *item.metadata["used_by"]),
+            )
+        )
+    return tuple(found)
 
 
-def _integer(text: str, least: int) -> int:
+def _name(destination: str) -> str:
+    return "--" + destination.replace("_", "-")
+
+
+def read_flags(group: type[Group], arguments: argparse.Namespace) -> Group:
+    """Return the values of ``group``'s flags as the host parsed them; ``ConfigError`` names one that cannot be.
+
+    The host may have registered a flag itself, as another type, without a default or not at all.
+    """
+    import msgspec
+
+    flags = {flag.destination: flag for flag in flags_of(group)}
+    given = {name: getattr(arguments, name, flag.default) for name, flag in flags.items()}
+    given = {name: flags[name].default if value is None else value for name, value in given.items()}
+    try:
+        read = msgspec.convert(given, group, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`")
+        raise ConfigError(f"{flags[name].name}: {reason}, got {given[name]!r}.") from error
+    for name, flag in flags.items():
+        value = getattr(read, name)
+        if flag.least is not None and value is not None and value < flag.least:
+            raise ConfigError(f"{flag.name} must be a whole number of at least {flag.least}, got {value}.")
+    return read
+
+
+def whole_number(text: str, least: int) -> int:
+    """Return the integer that ``text`` says; argparse's error where it is none, or below ``least``."""
     try:
         value = int(text)
     except ValueError:

@@ -13,10 +13,10 @@ from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.patching import ENGINE
 from mindspeed_autoparallel.runtime.flags import (
     Flag,
-    FlagGroup,
     add_missing_flags,
     flag_groups,
     flags_given,
+    flags_of,
     missing_flags,
 )
 from mindspeed_autoparallel.runtime.megatron.features import (
@@ -40,13 +40,13 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
         return parse(*args, **kwargs)
     rest = dict(kwargs)
     provider: ParserHook | None = args[0] if args else rest.pop("extra_args_provider", None)
-    added: list[tuple[FlagGroup, Flag]] = []
+    added: list[Flag] = []
 
     def provider_with_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         parser = provider(parser) if provider is not None else parser
         if _is_meant(parser):
             # Ours come last, so that what the host registers under the same name wins.
-            added.extend(missing_flags(parser))
+            added.extend(flag for _, flag in missing_flags(parser))
             add_missing_flags(parser)
         return parser
 
@@ -99,16 +99,16 @@ def _is_meant(parser: argparse.ArgumentParser) -> bool:
 def _fill(arguments: argparse.Namespace) -> None:
     """Give every flag of ours that the parser had not got its default: a feature may be on without them."""
     for group in flag_groups():
-        for flag in group.flags:
+        for flag in flags_of(group):
             if not hasattr(arguments, flag.destination):
-                setattr(arguments, flag.destination, bool(flag.default) if flag.type is None else flag.default)
+                setattr(arguments, flag.destination, flag.default)
 
 
-def _refuse_unread_flags(arguments: argparse.Namespace, added: list[tuple[FlagGroup, Flag]]) -> None:
+def _refuse_unread_flags(arguments: argparse.Namespace, added: list[Flag]) -> None:
     """``ConfigError`` for a flag of ours on the command line whose feature is off: it would change nothing."""
     given, on = flags_given(sys.argv[1:]), set(flags_that_are_true(arguments))
-    for group, flag in added:
-        if flag.name in given and flag.destination not in FEATURES and on.isdisjoint(group.readers(flag)):
+    for flag in added:
+        if flag.name in given and flag.destination not in FEATURES and on.isdisjoint(flag.readers):
             raise ConfigError(
-                f"{flag.name} is for {' or '.join(group.readers(flag))}, which is not given: add that, or drop it."
+                f"{flag.name} is for {' or '.join(flag.readers)}, which is not given: add that, or drop it."
             )

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.cost.catalogue import Device, find_device, read_device
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.cost.catalogue import Device
 from mindspeed_autoparallel.predict.analytic_profile import Section, analytic_profile
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
@@ -18,21 +17,6 @@ from mindspeed_autoparallel.runtime.megatron.description import DescribedModule,
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
 _LOGGER = logging.getLogger(__name__)
-
-
-def asked_device(arguments: argparse.Namespace) -> Device | None:
-    """The device of ``--profile-source analytic``, ``None`` where costs are measured; ``ConfigError`` if unknown."""
-    if getattr(arguments, "profile_source", "measured") != "analytic":
-        for flag in ("profile-device", "profile-device-file"):
-            if getattr(arguments, flag.replace("-", "_"), None):
-                raise ConfigError(f"--{flag} is for --profile-source analytic; add that, or drop it.")
-        return None
-    file = arguments.profile_device_file
-    own = (read_device(Path(file)),) if file else ()
-    name = arguments.profile_device or (own[0].name if own else None)
-    if name is None:
-        raise ConfigError("--profile-source analytic needs --profile-device, such as H100 or Ascend-910B.")
-    return find_device(name, own)
 
 
 def kind_of(device: Device) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.interrupts import leaving_kept
@@ -16,8 +15,7 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.device_cost import
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.measurements import Measurements
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.profile_building import build_profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest, read_request
-from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
-from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
+from mindspeed_autoparallel.runtime.features.measuring import coordinator, serve_main_node
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
 _LOGGER = logging.getLogger(__name__)
@@ -27,28 +25,12 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
     """Measure, plan, write, and end the process: training does not start."""
     show_progress("auto-parallel")
     request = read_request(arguments)
-    if request.node_rank > 0 and request.analytic_device is not None:
-        _LOGGER.info(
-            f"node {request.node_rank}: nothing is measured with --profile-source analytic; node 0 plans alone"
-        )
-        sys.exit(0)
-    if request.node_rank > 0:
-        with leaving_kept(f"node {request.node_rank} has left"):
-            num_launches = run_agent(
-                node_rank=request.node_rank,
-                num_nodes=request.num_nodes,
-                num_processes_per_node=request.num_processes_per_node,
-                master_addr=request.master_addr,
-                master_port=request.master_port,
-                log_dir=request.work_dir / "logs",
-            )
-        _LOGGER.info(f"node {request.node_rank}: done after {num_launches} launches; the results are on node 0")
-        sys.exit(0)
+    serve_main_node(request, "")
     with leaving_kept(f"finished measurements are kept in {request.work_dir} and will be reused"):
         profile = _profile(request, arguments)
         from mindspeed_autoparallel.runtime.features.auto_parallel_mm.planning import plan_and_write
 
-        plan_and_write(request, profile, Path(arguments.auto_parallel_output_dir).resolve())
+        plan_and_write(request, profile)
     sys.exit(0)
 
 
@@ -56,9 +38,9 @@ def _profile(request: SearchRequest, arguments: Any) -> Profile:
     if request.profile_file is not None:
         _LOGGER.info(f"planning from {request.profile_file}; nothing is measured")
         return read_profile(request.profile_file)
-    if request.analytic_device is not None:
+    if request.target_device is not None:
         profile = computed_profile(
-            arguments, request.description, request.analytic_device, request.cluster_devices_per_node
+            arguments, request.description, request.target_device, request.cluster_devices_per_node
         )
         profile.write(request.work_dir / "profile.json")
         return profile
@@ -71,17 +53,8 @@ def _profile(request: SearchRequest, arguments: Any) -> Profile:
         f"{len(request.points())} points to measure on {request.num_nodes} x {request.num_processes_per_node} "
         f"{fingerprint['device']}; work dir {request.work_dir}"
     )
-    if request.num_nodes > 1:
-        check_port_is_free(request.master_port)
-        _LOGGER.info(f"waiting for {request.num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
-    with Coordinator(
-        num_nodes=request.num_nodes,
-        num_processes_per_node=request.num_processes_per_node,
-        master_addr=request.master_addr,
-        master_port=request.master_port,
-        log_dir=request.work_dir / "logs",
-    ) as coordinator:
-        results = measurements.take(coordinator)
+    with coordinator(request) as launcher:
+        results = measurements.take(launcher)
     cost, notes = device_cost(results)
     for note in notes:
         _LOGGER.info(note)

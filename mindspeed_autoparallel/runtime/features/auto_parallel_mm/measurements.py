@@ -35,7 +35,7 @@ class Measurements:
             "model": request.description.model_hash,
             "device": device_fingerprint,
             "distributed_optimizer": request.distributed_optimizer,
-            "num_devices": request.num_measuring_devices,
+            "num_devices": request.num_measuring,
             "arguments": _arguments_that_matter(sys.argv[1:]),
         }
         digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]

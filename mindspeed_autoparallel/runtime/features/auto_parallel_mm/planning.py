@@ -10,7 +10,6 @@ from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.cluster import Cluster
-from mindspeed_autoparallel.units import MIB
 
 RESULT_FILE = "auto_parallel_search_optimal_config.json"
 PAGE_FILE = "auto_parallel_report.html"
@@ -19,8 +18,8 @@ PLAN_FILE = "plan.json"
 _LOGGER = logging.getLogger(__name__)
 
 
-def plan_and_write(request: SearchRequest, profile: Profile, directory: Path) -> None:
-    """Search the best plan for the cluster of ``request`` and write everything a user reads to ``directory``."""
+def plan_and_write(request: SearchRequest, profile: Profile) -> None:
+    """Search the best plan for the cluster of ``request`` and write everything a user reads to its output folder."""
     # OR-Tools takes most of a second to load, so only once it is needed.
     from mindspeed_autoparallel.planner.layouts.search import search
     from mindspeed_autoparallel.planner.results import write_results
@@ -28,12 +27,7 @@ def plan_and_write(request: SearchRequest, profile: Profile, directory: Path) ->
     from mindspeed_autoparallel.report.table import render_table
     from mindspeed_autoparallel.report.trace import chrome_trace
 
-    limit = request.memory_limit_mib
-    cluster = Cluster(
-        num_nodes=request.cluster_num_nodes,
-        devices_per_node=request.cluster_devices_per_node,
-        memory_limit_bytes=limit * MIB if limit is not None else None,
-    )
+    cluster, directory = request.cluster, request.output_dir
     _LOGGER.info(
         f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
     )

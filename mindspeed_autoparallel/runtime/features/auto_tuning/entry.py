@@ -14,11 +14,10 @@ from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.progress import show_progress
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import asked_device, kind_of
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import kind_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.lock import only_one
-from mindspeed_autoparallel.runtime.features.auto_tuning.request import SEED_MINIMUM_RANKS, TuningRequest, read_request
-from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
-from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest, read_request
+from mindspeed_autoparallel.runtime.features.measuring import coordinator, serve_main_node
 from mindspeed_autoparallel.units import US_PER_MS
 
 _LOGGER = logging.getLogger(__name__)
@@ -33,33 +32,14 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
         )
     request = read_request(arguments)
     show_progress("auto-tuning", request.log_level)
-    target = asked_device(arguments)
-    if request.node_rank > 0 and target is not None:
-        _LOGGER.info(
-            f"node {request.node_rank}: nothing is measured with --profile-source analytic; node 0 works alone"
-        )
-        sys.exit(0)
-    if request.node_rank > 0:
-        with leaving_kept(f"node {request.node_rank} has left; node 0 goes on with what it has"):
-            num_launches = run_agent(
-                node_rank=request.node_rank,
-                num_nodes=request.num_nodes,
-                num_processes_per_node=request.num_processes_per_node,
-                master_addr=request.master_addr,
-                master_port=request.master_port,
-                log_dir=request.work_dir / "logs" / f"node{request.node_rank}",
-                join_timeout_s=request.launch_timeout_s,
-            )
-        _LOGGER.info(f"node {request.node_rank}: done after {num_launches} launches; the results are on node 0")
-        sys.exit(0)
+    serve_main_node(request, "; node 0 goes on with what it has")
     what_stays = f"finished traces and measurements are kept in {request.work_dir}"
     with leaving_kept(what_stays), only_one(request.work_dir):
-        _tune(request, arguments, target)
+        _tune(request, arguments)
     sys.exit(0)
 
 
-def _tune(request: TuningRequest, arguments: argparse.Namespace, target: Device | None) -> None:
-    """``target``: a device of the catalogue that times are computed for, where nothing is to be measured."""
+def _tune(request: TuningRequest, arguments: argparse.Namespace) -> None:
     from mindspeed_autoparallel.runtime.devices import current_device
     from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration
     from mindspeed_autoparallel.runtime.features.auto_tuning.computed import Computed, marked
@@ -75,7 +55,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, target: Device 
     from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import described
     from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
-    device = current_device()
+    device, target = current_device(), request.target_device
     base = KnowledgeBase(request.knowledge_file)
     kind = device.name if target is None else kind_of(target)
     plan = plan_search(request, arguments, kind)
@@ -84,21 +64,8 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, target: Device 
             f"no layout of {request.num_ranks} ranks is legal for this model: "
             + "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items())
         )
-    if request.num_ranks < SEED_MINIMUM_RANKS:
-        _LOGGER.debug(f"{request.num_ranks} ranks: links between nodes play no part unless there are several nodes")
-    num_nodes = request.num_nodes if target is None else 1
-    if num_nodes > 1:
-        check_port_is_free(request.master_port)
-        _LOGGER.info(f"waiting for {request.num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
-    with Coordinator(
-        num_nodes=num_nodes,
-        num_processes_per_node=request.num_processes_per_node,
-        master_addr=request.master_addr,
-        master_port=request.master_port,
-        log_dir=request.work_dir / "logs",
-        join_timeout_s=request.launch_timeout_s,
-    ) as coordinator:
-        launches = Launches(request, coordinator)
+    with coordinator(request) as launcher:
+        launches = Launches(request, launcher)
         _LOGGER.info(f"stage 1 of 3: profile small; work dir {request.work_dir}")
         capacity_bytes = _capacity(request, device, target)
         traces = Traces(request, plan, usable_bytes(capacity_bytes))
@@ -114,7 +81,7 @@ def _tune(request: TuningRequest, arguments: argparse.Namespace, target: Device 
         plan.left_out.update(impossible)
         if impossible and not calibration.found and not calibration.measured():
             reasons = "; ".join(f"{names} {reason}" for names, reason in impossible.items())
-            raise ProfileError(f"no layout could be traced or measured: {reasons}. See {coordinator.log_dir}.")
+            raise ProfileError(f"no layout could be traced or measured: {reasons}. See {launcher.log_dir}.")
         _LOGGER.info("stage 2 of 3: model")
         kinds, prices = families(calibration, plan, arguments, capacity_bytes)
         asked = Asked(request=request, arguments=arguments, device_name=kind)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.features.auto_tuning.flags import AutoTuningFlags
 from mindspeed_autoparallel.runtime.features.auto_tuning.lock import LOCK_FILE
-from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, needed, read_measuring, refuse_launcher
+from mindspeed_autoparallel.runtime.flags.flag import read_flags
+from mindspeed_autoparallel.runtime.megatron.description import describe
 
-SEED_MINIMUM_RANKS = 16
+_FEATURE = "--auto-tuning"
 _LOGS = "logs"
 """All that another node leaves in a work dir of its own."""
 MINIMUM_CONTEXT_TOKENS = 1024
@@ -21,38 +23,20 @@ MINIMUM_CONTEXT_TOKENS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuningRequest:
+class TuningRequest(MeasuringRequest):
     """What to tune, for how many devices, and what takes the measurements."""
 
-    description: Description
     num_ranks: int
     """Of the training to tune for."""
-    num_nodes: int
-    num_processes_per_node: int
-    node_rank: int
-    master_addr: str
-    master_port: int
-    global_batch_size: int
-    micro_batch_size: int
     sequence_length: int
     num_layers: int
     num_heads: int
     num_query_groups: int
     ffn_hidden_size: int
     num_experts: int
-    context_size: int
-    """The script's own; always part of what is searched."""
-    work_dir: Path
     knowledge_file: Path
-    memory_limit_bytes: int | None
-    launch_timeout_s: float
     verify: bool
     log_level: str
-
-    @property
-    def num_measuring(self) -> int:
-        """Devices that take the measurements."""
-        return self.num_nodes * self.num_processes_per_node
 
     @property
     def devices_per_node(self) -> int:
@@ -62,51 +46,39 @@ class TuningRequest:
 
 def read_request(arguments: argparse.Namespace) -> TuningRequest:
     """Check ``arguments`` and the files they name; ``ConfigError`` says what is wrong and what to do."""
-    if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "--auto-tuning starts its own processes: start the script once per node with plain python instead of "
-            "torchrun."
-        )
+    refuse_launcher(_FEATURE)
+    flags = read_flags(AutoTuningFlags, arguments)
     description = describe(arguments)
     if description.model_file is not None:
         raise ConfigError("--auto-tuning is for language models; a multimodal model is planned by --auto-parallel-mm.")
-    work_dir = private_work_dir(arguments.auto_tuning_work_dir)
-    knowledge = arguments.auto_tuning_knowledge_base
-    limit = arguments.auto_tuning_memory_limit_mib
-    heads = _needed(arguments, "num_attention_heads")
+    work_dir = private_work_dir(flags.auto_tuning_work_dir)
+    knowledge = flags.auto_tuning_knowledge_base
+    sizes = {name: needed(arguments, _FEATURE, name) for name in ("num_attention_heads", "micro_batch_size")}
+    measuring = read_measuring(
+        arguments,
+        _FEATURE,
+        description,
+        work_dir,
+        flags.auto_tuning_memory_limit_mib,
+        flags.auto_tuning_launch_timeout_s,
+    )
     request = TuningRequest(
-        description=description,
-        num_ranks=int(arguments.auto_tuning_ranks),
-        num_nodes=int(arguments.nnodes),
-        num_processes_per_node=int(arguments.nproc_per_node),
-        node_rank=int(arguments.node_rank),
-        master_addr=str(arguments.master_addr),
-        master_port=int(arguments.master_port),
-        global_batch_size=_needed(arguments, "global_batch_size"),
-        micro_batch_size=_needed(arguments, "micro_batch_size"),
-        sequence_length=_needed(arguments, "seq_length"),
-        num_layers=_needed(arguments, "num_layers"),
-        num_heads=heads,
-        num_query_groups=int(_groups(arguments) or heads),
-        ffn_hidden_size=int(getattr(arguments, "ffn_hidden_size", None) or 4 * _needed(arguments, "hidden_size")),
+        **vars(measuring),
+        num_ranks=flags.auto_tuning_ranks,
+        sequence_length=needed(arguments, _FEATURE, "seq_length"),
+        num_layers=needed(arguments, _FEATURE, "num_layers"),
+        num_heads=sizes["num_attention_heads"],
+        num_query_groups=int(_groups(arguments) or sizes["num_attention_heads"]),
+        ffn_hidden_size=int(
+            getattr(arguments, "ffn_hidden_size", None) or 4 * needed(arguments, _FEATURE, "hidden_size")
+        ),
         num_experts=int(getattr(arguments, "num_experts", None) or 0),
-        context_size=int(getattr(arguments, "context_parallel_size", 1) or 1),
-        work_dir=work_dir,
         knowledge_file=Path(knowledge).resolve() if knowledge else work_dir / "knowledge.sqlite",
-        memory_limit_bytes=limit * 2**20 if limit else None,
-        launch_timeout_s=float(arguments.auto_tuning_launch_timeout_s),
-        verify=bool(arguments.auto_tuning_verify),
-        log_level=str(arguments.auto_tuning_log_level),
+        verify=flags.auto_tuning_verify,
+        log_level=flags.auto_tuning_log_level,
     )
     _check_sizes(request)
     return request
-
-
-def _needed(arguments: Any, name: str) -> int:
-    value = getattr(arguments, name, None)
-    if value is None or int(value) < 1:
-        raise ConfigError(f"--auto-tuning needs --{name.replace('_', '-')}, at least 1; the script gives {value}.")
-    return int(value)
 
 
 def _groups(arguments: Any) -> Any:
@@ -115,8 +87,6 @@ def _groups(arguments: Any) -> Any:
 
 
 def _check_sizes(request: TuningRequest) -> None:
-    if not 0 <= request.node_rank < request.num_nodes:
-        raise ConfigError(f"--node-rank must be 0 to {request.num_nodes - 1}, got {request.node_rank}.")
     per_node = request.num_processes_per_node
     if request.num_ranks > per_node and request.num_ranks % per_node:
         raise ConfigError(
@@ -127,7 +97,7 @@ def _check_sizes(request: TuningRequest) -> None:
         raise ConfigError(
             f"--auto-tuning-ranks {request.num_ranks} fits into one node of {per_node}, but --nnodes "
             f"{request.num_nodes} nodes would measure. Two nodes are sampled for the links between them, which needs "
-            f"at least {2 * per_node} ranks ({SEED_MINIMUM_RANKS} with 8 devices per node); start one node instead."
+            f"at least {2 * per_node} ranks; start one node instead."
         )
     if request.sequence_length % request.context_size:
         raise ConfigError(

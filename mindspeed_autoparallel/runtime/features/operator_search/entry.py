@@ -16,7 +16,9 @@ from mindspeed_autoparallel.operators.config import OperatorConfig, config_from_
 from mindspeed_autoparallel.operators.configured import SearchResult, explain, search_configured
 from mindspeed_autoparallel.operators.presets import decoder_graph
 from mindspeed_autoparallel.operators.search.pins import parse_pins
+from mindspeed_autoparallel.runtime.features.operator_search.flags import OperatorSearchFlags
 from mindspeed_autoparallel.runtime.features.operator_search.shape import read_shape, read_work
+from mindspeed_autoparallel.runtime.flags.flag import read_flags
 
 PLAN_FILE, PAGE_FILE = "operator_plan.json", "operator_plan.html"
 
@@ -25,35 +27,36 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
     """Search on rank 0, write the plan and its picture, and end every process: training does not start."""
     if os.environ.get("RANK", "0") != "0":
         sys.exit(0)
-    folder = made_folder(Path(arguments.operator_output_dir), "--operator-output-dir")
+    flags = read_flags(OperatorSearchFlags, arguments)
+    folder = made_folder(Path(flags.operator_output_dir), "--operator-output-dir")
     work = read_work(arguments)
     graph = decoder_graph(work.shape, batch=work.global_batch_size, sequence=work.sequence)
-    pins = parse_pins([text for text in (arguments.operator_pin or "").split(";") if text])
-    plan = search_configured(graph, work.devices, read_settings(arguments), pins=pins, pipeline=work.pipeline)
+    pins = parse_pins([text for text in (flags.operator_pin or "").split(";") if text])
+    plan = search_configured(graph, work.devices, read_settings(flags), pins=pins, pipeline=work.pipeline)
     result = SearchResult(plan, micro_batch_size=work.micro_batch_size)
     from mindspeed_autoparallel.report.operator_page import render_operator_page
 
     write_json_atomic(folder / PLAN_FILE, {**result.as_json(), "model": dataclasses.asdict(work.shape)})
     write_text_atomic(folder / PAGE_FILE, render_operator_page(result.picture()))
-    print("\n".join(explain(plan, arguments.operator_explain) if arguments.operator_explain else result.lines()))
+    print("\n".join(explain(plan, flags.operator_explain) if flags.operator_explain else result.lines()))
     hint = " (train by it with --operator-plan)" if result.megatron else ""
     print(f"written: {folder / PLAN_FILE}{hint} and {folder / PAGE_FILE}", flush=True)
     sys.exit(0)
 
 
-def read_settings(arguments: argparse.Namespace) -> OperatorConfig:
-    """The YAML block, with the flags that are given in place of its keys."""
-    config = read_config(Path(arguments.operator_config)) if arguments.operator_config else OperatorConfig()
-    given = {name: getattr(arguments, name) for name in ("parallel_mode", "search_mode", "mem_coeff")}
+def read_settings(flags: OperatorSearchFlags) -> OperatorConfig:
+    """Return the YAML block, with the flags that are given in place of its keys."""
+    config = read_config(Path(flags.operator_config)) if flags.operator_config else OperatorConfig()
+    given = {name: getattr(flags, name) for name in ("parallel_mode", "search_mode", "mem_coeff")}
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
-    config = dataclasses.replace(config, auto_pipeline=arguments.auto_pipeline or config.auto_pipeline)
+    config = dataclasses.replace(config, auto_pipeline=flags.auto_pipeline or config.auto_pipeline)
     keys = ("parallel_mode", "search_mode", "auto_pipeline")
     block = {
         "use_parallel": config.use_parallel,
         "parallel": {key: getattr(config, key) for key in keys},
         "parallel_config": {"mem_coeff": config.mem_coeff},
     }
-    return config_from_mapping(block, arguments.operator_config or "flags")
+    return config_from_mapping(block, flags.operator_config or "flags")
 
 
 def apply_plan(arguments: argparse.Namespace) -> None:

@@ -1,18 +1,60 @@
-"""Numbers on the command line."""
+"""Fields of a dataclass as flags: what argparse is told, what a host made of them, and what is refused."""
 
 import argparse
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import pytest
 
-from mindspeed_autoparallel.runtime.flags.flag import non_negative_int, positive_int
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag, flags_of, read_flags, whole_number
 
 
-@pytest.mark.parametrize(("kind", "least"), [(positive_int, 1), (non_negative_int, 0)])
-def test_what_is_no_number_or_too_small_is_told_with_the_least(kind, least, capsys):
+@dataclass(frozen=True, kw_only=True)
+class Flags(FlagGroup):
+    """Of a feature that tests invented."""
+
+    TITLE = "a feature"
+
+    on: bool = flag(False, "Switch it on.")
+    num_ranks: int = flag(16, "Ranks.", metavar="N", least=1)
+    limit: float | None = flag(None, "Limit.")
+    mode: Literal["fast", "slow"] = flag("fast", "How.")
+    file: str | None = flag(None, "File.", metavar="FILE")
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_what_is_no_number_or_too_small_is_told_with_the_least(least, capsys):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=kind)
+    parser.add_argument("--ranks", type=partial(whole_number, least=least))
     assert parser.parse_args(["--ranks", str(least)]).ranks == least
     for text in (str(least - 1), "many", "1.5"):
         with pytest.raises(SystemExit):
             parser.parse_args([f"--ranks={text}"])
         assert f"must be a whole number of at least {least}, got {text!r}" in capsys.readouterr().err
+
+
+def test_the_type_of_a_field_says_what_argparse_is_told():
+    on, ranks, limit, mode, file = flags_of(Flags)
+    assert (on.name, on.type, ranks.name, ranks.default) == ("--on", bool, "--num-ranks", 16)
+    assert (limit.type, mode.type, mode.choices, file.metavar) == (float, str, ("fast", "slow"), "FILE")
+    assert ranks.convert("3") == 3
+
+
+def test_what_the_host_registered_itself_is_read_all_the_same():
+    read = read_flags(Flags, argparse.Namespace(num_ranks="8", limit=2, mode=None, other=1))
+    assert read == Flags(num_ranks=8, limit=2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"num_ranks": 0}, "--num-ranks must be a whole number of at least 1, got 0"),
+        ({"num_ranks": "many"}, "--num-ranks: Expected `int`, got `str`, got 'many'"),
+        ({"mode": "middle"}, "--mode: Invalid enum value 'middle', got 'middle'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_the_flag(value, told):
+    with pytest.raises(ConfigError, match=told):
+        read_flags(Flags, argparse.Namespace(**value))

@@ -2,7 +2,7 @@
 
 import argparse
 
-from mindspeed_autoparallel.runtime.flags import add_missing_flags, flag_groups, flags_given
+from mindspeed_autoparallel.runtime.flags import add_missing_flags, flag_groups, flags_given, flags_of
 
 
 def test_flags_the_host_has_already_stay_the_hosts():
@@ -30,6 +30,6 @@ def test_flags_on_the_command_line_are_recognised_in_every_form():
 
 
 def test_flag_names_are_unique_and_documented():
-    names = [flag.name for group in flag_groups() for flag in group.flags]
+    names = [flag.name for group in flag_groups() for flag in flags_of(group)]
     assert len(set(names)) == len(names)
-    assert all(flag.help for group in flag_groups() for flag in group.flags)
+    assert all(flag.help for group in flag_groups() for flag in flags_of(group))

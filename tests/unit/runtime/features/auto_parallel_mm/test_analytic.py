@@ -12,7 +12,8 @@ import pytest
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import asked_device, computed_profile
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import computed_profile
+from mindspeed_autoparallel.runtime.features.measuring import target_device
 from mindspeed_autoparallel.runtime.megatron.description import describe
 
 _GPT = {
@@ -38,7 +39,7 @@ def _arguments(**changes: Any) -> argparse.Namespace:
 
 def _asked(**values: Any) -> Any:
     plain = {"profile_source": "analytic", "profile_device": None, "profile_device_file": None}
-    return asked_device(argparse.Namespace(**{**plain, **values}))
+    return target_device(argparse.Namespace(**{**plain, **values}))
 
 
 def _profile(arguments: argparse.Namespace) -> Profile:
@@ -47,7 +48,7 @@ def _profile(arguments: argparse.Namespace) -> Profile:
 
 
 def test_measuring_stays_the_default() -> None:
-    assert asked_device(argparse.Namespace()) is None
+    assert target_device(argparse.Namespace()) is None
 
 
 def test_the_device_is_found_in_the_catalogue_or_in_a_file_of_ones_own(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def request_of(**changes):
         "launch_timeout_s": 60.0,
         "verify": False,
         "log_level": "info",
+        "target_device": None,
     }
     return TuningRequest(**{**values, **changes})
 

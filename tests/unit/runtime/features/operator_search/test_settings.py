@@ -7,8 +7,9 @@ import pytest
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.runtime.features.operator_search.entry import apply_plan, read_settings, search_and_exit
+from mindspeed_autoparallel.runtime.features.operator_search.flags import OperatorSearchFlags
 from mindspeed_autoparallel.runtime.features.operator_search.shape import read_shape, read_work
-from mindspeed_autoparallel.runtime.flags import add_missing_flags
+from mindspeed_autoparallel.runtime.flags import add_missing_flags, read_flags
 
 MODEL = {
     "num_layers": 2,
@@ -28,10 +29,14 @@ def parsed(*words, **model):
     return arguments
 
 
+def settings(*words):
+    return read_settings(read_flags(OperatorSearchFlags, parsed(*words)))
+
+
 def test_flags_come_before_the_block(tmp_path):
     file = tmp_path / "auto.yaml"
     file.write_text("parallel: {search_mode: exact, auto_pipeline: true}\nparallel_config: {mem_coeff: 3}\n")
-    found = read_settings(parsed("--operator-config", str(file), "--mem-coeff", "0.5", "--parallel-mode", "0"))
+    found = settings("--operator-config", str(file), "--mem-coeff", "0.5", "--parallel-mode", "0")
     assert (found.search_mode, found.auto_pipeline, found.mem_coeff, found.parallel_mode) == ("exact", True, 0.5, 0)
 
 
@@ -47,14 +52,14 @@ def test_flags_come_before_the_block(tmp_path):
 )
 def test_impossible_settings_are_refused(words, told):
     with pytest.raises(ConfigError, match=told):
-        read_settings(parsed(*words))
+        settings(*words)
 
 
 def test_unknown_key_of_the_block_is_refused_with_its_section(tmp_path):
     file = tmp_path / "auto.yaml"
     file.write_text("parallel_config: {mem_coef: 3}\n")
     with pytest.raises(ConfigError, match=r"parallel_config: unknown key mem_coef; known are mem_coeff"):
-        read_settings(parsed("--operator-config", str(file)))
+        settings("--operator-config", str(file))
 
 
 def test_shape_follows_megatrons_defaults():

@@ -1,0 +1,24 @@
+"""Flags of ``--auto-parallel-plan``."""
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyPlanFlags(FlagGroup):
+    """Flags of ``--auto-parallel-plan``."""
+
+    TITLE = "auto-parallel-plan: train by a plan"
+
+    auto_parallel_plan: str | None = flag(
+        None,
+        "Train by this plan.json: parallel sizes, layers of each module on each stage, recompute per stage.",
+        metavar="FILE",
+    )
+    auto_parallel_check_steps: int = flag(
+        5,
+        "Print predicted against measured step time and peak memory after this many steps.",
+        metavar="N",
+        least=1,
+    )

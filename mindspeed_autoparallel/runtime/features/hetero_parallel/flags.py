@@ -1,0 +1,41 @@
+"""Flags of ``--hetero-parallel``."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroFlags(FlagGroup):
+    """Flags of ``--hetero-parallel``; what is out of range is refused with the numbers of the step, not by argparse."""
+
+    TITLE = "hetero-parallel: every module under its own layout"
+
+    hetero_parallel: bool = flag(
+        False,
+        "Train every module of model.json that carries tp, pp or cp under these sizes of its own, all on the "
+        "same devices. The script's TP, PP and CP must be 1.",
+    )
+    hetero_model: str | None = flag(
+        None,
+        "model.json with the modules' sizes, for training scripts that have no --mm-model.",
+        metavar="FILE",
+    )
+    hetero_encoder_mbs_scale: int = flag(
+        1,
+        "Microbatches of the backbone whose images or clips an encoder computes together; a module's own mbs "
+        "in model.json comes before it.",
+        metavar="N",
+    )
+    hetero_balance: Literal["local", "global", "off"] = flag(
+        "local",
+        "Which replica of an encoder computes which item: longest first inside the replica of the backbone "
+        "that read it, longest first over all ranks, or in order.",
+    )
+    hetero_memory: Literal["upfront", "recompute", "window"] = flag(
+        "upfront",
+        "Keep the encoders' activations of the whole step; or drop them and run the encoders' forward again "
+        "before their backward; or encode along with the backbone's 1F1B schedule, so that a few macro-"
+        "batches live at a time.",
+    )

@@ -1,0 +1,149 @@
+"""What the searches that measure share: a model, the nodes that measure it, and the roles of these nodes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_autoparallel.cost.catalogue import Device, find_device, read_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.interrupts import leaving_kept
+from mindspeed_autoparallel.runtime.flags.flag import read_flags
+from mindspeed_autoparallel.runtime.flags.nodes import NodeFlags
+from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
+from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
+from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
+from mindspeed_autoparallel.runtime.megatron.description import Description
+from mindspeed_autoparallel.units import MIB
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringRequest:
+    """The part of a request that is about measuring; sizes are the script's own."""
+
+    description: Description
+    num_nodes: int
+    num_processes_per_node: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    global_batch_size: int
+    micro_batch_size: int
+    context_size: int
+    work_dir: Path
+    memory_limit_bytes: int | None
+    """Per device; ``None``: what the device has, less a reserve."""
+    launch_timeout_s: float
+    target_device: Device | None
+    """The catalogue's device that costs are computed for; ``None`` where they are measured."""
+
+    @property
+    def num_measuring(self) -> int:
+        """Devices that take the measurements."""
+        return self.num_nodes * self.num_processes_per_node
+
+
+def read_measuring(
+    arguments: argparse.Namespace,
+    feature: str,
+    description: Description,
+    work_dir: Path,
+    memory_limit_mib: int | None,
+    launch_timeout_s: float,
+) -> MeasuringRequest:
+    """Read from the host's ``arguments`` what every measuring ``feature`` needs; ``ConfigError`` names a flag."""
+    nodes = read_flags(NodeFlags, arguments)
+    if nodes.node_rank >= nodes.nnodes:
+        raise ConfigError(
+            f"--node-rank must be 0 to {nodes.nnodes - 1} with --nnodes {nodes.nnodes}, got {nodes.node_rank}."
+        )
+    return MeasuringRequest(
+        description=description,
+        num_nodes=nodes.nnodes,
+        num_processes_per_node=nodes.nproc_per_node,
+        node_rank=nodes.node_rank,
+        master_addr=nodes.master_addr,
+        master_port=nodes.master_port,
+        global_batch_size=needed(arguments, feature, "global_batch_size"),
+        micro_batch_size=int(arguments.micro_batch_size or 1),
+        context_size=int(getattr(arguments, "context_parallel_size", 1) or 1),
+        work_dir=work_dir,
+        memory_limit_bytes=memory_limit_mib * MIB if memory_limit_mib else None,
+        launch_timeout_s=float(launch_timeout_s),
+        target_device=target_device(arguments),
+    )
+
+
+def needed(arguments: argparse.Namespace, feature: str, destination: str) -> int:
+    """Return a whole number of at least 1 among ``arguments``; ``ConfigError`` says that ``feature`` needs it."""
+    value = getattr(arguments, destination, None)
+    if value is None or int(value) < 1:
+        raise ConfigError(f"{feature} needs --{destination.replace('_', '-')}, at least 1; the script gives {value}.")
+    return int(value)
+
+
+def refuse_launcher(feature: str) -> None:
+    """Raise ``ConfigError`` where torchrun started this process: ``feature`` starts processes of its own."""
+    if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"{feature} starts its own processes: start the script once per node with plain python instead of torchrun."
+        )
+
+
+def target_device(arguments: argparse.Namespace) -> Device | None:
+    """Return the device of ``--profile-source analytic``, ``None`` where costs are measured; refuse an unknown one."""
+    flags = read_flags(ProfileSourceFlags, arguments)
+    if flags.profile_source != "analytic":
+        for flag in ("--profile-device", "--profile-device-file"):
+            if getattr(flags, flag[2:].replace("-", "_")):
+                raise ConfigError(f"{flag} is for --profile-source analytic; add that, or drop it.")
+        return None
+    own = (read_device(Path(flags.profile_device_file)),) if flags.profile_device_file else ()
+    name = flags.profile_device or (own[0].name if own else None)
+    if name is None:
+        raise ConfigError("--profile-source analytic needs --profile-device, such as H100 or Ascend-910B.")
+    return find_device(name, own)
+
+
+def serve_main_node(request: MeasuringRequest, what_stays: str) -> None:
+    """End this process where it is not the main node's, after it has run what that one ordered."""
+    rank = request.node_rank
+    if rank == 0:
+        return
+    if request.target_device is not None:
+        _LOGGER.info("node %s: nothing is measured with --profile-source analytic; node 0 works alone", rank)
+        sys.exit(0)
+    with leaving_kept(f"node {rank} has left{what_stays}"):
+        num_launches = run_agent(
+            node_rank=rank,
+            num_nodes=request.num_nodes,
+            num_processes_per_node=request.num_processes_per_node,
+            master_addr=request.master_addr,
+            master_port=request.master_port,
+            log_dir=request.work_dir / "logs" / f"node{rank}",
+            join_timeout_s=request.launch_timeout_s,
+        )
+    _LOGGER.info("node %s: done after %s launches; the results are on node 0", rank, num_launches)
+    sys.exit(0)
+
+
+def coordinator(request: MeasuringRequest) -> Coordinator:
+    """Return the main node's side of all launches, to be entered; the other nodes are waited for then."""
+    num_nodes = request.num_nodes if request.target_device is None else 1
+    if num_nodes > 1:
+        check_port_is_free(request.master_port)
+        _LOGGER.info(f"waiting for {num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
+    return Coordinator(
+        num_nodes=num_nodes,
+        num_processes_per_node=request.num_processes_per_node,
+        master_addr=request.master_addr,
+        master_port=request.master_port,
+        log_dir=request.work_dir / "logs",
+        join_timeout_s=request.launch_timeout_s,
+    )

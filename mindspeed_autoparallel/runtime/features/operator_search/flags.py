@@ -1,0 +1,57 @@
+"""Flags of ``--operator-search`` and ``--operator-plan``."""
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSearchFlags(FlagGroup):
+    """Flags of ``--operator-search``; what is out of range is refused with numbers, not by argparse."""
+
+    TITLE = "operator-search: a strategy per operator"
+
+    operator_search: bool = flag(
+        False,
+        "Search a strategy for every operator of the model that the script's flags describe, write it with "
+        "the Megatron configuration derived from it, and exit before training.",
+    )
+    operator_config: str | None = flag(
+        None,
+        "use_parallel, parallel and parallel_config block; the flags below come before it.",
+        metavar="YAML",
+    )
+    parallel_mode: int | None = flag(None, "Data parallel, pins spread, or searched (default).", metavar="0|1|2")
+    search_mode: str | None = flag(None, "recursive_programming (default), sharding_propagation or exact.")
+    auto_pipeline: bool = flag(False, "Choose the number of pipeline stages, up to the number of microbatches.")
+    mem_coeff: float | None = flag(None, "Below 1 leans to data parallel, above to model parallel (default 0.1).")
+    operator_pin: str | None = flag(
+        None,
+        "Operators to fix, such as 'layers.*.q:rows=4,columns=2;output:columns=8'.",
+        metavar="OP:AXIS=PARTS[;..]",
+    )
+    operator_explain: str | None = flag(
+        None,
+        "Print the costs of each cut of this operator, and the mem_coeff to set.",
+        metavar="OP",
+    )
+    operator_devices: int | None = flag(
+        None,
+        "Devices to plan for. Default: the simulated cluster, or the processes that were started.",
+        metavar="N",
+        least=1,
+    )
+    operator_output_dir: str = flag(".", "Where operator_plan.json and operator_plan.html are written.", metavar="DIR")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorPlanFlags(FlagGroup):
+    """Flags of ``--operator-plan``."""
+
+    TITLE = "operator-plan: train by the derived configuration"
+
+    operator_plan: str | None = flag(
+        None,
+        "Train by the Megatron configuration in this operator_plan.json.",
+        metavar="FILE",
+    )
