@@ -10,6 +10,7 @@ import enum
 import functools
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class Engine:
         self.late_modules: list[str] = []
         self.enabled: set[str] = set()
         """Flags whose patches are active."""
+        self._lock = threading.RLock()
+        """Taken by whoever changes a patch: modules may be imported by several threads."""
 
     def arm(self, sheets: Sequence[Patch]) -> None:
         """Put each patch in place when its module is imported; in modules that are imported already, now.
@@ -82,10 +85,11 @@ class Engine:
 
     def enable(self, flags: Collection[str]) -> None:
         """Make the patches of ``flags`` work from now on, those of modules that are imported later included."""
-        self.enabled |= set(flags)
-        for entry in self.patches:
-            if entry.state is PatchState.DORMANT and self.is_wanted(entry):
-                entry.state, entry.active = PatchState.INSTALLED, True
+        with self._lock:
+            self.enabled |= set(flags)
+            for entry in self.patches:
+                if entry.state is PatchState.DORMANT and self.is_wanted(entry):
+                    entry.state, entry.active = PatchState.INSTALLED, True
 
     def require(self, flag: str) -> None:
         """Raise ``PatchError`` naming the first patch ``flag`` needs that could not be installed, or came too late."""
@@ -100,20 +104,28 @@ class Engine:
 
     def undo_all(self) -> None:
         """Restore every original; a patch under another plugin's wrapper goes inert instead."""
-        for entry in reversed(self.patches):
-            if entry.state not in (PatchState.INSTALLED, PatchState.DORMANT):
-                if entry.state is PatchState.WAITING:
-                    entry.state = PatchState.UNDONE
-                continue
-            entry.active = False
-            entry.state = PatchState.UNDONE
-            holder, name = _holder(sys.modules[entry.patch.module], entry.patch.attribute)
-            if holder is not None and inspect.getattr_static(holder, name, None) is entry.replacement:
-                setattr(holder, name, entry.original)
-            else:
-                entry.reason = "another plugin wrapped it afterwards: ours is inert underneath"
+        with self._lock:
+            for entry in reversed(self.patches):
+                self._undo(entry)
+
+    def _undo(self, entry: InstalledPatch) -> None:
+        if entry.state not in (PatchState.INSTALLED, PatchState.DORMANT):
+            if entry.state is PatchState.WAITING:
+                entry.state = PatchState.UNDONE
+            return
+        entry.active = False
+        entry.state = PatchState.UNDONE
+        holder, name = _holder(sys.modules[entry.patch.module], entry.patch.attribute)
+        if holder is not None and inspect.getattr_static(holder, name, None) is entry.replacement:
+            setattr(holder, name, entry.original)
+        else:
+            entry.reason = "another plugin wrapped it afterwards: ours is inert underneath"
 
     def _install(self, entry: InstalledPatch, module: ModuleType) -> None:
+        with self._lock:
+            self._install_one(entry, module)
+
+    def _install_one(self, entry: InstalledPatch, module: ModuleType) -> None:
         if entry.state is not PatchState.WAITING:
             return
         reason = _unfit(entry.patch, module)

@@ -6,15 +6,19 @@ it is loaded when a patch is really installed, beside Megatron's own seconds.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+Callback = Callable[[ModuleType], None]
+
 
 class _BeforeImport:
-    """Finds nothing; being asked for one of ``packages`` is the signal."""
+    """Find nothing; being asked for one of ``packages`` is the signal."""
 
     def __init__(self, packages: frozenset[str], prepare: Callable[[], None]) -> None:
         self.packages = packages
@@ -22,37 +26,83 @@ class _BeforeImport:
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname in self.packages:
-            # Removed first: prepare() imports modules itself, and runs once.
-            sys.meta_path.remove(self)
+            # prepare() imports modules itself, and runs once. The finder stays: whoever walks sys.meta_path right now
+            # would pass over the one behind it.
+            self.packages = frozenset()
             self.prepare()
 
 
-class _AfterImport:
-    """Finds the watched modules through the other finders, and has its callbacks run when they are executed."""
+class _Registry:
+    """Hold the callbacks of modules that are watched; several threads may import and register at once."""
 
     def __init__(self) -> None:
-        self.callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._lock = threading.RLock()
+        self._callbacks: dict[str, list[Callback]] = {}
+        self._executing: set[str] = set()
+        self._finding: set[tuple[int, str]] = set()
+
+    def add(self, name: str, callback: Callback) -> ModuleType | None:
+        """Register ``callback``, or return the module where it has been executed already."""
+        with self._lock:
+            module = sys.modules.get(name)
+            if module is None or name in self._executing:
+                self._callbacks.setdefault(name, []).append(callback)
+                return None
+            return module
+
+    def begin_finding(self, name: str) -> bool:
+        """Return whether ``name`` is watched and not being looked for by this thread already."""
+        with self._lock:
+            key = (threading.get_ident(), name)
+            if name not in self._callbacks or key in self._finding:
+                return False
+            self._finding.add(key)
+            return True
+
+    def end_finding(self, name: str) -> None:
+        """Forget that this thread looks for ``name``."""
+        with self._lock:
+            self._finding.discard((threading.get_ident(), name))
+
+    def begin_execution(self, name: str) -> None:
+        """Let callbacks for ``name`` wait."""
+        with self._lock:
+            self._executing.add(name)
+
+    def end_execution(self, name: str) -> list[Callback]:
+        """Return the callbacks to run; later ones are run at once."""
+        with self._lock:
+            self._executing.discard(name)
+            return list(self._callbacks.get(name, ()))
+
+
+class _AfterImport:
+    """Find watched modules through the other finders, and have their callbacks run when they are executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self.callbacks:
+        if not _REGISTRY.begin_finding(fullname):
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Notifying(spec.loader, self.callbacks[fullname])  # type: ignore[assignment]  # duck-typed loader
-                return spec
-        return None
+        try:
+            # The import system asks all finders once more, this one included, and knows how to treat old ones.
+            spec = importlib.util.find_spec(fullname)
+        except ValueError:
+            # A module put into sys.modules by hand has no spec.
+            spec = None
+        finally:
+            _REGISTRY.end_finding(fullname)
+        if spec is not None and spec.loader is not None and not isinstance(spec.loader, _Notifying):
+            spec.loader = _Notifying(spec.loader, fullname)  # type: ignore[assignment]  # duck-typed loader
+        return spec
 
 
 class _Notifying:
-    """A loader that runs callbacks after the real one has executed the module, and is the real one otherwise."""
+    """Run callbacks after the real loader has executed the module, and be the real one otherwise."""
 
-    def __init__(self, loader: Any, callbacks: list[Callable[[ModuleType], None]]) -> None:
+    def __init__(self, loader: Any, name: str) -> None:
         self._loader = loader
-        self._callbacks = callbacks
+        self._name = name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -66,11 +116,17 @@ class _Notifying:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        for callback in self._callbacks:
+        _REGISTRY.begin_execution(self._name)
+        try:
+            self._loader.exec_module(module)
+        except BaseException:
+            _REGISTRY.end_execution(self._name)
+            raise
+        for callback in _REGISTRY.end_execution(self._name):
             callback(module)
 
 
+_REGISTRY = _Registry()
 _AFTER = _AfterImport()
 
 
@@ -79,12 +135,13 @@ def call_before_import(packages: Iterable[str], prepare: Callable[[], None]) -> 
     sys.meta_path.insert(0, _BeforeImport(frozenset(packages), prepare))  # type: ignore[arg-type]  # a finder by duck
 
 
-def call_after_import(module_name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call ``callback(module)`` when ``module_name`` has been executed and before anyone can copy names out of it;
-    at once when it is imported already."""
-    if module_name in sys.modules:
-        callback(sys.modules[module_name])
-        return
-    if _AFTER not in sys.meta_path:
+def call_after_import(module_name: str, callback: Callback) -> None:
+    """Call ``callback(module)`` when ``module_name`` has been executed and before anyone can copy names out of it.
+
+    Where it has been executed already, that is at once.
+    """
+    module = _REGISTRY.add(module_name, callback)
+    if module is not None:
+        callback(module)
+    elif _AFTER not in sys.meta_path:
         sys.meta_path.insert(0, _AFTER)  # type: ignore[arg-type]  # a finder by duck
-    _AFTER.callbacks.setdefault(module_name, []).append(callback)

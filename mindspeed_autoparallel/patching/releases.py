@@ -45,24 +45,7 @@ def _package_info() -> Path | None:
 
 
 def within(release: str, specifier: str) -> bool:
-    """Return whether ``release`` is in a comma separated list of ``>=``, ``<``, ``==`` clauses over numeric
-    releases."""
-    have = _numbers(release)
-    for clause in specifier.split(","):
-        match = re.fullmatch(r"\s*(>=|<|==)\s*([\d.]+)\s*", clause)
-        if match is None:
-            raise ValueError(f"not a release clause: {clause!r} in {specifier!r}")
-        want = _numbers(match.group(2))
-        if match.group(1) == ">=":
-            holds = have >= want
-        elif match.group(1) == "<":
-            holds = have < want
-        else:
-            holds = have[: len(want)] == want
-        if not holds:
-            return False
-    return True
+    """Return whether ``release`` satisfies a PEP 440 specifier; ``ValueError`` where it is none."""
+    from packaging.specifiers import SpecifierSet
 
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", release))
+    return SpecifierSet(specifier).contains(release, prereleases=True)

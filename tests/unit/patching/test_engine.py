@@ -2,12 +2,20 @@
 
 import importlib
 import sys
+import threading
 import warnings
 
 import pytest
 
 from mindspeed_autoparallel.errors import PatchError
-from mindspeed_autoparallel.patching import Engine, LateImportWarning, Patch, PatchState, call_before_import
+from mindspeed_autoparallel.patching import (
+    Engine,
+    LateImportWarning,
+    Patch,
+    PatchState,
+    call_after_import,
+    call_before_import,
+)
 
 
 @pytest.fixture
@@ -140,3 +148,75 @@ def test_preparation_runs_once_right_before_the_first_import(host):
     sys.modules.pop(host)
     importlib.import_module(host)
     assert calls == [False]
+
+
+class LegacyFinder:
+    """A finder of the old protocol, as some plugins still put on ``sys.meta_path``."""
+
+    def find_module(self, fullname, path=None):
+        return None
+
+
+def test_a_legacy_finder_on_the_path_does_not_break_the_hosts_import(host, monkeypatch):
+    Engine().arm([patch()])
+    monkeypatch.setattr(sys, "meta_path", [sys.meta_path[0], LegacyFinder(), *sys.meta_path[1:]])
+    assert importlib.import_module(host).double(1) == 3
+
+
+def test_preparation_hides_no_finder_that_stands_behind_it(host, monkeypatch):
+    asked = []
+
+    class Behind:
+        def find_spec(self, fullname, path, target=None):
+            asked.append(fullname)
+
+    monkeypatch.setattr(sys, "meta_path", [Behind(), *sys.meta_path])
+    call_before_import(("standin_copier",), lambda: None)
+    importlib.import_module("standin_copier")
+    assert "standin_copier" in asked
+
+
+def test_a_callback_for_a_module_that_is_being_executed_waits_for_its_end(host, tmp_path):
+    """Another thread (or a circular import) may ask for a module that is in ``sys.modules`` and half done."""
+    (tmp_path / "standin_host.py").write_text("import standin_waits\n\ndef double(x):\n    return 2 * x\n")
+    (tmp_path / "standin_waits.py").write_text("import builtins\nbuiltins.standin_ask()\n")
+    seen = []
+    call_after_import(host, lambda module: None)
+    import builtins
+
+    builtins.standin_ask = lambda: call_after_import(host, lambda module: seen.append(hasattr(module, "double")))
+    try:
+        importlib.import_module(host)
+    finally:
+        del builtins.standin_ask
+        sys.modules.pop("standin_waits", None)
+    assert seen == [True]
+
+
+def test_a_flag_that_becomes_true_while_its_patch_is_put_in_place_counts(tmp_path, monkeypatch):
+    """The class tells when its method is being replaced; right then another thread parses the arguments."""
+    (tmp_path / "standin_slow.py").write_text(
+        "class Telling(type):\n"
+        "    def __setattr__(cls, name, value):\n"
+        "        super().__setattr__(name, value)\n"
+        "        Telling.told()\n\n"
+        "class Model(metaclass=Telling):\n"
+        "    def size(self):\n"
+        "        return 10\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    engine = Engine()
+    thread = threading.Thread(target=engine.enable, args=({"--feature"},))
+
+    def told():
+        thread.start()
+        thread.join(timeout=0.3)
+
+    call_after_import("standin_slow", lambda module: setattr(module.Telling, "told", staticmethod(told)))
+    engine.arm([patch("standin_slow:Model.size", flags=("--feature",))])
+    try:
+        module = importlib.import_module("standin_slow")
+        thread.join()
+        assert module.Model().size() == 11
+    finally:
+        sys.modules.pop("standin_slow", None)
