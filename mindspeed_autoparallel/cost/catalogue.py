@@ -31,9 +31,10 @@ _SHARES = (
     "fp8_fraction",
 )
 """Efficiencies that divide: neither 0 nor above the datasheet's whole."""
-_OPTIONAL_SHARES = ("tensor_exposed", "expert_fraction", "replica_fraction", "fp8_fraction")
-_OPTIONAL = ("corrections", "intervals", "measured_recompute", *_OPTIONAL_SHARES)
-_OPTIONAL_FIGURES = ("host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops", "mesh_peers")
+_OPTIONAL_SHARES = ("tensor_exposed", "overlapped_exposed", "expert_fraction", "replica_fraction", "fp8_fraction")
+_OPTIONAL = ("corrections", "intervals", "measured_recompute", "measured_features", *_OPTIONAL_SHARES)
+_OPTIONAL_FIGURES = ("host_link_gb_per_s", "workspace_mib", "peak_fp8_tflops")
+_OPTIONAL_COUNTS = ("mesh_peers", "link_domain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,8 @@ class Efficiency:
     provenance: str
     tensor_exposed: float = 1.0
     """Share of the collectives of tensor parallelism that products do not hide."""
+    overlapped_exposed: float = 0.3
+    """The same in runs that overlap them with products; seven published on H100 say 0.28."""
     replica_fraction: float = 1.0
     """Share of a node's network that the reduction of gradients reaches where the node holds several replicas."""
     fp8_fraction: float = 0.75
@@ -94,6 +97,8 @@ class Efficiency:
     those of ``tuning.confidence``. Kinds that are not named get twice ``relative_error``."""
     measured_recompute: tuple[str, ...] = ()
     """Recompute of the measured steps; empty where nothing was measured."""
+    measured_features: tuple[str, ...] = ()
+    """What beyond dense pretraining the measured steps had; names as in ``predict.confidence.features``."""
 
     @functools.cached_property
     def _correction_table(self) -> Mapping[tuple[float, ...], float]:
@@ -125,6 +130,8 @@ class Device:
     """One direction, between a device and its host; unknown where no datasheet says."""
     peak_fp8_tflops: float | None = None
     """Dense, in eight bits; unknown where the device has none."""
+    link_domain: int = 0
+    """Devices that share the links of a node beyond it, as a rack's; 0: a node's own only."""
     mesh_peers: int = 0
     """Peers of a node to each of which a device has a link of its own; 0: links meet in a switch."""
     workspace_mib: float = 0.0
@@ -164,13 +171,15 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
     data["corrections"] = tuple(
         tuple(_number(value, f"{where}.corrections", lowest=-math.inf) for value in row) for row in rows
     )
-    intervals, recompute = values.get("intervals", {}), values.get("measured_recompute", [])
+    intervals = values.get("intervals", {})
     if not isinstance(intervals, dict):
         raise ConfigError(f"{where}.intervals must be an object of half widths.")
     data["intervals"] = {kind: _number(width, f"{where}.intervals.{kind}") for kind, width in intervals.items()}
-    if not isinstance(recompute, list) or not all(isinstance(name, str) for name in recompute):
-        raise ConfigError(f"{where}.measured_recompute must be a list of names.")
-    data["measured_recompute"] = tuple(recompute)
+    for name in ("measured_recompute", "measured_features"):
+        names = values.get(name, [])
+        if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+            raise ConfigError(f"{where}.{name} must be a list of names.")
+        data[name] = tuple(names)
     for name in set(_OPTIONAL_SHARES) & set(values):
         data[name] = _number(values[name], f"{where}.{name}")
     return Efficiency(**data)
@@ -193,7 +202,7 @@ def read_device(path: Path) -> Device:
     data = read_json(path, "device file")
     if not isinstance(data, dict) or data.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(f"device file {path} must be an object with schema_version {SCHEMA_VERSION}.")
-    missing = [item.name for item in fields(Device) if item.name not in {*data, *_OPTIONAL_FIGURES}]
+    missing = [item.name for item in fields(Device) if item.name not in {*data, *_OPTIONAL_FIGURES, *_OPTIONAL_COUNTS}]
     if missing:
         raise ConfigError(f"device file {path} lacks {', '.join(missing)}; copy a file of the catalogue and change it.")
     unknown = sorted(set(data) - {item.name for item in fields(Device)} - {"schema_version"})
@@ -214,8 +223,9 @@ def read_device(path: Path) -> Device:
         memory_bandwidth_gb_per_s=_positive(data, "memory_bandwidth_gb_per_s", path),
         link_gb_per_s=_positive(data, "link_gb_per_s", path),
         network_gbit_per_s=_positive(data, "network_gbit_per_s", path),
-        mesh_peers=int(_positive(data, "mesh_peers", path)) if data.get("mesh_peers") else 0,
-        **{name: _positive(data, name, path) for name in _OPTIONAL_FIGURES if name in data and name != "mesh_peers"},
+        link_domain=int(_positive(data, "link_domain", path)) if "link_domain" in data else 0,
+        mesh_peers=int(_positive(data, "mesh_peers", path)) if "mesh_peers" in data else 0,
+        **{name: _positive(data, name, path) for name in _OPTIONAL_FIGURES if name in data},
         efficiencies={
             stack: _read_efficiency(values, f"device file {path}: efficiencies.{stack}")
             for stack, values in stacks.items()

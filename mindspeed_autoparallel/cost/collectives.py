@@ -70,6 +70,10 @@ class Fabric:
     def of(device: Device, efficiency: Efficiency, devices_per_node: int, inter_gbit_per_s: float | None) -> Fabric:
         """Return the fabric of ``device`` as ``efficiency`` says it is used."""
         network = inter_gbit_per_s or device.network_gbit_per_s
+        if device.link_domain > devices_per_node:
+            # All nodes of the domain count as one, with all their networks.
+            network *= device.link_domain / devices_per_node
+            devices_per_node = device.link_domain
         return Fabric(
             devices_per_node=devices_per_node,
             link_bytes_per_us=device.link_gb_per_s * 1e3 * efficiency.link_fraction,

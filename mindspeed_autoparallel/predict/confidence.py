@@ -15,16 +15,38 @@ _HIDDEN_LAUNCHES = 1.03
 """Up to this factor on a layer's device time, what the host takes to launch it counts as hidden."""
 
 
+def features(work: Workload) -> frozenset[str]:
+    """Return what ``work`` has beyond dense pretraining in two bytes on whole sequences."""
+    model = work.model
+    having = {
+        "experts": model.num_experts > 0,
+        "latent": model.latent is not None,
+        "sparse": model.sparse is not None,
+        "state_space": model.state_space is not None or model.linear is not None,
+        "context": work.context > 1,
+        "adapters": work.adapters is not None,
+        "preference": bool(work.preference),
+        "documents": model.attended > 0,
+        "encoder": model.encoder is not None,
+        "eight_bits": bool(work.recipe),
+        "tensor_grid": work.tensor_grid is not None,
+    }
+    return frozenset(name for name, has in having.items() if has)
+
+
 def extrapolation(work: Workload, device: Device) -> str:
     """What of ``work`` was never measured; the key of its width in ``Efficiency.intervals``.
 
     ``seen``: a layer of about this shape was, on one node. ``more_devices``: the shape was, several nodes are asked
     for. ``unseen_shape``: it was not, and the host's launches show in its time, which is where layers differ most.
-    ``unseen_large_shape``: it was not, and device work hides the launches.
+    ``unseen_large_shape``: it was not, and device work hides the launches. ``unmeasured_features``: the run has
+    something beyond dense pretraining that no measured step had.
     """
     efficiency = device.efficiency(work.stack)
+    if features(work) - set(efficiency.measured_features):
+        return "unmeasured_features"
     measured_so = not efficiency.measured_recompute or work.recompute in efficiency.measured_recompute
-    if measured_so and not work.model.num_experts and is_calibrated(efficiency, correction_key(work)):
+    if measured_so and is_calibrated(efficiency, correction_key(work)):
         return "seen" if work.num_devices <= work.devices_per_node else "more_devices"
     return "unseen_large_shape" if _launches_are_hidden(work, device, efficiency) else "unseen_shape"
 

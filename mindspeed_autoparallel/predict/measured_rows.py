@@ -90,6 +90,7 @@ def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     batch = _batch(train, layout, hardware)
     if batch is None:
         return None
+    _read_features(model, str(train.get("flags", "")))
     request_train = _train(train, batch)
     request = {
         "id": row.get("id", ""),
@@ -104,6 +105,14 @@ def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
         request["parallel"] = {**said["parallel"], **layout}
         request["train"] = {**request_train, **said["train"], "gbs": batch, "mbs": request_train["mbs"]}
     return request if train.get("recompute") or arguments else _with_room(request)
+
+
+def _read_features(model: dict[str, Any], flags: str) -> None:
+    """Add to ``model`` what a launch says of it that a row's fields do not."""
+    if "--gelu-tanh" in flags or "--geglu" in flags:
+        model["swiglu"] = True  # gated, whatever the function
+    if isinstance(model.get("dsa"), Mapping):
+        model["dsa"] = {**model["dsa"], "fused": "--use-sparse-flash-attn" in flags}
 
 
 def _sized(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,6 +228,9 @@ def _of_flags(flags: str) -> dict[str, Any]:
         "gradient_accumulation_fusion": "no-gradient-accumulation-fusion" not in given
         or "gemm-gradient-accumulation-fusion" in given,
         "grouped_gemm": "moe-grouped-gemm" in given,
+        "dropout": "attention-dropout 0.0" not in flags,
+        # Ascend's software has no fused loss, whatever the flag says.
+        "cross_entropy_fusion": False,
     }
 
 

@@ -117,7 +117,7 @@ def _model(arguments: Arguments) -> dict[str, Any]:
         "ffn": arguments.integer("ffn_hidden_size"),
         "seq": arguments.integer("seq_length", "encoder_seq_length"),
         "vocab": arguments.integer("padded_vocab_size", "vocab_size"),
-        "swiglu": arguments.flag("swiglu") or arguments.flag("geglu"),
+        "swiglu": any(arguments.flag(name) for name in ("swiglu", "geglu", "gelu_tanh")),
         "tied_embeddings": not arguments.flag("untie_embeddings_and_output_weights"),
         "num_experts": experts,
         "topk": arguments.integer("moe_router_topk") if experts else None,
@@ -143,7 +143,11 @@ def _model(arguments: Arguments) -> dict[str, Any]:
     if arguments.has("moe_expert_capacity_factor") and experts:
         model["capacity_factor"] = float(arguments.text("moe_expert_capacity_factor") or 0)
     if arguments.flag("enable_dsa_indexer"):
-        model["dsa"] = {"topk": arguments.integer("index_topk"), "heads": arguments.integer("index_n_heads")}
+        model["dsa"] = {
+            "topk": arguments.integer("index_topk"),
+            "heads": arguments.integer("index_n_heads"),
+            "fused": arguments.flag("use_sparse_flash_attn"),
+        }
     return model
 
 
@@ -233,6 +237,8 @@ def _train(arguments: Arguments) -> dict[str, Any]:
         "optimizer": arguments.text("optimizer"),
         "loss_slices": arguments.integer("output_layer_slice_num"),
     }  # fmt: skip
+    rate = arguments.text("attention_dropout", "hidden_dropout")
+    train["dropout"] = rate is None or float(rate) > 0
     swapped = [name for name in ("swap-optimizer", "swap-attention") if arguments.flag(name.replace("-", "_"))]
     train["offload"] = swapped or None
     if arguments.integer("lora_r", "lora_rank"):

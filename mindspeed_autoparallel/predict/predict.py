@@ -66,6 +66,7 @@ def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> di
             {
                 "stage": index,
                 "peak_memory_gib": peaks[index],
+                "first_step_peak_gib": stage.first_step_bytes / _GIB,
                 "parameters_gib": stage.parameter_bytes / _GIB,
                 "gradients_gib": stage.gradient_bytes / _GIB,
                 "optimizer_gib": stage.optimizer_bytes / _GIB,

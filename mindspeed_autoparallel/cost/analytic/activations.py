@@ -34,6 +34,8 @@ def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomp
         saved += (1 if "layernorm" in modules else 2) * state / work.hidden_split + _mixer_bytes(work, kind, modules)
     if kind.mlp != "none":
         saved += (1 if "layernorm" in modules else 2) * state / work.hidden_split + _mlp_bytes(work, kind, modules)
+    # Norms after blocks keep what they normalize.
+    saved += work.model.extra_norms * state / work.hidden_split
     return saved - _saved_by_mindspeed(work, kind, state)
 
 
@@ -64,6 +66,9 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
     if "mla_up_proj" not in modules:
         # Queries and keys with their position, and values.
         kept += heads * (2 * latent.query_size + latent.value_size)
+        if work.on_ascend:
+            # Fused attention wants values as wide as queries: they and the output are padded copies.
+            kept += heads * (2 * latent.query_size - latent.value_size)
     return work.tokens * size * kept + norm
 
 
@@ -73,7 +78,7 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
     products = 3 if model.gated else 2
     if kind.mlp == "dense":
         saved = 0.0
-        if not model.gated and not model.num_experts:
+        if not model.gated and not model.num_experts and work.dropout:
             saved += work.tokens * model.hidden * size  # two dropout masks of one byte each
         return saved + (0 if "mlp" in modules else products * work.tokens * model.ffn * size / tensor)
     shared = 0.0 if {"shared_experts", "moe"} & set(modules) else products * work.tokens * model.shared_ffn * size
@@ -83,7 +88,9 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
     # output is not kept (megatron-core from 0.12).
     between = products - ("moe_act" in modules)
     kept = model.hidden + (between + 2 * model.expert_clamp) * model.expert_ffn / work.expert_tensor
-    return work.routed_rows * kept * size + shared / tensor
+    # Gathered dispatch keeps all ranks' tokens, before and after the experts.
+    gathered = 2 * work.tokens / work.hidden_split * work.expert * model.hidden * size if work.gathered_experts else 0.0
+    return work.routed_rows * kept * size + shared / tensor + gathered
 
 
 def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
@@ -107,7 +114,8 @@ def _attention_matrix_bytes(work: Workload) -> float:
     """Softmax, dropout mask and their product, where attention is neither fused nor computed again."""
     if work.fused_attention or work.recompute != "none":
         return 0.0
-    return (2 * work.element_bytes + 1) * work.model.heads * work.tokens * work.model.sequence / work.tensor
+    kept = 2 * work.element_bytes + 1 if work.dropout else work.element_bytes
+    return kept * work.model.heads * work.tokens * work.model.sequence / work.tensor
 
 
 def encoder_activation_bytes(work: Workload) -> float:
@@ -142,9 +150,25 @@ def backward_transient_bytes(work: Workload) -> float:
     if work.stack != "megatron-core" or partly:
         again = layer_activation_bytes(work, kind, recomputed=False) * _group(work) if partly else 0
         transient = max(transient, again + gradients)
+    if kind.mlp == "experts" and work.gathered_experts:
+        # Gathered tokens, what goes back to them, and both gradients.
+        transient += 4 * work.tokens / work.hidden_split * work.expert * model.hidden * size
+    if model.sparse and not model.sparse.fused:
+        transient += _masked_scores_bytes(work)
     if work.context > 1:
         transient += 4 * work.tokens * model.hidden * size / work.tensor
     return transient
+
+
+def _masked_scores_bytes(work: Workload) -> float:
+    """Scores of all pairs of tokens, per head of attention and of the indexer, where no kernel picks the chosen ones.
+
+    Twelve bytes per attention head (scores and their softmax in fp32, probabilities and their gradient) and six per
+    head of the indexer.
+    """
+    model = work.model
+    assert model.sparse is not None
+    return work.tokens * model.attention_reach * (12 * model.heads / work.tensor + 6 * model.sparse.heads)
 
 
 def head_bytes(work: Workload) -> float:

@@ -14,8 +14,6 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 from mindspeed_autoparallel.cost.collectives import Fabric
 
-_EXPOSED_WHEN_OVERLAPPED = 0.3
-"""Share of tensor parallelism's collectives that shows in runs that overlap them; seven published on H100 say 0.28."""
 _EXCHANGE_EXPOSED = 0.1
 """Share of experts' exchanges that shows at least where they overlap: the first and last microbatch have no other."""
 _PASSES = {"megatron-core": 10, "megatron-2021": 14}
@@ -66,7 +64,7 @@ def tensor_exposed(work: Workload, efficiency: Efficiency) -> float:
     """Return the share of tensor parallelism's collectives that products do not hide."""
     if work.tensor_overlap is None:
         return efficiency.tensor_exposed
-    return _EXPOSED_WHEN_OVERLAPPED if work.tensor_overlap else 1.0
+    return efficiency.overlapped_exposed if work.tensor_overlap else 1.0
 
 
 def _join(host_us: float, device_us: float, norm: float) -> float:

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.cost.analytic.activations import (
 from mindspeed_autoparallel.cost.analytic.parameters import (
     adapter_parameters,
     frozen_encoder_parameters,
+    padded_vocabulary,
     stage_parameters,
 )
 from mindspeed_autoparallel.cost.analytic.recomputing import split_layers
@@ -33,18 +34,23 @@ class StageMemory:
     activation_bytes: float
     transient_bytes: float
     workspace_bytes: float
+    update_bytes: float = 0.0
+    """What the optimizer needs for a moment: an fp32 copy of the largest tensor that a rank updates."""
+    created_late_bytes: float = 0.0
+    """Of the optimizer's: moments, which the first step makes when its activations are gone."""
+
+    @property
+    def first_step_bytes(self) -> float:
+        """The most that the first step takes: its passes without moments, or everything but activations."""
+        states = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        passes = states - self.created_late_bytes + self.activation_bytes + self.transient_bytes
+        return max(passes, states + self.update_bytes) + self.workspace_bytes
 
     @property
     def peak_bytes(self) -> float:
-        """Everything at the worst moment of a step."""
-        return (
-            self.parameter_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.activation_bytes
-            + self.transient_bytes
-            + self.workspace_bytes
-        )
+        """Everything at the worst moment of a step after the first."""
+        states = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        return states + max(self.activation_bytes + self.transient_bytes, self.update_bytes) + self.workspace_bytes
 
 
 def in_flight(work: Workload, stage: int) -> float:
@@ -87,6 +93,7 @@ def _state_bytes(work: Workload, stage: int) -> tuple[float, float, float]:
     if work.adapters:
         layers = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage) if number)
         ranks = work.data * work.context if work.distributed_optimizer else 1
+        frozen += size * count * (work.preference == "dpo")  # the reference
         return size * (count + layers) + frozen, 4.0 * layers, 12.0 * layers / ranks
     ranks = work.data * work.context
     owned = count
@@ -101,6 +108,22 @@ def _state_bytes(work: Workload, stage: int) -> tuple[float, float, float]:
         copies += size  # the frozen reference
     gradients = 4.0 * count
     return copies * count + frozen, gradients, each * owned
+
+
+def _largest_tensor(work: Workload, stage: int) -> float:
+    """Elements of the largest tensor of a stage that one rank updates."""
+    model, products = work.model, 2 if work.model.gated else 1
+    if work.adapters:
+        return 0.0
+    ranks = work.data * work.context if work.distributed_optimizer else 1
+    sizes = [model.hidden * products * model.ffn / work.tensor / ranks]
+    if stage in (0, work.pipeline - 1):
+        sizes.append(padded_vocabulary(work) * model.hidden / work.tensor / ranks)
+    if model.num_experts:
+        together = model.num_experts // work.expert if work.grouped_products else 1
+        owners = work.expert_data if work.distributed_optimizer else 1
+        sizes.append(together * model.hidden * products * model.expert_ffn / work.expert_tensor / owners)
+    return max(sizes)
 
 
 def stage_memory(work: Workload, stage: int, workspace_bytes: float) -> StageMemory:
@@ -121,4 +144,7 @@ def stage_memory(work: Workload, stage: int, workspace_bytes: float) -> StageMem
         activation_bytes=activation,
         transient_bytes=transient,
         workspace_bytes=workspace_bytes,
+        # Two moments of the ten or twelve bytes.
+        update_bytes=4.0 * _largest_tensor(work, stage),
+        created_late_bytes=optimizer_bytes * 8 / (10 if work.shared_master_weights else 12),
     )

@@ -18,6 +18,9 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 
 _CONVOLUTION_PASSES = 6
 """Passes over what Mamba's convolution and gates read and write, forward."""
+_RING_LAUNCHES = 1.0
+"""Host time of one ring step, in layers: a pair of messages, attention on its part, joining it with what is there.
+Short sequences on four Ascend ranks say about one."""
 _RING_UPDATE_BYTES = 14
 """Bytes per element of the output that a ring step moves to join its part with what is there: two in the training
 precision, the running output in fp32 read and written."""
@@ -94,6 +97,12 @@ def _latent_projections(work: Workload, device: Device, efficiency: Efficiency) 
 def _core(work: Workload, device: Device, efficiency: Efficiency, width: float) -> Times:
     model, reach = work.model, work.model.attention_reach
     speed = device.peak_tflops * 1e6 * efficiency.attention_fraction
+    if model.sparse and not model.sparse.fused:
+        # All scores are computed and masked: read and written in fp32 a few times.
+        scores = work.tokens * reach * model.heads / work.tensor
+        masked = memory_pass_us(device, efficiency, 4 * scores * efficiency.softmax_passes)
+        operations = attention_operations(reach, work.tokens, width, causal_fused=False)
+        return Times(operations / speed + masked, 2 * (operations / speed + masked))
     if model.sparse:
         reach = min(reach, 2.0 * model.sparse.topk)  # of a causal sequence half is skipped below
     operations = attention_operations(reach, work.tokens, width, work.fused_attention and model.causal)
@@ -155,7 +164,7 @@ def _context(
         covered = (ring - 1) / ring
         exposed[0] += max(0.1 * sends, sends - covered * core.forward_us) + update
         exposed[1] += max(0.1 * sends, 2 * sends - covered * core.input_gradient_us) + 2 * update
-        launches += 0.25 * (ring - 1)
+        launches += _RING_LAUNCHES * (ring - 1)
     return (exposed[0], exposed[1]), launches
 
 

@@ -17,7 +17,7 @@ _BIAS_PASSES = (14, 20)
 forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
 _CLAMP_PASSES = (4, 5)
 """Passes over both halves of the gated activation's input to clamp and join them again, forward and backward."""
-_LAUNCHES_PER_EXPERT = 0.15
+_LAUNCHES_PER_EXPERT = 0.25
 """Host time of one expert that runs on its own, in layers of plain attention and a dense MLP: some five kernels."""
 
 

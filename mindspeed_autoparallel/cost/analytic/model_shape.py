@@ -69,6 +69,8 @@ class SparseAttention:
     head_size: int
     topk: int
     """Tokens that attention reads."""
+    fused: bool = True
+    """Whether kernels of its own read these tokens only; else scores of all are masked in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,8 @@ _CONTEXT_KINDS = {
 _GRAPHS = {"none": 0.0, "local": 0.9, "full_iteration": 0.95, "transformer_engine": 0.6}
 """Share of launches that a captured graph replays: whole iterations, or the parts of layers that Transformer Engine
 captures (attention and the router of expert layers, not the experts)."""
+VARIABLE_TOKENS = 1024
+"""Tokens per sample where lengths vary and no mean is said; an answer's notes say so."""
 _OFFLOADS = ("swap-optimizer", "swap-attention")
 _PREFERENCES = ("dpo", "simpo")
 
@@ -108,6 +110,7 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
         gathered_experts=section_of(request, "model").get("dispatcher") == "allgather",
         replayed_launches=_graph(train),
         preference=str(train.get("task")) if train.get("task") in _PREFERENCES else "",
+        dropout=bool(switch(train, "dropout", True, "train")),
         loss_slices=integer(train, "loss_slices", 1, "train"),
         imbalance=number(train, "routing_imbalance", 1.0, "train", 1.0, 1e3),
     )
@@ -116,7 +119,13 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
 
 
 def _documents(model: ModelShape, train: Mapping[str, Any]) -> ModelShape:
-    """``model`` with the mean length of what is packed, where it is said."""
+    """``model`` with the mean length of what is packed, or of what a batch is padded to, where it is said.
+
+    Batches of varying length without a mean: ``VARIABLE_TOKENS``, as instruction data has them.
+    """
+    if train.get("variable_seq") and not train.get("packing"):
+        tokens = min(model.sequence, math.ceil((model.attended or VARIABLE_TOKENS) / 128) * 128)
+        return dataclasses.replace(model, sequence=tokens, attended=0.0)
     length = number(train, "mean_document", model.attended, "train", 0.0, math.inf)
     return dataclasses.replace(model, attended=length) if length != model.attended else model
 

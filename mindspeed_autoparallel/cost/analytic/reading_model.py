@@ -194,6 +194,7 @@ def _sparse(section: Mapping[str, Any]) -> SparseAttention | None:
         heads=integer(values, "heads", 64, "model.dsa"),
         head_size=integer(values, "head_dim", 128, "model.dsa"),
         topk=integer(values, "topk", 2048, "model.dsa"),
+        fused=bool(switch(values, "fused", True, "model.dsa")),
     )
 
 

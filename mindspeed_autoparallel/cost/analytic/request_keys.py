@@ -31,7 +31,17 @@ KNOWN = {
             *("gbs", "mbs", "recompute", "precision", "stack", "attention", "cross_entropy_fusion"),
             *("overlap_grad_reduce", "tp_comm_overlap", "moe_a2a_overlap", "recompute_method"),
             *("recompute_num_layers", "recompute_modules", "recompute_per_pp_rank", "recompute_extra"),
-            *("reuse_fp32_param", "offload", "lora", "packing", "mean_document", "variable_seq", "task", "loss_slices"),
+            *(
+                "reuse_fp32_param",
+                "offload",
+                "lora",
+                "packing",
+                "mean_document",
+                "variable_seq",
+                "task",
+                "dropout",
+                "loss_slices",
+            ),
             *("grouped_gemm", "gradient_accumulation_fusion", "cuda_graph", "routing_imbalance", "optimizer"),
         }
     ),

@@ -113,10 +113,17 @@ class Workload:
     """Share of the host's launches that a captured graph replays."""
     preference: str = ""
     """``dpo``: pairs, and a forward pass of a frozen reference; ``simpo``: pairs."""
+    dropout: bool = True
+    """Whether dropout is on, whose masks are kept."""
     loss_slices: int = 1
     """Pieces in which the head and the loss are computed, one after another."""
     imbalance: float = 1.0
     """Rows on the busiest rank of experts, over the balanced number."""
+
+    @property
+    def on_ascend(self) -> bool:
+        """Whether the run is on Ascend devices, whose software writes some of Megatron's kernels anew."""
+        return any(word in self.gpu.lower() for word in ("ascend", "910b", "910c"))
 
     @property
     def num_microbatches(self) -> int:

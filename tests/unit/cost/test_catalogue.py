@@ -58,7 +58,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         ("memory_gib", 0, "must be above 0"),
         ("workspace_mib", "much", "workspace_mib is 'much'"),
         ("peak_tflops", "fast", "peak_tflops is 'fast'"),
-        ("peak_tflops", float("nan"), "must be a number"),
+        ("peak_tflops", float("nan"), "no number of JSON"),
         ("name", "", "name is ''"),
         ("aliases", "H100", "aliases must be a list"),
         ("colour", "green", "unknown keys colour"),

@@ -1,0 +1,122 @@
+"""Fits efficiencies of a device to measured steps: least squares on the logarithms, held near where they start."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.catalogue import Device
+
+TYPICAL_ERROR = 0.15
+"""Standard deviation that a run's step is taken to have around the formulas; larger errors count linearly."""
+_ROUNDS = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Free:
+    """An efficiency that is fitted: its neutral value, and how far its logarithm may lie from it."""
+
+    name: str
+    start: float
+    deviation: float
+    ceiling: float = math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """Where a fit ended: logarithms of the free values, and their standard deviations by the fit's curvature."""
+
+    point: NDArray[Any]
+    deviation: NDArray[Any]
+
+
+def with_values(device: Device, stack: str, values: Mapping[str, Any]) -> Device:
+    """Return ``device`` with some efficiencies of ``stack`` replaced."""
+    changed = dataclasses.replace(device.efficiency(stack), **values)
+    return dataclasses.replace(device, efficiencies={**device.efficiencies, stack: changed})
+
+
+def predicted_ms(device: Device, works: Sequence[Workload]) -> NDArray[Any]:
+    """Return the step time of each workload."""
+    return np.array([step_time(work, device).total_ms for work in works])
+
+
+def _softened(errors: NDArray[Any]) -> NDArray[Any]:
+    """Return errors in units of ``TYPICAL_ERROR``, of which large ones grow as their root (pseudo-Huber)."""
+    scaled = errors / TYPICAL_ERROR
+    return np.asarray(np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1)))
+
+
+def least_squares(residuals: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any]) -> Solution:
+    """Minimize the sum of squared ``residuals`` by Levenberg-Marquardt with slopes by differences."""
+    point, damping = start.copy(), 1e-2
+    current = residuals(point)
+    normal = np.eye(len(point))
+    for _ in range(_ROUNDS):
+        slopes = np.empty((len(current), len(point)))
+        for column in range(len(point)):
+            moved = point.copy()
+            moved[column] += 1e-3
+            slopes[:, column] = (residuals(moved) - current) / 1e-3
+        normal = slopes.T @ slopes
+        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -slopes.T @ current)
+        candidate = residuals(point + step)
+        if candidate @ candidate < current @ current:
+            gain = 1 - candidate @ candidate / (current @ current)
+            point, current, damping = point + step, candidate, damping * 0.3
+            if gain < 1e-3:
+                break
+        else:
+            damping *= 6
+            if damping > 1e6:
+                break
+    covariance = np.linalg.inv(normal + 1e-9 * np.eye(len(point)))
+    return Solution(point, np.sqrt(np.diag(covariance)))
+
+
+def fit_log_errors(
+    device: Device,
+    stack: str,
+    works: Sequence[Workload],
+    measured_ms: NDArray[Any],
+    weights: NDArray[Any],
+    free: Sequence[Free],
+) -> Device:
+    """Return ``device`` with the efficiencies ``free`` fitted to measured steps, each weighted."""
+    return values_of(device, stack, solve(device, stack, works, measured_ms, weights, free), free)
+
+
+def values_of(device: Device, stack: str, solution: Solution, free: Sequence[Free]) -> Device:
+    """Return ``device`` with the values that a fit found."""
+    return with_values(device, stack, _values(solution.point, free))
+
+
+def _values(point: NDArray[Any], free: Sequence[Free]) -> dict[str, float]:
+    return {item.name: min(math.exp(x), item.ceiling) for item, x in zip(free, point.tolist(), strict=True)}
+
+
+def solve(
+    device: Device,
+    stack: str,
+    works: Sequence[Workload],
+    measured_ms: NDArray[Any],
+    weights: NDArray[Any],
+    free: Sequence[Free],
+) -> Solution:
+    """Return where the weighted errors' logarithms and the distance from the neutral values are least together."""
+    start = np.log([item.start for item in free])
+    deviation = np.array([item.deviation for item in free])
+
+    def residuals(point: NDArray[Any]) -> NDArray[Any]:
+        changed = with_values(device, stack, _values(point, free))
+        errors = np.log(predicted_ms(changed, works) / measured_ms)
+        return np.concatenate([_softened(errors) * weights, (point - start) / deviation])
+
+    return least_squares(residuals, start)
