@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from mindspeed_autoparallel.report.style import NUM_COLOURS
+from mindspeed_autoparallel.report.assets import NUM_COLOURS
 
 
 def text(value: object) -> str:

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed_autoparallel.report.assets import read_asset
 from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, legend, percent, table, text
 from mindspeed_autoparallel.report.operator_graph import draw_graph
-from mindspeed_autoparallel.report.style import CSS
 from mindspeed_autoparallel.units import format_bytes, format_us
 
 Data = dict[str, Any]
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_STYLE = """
-svg { display: block; max-width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 12px; }
-svg .soft { fill: var(--soft); font-size: 11px; paint-order: stroke;
-  stroke: var(--card); stroke-width: 3px; } svg rect.box { fill: var(--card); stroke: var(--line); }
-svg path { fill: none; stroke: var(--line); } svg path.sent { stroke: var(--backward); }
-.chip { display: inline-block; border-radius: 4px; padding: 0 7px; margin-right: 3px; color: var(--on-bar);
-  font-size: 12px; }
-"""
 
 
 def axis_colours(values: Data) -> dict[str, int]:
@@ -50,7 +42,7 @@ def render_operator_page(values: Data) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{CSS}{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}{read_asset('operators.css')}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
         "</body>\n</html>\n"
     )
 

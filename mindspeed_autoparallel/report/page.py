@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from mindspeed_autoparallel.report import data, encoders, sections
+from mindspeed_autoparallel.report.assets import read_asset
 from mindspeed_autoparallel.report.markup import element, text
-from mindspeed_autoparallel.report.script import SCRIPT
-from mindspeed_autoparallel.report.style import CSS
 from mindspeed_autoparallel.spec.plan import Plan
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -43,11 +42,11 @@ def render_page(plan: Plan) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + '\n</main>\n<div id="tip" role="tooltip"></div>\n'
         f'<script type="application/json" id="timeline-data">{_embedded(values["timeline"])}</script>\n'
-        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f"<script>{read_asset('report.js')}</script>\n</body>\n</html>\n"
     )
 
 

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mindspeed_autoparallel.report.assets import read_asset
 from mindspeed_autoparallel.report.markup import draw_tiles, element, table, text
 from mindspeed_autoparallel.report.page import POLICY
-from mindspeed_autoparallel.report.style import CSS
 from mindspeed_autoparallel.report.table import aligned
 from mindspeed_autoparallel.spec.plan import ROUNDING
 from mindspeed_autoparallel.units import format_bytes
@@ -170,7 +170,7 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}</style>\n</head>\n<body>\n<main>\n"
         f"<header><h1>{text(title)}</h1></header>\n{_tiles(result)}\n{body}\n</main>\n</body>\n</html>\n"
     )
 

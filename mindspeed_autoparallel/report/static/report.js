@@ -1,6 +1,3 @@
-"""The page's script: tooltips, theme, filter, timeline. Without it all but the timeline can be read."""
-
-SCRIPT = r"""
 "use strict";
 const root = document.documentElement;
 window.addEventListener("error", event => { root.dataset.error = event.message; });
@@ -266,4 +263,3 @@ const data = JSON.parse($("timeline-data").textContent);
 if (data.rows.length) timeline(data);
 addEventListener("resize", redraw);
 root.dataset.ready = "yes";
-"""
