@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from mindspeed_autoparallel.runtime.state import of_process
@@ -48,7 +49,7 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     device = current_device()
     step, check.num_seen = check.num_seen, check.num_seen + 1
     if step == _MEMORY_STEP:
-        with device.tracked_memory() as memory:
+        with _without_host_batches(device), device.tracked_memory() as memory:
             result = wrapped(*args, **kwargs)
             device.synchronize()
             check.peak_bytes = memory.take_peak_bytes()
@@ -62,6 +63,12 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     if check.num_seen == check.num_steps:
         _report(check, plan)
     return result
+
+
+def _without_host_batches(device: Any) -> AbstractContextManager[None]:
+    from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
+
+    return without_kept_batches() if device.name == "cpu" else nullcontext()
 
 
 def _report(check: PlanCheck, plan: Plan) -> None:

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec, Launc
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 
-MEASUREMENT_SCHEMA_VERSION = 3
+MEASUREMENT_SCHEMA_VERSION = 4
 """Older results lack figures; they are measured anew."""
 
 _LOGGER = logging.getLogger(__name__)

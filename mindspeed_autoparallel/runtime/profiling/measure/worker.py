@@ -12,6 +12,7 @@ from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
+from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_by_layer, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, HostCalls, rebuild, set_arguments
 from mindspeed_autoparallel.runtime.profiling.measure.state import release
@@ -136,7 +137,8 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
                 release(built.model, built.optimizer)
                 del built  # what refers to the old groups keeps their threads
                 built = rebuild(measuring().calls, arguments, point, torch.distributed.get_world_size())
-            result = measure_point(built, forward_step, arguments, device, task)
+            with without_kept_batches():
+                result = measure_point(built, forward_step, arguments, device, task)
         except AutoParallelError as error:
             _finish(task, point, {"status": "failed", "reason": str(error)}, rank)
             raise

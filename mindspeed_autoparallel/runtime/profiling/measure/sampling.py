@@ -1,0 +1,41 @@
+"""Samples differ in size: memory is measured on the largest of the next microbatches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+NUM_SAMPLED = 16
+"""A fixed number, so that all ranks that read the same data choose the same microbatch."""
+
+
+def largest_of_next(iterator: Any, count: int = NUM_SAMPLED) -> Any:
+    """Return an iterator over one item: of the next ``count`` of ``iterator`` the one with most tensor bytes.
+
+    What is no single iterator is returned as it is: ``None`` on ranks that are sent their batches, a list under virtual
+    stages.
+    """
+    return _largest(iterator, count) if hasattr(iterator, "__next__") else iterator
+
+
+def _largest(iterator: Any, count: int) -> Iterator[Any]:
+    largest = next(iterator)
+    for _ in range(count - 1):
+        try:
+            following = next(iterator)
+        except StopIteration:
+            break
+        if num_bytes(following) > num_bytes(largest):
+            largest = following
+    # A copy: whoever reads it allocates the batch then, as from a loader, and nobody else keeps it.
+    yield copy.deepcopy(largest)
+
+
+def num_bytes(batch: Any) -> int:
+    """Return the bytes of all tensors in a batch of nested mappings and sequences."""
+    if isinstance(batch, Mapping):
+        return sum(num_bytes(value) for value in batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        return sum(num_bytes(value) for value in batch)
+    return int(getattr(batch, "nbytes", 0) or 0)
