@@ -98,11 +98,17 @@ def pass_overhead_us(plan: Plan) -> float:
 
 
 def proof(plan: Plan) -> str:
-    """Return ``proved optimal in 0.4 s``, or how far the bound is."""
+    """Return ``proved optimal in 0.4 s`` or how far the bound is, and of what where something was left out."""
     search = plan.search
+    unmeasured = sum(verdict.outcome == "unmeasured" for verdict in search.verdicts)
+    limits = [f"among splits that this host runs: {search.scope}"] if search.scope else []
+    if unmeasured:
+        limits.append(f"{_count(unmeasured, 'configuration')} not measured and left out")
+    of_what = "".join(f"; {limit}" for limit in limits)
     if search.status == "optimal":
-        return f"proved optimal in {search.seconds:.1f} s"
-    return f"not proved: at most {search.gap_fraction * 100:.1f} % from the best possible, after {search.seconds:.1f} s"
+        return f"proved optimal in {search.seconds:.1f} s{of_what}"
+    gap = f"{search.gap_fraction * 100:.1f} %"
+    return f"not proved: at most {gap} from the best possible, after {search.seconds:.1f} s{of_what}"
 
 
 def warnings(plan: Plan) -> list[str]:

@@ -138,6 +138,8 @@ class SearchRecord:
     num_solved: int
     seconds: float
     verdicts: tuple[Verdict, ...] = ()
+    scope: str = ""
+    """Which splits of a layout were searched, where that is not all of them: those that the host runs."""
     limits: tuple[str, ...] = ()
     """What holds the best plan back, most important first."""
     relaxations: tuple[Relaxation, ...] = ()

@@ -10,12 +10,15 @@ from typing import Any
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.planner.best_first import Progress, silent
+from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.host_splits import Splits
+from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.hetero import HomogeneousBest
 from mindspeed_autoparallel.units import US_PER_MS
 
@@ -54,21 +57,30 @@ def compare(
     progress: Progress = silent,
     options: SpaceOptions | None = None,
     balance: str = "local",
+    splits: Splits | None = None,
 ) -> Comparison:
-    """Search both. Raises ``InfeasiblePlan`` where no hetero plan fits, with the homogeneous one's step if one does."""
+    """Search both. Raises ``InfeasiblePlan`` where no hetero plan fits, with the homogeneous one's step if one does.
+
+    ``splits``: what the host can run; a hetero plan's backbone then has one stage.
+    """
     started = time.monotonic()
     homogeneous, note = None, ""
     try:
-        homogeneous = search(
-            profile,
-            cluster,
-            global_batch_size,
-            time_limit_s=time_limit_s / 2,
-            top_k=top_k,
-            seed=seed,
-            progress=progress,
-            options=options,
-        )
+        if splits is not None:
+            homogeneous = search_given(
+                profile, cluster, global_batch_size, splits, top_k=top_k, progress=progress, options=options
+            )
+        else:
+            homogeneous = search(
+                profile,
+                cluster,
+                global_batch_size,
+                time_limit_s=time_limit_s / 2,
+                top_k=top_k,
+                seed=seed,
+                progress=progress,
+                options=options,
+            )
     except InfeasiblePlan as error:
         note = str(error)
     left = max(1.0, time_limit_s - (time.monotonic() - started))
@@ -83,6 +95,7 @@ def compare(
             progress=progress,
             options=options,
             balance=balance,
+            layouts=None if splits is None else _of_one_stage(profile, cluster, global_batch_size),
         )
     except InfeasiblePlan as error:
         if homogeneous is None:
@@ -106,6 +119,11 @@ def compare(
         ),
     )
     return Comparison(hetero=replace(hetero, hetero=record), homogeneous=homogeneous)
+
+
+def _of_one_stage(profile: Profile, cluster: Cluster, global_batch_size: int) -> list[Layout]:
+    candidates, _ = enumerate_layouts(backbone_profile(profile), cluster, global_batch_size, SpaceOptions())
+    return [candidate.layout for candidate in candidates if candidate.layout.pipeline_size == 1]
 
 
 def write_comparison(comparison: Comparison, directory: Path, model_file: str | None = None) -> None:

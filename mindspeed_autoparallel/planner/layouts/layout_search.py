@@ -13,7 +13,7 @@ from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.layouts.tasks import SIMPLE, SOLVE, Outcome, Task
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.spec import Model
-from mindspeed_autoparallel.spec.plan import Verdict
+from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
 GROUP = 4
 EFFORT = 2.0
@@ -167,7 +167,7 @@ class LayoutSearch(Search[Candidate]):
             if found is not None:
                 reason = "a simple split; the time limit came first."
                 self._settle(item, "solved", reason, bound_us=item.bound_us, step_us=found.step_us)
-            elif item.bound_us < best * (1 - EXACT):
+            elif item.bound_us < best * (1 - ROUNDING):
                 self._left_open(item, item.bound_us)
             else:
                 self._bounded(item)

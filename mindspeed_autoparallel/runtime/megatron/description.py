@@ -10,6 +10,7 @@ import argparse
 import copy
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,24 +34,55 @@ _LAYOUT_KEYS = frozenset(
 )
 _SHAPE_ARGUMENTS = (
     "num_layers",
+    "encoder_num_layers",
+    "decoder_num_layers",
     "hidden_size",
     "ffn_hidden_size",
     "num_attention_heads",
-    "num_query_groups",
     "kv_channels",
     "seq_length",
+    "decoder_seq_length",
     "vocab_size",
     "swiglu",
-    "num_experts",
-    "moe_router_topk",
-    "moe_ffn_hidden_size",
+    "squared_relu",
     "normalization",
+    "qk_layernorm",
+    "add_bias_linear",
     "add_qkv_bias",
     "untie_embeddings_and_output_weights",
     "position_embedding_type",
+    "window_size",
+    "window_attn_skip_freq",
+    "linear_attention_freq",
+    "experimental_attention_variant",
+    "heterogeneous_layers_config_path",
+    "spec",
+    "mtp_num_layers",
+    "img_h",
+    "img_w",
+    "patch_dim",
     "bf16",
     "fp16",
 )
+"""Arguments of Megatron that shape the model by themselves."""
+_SHAPE_UNDER_A_SWITCH = {
+    "group_query_attention": ("num_query_groups",),
+    "multi_latent_attention": (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_head_dim",
+        "qk_pos_emb_head_dim",
+        "v_head_dim",
+    ),
+    "num_experts": (
+        "moe_router_topk",
+        "moe_ffn_hidden_size",
+        "moe_layer_freq",
+        "moe_shared_expert_intermediate_size",
+        "moe_latent_size",
+    ),
+}
+"""Arguments that shape it only where the first is given: their defaults differ from release to release."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +124,9 @@ class Description:
 def describe(arguments: argparse.Namespace) -> Description:
     """Read the description the host's ``arguments`` point at; ``ConfigError`` names file, key and allowed range."""
     file_name = getattr(arguments, MODEL_FILE_ARGUMENT, None)
-    shape = {name: getattr(arguments, name, None) for name in _SHAPE_ARGUMENTS}
+    shape = _shape(arguments)
     if not file_name:
-        layers = getattr(arguments, "num_layers", None)
-        if not layers or layers < 1:
-            raise ConfigError(f"--num-layers must be a positive integer, got {layers}.")
-        modules = (DescribedModule("text_decoder", int(layers), ()),)
-        return Description(modules, None, {}, _hash({"arguments": shape}))
+        return Description(_modules_of_flags(arguments), None, {}, _hash({"arguments": shape}))
     path = Path(file_name)
     content = read_json(path, "model description (--mm-model)")
     if not isinstance(content, dict):
@@ -107,8 +135,63 @@ def describe(arguments: argparse.Namespace) -> Description:
     if not found:
         raise ConfigError(f"{path} has no block with num_layers; a multimodal model needs at least text_decoder.")
     # With a model file the shell's layer count is a formality of Megatron's parser.
-    shape.pop("num_layers")
+    shape.pop("num_layers", None)
     return Description(found, path, content, _hash({"arguments": shape, "model": _without_layout(content)}))
+
+
+def is_llava(arguments: argparse.Namespace) -> bool:
+    """Whether the script is Megatron's own pretrain_vlm.py: flags of its own describe two models and a projection."""
+    return hasattr(arguments, "freeze_ViT") and hasattr(arguments, "freeze_LM")
+
+
+def hybrid_pattern(arguments: argparse.Namespace) -> str:
+    """The layers of a hybrid model by letter (``M*-M*-``: Mamba, attention, MLP), or nothing for other models."""
+    for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
+        if pattern := getattr(arguments, name, None):
+            return str(pattern)
+    return (
+        "M" * int(getattr(arguments, "num_layers", None) or 1) if getattr(arguments, "is_hybrid_model", False) else ""
+    )
+
+
+def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
+    """``ConfigError`` for a model of several kinds of layers in a pattern, which no split of equal layers describes."""
+    pattern = hybrid_pattern(arguments)
+    if not pattern:
+        return
+    names = {"M": "Mamba", "*": "attention", "-": "MLP", "E": "experts", "G": "gated delta net", "D": "attention"}
+    counts = Counter(letter for letter in pattern.partition("/")[0] if letter in names)
+    kinds = ", ".join(f"{number} {names[letter]}" for letter, number in counts.items())
+    raise ConfigError(
+        f"{flag} takes layers that are alike or come in Megatron's --moe-layer-freq; this hybrid model has {kinds} "
+        f"(pattern {pattern}), and Megatron cuts it into stages by that pattern alone. Cut it with '|' in the pattern, "
+        f"and leave {flag} out."
+    )
+
+
+def _shape(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What is given of the arguments that shape a model; a switch that is off is the same as one a release lacks."""
+    names = list(_SHAPE_ARGUMENTS)
+    for switch, more in _SHAPE_UNDER_A_SWITCH.items():
+        if getattr(arguments, switch, None):
+            names += [switch, *more]
+    values = {name: getattr(arguments, name, None) for name in names}
+    return {name: value for name, value in values.items() if value}
+
+
+def _modules_of_flags(arguments: argparse.Namespace) -> tuple[DescribedModule, ...]:
+    own = getattr(arguments, "encoder_num_layers", None) if is_llava(arguments) else None
+    layers = getattr(arguments, "num_layers", None) or own
+    if not layers or layers < 1:
+        raise ConfigError(f"--num-layers must be a positive integer, got {layers}.")
+    if not is_llava(arguments):
+        return (DescribedModule("text_decoder", int(layers), ()),)
+    # Named as the attributes of its model are.
+    decoder = int(getattr(arguments, "decoder_num_layers", None) or layers)
+    return (
+        DescribedModule("vision_model", int(own or layers), (), bool(arguments.freeze_ViT)),
+        DescribedModule("language_model", decoder, (), bool(arguments.freeze_LM)),
+    )
 
 
 def _modules(content: Mapping[str, Any], path: Path) -> Iterator[DescribedModule]:

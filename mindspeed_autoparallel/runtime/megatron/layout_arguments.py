@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import in_words, layers_per_group, modules_of
 
+LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
+"""Takes any split of a language model; Megatron has it from 0.13 on."""
+FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
@@ -39,28 +43,34 @@ def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, Any]:
 
 
 def kind_everywhere(plan: Plan) -> str | None:
-    """The one recompute kind of all layers of a language model, where it is not single layers; ``None`` elsewhere.
+    """The one recompute kind of all layers, where it is not single layers of a language model; ``None`` elsewhere.
 
     Raises ``PlanError`` where stages differ in it: flags of Megatron hold for every layer of every rank.
     """
-    (module,) = plan.model.modules
-    rows = [stage.recompute.get(module.name, {}) for stage in plan.stages]
-    kinds = sorted({kind for row in rows for kind, count in row.items() if count})
-    if not kinds or kinds == ["full"]:
+    kinds = {
+        kind: tuple(plan.recomputed_of(module.name, kind) for module in plan.model.modules)
+        for kind in sorted(
+            {k for stage in plan.stages for rows in stage.recompute.values() for k, n in rows.items() if n}
+        )
+    }
+    layers = tuple(plan.layers_of(module.name) for module in plan.model.modules)
+    if not kinds or (set(kinds) == {"full"} and len(layers) == 1):
         return None
-    kind = kinds[0]
-    if len(kinds) > 1 or plan.recomputed_of(module.name, kind) != plan.layers_of(module.name):
+    kind, rows = next(iter(kinds.items()))
+    if len(kinds) > 1 or rows != layers:
         raise PlanError(
             f"the plan recomputes {', '.join(in_words(kind) for kind in kinds)} in some layers only; Megatron's flags "
-            "can say that of whole layers (full), and of all layers alike. Edit the plan, or search it again."
+            "can say that of whole layers (full) of one model, and of all layers alike. Edit the plan, or search it "
+            "again."
         )
     return kind
 
 
-def pipeline_layout(plan: Plan) -> str:
+def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
     """``--pipeline-model-parallel-layout`` of a language model: ``Et*5|t*11|t*9L``, one part per virtual stage.
 
-    Stages are listed in chain order, which is the order Megatron deals virtual stages in.
+    Stages are listed in chain order, which is the order Megatron deals virtual stages in. ``num_mtp_layers``: of
+    multi-token prediction (``m``), which run before the loss on the last stage, as they do without a layout.
     """
     if len(plan.model.modules) != 1:
         raise PlanError("a pipeline layout string describes one module; multimodal hosts read model.json instead.")
@@ -68,21 +78,62 @@ def pipeline_layout(plan: Plan) -> str:
     counts = plan.layers_of(module.name)
     parts = [f"t*{count}" if count else "" for count in counts]
     parts[0] = "E" + parts[0]
-    parts[-1] += "L"
+    parts[-1] += "m" * num_mtp_layers + "L"
     return "|".join(parts)
 
 
-def native_flags(plan: Plan) -> list[str]:
-    """The plan as command line words of Megatron, for scripts that do not load plan.json."""
+def stage_arguments(plan: Plan, arguments: Any) -> dict[str, Any]:
+    """Megatron's argument destinations and values for the plan's split, as the release of ``arguments`` can say it.
+
+    Nothing where that is an even split by itself. Raises ``PlanError`` for a split that it cannot run.
+    """
+    layout = plan.layout
+    if layout.num_virtual_stages == 1:
+        return {}
+    if len(plan.model.modules) > 1:
+        return _even_split_of_two_models(plan)
+    counts = plan.layers_of(plan.model.modules[0].name)
+    if hasattr(arguments, LAYOUT_ARGUMENT):
+        mtp = int(getattr(arguments, "mtp_num_layers", None) or 0)
+        return {LAYOUT_ARGUMENT: pipeline_layout(plan, mtp), "num_layers_per_virtual_pipeline_stage": None}
+    if len(set(counts)) == 1:
+        return {"num_layers_per_virtual_pipeline_stage": counts[0]} if layout.virtual_size > 1 else {}
+    if layout.virtual_size > 1 or len(set(counts[1:-1])) > 1:
+        raise PlanError(
+            f"the plan has {list(counts)} layers on its stages, and this Megatron has no "
+            "--pipeline-model-parallel-layout to run that with: its first and last stage may differ, those between may "
+            "not. Search the plan again with it, or use megatron-core 0.13 or newer."
+        )
+    return {FIRST_ARGUMENT: counts[0], LAST_ARGUMENT: counts[-1]}
+
+
+def _even_split_of_two_models(plan: Plan) -> dict[str, Any]:
+    *encoders, decoder = plan.model.modules
+    misplaced = [module.name for module in encoders if any(plan.layers_of(module.name)[1:])]
+    counts = plan.layers_of(decoder.name)
+    if misplaced or len(set(counts)) > 1 or plan.layout.virtual_size > 1:
+        raise PlanError(
+            f"this script runs {', '.join(module.name for module in encoders)} on the first stage and equally many "
+            f"layers of {decoder.name} on every stage; the plan has {list(counts)} of them"
+            + (f", and {misplaced[0]} on later stages" if misplaced else "")
+            + ". Search it again."
+        )
+    return {}
+
+
+def native_flags(plan: Plan, stages: Mapping[str, Any] | None = None) -> list[str]:
+    """The plan as command line words of Megatron, for scripts that do not load plan.json.
+
+    ``stages``: what ``stage_arguments`` gives.
+    """
     words: list[str] = []
-    for destination, value in sizes(plan).items():
+    values = {**sizes(plan), **(stages or {})}
+    for destination, value in values.items():
         flag = "--" + destination.replace("_", "-")
         if value is True:
             words.append(flag)
-        elif value not in (False, 1) or destination in ("micro_batch_size", "global_batch_size"):
-            words += [flag, str(value)]
-    if len(plan.model.modules) == 1 and plan.layout.num_virtual_stages > 1:
-        words += ["--pipeline-model-parallel-layout", pipeline_layout(plan)]
+        elif value not in (False, None, 1) or destination in ("micro_batch_size", "global_batch_size", *(stages or ())):
+            words += [flag, str(value)] if value is not None else []
     return words
 
 

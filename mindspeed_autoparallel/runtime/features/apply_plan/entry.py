@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,28 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.features.apply_plan.check import PlanCheck
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    FIRST_ARGUMENT,
+    LAST_ARGUMENT,
+    LAYOUT_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     kind_everywhere,
     model_keys,
     native_flags,
-    pipeline_layout,
     recompute_arguments,
     sizes,
+    stage_arguments,
 )
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
+
+_OWN_SPLITS = (
+    LAYOUT_ARGUMENT,
+    FIRST_ARGUMENT,
+    LAST_ARGUMENT,
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+)
+"""The script's own, which a plan replaces."""
 
 
 def apply_plan(arguments: argparse.Namespace) -> None:
@@ -43,14 +56,16 @@ def apply_plan(arguments: argparse.Namespace) -> None:
     for destination, value in sizes(plan).items():
         setattr(arguments, destination, value)
     arguments.virtual_pipeline_model_parallel_size = None
+    stages: dict[str, Any] = {}
     if description.model_file is not None:
         _apply_to_model_file(plan, description, arguments, path)
     else:
-        _apply_to_language_model(plan, arguments)
+        stages = stage_arguments(plan, arguments)
+        _apply_to_flags(plan, arguments, stages)
     of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps))
     if os.environ.get("RANK", "0") == "0":
         print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
-        print(f"as native flags: {shlex.join(native_flags(plan))}", flush=True)
+        print(f"as native flags: {shlex.join(native_flags(plan, stages))}", flush=True)
 
 
 def _check_model(plan: Plan, description: Description, path: Path) -> None:
@@ -101,18 +116,14 @@ def _difference(description: Description, content: dict[str, Any], applied: Path
     return "\n".join(lines)
 
 
-def _apply_to_language_model(plan: Plan, arguments: Any) -> None:
+def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, Any]) -> None:
+    """Set what flags say of stages (``stage_arguments``) and recompute, for hosts without a model.json."""
     layout = plan.layout
-    if layout.num_virtual_stages > 1:
-        counts = set(plan.layers_of(plan.model.modules[0].name))
-        if hasattr(arguments, "pipeline_model_parallel_layout"):
-            arguments.pipeline_model_parallel_layout = pipeline_layout(plan)
-            arguments.num_layers_per_virtual_pipeline_stage = None
-        elif len(counts) > 1 or layout.virtual_size > 1:
-            raise PlanError(
-                f"the plan has {sorted(counts)} layers on its stages, and this Megatron has no "
-                "--pipeline-model-parallel-layout to run that with. Use megatron-core 0.13 or newer."
-            )
+    for name in _OWN_SPLITS:
+        if hasattr(arguments, name):
+            setattr(arguments, name, None)
+    for name, value in stages.items():
+        setattr(arguments, name, value)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     pipeline_rank = int(os.environ.get("RANK", "0")) // (world_size // layout.pipeline_size)
     for name in RECOMPUTE_ARGUMENTS:

@@ -49,6 +49,12 @@ def computed_profile(
 
 def _sections(arguments: argparse.Namespace, description: Description) -> tuple[Section, ...]:
     if description.model_file is None:
+        if len(description.modules) > 1:
+            raise ConfigError(
+                f"--profile-source analytic computes language models and those of a model.json; this script builds "
+                f"{' and '.join(module.name for module in description.modules)} from its flags. Measure it "
+                "(--profile-source measured)."
+            )
         return (Section("text_decoder", _of_arguments(arguments)),)
     sections = []
     for module in description.modules:

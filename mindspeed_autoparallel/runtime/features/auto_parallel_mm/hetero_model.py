@@ -14,6 +14,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import model_keys
 from mindspeed_autoparallel.spec import Plan
 
 _SIZES = ("tp", "pp", "cp", "mbs")
+_LLAVA_ADAPTER = "mindspeed_autoparallel.runtime.hetero.adapters.llava:LlavaVision"
 _STALE = ("pipeline_num_layers", "recompute_granularity", "recompute_method", "recompute_num_layers")
 
 
@@ -22,6 +23,8 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
 
     Raises ``ConfigError`` where modules or layers are not those of ``plan``.
     """
+    if description.model_file is None:
+        return _llava_model(plan)
     planned = {module.name: module.num_layers for module in plan.model.modules}
     described = {module.name: module.num_layers for module in description.modules}
     if planned != described:
@@ -46,14 +49,34 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
     return content
 
 
+def _llava_model(plan: Plan) -> dict[str, Any]:
+    """Sizes alone, for Megatron's pretrain_vlm.py: its flags describe the models."""
+    layout = plan.layout
+    blocks: dict[str, Any] = {}
+    for module in plan.model.modules:
+        own = layout.modules.get(module.name)
+        if own is None:
+            sizes = {"tp": layout.tensor_size, "pp": layout.pipeline_size, "cp": layout.context_size}
+            block = {**sizes, "mbs": layout.micro_batch_size, "hetero": {"role": "backbone"}}
+        else:
+            sizes = {"tp": own.tensor_size, "pp": 1, "cp": own.context_size}
+            mbs = own.micro_batch_scale * layout.micro_batch_size
+            block = {**sizes, "mbs": mbs, "hetero": {"adapter": _LLAVA_ADAPTER}}
+        blocks[module.name] = block
+    return blocks
+
+
 def write_hetero_model(plan: Plan, description: Description, otherwise: Path) -> Path:
     """Write it beside the user's model.json (into ``otherwise`` where that folder is read-only); its path.
 
     The name ends in a digest of the content: no file of the user is ever written over.
     """
-    assert description.model_file is not None
     content = hetero_model(plan, description)
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    if description.model_file is None:
+        path = otherwise / f"hetero_model_{digest}.json"
+        write_json_atomic(path, content)
+        return path
     name = f"{description.model_file.stem}_hetero_{digest}.json"
     path = description.model_file.parent / name
     try:
@@ -64,10 +87,19 @@ def write_hetero_model(plan: Plan, description: Description, otherwise: Path) ->
     return path
 
 
-def training_flags(plan: Plan, model_file: Path) -> str:
-    """What to add to the launch script, whose TP, PP and CP are 1."""
+def training_flags(plan: Plan, model_file: Path, *, sizes_alone: bool = False) -> str:
+    """What to add to the launch script, whose TP, PP and CP are 1.
+
+    ``sizes_alone``: the file describes no model, as for hosts whose flags do.
+    """
     assert plan.hetero is not None
-    flags = f"--hetero-parallel --mm-model {model_file} --global-batch-size {plan.global_batch_size}"
+    flag = "--hetero-model" if sizes_alone else "--mm-model"
+    flags = f"--hetero-parallel {flag} {model_file} --global-batch-size {plan.global_batch_size}"
+    if sizes_alone:
+        backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
+        (again,) = plan.recomputed_of(backbone, "full")
+        if again:
+            flags += f" --recompute-granularity full --recompute-method block --recompute-num-layers {again}"
     for flag, value, default in (("memory", plan.hetero.memory, "upfront"), ("balance", plan.hetero.balance, "local")):
         if value != default:
             flags += f" --hetero-{flag} {value}"

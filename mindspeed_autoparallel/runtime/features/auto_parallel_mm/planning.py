@@ -21,6 +21,7 @@ _LOGGER = logging.getLogger(__name__)
 def plan_and_write(request: SearchRequest, profile: Profile) -> None:
     """Search the best plan for the cluster of ``request`` and write everything a user reads to its output folder."""
     # OR-Tools takes most of a second to load, so only once it is needed.
+    from mindspeed_autoparallel.planner.layouts.given_splits import search_given
     from mindspeed_autoparallel.planner.layouts.search import search
     from mindspeed_autoparallel.planner.results import write_results
     from mindspeed_autoparallel.report.page import render_page
@@ -33,6 +34,9 @@ def plan_and_write(request: SearchRequest, profile: Profile) -> None:
     )
     if request.hetero_balance is not None:
         plan = _compared_with_hetero(request, request.hetero_balance, profile, cluster, directory)
+    elif request.splits is not None:
+        plan = search_given(profile, cluster, request.global_batch_size, request.splits, progress=_LOGGER.info)
+        write_results(plan, directory)
     else:
         plan = search(
             profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=_LOGGER.info
@@ -67,9 +71,11 @@ def _compared_with_hetero(
         time_limit_s=request.time_limit_s,
         progress=_LOGGER.info,
         balance=balance,
+        splits=request.splits,
     )
     model_file = write_hetero_model(comparison.hetero, request.description, directory)
     write_comparison(comparison, directory, str(model_file))
     _LOGGER.info(summary(comparison))
-    _LOGGER.info(f"train the hetero plan with: {training_flags(comparison.hetero, model_file)}")
+    flags = training_flags(comparison.hetero, model_file, sizes_alone=request.description.model_file is None)
+    _LOGGER.info(f"train the hetero plan with: {flags}")
     return comparison.best

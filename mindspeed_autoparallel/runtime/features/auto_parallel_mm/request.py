@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
 from mindspeed_autoparallel.runtime.features.hetero_parallel.flags import HeteroFlags
@@ -19,7 +21,8 @@ from mindspeed_autoparallel.runtime.features.measuring import (
 )
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
-from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.runtime.megatron.description import Description, describe, refuse_hybrid
+from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.spec import Cluster
 
 _FEATURE = "--auto-parallel-mm"
@@ -44,6 +47,8 @@ class SearchRequest(MeasuringRequest):
     """Plan from this profile; nothing is measured."""
     hetero_balance: str | None = None
     """With ``--hetero-parallel``: its ``--hetero-balance``; encoders' own layouts are searched, too."""
+    splits: Splits | None = None
+    """What the host can run of the model's splits; ``None``: all."""
 
     @property
     def cluster(self) -> Cluster:
@@ -85,6 +90,7 @@ class SearchRequest(MeasuringRequest):
 def read_request(arguments: argparse.Namespace) -> SearchRequest:
     """Check ``arguments`` and the files they name; ``ConfigError`` says what is wrong and what to do."""
     refuse_launcher(_FEATURE)
+    refuse_hybrid(arguments, _FEATURE)
     flags = read_flags(AutoParallelFlags, arguments)
     description = describe(arguments)
     work_dir = Path(flags.auto_parallel_work_dir).resolve()
@@ -108,6 +114,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         output_dir=Path(flags.auto_parallel_output_dir).resolve(),
         profile_file=Path(flags.auto_parallel_profile) if flags.auto_parallel_profile else None,
         hetero_balance=_hetero_balance(arguments, description),
+        splits=runnable_splits(arguments, description),
     )
     if request.target_device is None:
         _check_points(request)
@@ -155,10 +162,16 @@ def _heads(arguments: argparse.Namespace, description: Description) -> tuple[int
         block = description.content
         for key in module.keys:
             block = block[key]
-        for key in ("num_attention_heads", "num_query_groups"):
-            value = block.get(key) if module.keys else getattr(arguments, key, None)
-            if value:
-                heads.append(int(value))
+
+        def value(name: str, block: Mapping[str, Any] = block, given: bool = bool(module.keys)) -> Any:
+            return block.get(name) if given else getattr(arguments, name, None)
+
+        # Megatron's default is one group, which counts for nothing unless heads are grouped.
+        grouped = value("group_query_attention")
+        has_groups = grouped is not False if module.keys else bool(grouped)
+        for key in ("num_attention_heads", *(["num_query_groups"] if has_groups else [])):
+            if number := value(key):
+                heads.append(int(number))
     return tuple(heads)
 
 

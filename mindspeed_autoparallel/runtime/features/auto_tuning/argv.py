@@ -44,13 +44,15 @@ _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
 """Flags that switch something off, by what they switch."""
 
 
-def values_of(plan: Plan, settings: Mapping[str, Any], recompute: str, num_recomputed: int) -> dict[str, Any]:
+def values_of(
+    plan: Plan, settings: Mapping[str, Any], recompute: str, num_recomputed: int, num_mtp_layers: int = 0
+) -> dict[str, Any]:
     """Argument destinations and values: everything that the configuration decides, switches that are off as well."""
     values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather, **settings}
     module = plan.model.modules[0].name
     layers = plan.layers_of(module)
     if len(set(layers)) > 1:
-        values[_LAYOUT] = pipeline_layout(plan)
+        values[_LAYOUT] = pipeline_layout(plan, num_mtp_layers)
     elif plan.layout.virtual_size > 1:
         values[_VIRTUAL[0]] = layers[0]
     return values | recompute_arguments(recompute, num_recomputed)

@@ -62,9 +62,11 @@ def recommend(
     space = enumerate_space(families, cluster, request.global_batch_size, plan.dimensions)
     outcome = ranked(space, cluster, request.global_batch_size, plan.dimensions, NUM_RECOMMENDED + _SPARE)
 
+    mtp = int(getattr(arguments, "mtp_num_layers", None) or 0)
+
     def legal(candidates: Iterable[Found]) -> Iterator[Recommendation]:
         for found in candidates:
-            pick = _recommendation(request, cluster, found, prices, outcome)
+            pick = _recommendation(request, cluster, found, prices, outcome, mtp)
             with with_environment(found.configuration.family.environment):
                 reason = illegal(arguments, pick.values, request.num_ranks)
             if reason:
@@ -111,7 +113,12 @@ def _beside(plan: Plan, plans: list[Plan]) -> Plan:
 
 
 def _recommendation(
-    request: TuningRequest, cluster: Cluster, found: Found, prices: Prices, outcome: Outcome
+    request: TuningRequest,
+    cluster: Cluster,
+    found: Found,
+    prices: Prices,
+    outcome: Outcome,
+    num_mtp_layers: int,
 ) -> Recommendation:
     configuration = found.configuration
     family = configuration.family
@@ -130,7 +137,7 @@ def _recommendation(
     plan = plan_of(
         profile, cluster, configuration.layout, configuration.candidate.measurement, evaluation, batch, record
     )
-    values = values_of(plan, family.settings, found.recompute, found.num_recomputed)
+    values = values_of(plan, family.settings, found.recompute, found.num_recomputed, num_mtp_layers)
     values |= sharding_values(configuration.layout)
     words = words_of(values)
     return Recommendation(

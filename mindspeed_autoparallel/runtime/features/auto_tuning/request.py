@@ -13,7 +13,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.flags import AutoTuning
 from mindspeed_autoparallel.runtime.features.auto_tuning.lock import LOCK_FILE
 from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, needed, read_measuring, refuse_launcher
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
-from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.megatron.description import describe, refuse_hybrid
 
 _FEATURE = "--auto-tuning"
 _LOGS = "logs"
@@ -47,9 +47,10 @@ class TuningRequest(MeasuringRequest):
 def read_request(arguments: argparse.Namespace) -> TuningRequest:
     """Check ``arguments`` and the files they name; ``ConfigError`` says what is wrong and what to do."""
     refuse_launcher(_FEATURE)
+    refuse_hybrid(arguments, _FEATURE)
     flags = read_flags(AutoTuningFlags, arguments)
     description = describe(arguments)
-    if description.model_file is not None:
+    if description.model_file is not None or len(description.modules) > 1:
         raise ConfigError("--auto-tuning is for language models; a multimodal model is planned by --auto-parallel-mm.")
     work_dir = private_work_dir(flags.auto_tuning_work_dir)
     knowledge = flags.auto_tuning_knowledge_base

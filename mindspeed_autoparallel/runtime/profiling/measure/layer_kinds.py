@@ -36,6 +36,9 @@ def shorten(arguments: argparse.Namespace, num_layers: int, choices: Mapping[str
     for name, value in (choices_by_layer(arguments) if choices is None else choices).items():
         setattr(arguments, name, value[:num_layers])
     arguments.num_layers = num_layers
+    for name in ("encoder_num_layers", "decoder_num_layers"):  # of a host with two models
+        if getattr(arguments, name, None) is not None:
+            setattr(arguments, name, num_layers)
 
 
 def _structure(layer: Any) -> Any:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.megatron.description import describe, refuse_hybrid
 
 MODEL = {
     "model_id": "qwen2vl",
@@ -84,3 +84,59 @@ def test_a_missing_file_and_broken_json_are_named(write, tmp_path):
         describe(arguments(write("{broken")))
     with pytest.raises(ConfigError, match="no block with num_layers"):
         describe(arguments(write({"text_decoder": {}})))
+
+
+GPT = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 1, "q_lora_rank": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"multi_latent_attention": True},
+        {"multi_latent_attention": True, "kv_lora_rank": 512},
+        {"mtp_num_layers": 1},
+        {"num_experts": 8},
+        {"num_experts": 8, "moe_layer_freq": [0, 1, 1, 1]},
+        {"num_experts": 8, "moe_shared_expert_intermediate_size": 96},
+        {"group_query_attention": True, "num_query_groups": 2},
+        {"encoder_num_layers": 4},
+        {"qk_layernorm": True},
+    ],
+    ids=str,
+)
+def test_what_shapes_a_language_model_is_in_its_hash(change):
+    plain, other = (describe(argparse.Namespace(**{**GPT, **more})) for more in ({}, change))
+    assert plain.model_hash != other.model_hash
+
+
+@pytest.mark.parametrize("change", [{"num_query_groups": 4}, {"kv_lora_rank": 32}, {"moe_layer_freq": 1}], ids=str)
+def test_what_is_switched_off_is_not(change):
+    plain, other = (describe(argparse.Namespace(**{**GPT, **more})) for more in ({}, change))
+    assert plain.model_hash == other.model_hash
+
+
+LLAVA = {**GPT, "freeze_ViT": True, "freeze_LM": False}
+
+
+@pytest.mark.parametrize(
+    ("flags", "layers"),
+    [
+        ({}, (8, 8)),
+        ({"num_layers": None, "encoder_num_layers": 6, "decoder_num_layers": 10}, (6, 10)),
+        ({"decoder_num_layers": 10}, (8, 10)),
+    ],
+)
+def test_megatrons_vision_language_script_is_described_by_its_flags(flags, layers):
+    vision, language = describe(argparse.Namespace(**{**LLAVA, **flags})).modules
+    assert [(vision.name, vision.frozen), (language.name, language.frozen)] == [
+        ("vision_model", True),
+        ("language_model", False),
+    ]
+    assert (vision.num_layers, language.num_layers) == layers
+
+
+@pytest.mark.parametrize("name", ["hybrid_layer_pattern", "hybrid_override_pattern"])
+def test_hybrid_models_are_refused_with_the_kinds_of_their_layers(name):
+    with pytest.raises(ConfigError, match=r"--auto-tuning .* 2 Mamba, 1 attention, 1 MLP \(pattern M\*M-\)"):
+        refuse_hybrid(argparse.Namespace(**GPT, **{name: "M*M-"}), "--auto-tuning")
+    refuse_hybrid(argparse.Namespace(**GPT, **{name: None}), "--auto-tuning")

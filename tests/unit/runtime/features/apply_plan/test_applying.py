@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     model_keys,
     native_flags,
     pipeline_layout,
+    stage_arguments,
 )
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.layout import Layout
@@ -147,9 +149,49 @@ def test_a_plan_with_lost_layers_is_refused(job):
 def test_a_language_model_gets_megatrons_own_layout_string():
     plan = make_plan({"text_decoder": [5, 11, 9]})
     assert pipeline_layout(plan) == "Et*5|t*11|t*9L"
-    words = native_flags(plan)
+    arguments = SimpleNamespace(pipeline_model_parallel_layout=None)
+    words = native_flags(plan, stage_arguments(plan, arguments))
     assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*5|t*11|t*9L"
     assert words[words.index("--pipeline-model-parallel-size") + 1] == "3"
+
+
+def test_layers_of_multi_token_prediction_stand_before_the_loss():
+    plan = make_plan({"text_decoder": [5, 11, 9]})
+    arguments = SimpleNamespace(pipeline_model_parallel_layout=None, mtp_num_layers=2)
+    assert stage_arguments(plan, arguments)["pipeline_model_parallel_layout"] == "Et*5|t*11|t*9mmL"
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([4, 4, 4], {}),
+        ([5, 4, 2], {"decoder_first_pipeline_num_layers": 5, "decoder_last_pipeline_num_layers": 2}),
+        ([3, 2], {"decoder_first_pipeline_num_layers": 3, "decoder_last_pipeline_num_layers": 2}),
+    ],
+)
+def test_a_release_without_layout_strings_gets_first_and_last_stage(layers, said):
+    plan = make_plan({"text_decoder": layers})
+    assert stage_arguments(plan, SimpleNamespace()) == said
+    words = native_flags(plan, said)
+    assert ("--decoder-first-pipeline-num-layers" in words) is bool(said)
+
+
+def test_a_release_without_layout_strings_refuses_other_splits():
+    with pytest.raises(PlanError, match=r"\[4, 3, 5, 2\] layers on its stages, .* those between may not"):
+        stage_arguments(make_plan({"text_decoder": [4, 3, 5, 2]}), SimpleNamespace())
+
+
+def test_two_models_of_a_script_run_one_split_alone():
+    runs = make_plan({"vision_model": [4, 0], "language_model": [3, 3]})
+    assert stage_arguments(runs, SimpleNamespace(pipeline_model_parallel_layout=None)) == {}
+    for layers in (
+        {"vision_model": [2, 2], "language_model": [3, 3]},
+        {"vision_model": [4, 0], "language_model": [2, 4]},
+    ):
+        with pytest.raises(
+            PlanError, match="vision_model on the first stage and equally many layers of language_model"
+        ):
+            stage_arguments(make_plan(layers), SimpleNamespace())
 
 
 def test_megatron_reads_the_layout_string_back():

@@ -1,0 +1,200 @@
+"""The fastest plan among splits that are listed: for hosts that cannot run every split (``runtime.megatron.splits``).
+
+Every listed split of every layout is evaluated exactly or passed over because a bound says that it cannot be faster,
+each with the least recompute that fits, which is the fastest: stages that take longer never make a step shorter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.best_first import Progress, Proof, silent
+from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, evaluate
+from mindspeed_autoparallel.planner.host_splits import Layers, Splits
+from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
+from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
+from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec.plan import Verdict
+from mindspeed_autoparallel.units import format_bytes
+
+FULL = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    candidate: Candidate
+    placement: ModulePlacement
+    evaluation: Evaluation
+
+    @property
+    def step_us(self) -> float:
+        return self.evaluation.step.total_us
+
+
+def search_given(
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    splits: Splits,
+    *,
+    top_k: int = 3,
+    progress: Progress = silent,
+    options: SpaceOptions | None = None,
+) -> Plan:
+    """Return the fastest plan whose split is one of ``splits``, proved among these under the cost model.
+
+    Raises ``InfeasiblePlan`` naming what needs least memory, ``ConfigError`` where there is no such layout.
+    """
+    started = time.monotonic()
+    candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options or SpaceOptions())
+    listed = [(candidate, list(splits.of_layout(candidate.layout))) for candidate in candidates]
+    verdicts += [
+        Verdict(layout=candidate.layout, outcome="illegal", reason=f"this host runs {splits.description}.")
+        for candidate, rows in listed
+        if not rows
+    ]
+    listed = [(candidate, rows) for candidate, rows in listed if rows]
+    if not listed:
+        raise ConfigError(f"no layout of {cluster.num_devices} devices can be run here: {splits.description}.")
+    number = sum(len(rows) for _, rows in listed)
+    progress(f"{len(listed)} layouts, {number} splits of them that this host runs: {splits.description}")
+    bounds = [
+        pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
+        for candidate, _ in listed
+    ]
+    found: list[_Found] = []
+    tightest: Evaluation | None = None
+    for bound_us, (candidate, rows) in sorted(zip(bounds, listed, strict=True), key=lambda pair: pair[0]):
+        best_us = min((item.step_us for item in found), default=inf)
+        if bound_us >= best_us:
+            reason = f"at least {bound_us / 1000:.2f} ms; the best plan takes {best_us / 1000:.2f} ms."
+            verdicts.append(Verdict(layout=candidate.layout, outcome="bounded", reason=reason, lower_bound_us=bound_us))
+            continue
+        best, missing = _best_of(profile, cluster, global_batch_size, candidate, rows, splits)
+        if best is not None:
+            found.append(best)
+            reason = "every split that this host runs was evaluated or bounded."
+            verdicts.append(Verdict(layout=candidate.layout, outcome="solved", reason=reason, step_us=best.step_us))
+        elif missing is not None:
+            verdicts.append(Verdict(layout=candidate.layout, outcome="memory", reason=_shortage(missing)))
+            tightest = missing if tightest is None or _excess(missing) < _excess(tightest) else tightest
+    if not found:
+        assert tightest is not None
+        raise InfeasiblePlan(
+            f"no split that this host runs fits ({splits.description}). The one that needs least: "
+            f"{_shortage(tightest)} Use more devices, a smaller batch, or devices with more memory."
+        )
+    ranked = sorted(found, key=lambda item: (item.step_us, item.candidate.layout.label()))
+    best = ranked[0]
+    proof = Proof(step_us=best.step_us, lower_bound_us=best.step_us, seconds=time.monotonic() - started)
+    record = replace(
+        proof.record(num_configurations=len(verdicts), num_solved=len(found), verdicts=verdicts),
+        scope=splits.description,
+    )
+    progress(f"best: {best.candidate.layout.label()}, {best.step_us / 1000:.2f} ms, {proof.seconds:.1f} s")
+    others = [(item.candidate, _result(item)) for item in ranked[1 : 1 + top_k]]
+    return assemble_plan(profile, cluster, global_batch_size, best.candidate, _result(best), others, record)
+
+
+def _result(found: _Found) -> LayoutResult:
+    return LayoutResult(lower_bound_us=found.step_us, placement=found.placement, evaluation=found.evaluation)
+
+
+def _best_of(
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    candidate: Candidate,
+    listed: Iterable[Layers],
+    splits: Splits,
+) -> tuple[_Found | None, Evaluation | None]:
+    """The fastest split of one layout that fits, and where none does the one that misses least."""
+    best: _Found | None = None
+    tightest: Evaluation | None = None
+    for least_us, layers in sorted(
+        ((_busiest_us(profile, candidate, layers), layers) for layers in listed), key=lambda pair: pair[0]
+    ):
+        if best is not None and least_us >= best.step_us:
+            break
+
+        def attempt(recomputed: Mapping[str, tuple[int, ...]], layers: Layers = layers) -> _Found:
+            placement = ModulePlacement(
+                layers=dict(layers),
+                recompute={name: {FULL: row} for name, row in recomputed.items() if any(row)},
+            )
+            evaluation = evaluate(profile, cluster, candidate.layout, placement, global_batch_size, with_timeline=False)
+            return _Found(candidate=candidate, placement=placement, evaluation=evaluation)
+
+        item = _least_recompute(attempt, layers, candidate, by_stage=splits.recompute_by_stage)
+        if not item.evaluation.fits:
+            if tightest is None or _excess(item.evaluation) < _excess(tightest):
+                tightest = item.evaluation
+        elif best is None or item.step_us < best.step_us:
+            best = item
+    return best, tightest
+
+
+def _least_recompute(
+    attempt: Callable[[Mapping[str, tuple[int, ...]]], _Found], layers: Layers, candidate: Candidate, *, by_stage: bool
+) -> _Found:
+    """The split with as little recompute as its stages need, or with all of it where that is not enough."""
+    plain = attempt({})
+    can_recompute = all(FULL in cost.layer.recompute for cost in candidate.measurement.modules.values())
+    if plain.evaluation.fits or not can_recompute:
+        return plain
+    everything = attempt(layers)
+    if not by_stage or not everything.evaluation.fits:
+        return everything
+    size = candidate.layout.pipeline_size
+    (name,) = layers
+    # What a rank holds does not depend on what others recompute: each is bisected, all at once.
+    low = [0] * size
+    high = [max(layers[name][rank::size]) for rank in range(size)]
+    best = everything
+    while any(a < b for a, b in zip(low, high, strict=True)):
+        middle = [(a + b) // 2 for a, b in zip(low, high, strict=True)]
+        row = tuple(min(middle[v % size], count) for v, count in enumerate(layers[name]))
+        item = attempt({name: row})
+        for rank in item.evaluation.memory:
+            index = rank.pipeline_rank
+            if rank.peak_bytes <= rank.limit_bytes:
+                high[index] = middle[index]
+            else:
+                low[index] = min(high[index], middle[index] + 1)
+        if item.evaluation.fits:
+            best = item
+    return best
+
+
+def _busiest_us(profile: Profile, candidate: Candidate, layers: Layers) -> float:
+    """No step of a split is shorter than its busiest stage's layers, for every microbatch."""
+    stages = [0.0] * candidate.layout.num_virtual_stages
+    for name, row in layers.items():
+        shortest = min(
+            candidate.measurement.modules[name].distinct_layers, key=lambda layer: layer.forward_us + layer.backward_us
+        )
+        for v, count in enumerate(row):
+            stages[v] += count * (shortest.forward_us + shortest.backward_us)
+    size = candidate.layout.pipeline_size
+    # Data of varying size makes some samples cheaper than the mean: no bound is taken from it then.
+    return 0.0 if profile.variable_data else candidate.num_microbatches * max(sum(stages[r::size]) for r in range(size))
+
+
+def _excess(evaluation: Evaluation) -> int:
+    return max(rank.peak_bytes - rank.limit_bytes for rank in evaluation.memory)
+
+
+def _shortage(evaluation: Evaluation) -> str:
+    rank = max(evaluation.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
+    return (
+        f"pipeline rank {rank.pipeline_rank} needs {format_bytes(rank.peak_bytes)} of {format_bytes(rank.limit_bytes)} "
+        "with everything recomputed."
+    )

@@ -1,0 +1,43 @@
+"""Attention heads and groups decide which tensor-parallel sizes are measured."""
+
+import argparse
+
+import pytest
+
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
+
+COMMON = {
+    "num_layers": 4,
+    "num_attention_heads": 4,
+    "nnodes": 1,
+    "nproc_per_node": 4,
+    "node_rank": 0,
+    "master_addr": "localhost",
+    "master_port": 6000,
+    "simulated_nnodes": 1,
+    "simulated_nproc_per_node": 4,
+    "global_batch_size": 8,
+    "micro_batch_size": 1,
+    "context_parallel_size": 1,
+    "sequence_parallel": False,
+    "use_distributed_optimizer": True,
+    "auto_parallel_memory_limit_mib": None,
+    "auto_parallel_time_limit_s": 60,
+    "auto_parallel_launch_timeout_s": 60,
+    "auto_parallel_profile": None,
+    "pipeline_model_parallel_layout": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        # Megatron's default is one group, and means nothing without its switch.
+        ({"num_query_groups": 1, "group_query_attention": False}, {1, 2, 4}),
+        ({"num_query_groups": 2, "group_query_attention": True}, {1, 2}),
+        ({"num_query_groups": 1, "group_query_attention": True}, {1}),
+    ],
+)
+def test_groups_count_where_heads_are_grouped(tmp_path, flags, sizes):
+    request = read_request(argparse.Namespace(**COMMON, **flags, auto_parallel_work_dir=str(tmp_path)))
+    assert {point.tensor_size for point in request.points()} == sizes
