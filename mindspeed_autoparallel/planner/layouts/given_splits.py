@@ -54,16 +54,7 @@ def search_given(
     Raises ``InfeasiblePlan`` naming what needs least memory, ``ConfigError`` where there is no such layout.
     """
     started = time.monotonic()
-    candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options or SpaceOptions())
-    listed = [(candidate, list(splits.of_layout(candidate.layout))) for candidate in candidates]
-    verdicts += [
-        Verdict(layout=candidate.layout, outcome="illegal", reason=f"this host runs {splits.description}.")
-        for candidate, rows in listed
-        if not rows
-    ]
-    listed = [(candidate, rows) for candidate, rows in listed if rows]
-    if not listed:
-        raise ConfigError(f"no layout of {cluster.num_devices} devices can be run here: {splits.description}.")
+    listed, verdicts = _listed(profile, cluster, global_batch_size, splits, options or SpaceOptions())
     number = sum(len(rows) for _, rows in listed)
     progress(f"{len(listed)} layouts, {number} splits of them that this host runs: {splits.description}")
     bounds = [
@@ -92,16 +83,36 @@ def search_given(
             f"no split that this host runs fits ({splits.description}). The one that needs least: "
             f"{_shortage(tightest)} Use more devices, a smaller batch, or devices with more memory."
         )
-    ranked = sorted(found, key=lambda item: (item.step_us, item.candidate.layout.label()))
-    best = ranked[0]
+    best, *others = sorted(found, key=lambda item: (item.step_us, item.candidate.layout.label()))
     proof = Proof(step_us=best.step_us, lower_bound_us=best.step_us, seconds=time.monotonic() - started)
-    record = replace(
-        proof.record(num_configurations=len(verdicts), num_solved=len(found), verdicts=verdicts),
-        scope=splits.description,
-    )
+    record = proof.record(num_configurations=len(verdicts), num_solved=len(found), verdicts=verdicts)
     progress(f"best: {best.candidate.layout.label()}, {best.step_us / 1000:.2f} ms, {proof.seconds:.1f} s")
-    others = [(item.candidate, _result(item)) for item in ranked[1 : 1 + top_k]]
-    return assemble_plan(profile, cluster, global_batch_size, best.candidate, _result(best), others, record)
+    return assemble_plan(
+        profile,
+        cluster,
+        global_batch_size,
+        best.candidate,
+        _result(best),
+        [(item.candidate, _result(item)) for item in others[:top_k]],
+        replace(record, scope=splits.description),
+    )
+
+
+def _listed(
+    profile: Profile, cluster: Cluster, global_batch_size: int, splits: Splits, options: SpaceOptions
+) -> tuple[list[tuple[Candidate, list[Layers]]], list[Verdict]]:
+    """Return every layout with its splits, and a verdict for those without."""
+    candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options)
+    listed = [(candidate, list(splits.of_layout(candidate.layout))) for candidate in candidates]
+    verdicts += [
+        Verdict(layout=candidate.layout, outcome="illegal", reason=f"this host runs {splits.description}.")
+        for candidate, rows in listed
+        if not rows
+    ]
+    listed = [(candidate, rows) for candidate, rows in listed if rows]
+    if not listed:
+        raise ConfigError(f"no layout of {cluster.num_devices} devices can be run here: {splits.description}.")
+    return listed, verdicts
 
 
 def _result(found: _Found) -> LayoutResult:
@@ -116,7 +127,7 @@ def _best_of(
     listed: Iterable[Layers],
     splits: Splits,
 ) -> tuple[_Found | None, Evaluation | None]:
-    """The fastest split of one layout that fits, and where none does the one that misses least."""
+    """Return the fastest split of one layout that fits, and where none does the one that misses least."""
     best: _Found | None = None
     tightest: Evaluation | None = None
     for least_us, layers in sorted(
@@ -145,7 +156,7 @@ def _best_of(
 def _least_recompute(
     attempt: Callable[[Mapping[str, tuple[int, ...]]], _Found], layers: Layers, candidate: Candidate, *, by_stage: bool
 ) -> _Found:
-    """The split with as little recompute as its stages need, or with all of it where that is not enough."""
+    """Return the split with as little recompute as its stages need, or all of it where that is not enough."""
     plain = attempt({})
     can_recompute = all(FULL in cost.layer.recompute for cost in candidate.measurement.modules.values())
     if plain.evaluation.fits or not can_recompute:
@@ -175,7 +186,7 @@ def _least_recompute(
 
 
 def _busiest_us(profile: Profile, candidate: Candidate, layers: Layers) -> float:
-    """No step of a split is shorter than its busiest stage's layers, for every microbatch."""
+    """Bound a split's step from below by its busiest stage's layers, for every microbatch."""
     stages = [0.0] * candidate.layout.num_virtual_stages
     for name, row in layers.items():
         shortest = min(

@@ -140,12 +140,12 @@ def describe(arguments: argparse.Namespace) -> Description:
 
 
 def is_llava(arguments: argparse.Namespace) -> bool:
-    """Whether the script is Megatron's own pretrain_vlm.py: flags of its own describe two models and a projection."""
+    """Return whether the script is Megatron's own pretrain_vlm.py (two models and a projection)."""
     return hasattr(arguments, "freeze_ViT") and hasattr(arguments, "freeze_LM")
 
 
 def hybrid_pattern(arguments: argparse.Namespace) -> str:
-    """The layers of a hybrid model by letter (``M*-M*-``: Mamba, attention, MLP), or nothing for other models."""
+    """Return the layers of a hybrid model by letter (``M*-M*-``: Mamba, attention, MLP), nothing for others."""
     for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
         if pattern := getattr(arguments, name, None):
             return str(pattern)
@@ -155,7 +155,7 @@ def hybrid_pattern(arguments: argparse.Namespace) -> str:
 
 
 def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
-    """``ConfigError`` for a model of several kinds of layers in a pattern, which no split of equal layers describes."""
+    """Refuse a model of several kinds of layers in a pattern, which no split of equal layers describes."""
     pattern = hybrid_pattern(arguments)
     if not pattern:
         return
@@ -170,7 +170,7 @@ def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
 
 
 def _shape(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is given of the arguments that shape a model; a switch that is off is the same as one a release lacks."""
+    """Read the arguments that shape a model; a switch that is off is the same as one a release lacks."""
     names = list(_SHAPE_ARGUMENTS)
     for switch, more in _SHAPE_UNDER_A_SWITCH.items():
         if getattr(arguments, switch, None):

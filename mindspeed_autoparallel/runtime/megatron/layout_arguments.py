@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,8 +83,8 @@ def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
     return "|".join(parts)
 
 
-def stage_arguments(plan: Plan, arguments: Any) -> dict[str, Any]:
-    """Megatron's argument destinations and values for the plan's split, as the release of ``arguments`` can say it.
+def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int | str | None]:
+    """Return Megatron's destinations and values for the plan's split, as the release of ``arguments`` can say it.
 
     Nothing where that is an even split by itself. Raises ``PlanError`` for a split that it cannot run.
     """
@@ -107,7 +108,7 @@ def stage_arguments(plan: Plan, arguments: Any) -> dict[str, Any]:
     return {FIRST_ARGUMENT: counts[0], LAST_ARGUMENT: counts[-1]}
 
 
-def _even_split_of_two_models(plan: Plan) -> dict[str, Any]:
+def _even_split_of_two_models(plan: Plan) -> dict[str, int | str | None]:
     *encoders, decoder = plan.model.modules
     misplaced = [module.name for module in encoders if any(plan.layers_of(module.name)[1:])]
     counts = plan.layers_of(decoder.name)
@@ -121,8 +122,8 @@ def _even_split_of_two_models(plan: Plan) -> dict[str, Any]:
     return {}
 
 
-def native_flags(plan: Plan, stages: Mapping[str, Any] | None = None) -> list[str]:
-    """The plan as command line words of Megatron, for scripts that do not load plan.json.
+def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = None) -> list[str]:
+    """Return the plan as command line words of Megatron, for scripts that do not load plan.json.
 
     ``stages``: what ``stage_arguments`` gives.
     """

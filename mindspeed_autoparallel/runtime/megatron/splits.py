@@ -12,7 +12,7 @@ from mindspeed_autoparallel.spec import Layout
 
 
 def runnable_splits(arguments: argparse.Namespace, description: Description) -> Splits | None:
-    """What the host of ``arguments`` runs of the model of ``description``; ``None``: any split."""
+    """Return what the host of ``arguments`` runs of the model of ``description``; ``None``: any split."""
     if description.model_file is not None:
         return None
     layers = {module.name: module.num_layers for module in description.modules}
@@ -34,7 +34,7 @@ def runnable_splits(arguments: argparse.Namespace, description: Description) -> 
 
 
 def _first_and_last(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]]:
-    """Rows of at least one layer per stage; chunks of interleaved layouts are all alike."""
+    """List rows of at least one layer per stage; chunks of interleaved layouts are all alike."""
     stages = layout.num_virtual_stages
     if layout.virtual_size > 1:
         if num_layers % stages == 0:
@@ -52,7 +52,7 @@ def _first_and_last(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]
 
 
 def _encoder_first(layout: Layout, encoder: str, num_encoder: int, decoder: str, num_decoder: int) -> Iterator[Layers]:
-    """The one split of Megatron's pretrain_vlm.py: its vision model takes no virtual stages."""
+    """Return the one split of Megatron's pretrain_vlm.py: its vision model takes no virtual stages."""
     stages = layout.pipeline_size
     if layout.virtual_size == 1 and num_decoder % stages == 0:
         yield {encoder: (num_encoder, *(0,) * (stages - 1)), decoder: (num_decoder // stages,) * stages}

@@ -56,7 +56,7 @@ def apply_plan(arguments: argparse.Namespace) -> None:
     for destination, value in sizes(plan).items():
         setattr(arguments, destination, value)
     arguments.virtual_pipeline_model_parallel_size = None
-    stages: dict[str, Any] = {}
+    stages: Mapping[str, int | str | None] = {}
     if description.model_file is not None:
         _apply_to_model_file(plan, description, arguments, path)
     else:
@@ -116,7 +116,7 @@ def _difference(description: Description, content: dict[str, Any], applied: Path
     return "\n".join(lines)
 
 
-def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, Any]) -> None:
+def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str | None]) -> None:
     """Set what flags say of stages (``stage_arguments``) and recompute, for hosts without a model.json."""
     layout = plan.layout
     for name in _OWN_SPLITS:

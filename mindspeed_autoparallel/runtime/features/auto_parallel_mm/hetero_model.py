@@ -50,7 +50,7 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
 
 
 def _llava_model(plan: Plan) -> dict[str, Any]:
-    """Sizes alone, for Megatron's pretrain_vlm.py: its flags describe the models."""
+    """Return sizes alone, for Megatron's pretrain_vlm.py: its flags describe the models."""
     layout = plan.layout
     blocks: dict[str, Any] = {}
     for module in plan.model.modules:
