@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.analytic_profile import Section, analytic_profile
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
