@@ -2,7 +2,8 @@
 
 The map of the house (who may import whom is checked; higher may import lower):
 
-    cli, patches        one command per file; one sheet per patched Megatron module
+    cli, patches,       one command per file; one sheet per patched Megatron module;
+    testing             suites for those who write adapters
     reference, weights  the reference multimodal training; checkpoints that follow a plan
     runtime             everything that touches torch and megatron: devices, launch, profiling, hetero, and
                         ``features``, one folder per flag
