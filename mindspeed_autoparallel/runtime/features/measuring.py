@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.flags.nodes import NodeFlags
 from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
-from mindspeed_autoparallel.runtime.launch import Coordinator, run_agent
+from mindspeed_autoparallel.runtime.launch import Coordinator, Nodes, run_agent
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.units import MIB
@@ -42,6 +43,17 @@ class MeasuringRequest:
     launch_timeout_s: float
     target_device: Device | None
     """The catalogue's device that costs are computed for; ``None`` where they are measured."""
+
+    @property
+    def nodes(self) -> Nodes:
+        """Return the nodes that take the measurements; those that share the work dir find the secret in it."""
+        return Nodes(
+            num_nodes=self.num_nodes if self.target_device is None else 1,
+            num_processes_per_node=self.num_processes_per_node,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            secret_dir=self.work_dir,
+        )
 
     @property
     def num_measuring(self) -> int:
@@ -111,8 +123,11 @@ def target_device(arguments: argparse.Namespace) -> Device | None:
     return find_device(name, own)
 
 
-def serve_main_node(request: MeasuringRequest, what_stays: str) -> None:
-    """End this process where it is not the main node's, after it has run what that one ordered."""
+def serve_main_node(request: MeasuringRequest, what_stays: str, flags: Collection[str] = ()) -> None:
+    """End this process where it is not the main node's, after it has run what that one ordered.
+
+    ``flags``: those that an order may set beside the words of this node's own command.
+    """
     rank = request.node_rank
     if rank == 0:
         return
@@ -121,13 +136,11 @@ def serve_main_node(request: MeasuringRequest, what_stays: str) -> None:
         sys.exit(0)
     with leaving_kept(f"node {rank} has left{what_stays}"):
         num_launches = run_agent(
+            request.nodes,
             node_rank=rank,
-            num_nodes=request.num_nodes,
-            num_processes_per_node=request.num_processes_per_node,
-            master_addr=request.master_addr,
-            master_port=request.master_port,
             log_dir=request.work_dir / "logs" / f"node{rank}",
             join_timeout_s=request.launch_timeout_s,
+            flags=flags,
         )
     _LOGGER.info("node %s: done after %s launches; the results are on node 0", rank, num_launches)
     sys.exit(0)
@@ -135,15 +148,8 @@ def serve_main_node(request: MeasuringRequest, what_stays: str) -> None:
 
 def coordinator(request: MeasuringRequest) -> Coordinator:
     """Return the main node's side of all launches, to be entered; the other nodes are waited for then."""
-    num_nodes = request.num_nodes if request.target_device is None else 1
-    if num_nodes > 1:
+    nodes = request.nodes
+    if nodes.num_nodes > 1:
         check_port_is_free(request.master_port)
-        _LOGGER.info(f"waiting for {num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
-    return Coordinator(
-        num_nodes=num_nodes,
-        num_processes_per_node=request.num_processes_per_node,
-        master_addr=request.master_addr,
-        master_port=request.master_port,
-        log_dir=request.work_dir / "logs",
-        join_timeout_s=request.launch_timeout_s,
-    )
+        _LOGGER.info(f"waiting for {nodes.num_nodes - 1} other nodes at {request.master_addr}:{request.master_port}")
+    return Coordinator(nodes, log_dir=request.work_dir / "logs", join_timeout_s=request.launch_timeout_s)

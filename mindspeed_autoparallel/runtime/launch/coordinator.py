@@ -1,6 +1,6 @@
 """One place decides every launch: the coordinator on node 0. The other nodes run agents that do as told and report.
 
-They meet in a TCPStore on the main node: no shared file system, no file whose existence means something.
+They meet in a store on the main node that only nodes with the run's secret reach: no shared file system is needed.
 """
 
 from __future__ import annotations
@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.runtime.launch import liveness, meeting
-from mindspeed_autoparallel.runtime.launch.liveness import Beats, Watch
+from mindspeed_autoparallel.runtime.launch.agent import JOIN_TIMEOUT_S
+from mindspeed_autoparallel.runtime.launch.liveness import Watch
+from mindspeed_autoparallel.runtime.launch.orders import order_of, own_command, read_outcome
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.launch.ports import check_port_is_free, reserved_port
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.secret import make_secret, remove_secret
+from mindspeed_autoparallel.runtime.launch.store import StoreServer
 
 _POLL_S = 0.2
-_JOIN_TIMEOUT_S = 600.0
 _DISMISS_S = 15.0
 """An agent may be ending processes, which takes up to 10 s."""
 
@@ -29,38 +31,33 @@ class Coordinator:
 
     def __init__(
         self,
+        nodes: meeting.Nodes,
         *,
-        num_nodes: int,
-        num_processes_per_node: int,
-        master_addr: str,
-        master_port: int,
         log_dir: Path,
-        join_timeout_s: float = _JOIN_TIMEOUT_S,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
         silence_s: float | None = None,
+        command: Sequence[str] | None = None,
     ) -> None:
-        self.num_nodes = num_nodes
-        self.num_processes_per_node = num_processes_per_node
-        self.master_addr = master_addr
-        self.master_port = master_port
+        self.nodes = nodes
         self.log_dir = log_dir
         self.join_timeout_s = join_timeout_s
         self.silence_s = liveness.SILENCE_S if silence_s is None else silence_s
-        self._store: Any = None
+        self.command = tuple(command or own_command())
+        self._store: StoreServer | None = None
         self._watch: Watch | None = None
         self._lost: list[int] = []
         self._num_launches = 0
 
     def __enter__(self) -> Coordinator:
-        if self.num_nodes > 1:
-            check_port_is_free(self.master_port)
-            size = meeting.ClusterSize(self.num_nodes, self.num_processes_per_node)
-            self._store = meeting.serve(self.master_addr, self.master_port, size)
+        if self.nodes.num_nodes > 1:
+            check_port_is_free(self.nodes.master_port)
+            self._store = meeting.serve(self.nodes, make_secret(self.nodes.secret_dir))
             try:
-                meeting.wait_for_nodes(self._store, size, self.master_addr, self.master_port, self.join_timeout_s)
+                meeting.wait_for_nodes(self._store, self.nodes, self.join_timeout_s)
             except BaseException as error:
                 self._dismiss(error)
                 raise
-            self._watch = Watch(self._store, range(1, self.num_nodes), self.silence_s)
+            self._watch = Watch(self._store, range(1, self.nodes.num_nodes), self.silence_s)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -80,8 +77,10 @@ class Coordinator:
             self._store.set(f"launch/{self._num_launches}", json.dumps(word))
             # The store dies with this process: let the agents end their processes and read the word first.
             gone = [*self._lost, *(() if self._watch is None else self._watch.gone())]
-            there = [node for node in meeting.nodes_that_came(self._store, self.num_nodes) if node not in gone]
+            there = [node for node in meeting.nodes_that_came(self._store, self.nodes.num_nodes) if node not in gone]
             meeting.wait_for_keys(self._store, [f"dismissed/{node}" for node in there], _DISMISS_S)
+        self._store.close()
+        remove_secret(self.nodes.secret_dir)
         self._store = None
 
     def launch(self, spec: LaunchSpec) -> LaunchOutcome:
@@ -94,31 +93,34 @@ class Coordinator:
         try:
             with reserved_port() as worker_port:
                 if self._store is not None:
-                    order = {"spec": spec.to_json(), "worker_port": worker_port}
-                    self._store.set(f"launch/{number}", json.dumps(order))
+                    self._store.set(f"launch/{number}", json.dumps(order_of(spec, worker_port, self.command)))
                 if self._watch is not None:
                     self._watch.begin()
                 outcome = run_local_processes(
                     spec,
                     node_rank=0,
-                    num_processes=self.num_processes_per_node,
-                    num_nodes=self.num_nodes,
-                    master_addr=self.master_addr,
+                    num_processes=self.nodes.num_processes_per_node,
+                    num_nodes=self.nodes.num_nodes,
+                    master_addr=self.nodes.master_addr,
                     master_port=worker_port,
                     log_dir=self.log_dir,
                     should_stop=lambda: (
-                        self._watch is not None and (self._store.check([aborted]) or bool(self._watch.gone()))
+                        self._watch is not None
+                        and self._store is not None
+                        and (self._store.check([aborted]) or bool(self._watch.gone()))
                     ),
                 )
         except BaseException:
             if self._store is not None:
                 self._store.set(aborted, "1")
             raise
-        if self._watch is None:
+        if self._watch is None or self._store is None:
             return outcome
         if outcome.status is not LaunchStatus.OK:
             self._store.set(aborted, "1")
-        reports = {node: self._report(number, node, spec.timeout_s, self._watch) for node in range(1, self.num_nodes)}
+        reports = {
+            node: self._report(number, node, spec.timeout_s, self._watch) for node in range(1, self.nodes.num_nodes)
+        }
         self._lost = [node for node, report in reports.items() if report is None]
         if self._lost:
             return self._without_nodes(LaunchStatus.FAILED, outcome.seconds, outcome.last_lines)
@@ -128,18 +130,18 @@ class Coordinator:
         """How the launch ended on ``node``, or nothing where the node is gone."""
         key = f"outcome/{number}/{node}"
         deadline = time.monotonic() + timeout_s + self.silence_s
-        while not self._store.check([key]):
+        while self._store is None or not self._store.check([key]):
             if node in watch.gone() or time.monotonic() > deadline:
                 return None
             time.sleep(_POLL_S)
-        return LaunchOutcome.from_json(json.loads(self._store.get(key)))
+        return read_outcome(json.loads(self._store.get(key)), node)
 
     def _without_nodes(self, status: LaunchStatus, seconds: float = 0.0, lines: tuple[str, ...] = ()) -> LaunchOutcome:
         reasons = {} if self._watch is None else self._watch.reasons
         left = [f"node {node} left: {reasons[node]}" for node in self._lost if node in reasons]
         line = (
-            f"{meeting.named(self._lost, self.num_nodes)} {'does' if len(self._lost) == 1 else 'do'} not answer any "
-            "more: look at the output and the machine there, then start the same command on all nodes again"
+            f"{meeting.named(self._lost, self.nodes.num_nodes)} {'does' if len(self._lost) == 1 else 'do'} not answer "
+            "any more: look at the output and the machine there, then start the same command on all nodes again"
         )
         return LaunchOutcome(
             status=status,
@@ -148,63 +150,3 @@ class Coordinator:
             last_lines=(*lines, *left, line),
             seconds=seconds,
         )
-
-
-def run_agent(
-    *,
-    node_rank: int,
-    num_nodes: int,
-    num_processes_per_node: int,
-    master_addr: str,
-    master_port: int,
-    log_dir: Path,
-    join_timeout_s: float = _JOIN_TIMEOUT_S,
-) -> int:
-    """Another node's side: run what the coordinator orders until it dismisses us; returns the number of launches."""
-    size = meeting.ClusterSize(num_nodes, num_processes_per_node)
-    store = meeting.join(master_addr, master_port, node_rank, size, join_timeout_s)
-    beats = Beats(store, node_rank)
-    number = 0
-    try:
-        while True:
-            key = f"launch/{number}"
-            while not store.check([key]):
-                beats.beat()
-                time.sleep(_POLL_S)
-            order = json.loads(store.get(key))
-            if order.get("stop"):
-                store.set(f"dismissed/{node_rank}", "1")
-                if order["reason"]:
-                    raise LaunchError(f"node {node_rank} ends because node 0 did: {order['reason']}")
-                return number
-            aborted = f"abort/{number}"
-
-            def should_stop(aborted: str = aborted) -> bool:
-                beats.beat()
-                return bool(store.check([aborted]))
-
-            outcome = run_local_processes(
-                LaunchSpec.from_json(order["spec"]),
-                node_rank=node_rank,
-                num_processes=num_processes_per_node,
-                num_nodes=num_nodes,
-                master_addr=master_addr,
-                master_port=order["worker_port"],
-                log_dir=log_dir,
-                should_stop=should_stop,
-            )
-            if outcome.status is not LaunchStatus.OK:
-                store.set(aborted, "1")
-            store.set(f"outcome/{number}/{node_rank}", json.dumps(outcome.to_json()))
-            number += 1
-    except LaunchError:
-        raise
-    except meeting.STORE_ERRORS as error:
-        raise LaunchError(
-            f"node {node_rank} lost the main node {master_addr}:{master_port}: {str(error).splitlines()[0]}. "
-            "Look at the output on node 0."
-        ) from error
-    except BaseException as error:
-        with contextlib.suppress(Exception):
-            beats.leave(str(error) or type(error).__name__)
-        raise

@@ -7,13 +7,17 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_autoparallel.errors import LaunchError
+from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.runtime.launch.secret import FILE, SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
+from mindspeed_autoparallel.runtime.launch.store import StoreClient, StoreServer
 
 STORE_ERRORS = (RuntimeError, ConnectionError, TimeoutError)
-"""What a TCPStore raises when its other end is gone."""
+"""What a store raises when its other end is gone."""
 _POLL_S = 0.2
 _TWICE_S = 2.5
 """A node that is there counts up at least once in this time."""
@@ -30,27 +34,34 @@ class ClusterSize(NamedTuple):
         return f"--nnodes {self.num_nodes} --nproc-per-node {self.num_processes_per_node}"
 
 
-def serve(master_addr: str, master_port: int, size: ClusterSize) -> Any:
-    """The store, on the main node."""
-    from torch.distributed import TCPStore
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The nodes of a run, and where they meet."""
 
-    store = TCPStore(master_addr, master_port, None, True, timeout=timedelta(seconds=30), wait_for_workers=False)
-    store.set("size", json.dumps(size))
+    num_nodes: int
+    num_processes_per_node: int
+    master_addr: str
+    master_port: int
+    secret_dir: Path | None = None
+    """Where node 0 leaves the secret for nodes that share this folder, unless the user gave one to all."""
+
+    @property
+    def size(self) -> ClusterSize:
+        """Give what has to be the same on every node."""
+        return ClusterSize(self.num_nodes, self.num_processes_per_node)
+
+
+def serve(nodes: Nodes, secret: bytes) -> StoreServer:
+    """Open the store, on the main node."""
+    store = StoreServer(nodes.master_addr, nodes.master_port, secret)
+    store.set("size", json.dumps(nodes.size))
     return store
 
 
-def join(master_addr: str, master_port: int, node_rank: int, size: ClusterSize, timeout_s: float) -> Any:
-    """The store, on another node, which has signed in; ``LaunchError`` where it cannot or must not."""
-    from torch.distributed import TCPStore
-
-    try:
-        store = TCPStore(master_addr, master_port, None, False, timeout=timedelta(seconds=timeout_s))
-        wanted = ClusterSize(*json.loads(store.get("size")))
-    except STORE_ERRORS as error:
-        raise LaunchError(
-            f"node {node_rank} cannot reach the main node at {master_addr}:{master_port} within {timeout_s:.0f} s. "
-            "Start the script with --node-rank 0 there, and check --master-addr, --master-port and the firewall."
-        ) from error
+def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
+    """Open the store, on another node, and sign in; ``LaunchError`` where that cannot or must not be."""
+    store, size = _connect(nodes, node_rank, timeout_s), nodes.size
+    wanted = _size(json.loads(store.get("size")))
     if store.check(["launch/0"]):
         raise LaunchError(
             f"node {node_rank} comes too late: node 0 has begun. Start the same command on all nodes again."
@@ -60,9 +71,8 @@ def join(master_addr: str, master_port: int, node_rank: int, size: ClusterSize, 
         count = store.add(beats, 0)
         time.sleep(_TWICE_S)
         if store.add(beats, 0) != count:
-            other = json.loads(store.get(signature))
             raise LaunchError(
-                f"node {node_rank} is there already: process {other['pid']} on {other['host']}. Give every node a "
+                f"node {node_rank} is there already: {_about(store.get(signature))}. Give every node a "
                 "--node-rank of its own."
             )
     me = {"host": socket.gethostname(), "pid": os.getpid(), "size": size}
@@ -73,19 +83,21 @@ def join(master_addr: str, master_port: int, node_rank: int, size: ClusterSize, 
     return store
 
 
-def wait_for_nodes(store: Any, size: ClusterSize, master_addr: str, master_port: int, timeout_s: float) -> None:
-    """Until all nodes have signed in; ``LaunchError`` names those that did not, or came with other flags."""
+def wait_for_nodes(store: StoreServer, cluster: Nodes, timeout_s: float) -> None:
+    """Wait until all nodes have signed in; ``LaunchError`` names those that did not, or came with other flags."""
+    size = cluster.size
     nodes = range(1, size.num_nodes)
     wait_for_keys(store, [f"node/{node}" for node in nodes], timeout_s)
     came = nodes_that_came(store, size.num_nodes)
     for node in came:
-        other = ClusterSize(*json.loads(store.get(f"node/{node}"))["size"])
+        other = _size(json.loads(store.get(f"node/{node}")).get("size"))
         if other != size:
             raise LaunchError(_differ(node, other, size))
     missing = [node for node in nodes if node not in came]
     if missing:
         raise LaunchError(
-            f"{named(missing, size.num_nodes)} did not come to {master_addr}:{master_port} within {timeout_s:.0f} s. "
+            f"{named(missing, size.num_nodes)} did not come to {cluster.master_addr}:{cluster.master_port} within "
+            f"{timeout_s:.0f} s. "
             f"Start the same script there with --node-rank {' or '.join(map(str, missing))}, check that the port is "
             "open between the nodes, and that --master-addr and --master-port are the same on all."
         )
@@ -109,6 +121,49 @@ def wait_for_keys(store: Any, keys: Iterable[str], timeout_s: float) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(_POLL_S)
+
+
+def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
+    """Try until node 0 is there and knows this node's secret, which it may only now be making."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        secret = find_secret(nodes.secret_dir)
+        refused = ""
+        if secret is None:
+            refused = f"it has no secret: no {FILE} in {nodes.secret_dir}"
+        else:
+            try:
+                return StoreClient(nodes.master_addr, nodes.master_port, secret)
+            except PermissionError as error:
+                refused = str(error)
+            except (OSError, ValueError):
+                pass
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    where = f"{nodes.master_addr}:{nodes.master_port} within {timeout_s:.0f} s"
+    if refused:
+        raise LaunchError(
+            f"node {node_rank} is not let in by the main node at {where}: {refused}. Nodes that share no work dir need "
+            f"one secret in {SECRET_VARIABLE} on all of them (openssl rand -hex 32), or a file of it in "
+            f"{SECRET_FILE_VARIABLE}."
+        )
+    raise LaunchError(
+        f"node {node_rank} cannot reach the main node at {where}. "
+        "Start the script with --node-rank 0 there, and check --master-addr, --master-port and the firewall."
+    )
+
+
+def _size(value: Any) -> ClusterSize:
+    if not isinstance(value, list) or len(value) != 2 or not all(type(one) is int and 0 < one < 2**20 for one in value):
+        raise LaunchError(f"a node says that the cluster has the size {shown(value)}.")
+    return ClusterSize(*value)
+
+
+def _about(signature: bytes) -> str:
+    other = json.loads(signature)
+    host, pid = (other.get(name) for name in ("host", "pid")) if isinstance(other, dict) else ("?", 0)
+    return f"process {pid if type(pid) is int else 0} on {shown(str(host))}"
 
 
 def _differ(node: int, its: ClusterSize, wanted: ClusterSize) -> str:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pathlib import Path
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.redaction import masked_text, secret_values
 from mindspeed_autoparallel.runtime.launch.environment import child_environment
+from mindspeed_autoparallel.runtime.launch.logs import private_log
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
@@ -29,6 +31,8 @@ _NOISE = re.compile(r"nanobind: |See https://nanobind|\s*- (leaked (type|functio
 """What a library's bindings say of every process that ends by an error, after the error."""
 _NUM_LAST_LINES = 12
 _GRACE_S = 5.0
+_COPIED_S = 2.0
+"""What a process has written is in its log so soon after it has ended."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,13 +53,14 @@ def run_local_processes(
     All of them are killed when one fails, when the launch times out, when ``should_stop`` says so, and when this
     process is interrupted or dies. ``master_port``: where rank 0 listens; None, on a single node: one reserved for it.
     """
-    log_dir.mkdir(parents=True, exist_ok=True)
+    log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     task_file = log_dir / f"{spec.launch_id}.node{node_rank}.task.json"
     write_json_atomic(task_file, spec.task)
     started = time.monotonic()
     secrets = secret_values(spec.argv)
     children: list[subprocess.Popen[bytes]] = []
     logs: list[Path] = []
+    copiers: list[threading.Thread] = []
     held = contextlib.ExitStack()
     try:
         port = held.enter_context(reserved_port()) if master_port is None else master_port
@@ -76,7 +81,9 @@ def run_local_processes(
             )
             log = log_dir / f"{spec.launch_id}.rank{rank}.log"
             logs.append(log)
-            with log.open("wb") as stream:
+            stream, copier = private_log(log, secrets)
+            copiers += [] if copier is None else [copier]
+            with stream:
                 children.append(
                     subprocess.Popen(
                         [sys.executable, *spec.argv],
@@ -92,7 +99,8 @@ def run_local_processes(
     finally:
         _end(children)
         held.close()
-        _mask(logs, secrets)
+        for copier in copiers:
+            copier.join(_COPIED_S)
     return replace(outcome, last_lines=tuple(masked_text(line, secrets) for line in outcome.last_lines))
 
 
@@ -169,14 +177,6 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
             time.sleep(0.02)
         if all(child.poll() is not None for child in children):
             break
-
-
-def _mask(logs: list[Path], secrets: frozenset[str]) -> None:
-    """Megatron prints all its arguments; what is secret among them is overwritten once nobody writes any more."""
-    for log in logs if secrets else ():
-        with contextlib.suppress(OSError):
-            text = log.read_text(encoding="utf-8", errors="surrogateescape")
-            log.write_text(masked_text(text, secrets), encoding="utf-8", errors="surrogateescape")
 
 
 def _die_with_parent() -> None:

@@ -1,17 +1,20 @@
 """Several nodes on localhost: a coordinator and agents, each a real process, meet through the store."""
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
+from mindspeed_autoparallel.runtime.launch.secret import SECRET_VARIABLE, find_secret
+from mindspeed_autoparallel.runtime.launch.store import StoreClient
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -20,14 +23,16 @@ COORDINATOR = """
     from pathlib import Path
     from mindspeed_autoparallel.errors import LaunchError
     from mindspeed_autoparallel.interrupts import leaving_kept
-    from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec
+    from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec, Nodes
+    NODES = "num_nodes", "num_processes_per_node", "master_port"
     work, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     try:
+        nodes = Nodes(master_addr="localhost", secret_dir=work, **{name: options.pop(name) for name in NODES})
         with leaving_kept("bye"), Coordinator(
-            master_addr="localhost", log_dir=work / "logs", **options
+            nodes, log_dir=work / "logs", command=[str(work / "node.py")], **options
         ) as coordinator:
-            for number, script in enumerate(sys.argv[3:]):
-                spec = LaunchSpec(launch_id=f"launch{number}", argv=(str(work / script),), timeout_s=800)
+            for number, act in enumerate(sys.argv[3:]):
+                spec = LaunchSpec(launch_id=f"launch{number}", argv=coordinator.command, task={"act": act}, timeout_s=800)
                 print(json.dumps(coordinator.launch(spec).to_json()), flush=True)
     except LaunchError as error:
         sys.exit(str(error))
@@ -37,37 +42,49 @@ AGENT = """
     from pathlib import Path
     from mindspeed_autoparallel.errors import LaunchError
     from mindspeed_autoparallel.interrupts import leaving_kept
-    from mindspeed_autoparallel.runtime.launch import run_agent
-    import torch.distributed  # what takes long is over when it says that it is there
+    from mindspeed_autoparallel.runtime.launch import Nodes, run_agent
+    NODES = "num_nodes", "num_processes_per_node", "master_port"
     options = json.loads(sys.argv[2])
     Path(sys.argv[1], f"agent{options['node_rank']}").touch()
     try:
         with leaving_kept("bye"):
-            print(run_agent(master_addr="localhost", log_dir=Path(sys.argv[1]) / f"logs{options['node_rank']}", **options))
+            work = Path(sys.argv[1])
+            command, logs = [str(work / "node.py")], work / f"logs{options['node_rank']}"
+            nodes = Nodes(master_addr="localhost", secret_dir=work, **{name: options.pop(name) for name in NODES})
+            print(run_agent(nodes, log_dir=logs, command=command, **options))
     except LaunchError as error:
         sys.exit(str(error))
 """
-GOOD = "import os, pathlib, sys\npathlib.Path(sys.path[0], 'ran' + os.environ['RANK'] + '-' + os.environ['WORLD_SIZE']).touch()\n"
-BAD = (
-    "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('rank 3 on the other node broke')\ntime.sleep(900)\n"
-)
-HANG = "import os, pathlib, sys, time\npathlib.Path(sys.path[0], 'pid' + os.environ['RANK']).write_text(str(os.getpid()))\ntime.sleep(900)\n"
+NODE = """
+import json, os, pathlib, sys, time
+folder, rank = pathlib.Path(sys.path[0]), os.environ["RANK"]
+act = json.loads(pathlib.Path(os.environ["MINDSPEED_AUTOPARALLEL_TASK"]).read_text())["act"]
+if act == "good":
+    (folder / f"ran{rank}-{os.environ['WORLD_SIZE']}").touch()
+elif act == "bad" and rank == "3":
+    sys.exit("rank 3 on the other node broke")
+else:
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
+    time.sleep(900)
+"""
+"""The one script of all nodes: an order says for what, never which."""
 
 
 @pytest.fixture
 def nodes(tmp_path):
     """Starts a coordinator or an agent; ends whatever is left."""
-    for name, text in (("good.py", GOOD), ("bad.py", BAD), ("hang.py", HANG)):
-        (tmp_path / name).write_text(text)
+    (tmp_path / "node.py").write_text(NODE)
     started = []
 
-    def start(rank, *scripts, **options):
+    def start(rank, *scripts, environment=None, **options):
         code = AGENT if rank else COORDINATOR
         options = {"num_nodes": 2, "num_processes_per_node": 1, "master_port": port, "join_timeout_s": 300, **options}
         if rank:
             options["node_rank"] = rank
         command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), json.dumps(options), *scripts]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        environment = {**os.environ, **(environment or {})}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        started.append(process)
         return started[-1]
 
     with reserved_port() as port:
@@ -93,10 +110,17 @@ def wait_for_pids(tmp_path, number):
 
 
 def wait_for_signature(command, key):
-    from torch.distributed import TCPStore
-
-    store = TCPStore("localhost", json.loads(command[4])["master_port"], None, False, timeout=timedelta(seconds=300))
-    store.get(key)
+    """Until a node has signed in; the secret lies in the folder that all of them share."""
+    deadline = time.monotonic() + 300
+    while True:
+        secret = find_secret(Path(command[3]))
+        with contextlib.suppress(OSError):
+            if secret is not None:
+                port = json.loads(command[4])["master_port"]
+                StoreClient("localhost", port, secret, timeout_s=300).get(key)
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def assert_dead(pids):
@@ -108,7 +132,7 @@ def assert_dead(pids):
 
 def test_two_nodes_run_every_launch_and_a_failure_on_one_ends_it_on_both(tmp_path, nodes):
     agent = nodes(1, num_processes_per_node=2)
-    ended, error = outcomes(nodes(0, "good.py", "bad.py", "good.py", num_processes_per_node=2))
+    ended, error = outcomes(nodes(0, "good", "bad", "good", num_processes_per_node=2))
     assert [outcome["status"] for outcome in ended] == ["ok", "failed", "ok"], error
     assert ended[1]["node_rank"] == 1
     assert any("rank 3 on the other node broke" in line for line in ended[1]["last_lines"])
@@ -118,7 +142,7 @@ def test_two_nodes_run_every_launch_and_a_failure_on_one_ends_it_on_both(tmp_pat
 
 def test_all_nodes_that_die_at_once_are_named_and_nothing_is_started_without_them(tmp_path, nodes):
     agents = [nodes(1, num_nodes=4), nodes(2, num_nodes=4), nodes(3, num_nodes=4)]
-    main = nodes(0, "hang.py", "good.py", num_nodes=4, silence_s=10)
+    main = nodes(0, "hang", "good", num_nodes=4, silence_s=10)
     pids = wait_for_pids(tmp_path, 4)
     for agent in agents[::2]:
         agent.send_signal(signal.SIGKILL)
@@ -134,7 +158,7 @@ def test_all_nodes_that_die_at_once_are_named_and_nothing_is_started_without_the
 
 def test_a_node_that_is_told_to_end_ends_its_processes_and_says_so_at_once(tmp_path, nodes):
     agent = nodes(1)
-    main = nodes(0, "hang.py", silence_s=500)
+    main = nodes(0, "hang", silence_s=500)
     pids = wait_for_pids(tmp_path, 2)
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(300) == 128 + signal.SIGTERM
@@ -149,7 +173,7 @@ def test_a_node_that_is_told_to_end_ends_its_processes_and_says_so_at_once(tmp_p
 )
 def test_when_the_main_node_ends_the_others_end_their_processes(tmp_path, nodes, number, said):
     agent = nodes(1)
-    main = nodes(0, "hang.py")
+    main = nodes(0, "hang")
     pids = wait_for_pids(tmp_path, 2)
     main.send_signal(number)
     main.communicate(timeout=300)
@@ -164,7 +188,7 @@ def test_nodes_that_do_not_come_are_named_with_what_to_do(tmp_path, nodes):
     while not (tmp_path / "agent2").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    _, error = outcomes(nodes(0, "good.py", num_nodes=4, join_timeout_s=8))
+    _, error = outcomes(nodes(0, "good", num_nodes=4, join_timeout_s=8))
     assert "nodes 1, 3 of 4 did not come" in error
     assert "--node-rank 1 or 3" in error
     assert "nodes 1, 3 of 4 did not come" in agent.communicate(timeout=300)[1]
@@ -172,14 +196,14 @@ def test_nodes_that_do_not_come_are_named_with_what_to_do(tmp_path, nodes):
 
 def test_nodes_that_were_started_differently_say_so_on_both(nodes):
     agent = nodes(1, num_processes_per_node=2)
-    _, error = outcomes(nodes(0, "good.py"))
+    _, error = outcomes(nodes(0, "good"))
     wanted = "node 1 was started with --nnodes 2 --nproc-per-node 2, node 0 with --nnodes 2 --nproc-per-node 1"
     assert wanted in error
     assert wanted in agent.communicate(timeout=300)[1]
 
 
 def test_a_second_process_of_one_node_is_refused_and_the_first_goes_on(nodes):
-    main = nodes(0, "good.py", num_nodes=3)
+    main = nodes(0, "good", num_nodes=3)
     first = nodes(1, num_nodes=3)
     wait_for_signature(first.args, "node/1")
     second = nodes(1, num_nodes=3)
@@ -192,4 +216,7 @@ def test_a_second_process_of_one_node_is_refused_and_the_first_goes_on(nodes):
 
 def test_an_agent_without_main_node_says_so(nodes):
     _, error = nodes(1, join_timeout_s=1).communicate(timeout=300)
+    assert "is not let in by the main node" in error
+    assert "MINDSPEED_AUTOPARALLEL_SECRET" in error
+    _, error = nodes(1, join_timeout_s=1, environment={SECRET_VARIABLE: "x" * 32}).communicate(timeout=300)
     assert "cannot reach the main node" in error

@@ -16,6 +16,7 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.measurements impor
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.profile_building import build_profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest, read_request
 from mindspeed_autoparallel.runtime.features.measuring import coordinator, serve_main_node
+from mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
 _LOGGER = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ def search_and_exit(arguments: argparse.Namespace) -> None:
     show_progress("auto-parallel")
     request = read_request(arguments)
     serve_main_node(request, "")
-    with leaving_kept(f"finished measurements are kept in {request.work_dir} and will be reused"):
+    what_stays = f"finished measurements are kept in {request.work_dir} and will be reused"
+    with leaving_kept(what_stays), only_one(request.work_dir, "--auto-parallel-work-dir"):
         profile = _profile(request, arguments)
         from mindspeed_autoparallel.runtime.features.auto_parallel_mm.planning import plan_and_write
 

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.errors import LaunchError, ProfileError
-from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.errors import ConfigError, LaunchError, ProfileError
+from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
-from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.orders import own_command
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 
 MEASUREMENT_SCHEMA_VERSION = 4
 """Older results lack figures; they are measured anew."""
 
+_KEPT = ("ok", "out_of_memory")
+"""What stays true for the next run: figures, and that the device really has no room."""
+_MEASURED = frozenset({"modules", "optimizer", "memory_capacity_bytes", "host_bytes", "links", "tied_embeddings"})
+_NUMBERS = re.compile(r"[0-9]+")
+_MOST_SET_UPS = 3
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -44,79 +54,158 @@ class Measurements:
             points=request.points(),
             result_dir=str(self.folder),
             num_layers={module.name: MIN_LAYERS for module in request.description.modules},
-            model_file=None,
+            model=None,
         )
 
     def read(self) -> dict[MeasuredAt, dict[str, Any]]:
-        """The finished points, whatever their status; unreadable files count as missing."""
+        """Read the points that launches have finished, whatever their status; damaged files count as missing."""
         found = {}
         for point in self._task.points:
-            file = self._task.result_file(point)
-            if file.exists():
-                found[point] = read_json(file, "measurement")
+            with contextlib.suppress(ConfigError):
+                found[point] = checked_result(read_json(self._task.result_file(point), "measurement"), point)
         return found
 
+    def kept(self) -> dict[MeasuredAt, dict[str, Any]]:
+        """Read what earlier runs measured, or found too large for the device; what failed then is tried anew."""
+        return {point: result for point, result in self.read().items() if result["status"] in _KEPT}
+
     def take(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, Any]]:
-        """Measure what is missing, in as few launches as possible; a point that crashes is recorded and passed over."""
-        found = self.read()
+        """Measure what is missing, in as few launches as possible; points that cannot be measured are told.
+
+        A launch that fails before its first point is no fault of a point: it is tried once more with another point
+        first, and ends the search when it fails in the same way. ``ProfileError`` says what the launches said.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = self.kept()
         points = self._task.points
         if found:
             _LOGGER.info(f"{len(found)} of {len(points)} points were measured before and are reused ({self.folder})")
-        while missing := [point for point in points if point not in found]:
+        for point in set(points) - set(found):
+            self._task.result_file(point).unlink(missing_ok=True)
+        attempts = _Attempts(points)
+        while missing := attempts.order([point for point in points if point not in found]):
             _LOGGER.info(
                 f"measuring {len(missing)} points in one launch: {', '.join(point.label() for point in missing)}"
             )
             begin = time.monotonic()
+            self._task.begun_file().unlink(missing_ok=True)
             outcome = coordinator.launch(self._spec(missing))
             if coordinator.lost_nodes:
                 # No fault of the point: a later run measures it.
                 raise LaunchError(outcome.describe())
-            finished = self.read()
-            if outcome.status is not LaunchStatus.OK:
-                unfinished = [point for point in missing if point not in finished]
-                _LOGGER.info(outcome.describe())
-                if unfinished:
-                    self._give_up(unfinished[0], outcome.status.value, outcome.describe())
-                    _LOGGER.info(
-                        f"{unfinished[0].label()} is left out ({outcome.status.value}); going on with the others"
-                    )
-                finished = self.read()
+            finished = {point: result for point, result in self.read().items() if point in missing}
+            found |= finished
             _LOGGER.info(f"launch finished in {time.monotonic() - begin:.0f} s")
-            if set(finished) == set(found):
-                raise ProfileError(f"the launch ended well but measured nothing; see {coordinator.log_dir}.")
-            found = finished
+            if outcome.status is LaunchStatus.OK:
+                if not finished:
+                    raise ProfileError(f"the launch ended well but measured nothing; see {coordinator.log_dir}.")
+                continue
+            _LOGGER.info(outcome.describe())
+            blamed = attempts.failed(outcome, self._begun(), [point for point in missing if point not in finished])
+            found |= {point: self._unmeasured(point, outcome) for point in blamed}
+        self._tell(found)
+        return found
+
+    def _begun(self) -> MeasuredAt | None:
+        """Return the point that the last launch was at, or nothing where it had not come so far."""
+        with contextlib.suppress(ConfigError):
+            label = read_json(self._task.begun_file(), "mark of a measuring launch")
+            return next((point for point in self._task.points if point.label() == label), None)
+        return None
+
+    def _unmeasured(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, Any]:
+        # Of this run only: nothing on disk says that the point cannot be measured.
+        _LOGGER.warning(f"{point.label()} is left out ({outcome.status.value}); going on with the others")
+        return {
+            "schema_version": MEASUREMENT_SCHEMA_VERSION,
+            "at": asdict(point),
+            "status": outcome.status.value,
+            "reason": outcome.describe(),
+        }
+
+    def _tell(self, found: dict[MeasuredAt, dict[str, Any]]) -> None:
+        """Say what was not measured; ``ProfileError`` where nothing was."""
         if not any(result["status"] == "ok" for result in found.values()):
             reasons = "\n".join(f"  {point.label()}: {result['reason']}" for point, result in found.items())
             raise ProfileError(f"no layout could be measured:\n{reasons}")
-        return found
+        failed = [point.label() for point, result in found.items() if result["status"] not in _KEPT]
+        if failed:
+            _LOGGER.warning(
+                f"{len(failed)} of {len(found)} points were not measured: {', '.join(failed)}. The plan estimates them "
+                "from the others; the same command tries them again."
+            )
 
     def _spec(self, points: list[MeasuredAt]) -> LaunchSpec:
         from dataclasses import replace
 
-        model_file = self._write_reduced_model()
-        task = replace(self._task, points=tuple(points), model_file=model_file)
+        task = replace(self._task, points=tuple(points), model=self._reduced_model())
         return LaunchSpec(
             launch_id=f"measure-{os.getpid()}-{int(time.time())}",
-            argv=(sys.argv[0], *sys.argv[1:]),
+            argv=own_command(),
             task=task.to_json(),
             timeout_s=self.request.launch_timeout_s,
         )
 
-    def _write_reduced_model(self) -> str | None:
+    def _reduced_model(self) -> dict[str, Any] | None:
+        """Describe the reduced model; every node writes its own model.json of it, for they may share no storage."""
         description = self.request.description
         if description.model_file is None:
             return None
         layers = self._task.num_layers
-        reduced = description.with_layers(layers, {name: [count] for name, count in layers.items()})
-        path = self.folder / "reduced_model.json"
-        write_json_atomic(path, reduced)
-        return str(path)
+        return description.with_layers(layers, {name: [count] for name, count in layers.items()})
 
-    def _give_up(self, point: MeasuredAt, status: str, reason: str) -> None:
-        from dataclasses import asdict
 
-        result = {"schema_version": MEASUREMENT_SCHEMA_VERSION, "at": asdict(point), "status": status, "reason": reason}
-        write_json_atomic(self._task.result_file(point), result)
+class _Attempts:
+    """Decides what a failed launch means: a point's own fault, or the set-up's."""
+
+    def __init__(self, points: Sequence[MeasuredAt]) -> None:
+        self._first = 0
+        self._errors: list[str] = []
+        """Of launches that failed before their first point, one after the other."""
+        self._num_failures = dict.fromkeys(points, 0)
+
+    def order(self, missing: list[MeasuredAt]) -> list[MeasuredAt]:
+        """Put another point first after a launch that failed before its first one."""
+        turn = self._first % len(missing) if missing else 0
+        return missing[turn:] + missing[:turn]
+
+    def failed(
+        self, outcome: LaunchOutcome, begun: MeasuredAt | None, unfinished: list[MeasuredAt]
+    ) -> list[MeasuredAt]:
+        """Name the points that are given up; ``ProfileError`` where the launch would fail with any of them.
+
+        ``begun``: the point it was at. A point that a process died at is tried once more, unless memory ran out.
+        """
+        no_room = outcome.status is LaunchStatus.OUT_OF_MEMORY
+        if begun is not None and begun in unfinished:
+            self._errors, self._num_failures[begun] = [], self._num_failures[begun] + 1
+            return [begun] if no_room or self._num_failures[begun] > 1 else []
+        if begun is not None:
+            self._errors = []
+            return []  # the last point it was at is recorded
+        if no_room:
+            return unfinished[:1]
+        error = _NUMBERS.sub("#", outcome.last_lines[-1] if outcome.last_lines else "")
+        if self._errors and (error == self._errors[-1] or len(self._errors) >= _MOST_SET_UPS):
+            raise ProfileError(
+                f"the script ends before the first layout is measured, {len(self._errors) + 1} times now; nothing "
+                f"of it is kept, mend it and start again: {outcome.summary()} (the whole log is {outcome.log})"
+            )
+        self._errors.append(error)
+        self._first += 1
+        return []
+
+
+def checked_result(result: Any, point: MeasuredAt) -> dict[str, Any]:
+    """Return ``result`` if it is a measurement of ``point``; ``ConfigError`` for any other content of its file."""
+    good = isinstance(result, dict) and result.get("at") == asdict(point) and isinstance(result.get("status"), str)
+    if good and result["status"] != "ok":
+        good = isinstance(result.get("reason"), str)
+    if good and result["status"] == "ok":
+        good = result.keys() >= _MEASURED and isinstance(result["modules"], list) and bool(result["modules"])
+    if not good:
+        raise ConfigError(f"the file of {point.label()} holds no measurement of it.")
+    return dict(result)
 
 
 def _arguments_that_matter(argv: list[str]) -> list[str]:

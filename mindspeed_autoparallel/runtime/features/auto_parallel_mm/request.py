@@ -21,6 +21,7 @@ from mindspeed_autoparallel.runtime.features.measuring import (
 )
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
+from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe, refuse_hybrid
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.spec import Cluster
@@ -118,7 +119,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
     )
     if request.target_device is None:
         _check_points(request)
-    _check_work_dir(work_dir)
+    private_work_dir(str(work_dir), "--auto-parallel-work-dir")
     return request
 
 
@@ -173,16 +174,3 @@ def _heads(arguments: argparse.Namespace, description: Description) -> tuple[int
             if number := value(key):
                 heads.append(int(number))
     return tuple(heads)
-
-
-def _check_work_dir(work_dir: Path) -> None:
-    probe = work_dir / ".writable"
-    try:
-        work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        probe.write_text("probe")
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to the work dir {work_dir}: {error.strerror or error}. Free space there, or choose another "
-            "with --auto-parallel-work-dir."
-        ) from error

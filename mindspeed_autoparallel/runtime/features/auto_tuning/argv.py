@@ -40,6 +40,25 @@ _TUNED = (
     "data_parallel_sharding_strategy",
 )
 """What a configuration decides; on the user's command line it is replaced."""
+_SWITCHED = (
+    "use_ascend_mc2",
+    "tp_comm_overlap",
+    "overlap_moe_expert_parallel_comm",
+    "moe_flex_dispatcher_backend",
+    "moe_enable_deepep",
+    "swap_attention",
+    "fine_grained_activation_offloading",
+    "offload_modules",
+    "ckpt_format",
+    "megatron_fsdp_main_grads_dtype",
+    "cp_comm_type",
+    "suggested_communication_unit_size",
+)
+"""What a switch of a configuration sets besides."""
+SETTABLE_FLAGS = frozenset(
+    ["--" + name.replace("_", "-") for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"]
+)
+"""Every flag that a launch may have beside those of the user's script; agents start nothing else."""
 _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
 """Flags that switch something off, by what they switch."""
 

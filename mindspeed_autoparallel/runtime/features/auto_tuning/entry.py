@@ -15,9 +15,10 @@ from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.progress import show_progress
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import kind_of
-from mindspeed_autoparallel.runtime.features.auto_tuning.lock import only_one
+from mindspeed_autoparallel.runtime.features.auto_tuning.argv import SETTABLE_FLAGS
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest, read_request
 from mindspeed_autoparallel.runtime.features.measuring import coordinator, serve_main_node
+from mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one
 from mindspeed_autoparallel.units import US_PER_MS
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,9 +33,9 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
         )
     request = read_request(arguments)
     show_progress("auto-tuning", request.log_level)
-    serve_main_node(request, "; node 0 goes on with what it has")
+    serve_main_node(request, "; node 0 goes on with what it has", SETTABLE_FLAGS)
     what_stays = f"finished traces and measurements are kept in {request.work_dir}"
-    with leaving_kept(what_stays), only_one(request.work_dir):
+    with leaving_kept(what_stays), only_one(request.work_dir, "--auto-tuning-work-dir"):
         _tune(request, arguments)
     sys.exit(0)
 

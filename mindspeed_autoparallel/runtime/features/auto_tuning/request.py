@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.features.auto_tuning.flags import AutoTuningFlags
-from mindspeed_autoparallel.runtime.features.auto_tuning.lock import LOCK_FILE
 from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, needed, read_measuring, refuse_launcher
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
+from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import describe, refuse_hybrid
 
 _FEATURE = "--auto-tuning"
-_LOGS = "logs"
-"""All that another node leaves in a work dir of its own."""
 MINIMUM_CONTEXT_TOKENS = 1024
 """Tokens of a sequence per rank below which context parallelism is not searched: its ring would only wait."""
 
@@ -52,7 +49,7 @@ def read_request(arguments: argparse.Namespace) -> TuningRequest:
     description = describe(arguments)
     if description.model_file is not None or len(description.modules) > 1:
         raise ConfigError("--auto-tuning is for language models; a multimodal model is planned by --auto-parallel-mm.")
-    work_dir = private_work_dir(flags.auto_tuning_work_dir)
+    work_dir = private_work_dir(flags.auto_tuning_work_dir, "--auto-tuning-work-dir")
     knowledge = flags.auto_tuning_knowledge_base
     sizes = {name: needed(arguments, _FEATURE, name) for name in ("num_attention_heads", "micro_batch_size")}
     measuring = read_measuring(
@@ -105,33 +102,3 @@ def _check_sizes(request: TuningRequest) -> None:
             f"--seq-length {request.sequence_length} is not divisible by --context-parallel-size "
             f"{request.context_size}."
         )
-
-
-def private_work_dir(name: str) -> Path:
-    """The folder, made and readable by this user only; ``ConfigError`` where it cannot be, or others use it."""
-    try:
-        work_dir = Path(name).resolve()
-        if work_dir.exists() and not work_dir.is_dir():
-            raise ConfigError(f"--auto-tuning-work-dir {work_dir} is a file; name a folder.")
-        if work_dir.is_dir() and not _is_ours(work_dir):
-            # Making it private would lock its other users out.
-            raise ConfigError(
-                f"--auto-tuning-work-dir {work_dir} is open to others and holds other things. Name a folder of its "
-                "own, such as one inside it; it will be readable by you only."
-            )
-        work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        work_dir.chmod(0o700)
-        # Nameless: another node may do the same in the same folder at this moment.
-        with tempfile.TemporaryFile(dir=work_dir) as probe:
-            probe.write(b"probe")
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"cannot write to the work dir {name}: {getattr(error, 'strerror', None) or error}. Free space there, or "
-            "choose another with --auto-tuning-work-dir."
-        ) from error
-    return work_dir
-
-
-def _is_ours(folder: Path) -> bool:
-    private = not folder.stat().st_mode & 0o077
-    return private or (folder / LOCK_FILE).exists() or {path.name for path in folder.iterdir()} <= {_LOGS}

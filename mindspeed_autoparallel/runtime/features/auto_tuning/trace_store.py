@@ -69,7 +69,7 @@ def measure_task(
         points=points,
         result_dir=str(folder),
         num_layers={module.name: num_layers for module in request.description.modules},
-        model_file=None,
+        model=None,
         with_steps=True,
         kinds={name: tuple(row) for name, row in (kinds or {}).items()},
     )

@@ -18,8 +18,8 @@ class MeasureTask:
     """Global rank 0 writes ``<label>.json`` here as soon as a point is finished."""
     num_layers: dict[str, int]
     """Layers of the reduced model per module."""
-    model_file: str | None
-    """The reduced model.json, or None where flags describe the model."""
+    model: dict[str, Any] | None
+    """The content of the reduced model.json, or None where flags describe the model."""
     num_warmup: int = 2
     num_repeats: int = 5
     with_steps: bool = False
@@ -36,6 +36,10 @@ class MeasureTask:
         """Inverse of ``to_json``."""
         fields = {key: value for key, value in data.items() if key != "kind"}
         return cls(**{**fields, "points": tuple(MeasuredAt(**point) for point in fields["points"])})
+
+    def begun_file(self) -> Path:
+        """Name the file that says which point the launch is at."""
+        return Path(self.result_dir) / "begun.json"
 
     def result_file(self, point: MeasuredAt) -> Path:
         """Where the result of ``point`` goes."""

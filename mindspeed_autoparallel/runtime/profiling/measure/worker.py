@@ -6,12 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
+from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_by_layer, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, HostCalls, rebuild, set_arguments
@@ -63,8 +65,11 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     ):
         if hasattr(arguments, name):
             setattr(arguments, name, None)
-    if task.model_file is not None:
-        arguments.mm_model = task.model_file
+    if task.model is not None:
+        # Beside the task, on this node: the one node 0 planned with may lie on no storage of ours.
+        own = Path(os.environ[TASK_VARIABLE]).with_suffix(f".rank{os.environ.get('RANK', '0')}.model.json")
+        write_json_atomic(own, task.model)
+        arguments.mm_model = str(own)
     session.choices_by_layer = choices_by_layer(arguments)
     shorten(arguments, task.num_layers.get("text_decoder", max(task.num_layers.values())))
     arguments.overlap_grad_reduce = False
@@ -131,6 +136,8 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
     rank = torch.distributed.get_rank()
     links = measure_links(device, int(os.environ["LOCAL_WORLD_SIZE"]))
     for index, point in enumerate(task.points):
+        if rank == 0:
+            write_json_atomic(task.begun_file(), point.label())
         try:
             if index:
                 # The old layout's tensors go before the new one's come; the host's frames still hold its objects.

@@ -59,7 +59,7 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
 
 def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
-        task = MeasureTask(points=(request.point,), result_dir=folder, num_layers={}, model_file=None)
+        task = MeasureTask(points=(request.point,), result_dir=folder, num_layers={}, model=None)
         handout = Handout(Path(folder) / "handout")
         handout.lay_out(task.points, 1)
         spec = LaunchSpec(

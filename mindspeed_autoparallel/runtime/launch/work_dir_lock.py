@@ -1,4 +1,4 @@
-"""One tuning run per work dir: the second says who holds it, on this node and on others that share the storage."""
+"""One run per work dir: the second says who holds it, on this node and on others that share the storage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import loads_json, shown
 from mindspeed_autoparallel.progress import repeating
 
 LOCK_FILE = ".lock"
@@ -26,47 +27,56 @@ _LENGTH = 400
 
 
 @contextlib.contextmanager
-def only_one(work_dir: Path) -> Iterator[None]:
-    """Hold ``work_dir`` until the context ends; ``ConfigError`` names the process that holds it already.
+def only_one(work_dir: Path, flag: str) -> Iterator[None]:
+    """Hold ``work_dir``, which ``flag`` names, until the context ends; ``ConfigError`` names who holds it already.
 
     On one machine the system's file lock decides, and lets go when the holder dies, however it does. Some shared file
     systems keep such locks on each node for itself, so the holder also counts up in a file, and one on another node
     that still does is believed.
     """
     path = work_dir / HOLDER_FILE
-    with (work_dir / LOCK_FILE).open("a", encoding="utf-8") as stream:
-        locked = _lock(stream, path)
+    with _opened(work_dir / LOCK_FILE) as stream:
+        locked = _lock(stream, path, flag)
         holder = _read(path)
         if holder and not (locked and holder.get("machine") == _machine()) and _counts(path, holder):
-            raise _held(path)
+            raise _held(path, flag)
         with _counting(path):
             yield
 
 
-def _lock(stream: TextIO, path: Path) -> bool:
-    """Whether this file system has locks at all."""
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file of ours for writing, never through a link that somebody put there."""
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600), "wb")
+    except OSError as error:
+        raise ConfigError(f"cannot lock {path.parent}: {path.name}: {error.strerror or error}. Remove it.") from error
+
+
+def _lock(stream: IO[bytes], path: Path, flag: str) -> bool:
+    """Tell whether this file system has locks at all."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise _held(path) from error
+        raise _held(path, flag) from error
     except OSError:
         return False
     return True
 
 
-def _held(path: Path) -> ConfigError:
+def _held(path: Path, flag: str) -> ConfigError:
     holder = _read(path)
-    who = f"process {holder['pid']} on {holder['host']}" if holder else "it does not say which process"
+    who = (
+        f"process {shown(holder['pid'])} on {shown(str(holder['host']))}" if holder else "it does not say which process"
+    )
     return ConfigError(
-        f"another tuning run is at work in {path.parent} ({who}). Wait for it, end it, or choose another "
-        "--auto-tuning-work-dir."
+        f"another run is at work in {path.parent} ({who}). Wait for it, end it, or choose another {flag}."
     )
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Opened anew each time: that is when a shared file system looks whether it has changed."""
+    """Read the holder's file, opened anew each time: that is when a shared file system looks whether it has changed."""
     with contextlib.suppress(OSError, ValueError):
-        holder = json.loads(path.read_text(encoding="utf-8"))
+        holder = loads_json(path.read_text(encoding="utf-8"))
         if isinstance(holder, dict) and {"host", "pid", "count"} <= set(holder):
             return holder
     return {}
@@ -103,15 +113,12 @@ def _counting(path: Path) -> Iterator[None]:
 
 def _overwrite(path: Path, content: bytes) -> None:
     # In place and without waiting for the disk: closing it is what shows it to other nodes.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(handle, content, 0)
-    finally:
-        os.close(handle)
+    with contextlib.suppress(ConfigError), _opened(path) as stream:
+        os.pwrite(stream.fileno(), content, 0)
 
 
 def _machine() -> str:
-    """The same in all containers of a machine, which share its locks; another one once it was started anew."""
+    """Name what is the same in all containers of a machine, which share its locks, until it is started anew."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return socket.gethostname()

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.features.auto_tuning import lock
-from mindspeed_autoparallel.runtime.features.auto_tuning.lock import HOLDER_FILE, only_one
+from mindspeed_autoparallel.runtime.launch import work_dir_lock as lock
+from mindspeed_autoparallel.runtime.launch.work_dir_lock import HOLDER_FILE, only_one
 
 HOLD = (
-    "import sys, time\nfrom pathlib import Path\nfrom mindspeed_autoparallel.runtime.features.auto_tuning.lock import only_one\n"
-    "with only_one(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(300)\n"
+    "import sys, time\nfrom pathlib import Path\nfrom mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one\n"
+    "with only_one(Path(sys.argv[1]), '--work-dir'):\n    print('held', flush=True)\n    time.sleep(300)\n"
 )
 
 
@@ -42,7 +42,7 @@ def elsewhere(path, count):
 
 
 def test_a_second_process_is_refused_and_told_who_is_there(tmp_path, holder):
-    with pytest.raises(ConfigError, match=f"process {holder.pid} on "), only_one(tmp_path):
+    with pytest.raises(ConfigError, match=f"process {holder.pid} on "), only_one(tmp_path, "--work-dir"):
         pass
 
 
@@ -51,7 +51,7 @@ def test_after_a_killed_holder_the_next_one_starts_at_once(tmp_path, holder, mon
     holder.wait()
     assert json.loads((tmp_path / HOLDER_FILE).read_text())["pid"] == holder.pid
     monkeypatch.setattr(lock, "_counts", lambda *_: pytest.fail("the same machine needs no watching"))
-    with only_one(tmp_path):
+    with only_one(tmp_path, "--work-dir"):
         pass
 
 
@@ -69,7 +69,7 @@ def test_a_holder_on_another_node_that_counts_is_believed(tmp_path, quick):
     other = threading.Thread(target=count)
     other.start()
     try:
-        with pytest.raises(ConfigError, match="process 7 on far"), only_one(tmp_path):
+        with pytest.raises(ConfigError, match="process 7 on far"), only_one(tmp_path, "--work-dir"):
             pass
     finally:
         ended.set()
@@ -78,7 +78,7 @@ def test_a_holder_on_another_node_that_counts_is_believed(tmp_path, quick):
 
 def test_a_holder_on_another_node_that_died_does_not_keep_the_work_dir(tmp_path, quick):
     elsewhere(tmp_path / HOLDER_FILE, 5)
-    with only_one(tmp_path):
+    with only_one(tmp_path, "--work-dir"):
         deadline = time.monotonic() + 200
         while json.loads((tmp_path / HOLDER_FILE).read_text())["pid"] != os.getpid():
             assert time.monotonic() < deadline
@@ -94,5 +94,24 @@ def test_where_there_are_no_locks_the_holder_is_watched(tmp_path, holder, monkey
 
     monkeypatch.setattr(lock.fcntl, "flock", unsupported)
     monkeypatch.setattr(lock, "_BEAT_S", 0.2)
-    with pytest.raises(ConfigError, match=f"process {holder.pid} on "), only_one(tmp_path):
+    with pytest.raises(ConfigError, match=f"process {holder.pid} on "), only_one(tmp_path, "--work-dir"):
+        pass
+
+
+@pytest.mark.parametrize("name", [".lock", HOLDER_FILE])
+def test_a_planted_link_is_not_written_through(tmp_path, name):
+    (tmp_path / "precious").write_text("x")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / name).symlink_to(tmp_path / "precious")
+    try:
+        with only_one(tmp_path / "work", "--work-dir"):
+            pass
+    except ConfigError as error:
+        assert "Remove it" in str(error)
+    assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_a_lock_that_is_a_folder_is_one_line(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot lock .*: \.lock: Is a directory"), only_one(tmp_path, "--work-dir"):
         pass

@@ -1,0 +1,100 @@
+"""The side of every node but the first: run what node 0 orders until it dismisses us."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import LaunchError
+from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.runtime.launch import meeting
+from mindspeed_autoparallel.runtime.launch.liveness import Beats
+from mindspeed_autoparallel.runtime.launch.orders import own_command, read_order
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchStatus
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.store import StoreClient
+
+JOIN_TIMEOUT_S = 600.0
+_POLL_S = 0.2
+
+
+def run_agent(
+    nodes: meeting.Nodes,
+    *,
+    node_rank: int,
+    log_dir: Path,
+    join_timeout_s: float = JOIN_TIMEOUT_S,
+    flags: Collection[str] = (),
+    command: Sequence[str] | None = None,
+) -> int:
+    """Run, on node ``node_rank``, what the coordinator orders until it dismisses us; returns the number of launches.
+
+    What is run is always ``command`` (default: the own script), with its own words and ``flags`` (orders.py).
+    """
+    store = meeting.join(nodes, node_rank, join_timeout_s)
+    agent = _Agent(nodes, node_rank, log_dir, store, Beats(store, node_rank))
+    own = tuple(command or own_command())
+    try:
+        number = 0
+        while (order := agent.next_order(number)) is not None:
+            agent.obey(number, order, own, flags)
+            number += 1
+        return number
+    except meeting.STORE_ERRORS as error:
+        raise LaunchError(
+            f"node {node_rank} lost the main node {nodes.master_addr}:{nodes.master_port}: "
+            f"{str(error).splitlines()[0]}. Look at the output on node 0."
+        ) from error
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            agent.beats.leave(str(error) or type(error).__name__)
+        raise
+
+
+class _Agent:
+    """One node that has signed in."""
+
+    def __init__(self, nodes: meeting.Nodes, node_rank: int, log_dir: Path, store: StoreClient, beats: Beats) -> None:
+        self.nodes, self.node_rank, self.log_dir, self.store, self.beats = nodes, node_rank, log_dir, store, beats
+
+    def next_order(self, number: int) -> Any:
+        """Wait for launch ``number``; None once node 0 is done, ``LaunchError`` where it ends for a reason."""
+        key = f"launch/{number}"
+        while not self.store.check([key]):
+            self.beats.beat()
+            time.sleep(_POLL_S)
+        order = json.loads(self.store.get(key))
+        if not (isinstance(order, dict) and order.get("stop")):
+            return order
+        self.store.set(f"dismissed/{self.node_rank}", "1")
+        if order.get("reason"):
+            reason = shown(str(order["reason"]), 300)
+            raise LaunchError(f"node {self.node_rank} ends because node 0 did: {reason}")
+        return None
+
+    def obey(self, number: int, order: Any, own: Sequence[str], flags: Collection[str]) -> None:
+        """Run ``order`` and report how it ended."""
+        aborted = f"abort/{number}"
+
+        def should_stop() -> bool:
+            self.beats.beat()
+            return self.store.check([aborted])
+
+        spec, worker_port = read_order(order, own, flags)
+        outcome = run_local_processes(
+            spec,
+            node_rank=self.node_rank,
+            num_processes=self.nodes.num_processes_per_node,
+            num_nodes=self.nodes.num_nodes,
+            master_addr=self.nodes.master_addr,
+            master_port=worker_port,
+            log_dir=self.log_dir,
+            should_stop=should_stop,
+        )
+        if outcome.status is not LaunchStatus.OK:
+            self.store.set(aborted, "1")
+        self.store.set(f"outcome/{number}/{self.node_rank}", json.dumps(outcome.to_json()))

@@ -1,0 +1,136 @@
+"""Only what was measured, or really ran out of memory, is kept; a failed launch is nobody's measurement."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.measurements import Measurements
+from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+
+POINTS = tuple(
+    MeasuredAt(tensor_size=tensor, context_size=1, expert_size=1, micro_batch_size=1, sequence_parallel=False)
+    for tensor in (1, 2, 4)
+)
+GOOD = {
+    "modules": [{}],
+    "optimizer": {},
+    "memory_capacity_bytes": 1,
+    "host_bytes": 1,
+    "links": {},
+    "tied_embeddings": False,
+}
+
+
+class Coordinator:
+    """Plays launches: for every point in turn, ``act(point)`` says ok, out of memory, or how the process ends."""
+
+    lost_nodes = ()
+
+    def __init__(self, act: Callable[[MeasuredAt | None], str], folder: Path) -> None:
+        self.act, self.log_dir = act, folder
+        self.launches: list[list[str]] = []
+
+    def launch(self, spec: LaunchSpec) -> LaunchOutcome:
+        task = MeasureTask.from_json(json.loads(json.dumps(spec.task)))
+        self.launches.append([point.label() for point in task.points])
+        word = self.act(None)
+        if word != "ok":
+            return self.ended(word)
+        for point in task.points:
+            task.begun_file().write_text(json.dumps(point.label()))
+            word = self.act(point)
+            if word not in ("ok", "out_of_memory", "refused"):
+                return self.ended(word)
+            status = {"refused": "failed"}.get(word, word)
+            more = GOOD if word == "ok" else {"reason": "said by the process"}
+            task.result_file(point).write_text(json.dumps({"at": asdict(point), "status": status, **more}))
+            if word != "ok":
+                return self.ended(word)
+        return LaunchOutcome(status=LaunchStatus.OK)
+
+    def ended(self, word: str) -> LaunchOutcome:
+        status = LaunchStatus.OUT_OF_MEMORY if word == "out_of_memory" else LaunchStatus.FAILED
+        return LaunchOutcome(status=status, exit_code=1, last_lines=(word,))
+
+
+@pytest.fixture
+def measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measurements:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    description = types.SimpleNamespace(model_hash="m", model_file=None, modules=())
+    request: Any = types.SimpleNamespace(
+        description=description,
+        distributed_optimizer=False,
+        num_measuring=1,
+        work_dir=tmp_path,
+        points=lambda: POINTS,
+        launch_timeout_s=10.0,
+    )
+    return Measurements(request, {"device": "cpu"})
+
+
+def statuses(found: dict[MeasuredAt, dict[str, Any]]) -> list[str]:
+    return [found[point]["status"] for point in POINTS]
+
+
+def test_a_wrong_start_is_not_reused_and_ends_after_the_second_equal_error(measurements: Measurements, tmp_path: Path):
+    wrong = Coordinator(lambda point: "FileNotFoundError: data.json at line 7", tmp_path)
+    with pytest.raises(ProfileError, match=r"before the first layout is measured, 2 times .*data\.json"):
+        measurements.take(wrong)
+    assert len(wrong.launches) == 2
+    assert wrong.launches[0][0] != wrong.launches[1][0]
+    assert measurements.kept() == {}
+    assert statuses(measurements.take(Coordinator(lambda point: "ok", tmp_path))) == ["ok"] * 3
+
+
+def test_a_killed_rank_costs_its_point_one_run_and_is_said(
+    measurements: Measurements, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    killed = Coordinator(lambda point: "Killed" if point == POINTS[1] else "ok", tmp_path)
+    assert statuses(measurements.take(killed)) == ["ok", "failed", "ok"]
+    assert "1 of 3 points were not measured: TP2" in caplog.text
+    assert [len(points) for points in killed.launches] == [3, 2, 1]
+    again = Coordinator(lambda point: "ok", tmp_path)
+    with caplog.at_level(logging.INFO):
+        assert statuses(measurements.take(again)) == ["ok"] * 3
+    assert "2 of 3 points were measured before" in caplog.text
+    assert len(again.launches[0]) == 1
+
+
+def test_a_process_that_dies_once_is_tried_again(measurements: Measurements, tmp_path: Path):
+    deaths = iter(["Killed"])
+    coordinator = Coordinator(lambda point: next(deaths, "ok") if point == POINTS[1] else "ok", tmp_path)
+    assert statuses(measurements.take(coordinator)) == ["ok"] * 3
+
+
+def test_what_really_ran_out_of_memory_is_kept(measurements: Measurements, tmp_path: Path):
+    full = Coordinator(lambda point: "out_of_memory" if point == POINTS[0] else "ok", tmp_path)
+    assert statuses(measurements.take(full)) == ["out_of_memory", "ok", "ok"]
+    assert list(measurements.kept()) == list(POINTS)
+
+
+def test_what_the_process_refuses_is_tried_again_by_the_next_run(measurements: Measurements, tmp_path: Path):
+    refused = Coordinator(lambda point: "refused" if point == POINTS[2] else "ok", tmp_path)
+    assert statuses(measurements.take(refused)) == ["ok", "ok", "failed"]
+    assert POINTS[2] not in measurements.kept()
+    assert statuses(measurements.take(Coordinator(lambda point: "ok", tmp_path))) == ["ok"] * 3
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"status": "ok"}', "{" * 9999, '{"at": 1, "status": 2}', "\x00"])
+def test_a_damaged_file_counts_as_missing(measurements: Measurements, tmp_path: Path, content: str):
+    measurements.take(Coordinator(lambda point: "ok", tmp_path))
+    measurements._task.result_file(POINTS[1]).write_text(content)
+    again = Coordinator(lambda point: "ok", tmp_path)
+    assert statuses(measurements.take(again)) == ["ok"] * 3
+    assert again.launches == [[POINTS[1].label()]]
