@@ -9,7 +9,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import BlockCost, Measurement
 from mindspeed_autoparallel.spec import Model, Plan
-from mindspeed_autoparallel.spec.recompute import in_order, layers_per_group
+from mindspeed_autoparallel.spec.recompute import in_order, policy_of
 
 RECOMPUTED_KINDS = ("full", "selective")
 
@@ -79,7 +79,7 @@ def _kinds_of(plan: Plan, module: str) -> list[str]:
 
 def _recomputed(layers: list[BlockCost], kind: str, module: str, stage: int) -> list[tuple[BlockCost, str]]:
     """Return costs and kinds of ``layers`` in a row."""
-    size = layers_per_group(kind)
+    size = policy_of(kind).layers_per_group
     profiled = "full" if size else kind
     for layer in layers:
         if profiled not in layer.recompute:

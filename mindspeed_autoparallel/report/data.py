@@ -12,7 +12,7 @@ from mindspeed_autoparallel.report.encoders import encoders
 from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.spec.plan import Plan, StagePlan
-from mindspeed_autoparallel.spec.recompute import in_words
+from mindspeed_autoparallel.spec.recompute import policy_of
 from mindspeed_autoparallel.units import format_us
 
 Data = dict[str, Any]
@@ -167,7 +167,7 @@ def stages(plan: Plan) -> list[Data]:
 
 def _module(stage: StagePlan, name: str) -> Data:
     first, count = stage.first_layer.get(name, 0), stage.layers[name]
-    kinds = {in_words(kind): number for kind, number in stage.recompute.get(name, {}).items() if number}
+    kinds = {policy_of(kind).words: number for kind, number in stage.recompute.get(name, {}).items() if number}
     return {"name": name, "first": first, "last": first + count - 1, "num_layers": count, "recompute": kinds}
 
 

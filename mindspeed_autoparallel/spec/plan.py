@@ -12,6 +12,7 @@ from mindspeed_autoparallel.spec.codec import from_json, to_json
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.layout import Layout
 from mindspeed_autoparallel.spec.model import Model
+from mindspeed_autoparallel.spec.recompute import is_known
 
 PLAN_SCHEMA_VERSION = 1
 PLAN_FORMAT = "mindspeed-autoparallel/plan"
@@ -233,6 +234,13 @@ class Plan:
                 raise PlanError(
                     f"{where}: stage {stage.stage} holds {foreign[0]!r}, which is no module of {self.model.name}."
                 )
+            for name, kinds in stage.recompute.items():
+                for kind in kinds:
+                    if kind == "none" or not is_known(kind):
+                        raise PlanError(
+                            f"{where}: stage {stage.stage}: unknown recompute kind {kind!r} of {name}; "
+                            "known: full, selective, selective:MODULES, full:LAYERS."
+                        )
         for module in self.model.modules:
             layers = self.layers_of(module.name)
             if module.name in self.layout.modules and not any(layers):

@@ -1,5 +1,6 @@
-"""Names of recompute kinds in profiles and plans: ``none``, ``selective``, ``full``, and what comes after a colon.
+"""What is computed again in the backward: a policy, and the text that stands for it in profiles and plans.
 
+``none``                 everything is kept
 ``selective``            the modules that the host takes by itself (Megatron: the core attention)
 ``selective:mlp,moe``    these modules of every layer
 ``full``                 each layer on its own; its input is kept (Megatron's method ``block``)
@@ -9,54 +10,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 RECOMPUTE_KINDS = ("none", "selective", "full")
 
 
-def base_kind(kind: str) -> str:
-    """Return one of ``RECOMPUTE_KINDS``, or whatever stands before the colon."""
-    return kind.split(":", 1)[0]
+@dataclass(frozen=True)
+class RecomputePolicy:
+    """Say which part of a layer is computed again; ``str`` is its text, ``policy_of`` the way back."""
+
+    kind: str
+    """One of ``RECOMPUTE_KINDS``."""
+    modules: tuple[str, ...] = ()
+    """Of a selective policy; none for the host's own choice."""
+    layers_per_group: int = 0
+    """Layers that are computed again together; 0 where single layers are not recomputed whole."""
+
+    @classmethod
+    def selective(cls, modules: Sequence[str] = ()) -> RecomputePolicy:
+        """Return the policy that recomputes ``modules``; the host's own choice where there are none."""
+        return cls("selective", tuple(modules))
+
+    @classmethod
+    def full(cls, num_layers: int = 1) -> RecomputePolicy:
+        """Return the policy that recomputes groups of ``num_layers``."""
+        return cls("full", (), max(1, num_layers))
+
+    @property
+    def words(self) -> str:
+        """Return it for people: ``selective (mlp, moe)``, ``full (groups of 4)``."""
+        if self.modules:
+            return f"selective ({', '.join(self.modules)})"
+        return f"full (groups of {self.layers_per_group})" if self.layers_per_group > 1 else self.kind
+
+    def __str__(self) -> str:
+        if self.modules:
+            return f"{self.kind}:{','.join(self.modules)}"
+        return f"full:{self.layers_per_group}" if self.layers_per_group > 1 else self.kind
 
 
-def selective_kind(modules: Sequence[str]) -> str:
-    """Return the kind that recomputes ``modules``; the host's own choice where there are none."""
-    return ":".join(["selective", *([",".join(modules)] if modules else [])])
+@lru_cache(maxsize=1024)
+def policy_of(text: str) -> RecomputePolicy:
+    """Return the policy that ``text`` stands for; ``ValueError`` where it is none."""
+    kind, colon, rest = text.partition(":")
+    if not colon and kind in RECOMPUTE_KINDS:
+        return RecomputePolicy(kind, (), int(kind == "full"))
+    if kind == "selective" and rest:
+        return RecomputePolicy.selective(rest.split(","))
+    if kind == "full" and rest.isdecimal() and int(rest) > 1:
+        return RecomputePolicy.full(int(rest))
+    raise ValueError(f"{text!r} is no recompute policy: {', '.join(RECOMPUTE_KINDS)}, selective:MODULES, full:LAYERS")
 
 
-def modules_of(kind: str) -> tuple[str, ...]:
-    """Return modules of a selective kind; none for the host's own choice."""
-    _, _, modules = kind.partition(":")
-    return tuple(modules.split(",")) if modules and base_kind(kind) == "selective" else ()
-
-
-def grouped_kind(num_layers: int) -> str:
-    """Return full recompute of groups of ``num_layers``; of single layers it is plain ``full``."""
-    return f"full:{num_layers}" if num_layers > 1 else "full"
-
-
-def layers_per_group(kind: str) -> int:
-    """Return layers that are computed again together; 0 where single layers are not recomputed whole."""
-    if base_kind(kind) != "full":
-        return 0
-    _, _, number = kind.partition(":")
-    return int(number) if number.isdecimal() else 1
+def is_known(text: str) -> bool:
+    """Return whether ``text`` stands for a policy."""
+    try:
+        policy_of(text)
+    except ValueError:
+        return False
+    return True
 
 
 def in_order(kinds: Iterable[str]) -> list[str]:
-    """Return kinds as they lie on a stage: layers that are recomputed whole come first."""
-    return sorted(kinds, key=lambda kind: (base_kind(kind) != "full", kind))
-
-
-def is_known(kind: str) -> bool:
-    """Return whether it is one of the forms above."""
-    base, _, rest = kind.partition(":")
-    if not rest:
-        return kind in RECOMPUTE_KINDS
-    return base == "selective" or (base == "full" and rest.isdecimal() and int(rest) > 1)
-
-
-def in_words(kind: str) -> str:
-    """Return a kind for people: ``selective (mlp, moe)``, ``full (groups of 4)``."""
-    if modules := modules_of(kind):
-        return f"selective ({', '.join(modules)})"
-    return f"full (groups of {number})" if (number := layers_per_group(kind)) > 1 else kind
+    """Return texts as they lie on a stage: layers that are recomputed whole come first."""
+    return sorted(kinds, key=lambda kind: (not policy_of(kind).layers_per_group, kind))

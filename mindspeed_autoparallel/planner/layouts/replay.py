@@ -8,10 +8,9 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import COSTS, STAGE_TIMES, limits_of_plan
-from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
+from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
-from mindspeed_autoparallel.spec.recompute import is_known
 
 
 def replay_pipeline(plan: Plan) -> tuple[Plan, Evaluation]:
@@ -59,11 +58,3 @@ def _check_edit(plan: Plan) -> None:
             f"{plan.layout.label()} needs {plan.layout.num_devices} devices, but the cluster has "
             f"{plan.cluster.num_devices}. Edit layout and cluster together."
         )
-    for stage in plan.stages:
-        for name, kinds in stage.recompute.items():
-            for kind in kinds:
-                if kind == "none" or not is_known(kind):
-                    raise PlanError(
-                        f"stage {stage.stage}: unknown recompute kind {kind!r} of {name}; "
-                        f"known: {', '.join(RECOMPUTED_KINDS)}, selective:MODULES, full:LAYERS."
-                    )

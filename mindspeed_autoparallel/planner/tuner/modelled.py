@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from mindspeed_autoparallel.cost.hiding import Offload, Pass, paired_savings_us, pipelined_saving_us, sent_once_share
 from mindspeed_autoparallel.planner.tuner.candidates import Family
 from mindspeed_autoparallel.profiles import BlockCost, MeasuredAt, Measurement, Profile, RecomputeCost
-from mindspeed_autoparallel.spec.recompute import base_kind, modules_of
+from mindspeed_autoparallel.spec.recompute import policy_of
 
 COUNTED_ON = 0.5
 """Share of what a model hides that predictions count on."""
@@ -213,7 +213,7 @@ def _without_whole_layers(cost: BlockCost) -> BlockCost:
     kept = {
         kind: again
         for kind, again in cost.recompute.items()
-        if base_kind(kind) != "full" and "moe" not in modules_of(kind)
+        if policy_of(kind).kind != "full" and "moe" not in policy_of(kind).modules
     }
     return replace(cost, recompute=kept)
 

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.tuner.balanced import balanced_splits
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, Space, overlaps
 from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
 from mindspeed_autoparallel.spec import Cluster, Layout
-from mindspeed_autoparallel.spec.recompute import base_kind, grouped_kind, in_words, layers_per_group
+from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 from mindspeed_autoparallel.units import format_bytes
 
 _REACH = 1.25
@@ -233,7 +233,9 @@ def _adds_no_less(configuration: Configuration, kind: str, other: str) -> bool:
 
 def _kinds(configuration: Configuration, dimensions: Dimensions) -> list[str]:
     recompute = _layer(configuration).recompute
-    known = [kind for kind in recompute if base_kind(kind) in dimensions.recompute and base_kind(kind) != "full"]
+    known = [
+        kind for kind in recompute if policy_of(kind).kind in dimensions.recompute and policy_of(kind).kind != "full"
+    ]
     return sorted(known, key=lambda kind: (recompute[kind].extra_backward_us, recompute[kind].saved_bytes, kind))
 
 
@@ -275,7 +277,7 @@ def _grouped(
     # Of sizes that make as many groups on every stage, the smallest computes fewest layers again at once.
     sizes = {-(-count // groups) for count in layers for groups in range(1, count)}
     for size in sorted(sizes - {1}):
-        kind = grouped_kind(size)
+        kind = str(RecomputePolicy.full(size))
         if _may_fit(configuration, cluster, layers, kind, longest):
             found = _evaluated(configuration, cluster, batch, layers, kind, longest, dimensions)
             yield found
@@ -301,7 +303,7 @@ def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], k
     profile, layout = configuration.family.profile, configuration.layout
     module = profile.model.modules[0].name
     cost = configuration.candidate.measurement.modules[module]
-    whole = layers_per_group(kind) > 0
+    whole = policy_of(kind).layers_per_group > 0
     profiled = "full" if whole else kind
     times = []
     start = 0
@@ -325,7 +327,7 @@ def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], k
 def _shortage(found: Found) -> str:
     worst = max(found.evaluation.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
     return (
-        f"{found.configuration.layout.label()} with recompute {in_words(found.recompute)} needs "
+        f"{found.configuration.layout.label()} with recompute {policy_of(found.recompute).words} needs "
         f"{format_bytes(worst.peak_bytes)} of {format_bytes(worst.limit_bytes)} on pipeline rank "
         f"{worst.pipeline_rank} ({worst.peak_point})."
     )
@@ -376,7 +378,7 @@ def _may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, 
 
 def _saved_bytes(cost: ModuleCost, kind: str, number: int, start: int, count: int) -> int:
     """Of a stage with ``count`` layers, the first ``number`` of which are recomputed where that is ``full``."""
-    size = layers_per_group(kind)
+    size = policy_of(kind).layers_per_group
     if not size:
         return sum(equal * layer.recompute[kind].saved_bytes for layer, equal in cost.runs(start, count))
     again = min(number, count)
@@ -403,7 +405,7 @@ def _evaluated(
     module = configuration.family.profile.model.modules[0].name
     recompute: dict[str, dict[str, tuple[int, ...]]] = {}
     if kind != "none":
-        again = tuple(min(number, held) for held in layers) if layers_per_group(kind) else layers
+        again = tuple(min(number, held) for held in layers) if policy_of(kind).layers_per_group else layers
         recompute = {module: {kind: again}}
     placement = ModulePlacement(layers={module: layers}, recompute=recompute)
     profile = configuration.family.profile

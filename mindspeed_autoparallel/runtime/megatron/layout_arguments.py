@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.spec.plan import Plan
-from mindspeed_autoparallel.spec.recompute import in_words, layers_per_group, modules_of
+from mindspeed_autoparallel.spec.recompute import policy_of
 
 LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
 """Takes any split of a language model; Megatron has it from 0.13 on."""
@@ -34,12 +34,12 @@ def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, Any]:
 
     ``num_layers``: the first so many of every chunk are recomputed one by one, where that is ``full``; 0: all of them.
     """
-    if size := layers_per_group(kind):
+    if size := policy_of(kind).layers_per_group:
         method, number = ("block", num_layers) if size == 1 and num_layers else ("uniform", size)
         return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": number}
     if kind == "none":
         return {}
-    modules = modules_of(kind)
+    modules = policy_of(kind).modules
     return {"recompute_granularity": "selective", **({"recompute_modules": list(modules)} if modules else {})}
 
 
@@ -60,9 +60,9 @@ def kind_everywhere(plan: Plan) -> str | None:
     kind, rows = next(iter(kinds.items()))
     if len(kinds) > 1 or rows != layers:
         raise PlanError(
-            f"the plan recomputes {', '.join(in_words(kind) for kind in kinds)} in some layers only; Megatron's flags "
-            "can say that of whole layers (full) of one model, and of all layers alike. Edit the plan, or search it "
-            "again."
+            f"the plan recomputes {', '.join(policy_of(kind).words for kind in kinds)} in some layers only; "
+            "Megatron's flags can say that of whole layers (full) of one model, and of all layers alike. Edit the "
+            "plan, or search it again."
         )
     return kind
 
@@ -143,8 +143,8 @@ def model_keys(plan: Plan, module: str) -> dict[str, Any]:
     others = {kind for stage in plan.stages for kind in stage.recompute.get(module, {})} - {"full"}
     if others:
         raise PlanError(
-            f"the plan recomputes {', '.join(map(in_words, sorted(others)))} in {module}, which no key of model.json "
-            "says per stage: whole layers (full) alone can be applied."
+            f"the plan recomputes {', '.join(policy_of(kind).words for kind in sorted(others))} in {module}, "
+            "which no key of model.json says per stage: whole layers (full) alone can be applied."
         )
     layers = list(plan.layers_of(module))
     full = list(plan.recomputed_of(module, "full"))

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.planner.tuner import search as tuned
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.profiles import BlockCost, Profile, RecomputeCost, mean_layer
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.recompute import grouped_kind
+from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests/helpers"))
 from language_profile import language_profile
@@ -93,7 +93,9 @@ def every_way(
             for number in range(1, max(layers) + 1) if kind == "full" else (0,):
                 yield tuned._evaluated(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
         for size in range(2, max(layers) + 1):
-            yield tuned._evaluated(configuration, CLUSTER, BATCH, layers, grouped_kind(size), max(layers), dimensions)
+            yield tuned._evaluated(
+                configuration, CLUSTER, BATCH, layers, str(RecomputePolicy.full(size)), max(layers), dimensions
+            )
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from language_profile import language_profile
 from mindspeed_autoparallel.planner.tuner import search
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.recompute import grouped_kind
+from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
 _CLUSTER, _BATCH = Cluster(num_nodes=1, devices_per_node=4), 16
 
@@ -34,7 +34,7 @@ def test_the_fastest_that_fits_is_found_with_every_placement_evaluated_once(
     (layers,) = search._splits(configuration, dimensions)
     longest = max(layers)
     ways = [("none", 0), *(("full", number) for number in range(1, longest + 1))]
-    ways += [(grouped_kind(size), longest) for size in range(2, longest + 1) if groups]
+    ways += [(str(RecomputePolicy.full(size)), longest) for size in range(2, longest + 1) if groups]
     tried = [
         search._evaluated(configuration, _CLUSTER, _BATCH, layers, kind, number, dimensions) for kind, number in ways
     ]

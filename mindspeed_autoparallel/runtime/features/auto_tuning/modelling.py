@@ -17,7 +17,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Cali
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import PLAIN, variant_name
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
-from mindspeed_autoparallel.spec.recompute import base_kind, in_words
+from mindspeed_autoparallel.spec.recompute import policy_of
 
 _RESERVE_FRACTION = 0.06
 """Of the device's memory: contexts, communicator buffers, fragmentation."""
@@ -142,7 +142,7 @@ def _recompute_cost(block: Mapping[str, Any], plain: BlockCost) -> RecomputeCost
 def _useful(module: ModuleCost) -> ModuleCost:
     """Without selective kinds that keep as much as none, or are nowhere better than one that adds no more time."""
     recompute = module.layer.recompute
-    light = [kind for kind in recompute if base_kind(kind) == "selective"]
+    light = [kind for kind in recompute if policy_of(kind).kind == "selective"]
     light.sort(key=lambda kind: (recompute[kind].extra_backward_us, recompute[kind].saved_bytes))
     kept = {kind: cost for kind, cost in recompute.items() if kind not in light}
     for kind in light:
@@ -176,9 +176,9 @@ def _name_useless(calibration: Calibration, plan: SearchPlan) -> None:
                 plain = result["variants"][variant_name(way, PLAIN)]
                 traced, saves = True, saves or _saved(variant) < _saved(plain)
         if traced and not saves:
-            plan.left_out[f"recompute {in_words(kind)}"] = "keeps no byte less in any layout"
+            plan.left_out[f"recompute {policy_of(kind).words}"] = "keeps no byte less in any layout"
         elif reasons and not traced:
-            plan.left_out[f"recompute {in_words(kind)}"] = "; ".join(sorted(reasons))
+            plan.left_out[f"recompute {policy_of(kind).words}"] = "; ".join(sorted(reasons))
 
 
 def _saved(trace: Mapping[str, Any]) -> float:

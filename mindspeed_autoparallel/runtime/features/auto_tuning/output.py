@@ -14,7 +14,7 @@ from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
 from mindspeed_autoparallel.spec.plan import Plan
-from mindspeed_autoparallel.spec.recompute import in_words
+from mindspeed_autoparallel.spec.recompute import policy_of
 from mindspeed_autoparallel.units import US_PER_MS
 
 RESULT_SCHEMA_VERSION = 1
@@ -82,7 +82,10 @@ def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
         "environment": dict(found.configuration.family.environment),
         "modelled": list(recommendation.modelled),
         "layers_per_stage": list(plan.layers_of(module)),
-        "recompute": {"kind": in_words(found.recompute), "layers_per_stage": list(plan.recomputed_of(module))},
+        "recompute": {
+            "kind": policy_of(found.recompute).words,
+            "layers_per_stage": list(plan.recomputed_of(module)),
+        },
         "step_time_ms": step_ms,
         "step_time_interval_ms": [
             step_ms * recommendation.ends[0] / (1 + spread),

@@ -12,14 +12,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Space
 from mindspeed_autoparallel.planner.tuner.search import Found
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.recompute import (
-    base_kind,
-    grouped_kind,
-    in_words,
-    layers_per_group,
-    modules_of,
-    selective_kind,
-)
+from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 from mindspeed_autoparallel.units import US_PER_MS
 
 _OWN_STAGES = (
@@ -79,10 +72,13 @@ def _priced(configuration: Configuration, own: Mapping[str, Any], cluster: Clust
     (module,) = profile.model.modules
     kind, number = _recompute(own)
     known = configuration.candidate.measurement.modules[module.name].layer.recompute
-    if base_kind(kind) == "selective":
-        wanted = set(modules_of(kind))
-        kind = next((name for name in known if modules_of(name) and set(modules_of(name)) == wanted), kind)
-    if (base_kind(kind) if layers_per_group(kind) else kind) not in known:
+    if policy_of(kind).kind == "selective":
+        wanted = set(policy_of(kind).modules)
+        kind = next(
+            (name for name in known if policy_of(name).modules and set(policy_of(name).modules) == wanted),
+            kind,
+        )
+    if (policy_of(kind).kind if policy_of(kind).layers_per_group else kind) not in known:
         return "its recompute was not traced"
     reduced = bool(own.get("overlap_grad_reduce"))
     layout = replace(
@@ -111,9 +107,9 @@ def _recompute(own: Mapping[str, Any]) -> tuple[str, int]:
     if granularity is None:
         return "none", 0
     if granularity == "selective":
-        return selective_kind(tuple(own.get("recompute_modules") or _MEGATRONS_MODULES)), 0
+        return str(RecomputePolicy.selective(tuple(own.get("recompute_modules") or _MEGATRONS_MODULES))), 0
     number = int(own.get("recompute_num_layers") or 1)
-    return ("full", number) if own.get("recompute_method") == "block" else (grouped_kind(number), 0)
+    return ("full", number) if own.get("recompute_method") == "block" else (str(RecomputePolicy.full(number)), 0)
 
 
 def described(given: Found | str) -> dict[str, Any]:
@@ -123,7 +119,7 @@ def described(given: Found | str) -> dict[str, Any]:
     worst = max(given.evaluation.memory, key=lambda rank: rank.peak_bytes)
     return {
         "label": given.configuration.layout.label()
-        + (f", recompute {in_words(given.recompute)}" if given.recompute != "none" else ""),
+        + (f", recompute {policy_of(given.recompute).words}" if given.recompute != "none" else ""),
         "step_time_ms": given.step_us / US_PER_MS,
         "peak_bytes": worst.peak_bytes,
         "limit_bytes": worst.limit_bytes,

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.planner.tuner.search import (
 )
 from mindspeed_autoparallel.profiles import RecomputeCost, mean_layer
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.recompute import grouped_kind
+from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
 CLUSTER, BATCH = Cluster(num_nodes=1, devices_per_node=4), 16
 DIMENSIONS = Dimensions(virtual_sizes=(1, 2))
@@ -105,7 +105,7 @@ def ways(configuration, with_groups=False):
             for number in range(1, max(layers) + 1) if kind == "full" else (0,):
                 yield layers, kind, number
         for size in range(2, max(layers) + 1) if with_groups else ():
-            yield layers, grouped_kind(size), max(layers)
+            yield layers, str(RecomputePolicy.full(size)), max(layers)
 
 
 def test_a_stage_takes_what_its_own_layers_take():

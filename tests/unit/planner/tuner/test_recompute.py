@@ -9,7 +9,7 @@ from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, 
 from mindspeed_autoparallel.planner.tuner.search import _evaluated, _splits, solve
 from mindspeed_autoparallel.profiles import RecomputeCost
 from mindspeed_autoparallel.spec import Cluster
-from mindspeed_autoparallel.spec.recompute import grouped_kind
+from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
 CLUSTER, BATCH = Cluster(num_nodes=1, devices_per_node=4), 32
 
@@ -50,7 +50,9 @@ def every_way(configuration, dimensions):
             for number in range(1, longest + 1) if kind == "full" else (0,):
                 yield _evaluated(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
         for size in range(2, longest + 1):
-            yield _evaluated(configuration, CLUSTER, BATCH, layers, grouped_kind(size), longest, dimensions)
+            yield _evaluated(
+                configuration, CLUSTER, BATCH, layers, str(RecomputePolicy.full(size)), longest, dimensions
+            )
 
 
 def test_the_fastest_way_that_fits_is_that_of_trying_every_one():
@@ -82,7 +84,7 @@ def test_groups_of_layers_fit_where_the_inputs_of_single_layers_do_not():
     def peaks(kinds):
         return {kind: _evaluated(deepest(60_000), CLUSTER, BATCH, (16,) * 4, kind, 16).peak_bytes for kind in kinds}
 
-    grouped = peaks(map(grouped_kind, range(2, 17)))
+    grouped = peaks(str(RecomputePolicy.full(size)) for size in range(2, 17))
     (single,) = peaks(["full"]).values()
     least = min(grouped.values())
     assert least < single

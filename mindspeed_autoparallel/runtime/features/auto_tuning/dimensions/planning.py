@@ -22,7 +22,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.switches imp
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.unsearched import name_unsearched
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.ways import Way
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.spec.recompute import in_words
+from mindspeed_autoparallel.spec.recompute import policy_of
 
 _WAYS: tuple[Callable[[Asked], list[Way]], ...] = (
     attention_exchanges,
@@ -74,7 +74,7 @@ def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_na
 def _searched(
     request: TuningRequest, sizes: Sizes, ways: list[Way], recompute: Iterable[str], dimensions: Dimensions
 ) -> dict[str, str]:
-    kinds = ["none", *map(in_words, recompute)]
+    kinds = ["none", *(policy_of(kind).words for kind in recompute)]
     if "full" in dimensions.recompute:
         kinds.append("full (the first layers of each stage, or groups of layers)")
     searched = {

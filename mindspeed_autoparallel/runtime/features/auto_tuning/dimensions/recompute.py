@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
-from mindspeed_autoparallel.spec.recompute import selective_kind
+from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
 _TITLE = "recompute of "
 
@@ -27,7 +27,7 @@ def selective_kinds(asked: Asked) -> dict[str, dict[str, Any]]:
         return {}
     if not asked.has("recompute_modules"):
         asked.left_out["recompute modules"] = "this Megatron has no --recompute-modules: the core attention alone"
-        return {selective_kind(()): {"recompute_granularity": "selective"}}
+        return {str(RecomputePolicy.selective(())): {"recompute_granularity": "selective"}}
     cheap, dear = _cheap_modules(asked), _dear_modules(asked)
     sets: list[tuple[str, ...]] = [*((module,) for module in (*cheap, *dear)), tuple(cheap)]
     # The activation of experts is inside of them.
@@ -36,7 +36,10 @@ def selective_kinds(asked: Asked) -> dict[str, dict[str, Any]]:
     if own and not any(set(own) == set(modules) for modules in sets):
         sets.append(own)
     return {
-        selective_kind(modules): {"recompute_granularity": "selective", "recompute_modules": list(modules)}
+        str(RecomputePolicy.selective(modules)): {
+            "recompute_granularity": "selective",
+            "recompute_modules": list(modules),
+        }
         for modules in sets
     }
 
