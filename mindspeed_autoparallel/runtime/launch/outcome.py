@@ -28,7 +28,7 @@ class LaunchSpec:
     argv: tuple[str, ...]
     """The user's script and its arguments, without the interpreter."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Added to the allow-listed environment of the children."""
+    """Added to the user's environment for the children."""
     task: dict[str, Any] = field(default_factory=dict)
     """Handed to every child as a JSON file."""
     timeout_s: float = 1800.0

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.redaction import masked_text, secret_values
-from mindspeed_autoparallel.runtime.launch.environment import child_environment
+from mindspeed_autoparallel.runtime.flags import without_switches
+from mindspeed_autoparallel.runtime.launch.environment import child_environment, secret_variables
 from mindspeed_autoparallel.runtime.launch.logs import private_log
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
@@ -57,7 +58,8 @@ def run_local_processes(
     task_file = log_dir / f"{spec.launch_id}.node{node_rank}.task.json"
     write_json_atomic(task_file, spec.task)
     started = time.monotonic()
-    secrets = secret_values(spec.argv)
+    parent = os.environ if parent_environment is None else parent_environment
+    secrets = secret_values(spec.argv) | secret_variables({**parent, **spec.environment})
     children: list[subprocess.Popen[bytes]] = []
     logs: list[Path] = []
     copiers: list[threading.Thread] = []
@@ -67,7 +69,7 @@ def run_local_processes(
         for local_rank in range(num_processes):
             rank = node_rank * num_processes + local_rank
             environment = child_environment(
-                os.environ if parent_environment is None else parent_environment,
+                parent,
                 {
                     **spec.environment,
                     TASK_VARIABLE: str(task_file.resolve()),
@@ -86,7 +88,7 @@ def run_local_processes(
             with stream:
                 children.append(
                     subprocess.Popen(
-                        [sys.executable, *spec.argv],
+                        [sys.executable, *without_switches(spec.argv)],
                         env=environment,
                         stdin=subprocess.DEVNULL,
                         stdout=stream,

@@ -108,19 +108,36 @@ def test_stopping_on_request_ends_the_children(tmp_path):
     assert outcome.status is LaunchStatus.TIMED_OUT
 
 
-def test_children_see_an_allow_listed_environment_only():
+def test_children_see_what_the_users_training_would_see():
+    """Seen on MindSpeed-MM: a launch script's own variable was missing, and every measuring launch died of it."""
     parent = {
         "PATH": "/bin",
-        "HF_TOKEN": "secret",
+        "MY_DATA": "/data",
+        "HF_TOKEN": "hf_hunter2",
+        "SLURM_JOB_ID": "9",
         "RANK": "7",
+        "SLURM_PROCID": "7",
         "TORCHELASTIC_RUN_ID": "1",
-        "HCCL_CONNECT_TIMEOUT": "1200",
         "OOTB_OPTIMIZER_PROFILING": "TRUE",
-        "PYTHONPATH": "x",
     }
     child = child_environment(parent, {"RANK": "0"})
-    assert child == {"PATH": "/bin", "HCCL_CONNECT_TIMEOUT": "1200", "PYTHONPATH": "x", "RANK": "0"}
+    assert child == {
+        "PATH": "/bin",
+        "MY_DATA": "/data",
+        "HF_TOKEN": "hf_hunter2",
+        "SLURM_JOB_ID": "9",
+        "RANK": "0",
+    }
     assert parent["RANK"] == "7"
+
+
+def test_secrets_of_the_environment_reach_the_children_and_stay_out_of_logs(tmp_path):
+    code = "import os; print('token', os.environ['MY_TOKEN']); raise SystemExit('bad ' + os.environ['MY_TOKEN'])"
+    outcome = run(tmp_path, code, parent_environment={**os.environ, "MY_TOKEN": "hunter2hunter2"})
+    assert outcome.last_lines[-1] == "bad ***"
+    logs = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".py"]
+    assert any("token ***" in text for text in logs)
+    assert not any("hunter2hunter2" in text for text in logs)
 
 
 def test_out_of_memory_explains_the_failures_it_causes():
