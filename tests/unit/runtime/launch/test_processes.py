@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_autoparallel.runtime.launch.environment import child_environment
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes, whole_error
 
 
 def run(tmp_path, code, **options):
@@ -160,7 +160,7 @@ def test_children_die_with_a_killed_coordinator(tmp_path):
     parent = (
         "from pathlib import Path\n"
         "from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec\n"
-        "from mindspeed_autoparallel.runtime.launch.processes import run_local_processes\n"
+        "from mindspeed_autoparallel.runtime.launch.processes import run_local_processes, whole_error\n"
         f"run_local_processes(LaunchSpec(launch_id='k', argv=({str(script)!r},)), node_rank=0, num_processes=1, num_nodes=1,\n"
         f"    master_addr='localhost', master_port=1, log_dir=Path({str(tmp_path)!r}))\n"
     )
@@ -175,3 +175,13 @@ def test_children_die_with_a_killed_coordinator(tmp_path):
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pid)
+
+
+def test_an_error_is_quoted_whole_with_the_ones_that_led_to_it():
+    noise = ["a line of the log"] * 30
+    first = ["[rank0]: Traceback (most recent call last):", '[rank0]:   File "a.py", line 1', "[rank0]: KeyError: 1"]
+    chain = ["[rank0]: During handling of the above exception, another exception occurred:"]
+    last = ["[rank0]: Traceback (most recent call last):", *[f'  File "b{n}.py"' for n in range(40)], "ValueError: x"]
+    assert whole_error([*noise, *first, *chain, *last]) == (*first, *chain, *last)
+    assert whole_error([*noise, *first, *noise, *last]) == tuple(last)
+    assert whole_error(noise) == tuple(noise[-12:])
