@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 _NOT_THE_SCRIPTS = ("in validate_args", "Address already in use", "Connection", "Broken pipe", "ChildFailedError")
-"""Of a traceback through Megatron's own checks, which another layout may pass, or of what another start may not meet."""
+"""Of a traceback through Megatron's checks, which another layout may pass, or of what another start may not meet."""
 
 
 class LaunchStatus(str, enum.Enum):

@@ -73,7 +73,8 @@ class Measurements:
         """Measure what is missing, in as few launches as possible; points that cannot be measured are told.
 
         A launch that fails before its first point by an error of the script ends the search; another failure there is
-        no fault of a point: it is tried once more with another point first, and ends the search when it fails again. ``ProfileError`` says what the launches said.
+        no fault of a point: it is tried once more with another point first, and ends the search when it fails again.
+        ``ProfileError`` says what the launches said.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self.kept()
