@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.operators.strategies import SCHEMA_VERSION
+from mindspeed_autoparallel.operators.plan import SCHEMA_VERSION
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan

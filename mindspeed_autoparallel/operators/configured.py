@@ -10,8 +10,8 @@ from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration, derive_megatron
 from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.pins import Pins
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 from mindspeed_autoparallel.units import format_bytes
 
 

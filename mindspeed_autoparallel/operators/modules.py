@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.operators.pipeline import search_pipelined
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.pins import Pins
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 
 _SILENT = frozenset({"reshape", "transpose", "slice", "constant"})
 """Kinds that only rename elements: left out where nothing is sent for them."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators.graph.node import Graph
-from mindspeed_autoparallel.operators.strategies import OperatorPlan, search_graph
+from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.strategies import search_graph
 
 RESERVE = 1.1
 """Static and dynamic memory are taken this many times."""

@@ -21,10 +21,10 @@ from mindspeed_autoparallel.operators.lowering.roles import (
     winners,
 )
 from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions
-from mindspeed_autoparallel.operators.search.problem import Machine
+from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.recursive import carried_axes
 from mindspeed_autoparallel.operators.search.state import Decisions
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.units import format_bytes, format_us
 
