@@ -24,7 +24,8 @@ _SIZES = {
 
 
 def read_candidate(path: Path) -> Layout:
-    """The layout in the output of ``mindspeed-autoparallel operators --json``; ``ConfigError`` for anything else."""
+    """Return the layout in the output of ``mindspeed-autoparallel operators --json``; ``ConfigError`` for anything
+    else."""
     content = read_json(path, "operator plan (--candidate)")
     given = content.get("megatron") if isinstance(content, dict) else None
     if not isinstance(given, dict):
@@ -51,7 +52,7 @@ def read_candidate(path: Path) -> Layout:
 def with_candidate(
     plan: Plan, candidate: Layout, profile: Profile, cluster: Cluster, global_batch_size: int, **options: Any
 ) -> tuple[Plan, str]:
-    """The faster of ``plan`` and the best split of ``candidate``, and a sentence that compares them."""
+    """Return the faster of ``plan`` and the best split of ``candidate``, and a sentence that compares them."""
     name = f"operator candidate {candidate.label()}"
     try:
         other = search(profile, cluster, global_batch_size, layouts=[candidate], with_relaxations=False, **options)

@@ -91,7 +91,8 @@ def plan_cost(plan: OperatorPlan, machine: Machine | None = None) -> PlanCost:
 def assign_stages(plan: OperatorPlan, time_us: dict[str, float]) -> dict[str, int]:
     """Map every operator to its stage: runs of equal ``time_us``, no operator before its inputs."""
     total = sum(time_us.values()) or 1.0
-    done, result = 0.0, {}
+    done = 0.0
+    result: dict[str, int] = {}
     for name, node in plan.decisions.graph.nodes.items():
         if node.inputs:
             earliest = max((result[source] for source in node.inputs if source in result), default=0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.start import improve_from_uniform
+from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.exact import Limits, solve_exact
 from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
@@ -17,9 +17,6 @@ from mindspeed_autoparallel.operators.search.problem import build_problem
 from mindspeed_autoparallel.operators.search.prove import prove
 from mindspeed_autoparallel.operators.search.rounds import improve
 from mindspeed_autoparallel.operators.search.state import Decisions
-
-if TYPE_CHECKING:
-    from mindspeed_autoparallel.operators.strategies import SearchOptions
 
 _MOST_UNTIED = 400
 """Operators up to which plans that cut repeated layers differently are searched without being asked for."""
@@ -71,10 +68,12 @@ class ExactSearch:
         tied = self.asked.tied is not False
         small = len(self.graph.nodes) <= _MOST_UNTIED
         decisions = self._cut_by_cut(limits, tied)
-        options = {"limits": limits, "num_microbatches": self.asked.num_microbatches}
-        decisions = improve_from_uniform(decisions, self.asked.machine, self.fixed, tied=tied, **options)
+        machine, number = self.asked.machine, self.asked.num_microbatches
+        decisions = improve_from_uniform(
+            decisions, machine, self.fixed, tied=tied, limits=limits, num_microbatches=number
+        )
         if tied and self.asked.tied is None and small:
-            decisions = improve(decisions, self.asked.machine, self.fixed, tied=False, **options)
+            decisions = improve(decisions, machine, self.fixed, tied=False, limits=limits, num_microbatches=number)
             tied = False
         if not with_proof or limits.parameter_bytes is not None:
             return decisions, None

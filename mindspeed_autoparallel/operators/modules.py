@@ -24,7 +24,7 @@ def search_strategies(
     pins: Pins | None = None,
     **options: Any,
 ) -> OperatorPlan:
-    """A strategy for every operator of ``model`` as it runs on ``example_inputs`` (the batch of all devices).
+    """Return a strategy for every operator of ``model`` as it runs on ``example_inputs`` (the batch of all devices).
 
     ``pins`` and the further ``options`` are those of ``search_pipelined``. Raises ``ConfigError`` where the module
     cannot be captured, with the line of the model. Notes of the plan list operators that have no rule.

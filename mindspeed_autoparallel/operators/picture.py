@@ -13,7 +13,7 @@ _SILENT = frozenset({"reshape", "transpose", "slice", "constant"})
 
 
 def picture_data(plan: OperatorPlan, megatron: dict[str, Any] | None = None, reason: str = "") -> dict[str, Any]:
-    """``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
+    """Return ``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
 
     Bytes are what one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
     ``reason`` says why there is none.

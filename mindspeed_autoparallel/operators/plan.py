@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT
 from mindspeed_autoparallel.operators.search.pricing import edge_bytes
@@ -107,10 +106,10 @@ class OperatorPlan:
             votes[dp, mp] = votes.get((dp, mp), 0) + 1
         return max(votes, key=lambda pair: votes[pair]) if votes else (1, 1)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Write cuts, bytes and placements of every operator (tensor dim, -1 whole, -2 pending sum) as plain data."""
         made, moved = self.decisions, self.edge_bytes()
-        operators = {}
+        operators: dict[str, object] = {}
         for name, node in made.graph.nodes.items():
             operators[name] = {
                 "kind": node.kind,

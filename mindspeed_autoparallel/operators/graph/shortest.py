@@ -32,7 +32,7 @@ _MOST_DIMS = 4
 
 @lru_cache(maxsize=1 << 18)
 def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[Move, ...]:
-    """Moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
+    """Return moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
 
     The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
     mesh dims, for up to three mesh dims once neighbours with equal ends are taken as one; above that, the least of
@@ -186,7 +186,7 @@ def _is_blocked(state: State, chosen: tuple[int, ...], before: int, after: int) 
 
 
 def bytes_sent(before: int, after: int, parts: int, local: float) -> float:
-    """What one device sends in a ring of ``parts``, for pieces of ``local`` bytes before the step."""
+    """Return what one device sends in a ring of ``parts``, for pieces of ``local`` bytes before the step."""
     if before == REPLICATE:
         return 0.0
     if before == PARTIAL:

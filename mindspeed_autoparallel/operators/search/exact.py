@@ -113,10 +113,8 @@ def _solve(problem: CutProblem, limits: Limits, *, integer: bool) -> list[int] |
         weights += [float(cost[pair]) for pair in shape]
     for held, limit, _ in limits.rows(problem):
         unit = max((float(h.max()) for h in held), default=1.0) or 1.0
-        pairs = [
-            (x, float(h) / unit) for xs, hs in zip(ones, held, strict=True) for x, h in zip(xs, hs, strict=True) if h
-        ]
-        model.add(sum(x * h for x, h in pairs) <= limit / unit)
+        shares = [share for xs, hs in zip(ones, held, strict=True) for share in zip(xs, hs / unit, strict=True)]
+        model.add(sum(x * float(share) for x, share in shares if share) <= limit / unit)
     model.minimize(model_builder.LinearExpr.weighted_sum(terms, weights))
     solver = model_builder.Solver("highs")
     with _without_banner():

@@ -51,8 +51,8 @@ def bound_by_shifting(graph: FactorGraph, rounds: int, upper: float = math.inf) 
     Each table takes the single costs of its variables and hands back equal shares of its least values (block
     coordinate ascent on the dual of the linear relaxation). Stops early once the bound reaches ``upper``.
     """
-    single = [s.astype(float) for s in graph.single]
-    tables = {scope: table.astype(float) for scope, table in graph.tables.items()}
+    single: list[Table] = [s.astype(float) for s in graph.single]
+    tables: dict[tuple[int, ...], Table] = {scope: table.astype(float) for scope, table in graph.tables.items()}
     bound, before = -math.inf, -math.inf
     for turn in range(rounds):
         for scope, table in tables.items():
@@ -78,7 +78,7 @@ def values_that_may_win(shifted: FactorGraph, bound: float, upper: float) -> lis
     kept = []
     for s in shifted.single:
         fits = s - s.min() + bound <= upper + 1e-9 * abs(upper)
-        fits[s.argmin()] = True
+        fits[int(numpy.argmin(s))] = True
         kept.append(numpy.flatnonzero(fits))
     return kept
 

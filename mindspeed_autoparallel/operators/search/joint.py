@@ -64,7 +64,7 @@ class JointProblem:
         return found
 
     def decisions(self, graph_decisions: Decisions, picks: Sequence[int]) -> Decisions:
-        """Spread ``picks`` over the operators of the graph of ``graph_decisions``."""
+        """Return spread ``picks`` over the operators of the graph of ``graph_decisions``."""
         chosen = {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
         return Decisions(graph_decisions.graph, self.mesh, chosen)
 
@@ -125,7 +125,7 @@ def _add_reads(problem: JointProblem, start: Decisions, variable: Mapping[str, i
             times[key] = times.get(key, 0) + 1
             examples.setdefault(key, (name, readers))
     prices: dict[object, Table] = {}
-    for key, (name, readers) in examples.items():
+    for seen, (name, readers) in examples.items():
         producer = graph.nodes[name]
         made = [tuple(producer.output_placement(c) for c in choice) for choice in problem.choices[variable[name]]]
         wants: dict[tuple[Placements, Placements | None], int] = {}
@@ -142,13 +142,13 @@ def _add_reads(problem: JointProblem, start: Decisions, variable: Mapping[str, i
         if same not in prices:
             prices[same] = _prices(producer, made, list(wants), mesh) / machine.link_bytes_per_us
         found = tuple((v, numpy.array(indices)) for v, indices in reading)
-        problem.reads.append(JointRead(variable[name], found, prices[same] * times[key]))
+        problem.reads.append(JointRead(variable[name], found, prices[same] * times[seen]))
 
 
 def _prices(
     producer: Node, made: list[Placements], wants: list[tuple[Placements, Placements | None]], mesh: tuple[int, ...]
 ) -> Table:
-    """Bytes from each of ``made`` to each of ``wants``, both directions."""
+    """Return bytes from each of ``made`` to each of ``wants``, both directions."""
     shares = all_pairs(producer.output_shape, mesh) if producer.output_bytes % math.prod(mesh) ** 2 == 0 else None
     if shares is not None:
         index, table = shares
@@ -158,13 +158,15 @@ def _prices(
         backward = numpy.zeros_like(forward)
         left = [index[back] for _, back in wants if back is not None]
         backward[:, flowing] = table[numpy.ix_(left, home)].T
-        return numpy.floor((forward + backward) * producer.output_bytes + _ROUND)
+        whole: Table = numpy.floor((forward + backward) * producer.output_bytes + _ROUND)
+        return whole
     different = list(dict.fromkeys(made))
     rows = {
         out: numpy.array([sum(edge_bytes(producer, out, want, back, mesh)) for want, back in wants], dtype=float)
         for out in different
     }
-    return numpy.stack([rows[out] for out in made])
+    result: Table = numpy.stack([rows[out] for out in made])
+    return result
 
 
 def relaxed_factors(problem: JointProblem) -> FactorGraph:
@@ -201,7 +203,7 @@ def exact_factors(problem: JointProblem, kept: list[Table], largest: int) -> Fac
 
 
 def _not_paid_before(earlier: list[tuple[int, Table]], wants: Table, index: int, shape: list[int]) -> Table | float:
-    """One where none of the ``earlier`` readers wants the tensor as this one does."""
+    """Return one where none of the ``earlier`` readers wants the tensor as this one does."""
     paid: Table | float = 1.0
     for other, (_, wanted) in enumerate(earlier):
         differs = (wanted[:, None] != wants[None, :]).astype(float)

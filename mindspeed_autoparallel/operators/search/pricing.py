@@ -53,7 +53,7 @@ def pending_us(graph: Graph, node: Node, choice: int, parts: int, divided: int, 
 def edge_bytes(
     producer: Node, made: Placements, wanted: Placements, back: Placements | None, mesh: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Bytes one device sends to take ``producer``'s output from ``made`` to ``wanted``, and its gradient home.
+    """Return bytes one device sends to take ``producer``'s output from ``made`` to ``wanted``, and its gradient home.
 
     ``back``: how the reader leaves the gradient, None for none.
     """
@@ -65,7 +65,8 @@ def edge_bytes(
 
 
 def resident_bytes(graph: Graph, node: Node, num_microbatches: int = 1) -> float:
-    """Bytes the whole operator keeps through a step: a parameter with its states, or an output kept for backward.
+    """Return bytes the whole operator keeps through a step: a parameter with its states, or an output kept for
+    backward.
 
     Of outputs, those of one microbatch, and only what a differentiable operator made; nothing is computed again.
     """

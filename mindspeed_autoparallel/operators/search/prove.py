@@ -53,7 +53,7 @@ def prove(
     best, upper = problem.picks(decisions), cost_us
     relaxed = relaxed_factors(problem)
     bound, shifted = bound_by_shifting(relaxed, _ROUNDS, upper)
-    tried = _descend(problem, [int(s.argmin()) for s in shifted.single])
+    tried = _descend(problem, [int(numpy.argmin(s)) for s in shifted.single])
     if problem.total_us(tried) < upper * (1 - _SAME):
         best, upper = tried, problem.total_us(tried)
     method = "cost shifting"
@@ -76,7 +76,7 @@ def prove(
 
 
 def _least(graph: FactorGraph | None, kept: list[numpy.ndarray]) -> list[int] | None:
-    """Eliminate over ``graph`` and give the values in the numbering before ``kept``."""
+    """Return eliminate over ``graph`` and give the values in the numbering before ``kept``."""
     if graph is None:
         return None
     alive = without_dominated(graph)
@@ -110,10 +110,11 @@ def _read_costs(problem: JointProblem, index: int, v: int, picks: list[int]) -> 
     read = problem.reads[index]
     number = len(problem.node_us[v])
     producers = numpy.arange(number) if read.producer == v else numpy.full(number, picks[read.producer])
-    total, wanted = numpy.zeros(number), []
+    total = numpy.zeros(number)
+    wanted: list[numpy.ndarray] = []
     for reader, wants in read.readers:
         here = wants if reader == v else numpy.full(number, wants[picks[reader]])
-        fresh = numpy.ones(number, dtype=bool)
+        fresh: numpy.ndarray = numpy.ones(number, dtype=bool)
         for earlier in wanted:
             fresh &= earlier != here
         wanted.append(here)

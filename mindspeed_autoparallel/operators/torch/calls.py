@@ -87,7 +87,7 @@ class CapturedCall:
         return bool(self._argument(1, "p", 0.5) > 0 and self._argument(2, "train", True))
 
     def _ones(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of ones laid out as the whole first input is: numbers are drawn in the order of memory."""
+        """Return a tensor of ones laid out as the whole first input is: numbers are drawn in the order of memory."""
         assert self.layout is not None, self.operator
         return torch.empty_strided(*self.layout, dtype=like.dtype, device=like.device).fill_(1)
 
@@ -108,7 +108,7 @@ class CapturedCall:
         return drawn
 
     def _attention_dropped(self, name: str, decisions: Decisions, mesh: MeshGroups) -> Local:
-        """Attention in its parts, with this rank's piece of the dropout of the whole matrix of weights."""
+        """Return attention in its parts, with this rank's piece of the dropout of the whole matrix of weights."""
         nodes = decisions.graph.nodes
         q, k = (nodes[source].output_shape for source in nodes[name].inputs[:2])
         placements = decisions.output_placements(name)  # never of sequence or head
@@ -135,7 +135,7 @@ class CapturedCall:
         return attend
 
     def _with_groups(self, parts: int) -> Local:
-        """The call with as many groups as a piece has."""
+        """Return the call with as many groups as a piece has."""
         position, args = GROUPS_ARGUMENT[self.operator], list(self.args)
         args[position] = int(args[position]) // parts
         fewer = CapturedCall(self.operator, self.target, tuple(args), self.keywords, self.index)

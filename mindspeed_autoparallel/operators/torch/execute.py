@@ -17,7 +17,7 @@ Function = Callable[..., torch.Tensor]
 def execute(
     decisions: Decisions, pieces: Mapping[str, torch.Tensor], functions: Mapping[str, Function], mesh: MeshGroups
 ) -> dict[str, torch.Tensor]:
-    """Local outputs of every operator; ``pieces`` holds this rank's piece of each parameter and input.
+    """Return local outputs of every operator; ``pieces`` holds this rank's piece of each parameter and input.
 
     ``functions`` gives the computation on local pieces, by operator name, role, or kind (the first that is there).
     No edge is left to a library's choice, so the bytes sent are those the plan predicts, backward included. Readers

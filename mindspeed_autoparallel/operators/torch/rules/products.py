@@ -91,9 +91,9 @@ def convolution(call: Call) -> Rule:
     if groups > 1:
         axes = (Axis("rows0", given[0]), Axis("groups", groups))
         return Rule("convolution", axes, ((0, 1, *none), (1, None, *none)), (0, 1, *none), flops=flops)
-    axes = (Axis("rows0", given[0]), Axis("columns", call.output[1]), Axis("inner", given[1]))
+    wide = (Axis("rows0", given[0]), Axis("columns", call.output[1]), Axis("inner", given[1]))
     kernel = (2, 1) if transposed else (1, 2)
-    return Rule("convolution", axes, ((0, 2, *none), (*kernel, *none)), (0, 1, *none), ((0,), 1, 2), flops)
+    return Rule("convolution", wide, ((0, 2, *none), (*kernel, *none)), (0, 1, *none), ((0,), 1, 2), flops)
 
 
 def attention(call: Call) -> Rule:
