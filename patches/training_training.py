@@ -8,9 +8,6 @@ from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 _SEARCH = ("--auto-parallel-mm", "--auto-tuning", TASK_VARIABLE)
 """The searches refuse a host that their measuring processes could not take over."""
-HETERO_FLAGS = ("--hetero-parallel", "--auto-parallel-hetero")
-TRAINING_FLAGS = (*_SEARCH, "--auto-parallel-plan", *HETERO_FLAGS)
-STEP_FLAGS = ("--auto-parallel-plan", "--auto-tuning", TASK_VARIABLE)
 
 
 def _recording(name: str) -> Wrapper:
@@ -22,22 +19,16 @@ def _recording(name: str) -> Wrapper:
     return wrapper
 
 
-def take_training_over(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Measure instead of training in a process of ours, around a host's ``train``."""
-    from mindspeed_autoparallel.runtime.megatron.features import verify_patches
+def _train(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     from mindspeed_autoparallel.runtime.profiling.measure.worker import take_over_training
 
-    verify_patches()
     return take_over_training(wrapped, args, kwargs)
 
 
-def watch_step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Watch the first steps of a training by a plan, around a host's ``train_step``."""
-    from mindspeed_autoparallel.runtime.features.apply_plan import check
+def _train_step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    from mindspeed_autoparallel.runtime.features.apply_plan.check import watch_step
 
-    return check.watch_step(wrapped, args, kwargs)
+    return watch_step(wrapped, args, kwargs)
 
 
 def _get_model(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -46,8 +37,7 @@ def _get_model(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
     return build_model(wrapped, args, kwargs)
 
 
-def log_iteration(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Add the encoders' times to the host's own line, around its ``training_log``."""
+def _log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     from mindspeed_autoparallel.runtime.hetero.reporting import log
 
     return log(wrapped, args, kwargs)
@@ -68,16 +58,16 @@ SHEET = [
     ),
     Patch(
         target="megatron.training.training:train",
-        wrapper=take_training_over,
+        wrapper=_train,
         parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
-        flags=TRAINING_FLAGS,
-        why="A measuring process measures where training would begin, and ends; elsewhere patches are checked there.",
+        flags=_SEARCH,
+        why="A measuring process measures where training would begin, and ends.",
     ),
     Patch(
         target="megatron.training.training:train_step",
-        wrapper=watch_step,
+        wrapper=_train_step,
         parameters=("forward_step_func", "data_iterator", "model"),
-        flags=STEP_FLAGS,
+        flags=("--auto-parallel-plan", "--auto-tuning", TASK_VARIABLE),
         why="Predicted step time and memory are compared with the first steps of the training.",
     ),
     Patch(
@@ -85,15 +75,15 @@ SHEET = [
         wrapper=_get_model,
         versions=">=0.12,<0.21",
         parameters=("model_provider_func",),
-        flags=HETERO_FLAGS,
+        flags=("--hetero-parallel",),
         why="Encoders are built on every rank under their own layout and hung on the host's model.",
     ),
     Patch(
         target="megatron.training.training:training_log",
-        wrapper=log_iteration,
+        wrapper=_log,
         versions=">=0.12,<0.21",
         parameters=("iteration",),
-        flags=HETERO_FLAGS,
+        flags=("--hetero-parallel",),
         why="The time of each phase and the bytes moved are logged beside the iteration.",
     ),
 ]

@@ -1,4 +1,7 @@
-"""Measure operators and collectives on this machine's devices and add them to a knowledge base.
+"""Measure operators and collectives on this machine's devices, or learn a device's figures from training logs.
+
+With BASE.sqlite: measured and added to that knowledge base. With --from-log: steps of your own runs, whose arguments
+Megatron prints at the top, change the catalogue's figures of the device, with uncertainty and where they come from.
 
 OPERATORS.json holds {"operators": [{"name", "signature", "sizes"}]}; --auto-tuning writes it as missing_operators.json.
 Without it only collectives are sampled.
@@ -10,14 +13,17 @@ import argparse
 import json
 from pathlib import Path
 
+from mindspeed_autoparallel.cli._from_log import add_log_arguments, run_from_log
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
-    parser.add_argument("base", type=Path, metavar="BASE.sqlite")
+    parser.add_argument("base", type=Path, nargs="?", metavar="BASE.sqlite")
     parser.add_argument("--operators", type=Path, metavar="OPERATORS.json", help="calls to measure")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="devices of this node (default 1)")
     parser.add_argument("--timeout-s", type=int, default=1800, metavar="S", help="the launch is given up after this")
     parser.add_argument("--json", action="store_true", help="print JSON only")
+    add_log_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,6 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
     from mindspeed_autoparallel.runtime.profiling.calibrate.command import calibrate
 
+    if arguments.from_log:
+        if arguments.base is not None:
+            raise ConfigError("--from-log measures nothing: leave BASE.sqlite out, give --output for what is learnt.")
+        return run_from_log(arguments)
+    if arguments.base is None:
+        raise ConfigError("nothing to do: give BASE.sqlite to measure, or --from-log to learn from training logs.")
     if arguments.processes < 1 or arguments.timeout_s < 1:
         raise ConfigError("--processes and --timeout-s must be at least 1.")
     operators: list[object] = []

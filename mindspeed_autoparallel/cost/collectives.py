@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+from mindspeed_autoparallel.cost.device import Device, Efficiency
 from mindspeed_autoparallel.cost.hiding import sent_once_share
 from mindspeed_autoparallel.profiles import LinkTier
 

@@ -19,8 +19,8 @@ from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles import (
@@ -55,7 +55,8 @@ class Section:
 
 
 def read_model_file(path: Path) -> tuple[Section, ...]:
-    """The modules in ``path``: a request's ``model``, a whole request, or ``{"modules": [...]}``, encoders first.
+    """Return the modules in ``path``: a request's ``model``, a whole request, or ``{"modules": [...]}``, encoders
+    first.
 
     Raises ``ConfigError`` with file and key.
     """
@@ -90,7 +91,7 @@ def analytic_profile(
     model_hash: str = "",
     interleaved_sends: str = "freed",
 ) -> Profile:
-    """Costs of every module in every tensor, context, expert and micro-batch size worth trying.
+    """Return costs of every module in every tensor, context, expert and micro-batch size worth trying.
 
     The last section is the text decoder: it has the embedding, the head and the loss. Raises ``ConfigError`` where a
     section's shape is impossible whatever the layout.
@@ -144,7 +145,7 @@ def _workload(section: Section, device: Device, point: MeasuredAt, devices_per_n
 def _works(
     sections: Sequence[Section], device: Device, point: MeasuredAt, devices_per_node: int
 ) -> list[Workload] | None:
-    """Every section at ``point``, or ``None`` where one of them cannot be laid out so."""
+    """Return every section at ``point``, or ``None`` where one of them cannot be laid out so."""
     try:
         return [_workload(section, device, point, devices_per_node) for section in sections]
     except ConfigError:
@@ -152,7 +153,7 @@ def _works(
 
 
 def _points(whole: Sequence[Workload], devices_per_node: int) -> Iterator[MeasuredAt]:
-    """``MeasuredAt()`` first, which any possible shape allows."""
+    """Yield ``MeasuredAt()`` first, which any possible shape allows."""
     powers = [2**power for power in range(devices_per_node.bit_length()) if 2**power <= devices_per_node]
     experts = powers if any(work.model.num_experts for work in whole) else [1]
     contexts = powers if whole[-1].model.sequence >= _LONG_SEQUENCE else [1]

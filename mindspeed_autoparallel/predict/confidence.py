@@ -6,8 +6,8 @@ import dataclasses
 
 from mindspeed_autoparallel.cost.analytic.layer_time import correction_key, is_calibrated, layer_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 NOMINAL = 0.9
 """Share of runs that an interval is meant to hold."""
@@ -35,7 +35,7 @@ def features(work: Workload) -> frozenset[str]:
 
 
 def extrapolation(work: Workload, device: Device) -> str:
-    """What of ``work`` was never measured; the key of its width in ``Efficiency.intervals``.
+    """Return what of ``work`` was never measured; the key of its width in ``Efficiency.intervals``.
 
     ``seen``: a layer of about this shape was, on one node. ``more_devices``: the shape was, several nodes are asked
     for. ``unseen_shape``: it was not, and the host's launches show in its time, which is where layers differ most.
@@ -52,7 +52,7 @@ def extrapolation(work: Workload, device: Device) -> str:
 
 
 def half_width(work: Workload, device: Device) -> tuple[float, str]:
-    """Relative half width of the interval that holds nine of ten runs, and the kind of extrapolation.
+    """Return relative half width of the interval that holds nine of ten runs, and the kind of extrapolation.
 
     A kind of which a device has no held-out runs gets twice the widest of the kinds that it has, or twice its stated
     mean error, which holds about nine of ten where errors are normal.
@@ -67,7 +67,7 @@ def half_width(work: Workload, device: Device) -> tuple[float, str]:
 
 
 def peak_half_width(peak_gib: float) -> float:
-    """Relative half width of the interval around a peak of ``peak_gib``, which holds nine of ten measured peaks.
+    """Return relative half width of the interval around a peak of ``peak_gib``, which holds nine of ten measured peaks.
 
     Below 10 GiB what the framework and its checks allocate weighs as much as the model.
     """

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.cost.device import Device
 
 TYPICAL_ERROR = 0.15
 """Standard deviation that a run's step is taken to have around the formulas; larger errors count linearly."""
@@ -109,14 +109,20 @@ def solve(
     measured_ms: NDArray[Any],
     weights: NDArray[Any],
     free: Sequence[Free],
+    *,
+    plain: bool = False,
 ) -> Solution:
-    """Return where the weighted errors' logarithms and the distance from the neutral values are least together."""
+    """Return where the weighted errors' logarithms and the distance from the neutral values are least together.
+
+    ``plain``: ``weights`` are the standard deviations of the errors, all of which count squared.
+    """
     start = np.log([item.start for item in free])
     deviation = np.array([item.deviation for item in free])
 
     def residuals(point: NDArray[Any]) -> NDArray[Any]:
         changed = with_values(device, stack, _values(point, free))
         errors = np.log(predicted_ms(changed, works) / measured_ms)
-        return np.concatenate([_softened(errors) * weights, (point - start) / deviation])
+        counted = errors / weights if plain else _softened(errors) * weights
+        return np.concatenate([counted, (point - start) / deviation])
 
     return least_squares(residuals, start)

@@ -116,7 +116,7 @@ def _read_features(model: dict[str, Any], flags: str) -> None:
 
 
 def _sized(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What the arguments of a run say better than a source's summary of it."""
+    """Return what the arguments of a run say better than a source's summary of it."""
     return {
         key: model[key] for key in ("layer_pattern", "type", "mla", "tied_embeddings") if model.get(key) is not None
     }
@@ -176,7 +176,7 @@ def _has_sizes(encoder: Mapping[str, Any]) -> bool:
 
 
 def _latent_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Latent attention as SimuMax's model files name its sizes."""
+    """Return latent attention as SimuMax's model files name its sizes."""
     names = {"q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank", "qk_nope_head_dim": "qk_head_dim",
              "qk_rope_head_dim": "qk_pos_emb_head_dim", "v_head_dim": "v_head_dim"}  # fmt: skip
     return {key: config.get(name, config.get(key)) for key, name in names.items()}
@@ -220,7 +220,7 @@ def _train(train: Mapping[str, Any], batch: int) -> dict[str, Any]:
 
 
 def _of_flags(flags: str) -> dict[str, Any]:
-    """What a launch says that a row's fields do not: switches that are off where they are not there."""
+    """Return what a launch says that a row's fields do not: switches that are off where they are not there."""
     given = set(re.findall(r"--([a-z0-9][\w-]*)", flags))
     return {
         "overlap_grad_reduce": "overlap-grad-reduce" in given,
@@ -246,7 +246,7 @@ def words_of_flags(flags: str) -> dict[str, str]:
 
 
 def _with_room(request: dict[str, Any]) -> dict[str, Any]:
-    """The least recompute with which a run fits that was published without saying what it recomputed."""
+    """Return the least recompute with which a run fits that was published without saying what it recomputed."""
     for recompute in RECOMPUTE:
         request = {**request, "train": {**request["train"], "recompute": recompute}}
         if predict_one(request)["status"] != "out_of_memory":

@@ -152,7 +152,7 @@ def _model(arguments: Arguments) -> dict[str, Any]:
 
 
 def _window(arguments: Arguments) -> int | None:
-    """Megatron's ``--window-size``: how many tokens before and after, as ``(127, 0)``."""
+    """Return Megatron's ``--window-size``: how many tokens before and after, as ``(127, 0)``."""
     found = re.findall(r"-?\d+", arguments.text("window_size") or "")
     return int(found[0]) + 1 if found and int(found[0]) > 0 else None
 
@@ -180,7 +180,7 @@ def _parallel(arguments: Arguments) -> dict[str, Any]:
         "etp": arguments.integer("expert_tensor_parallel_size"),
         "sp": arguments.flag("sequence_parallel"),
         "dist_opt": arguments.flag("use_distributed_optimizer"),
-        "cp_type": arguments.text("context_parallel_algo", "cp_comm_type"),
+        "cp_type": (arguments.text("context_parallel_algo", "cp_comm_type") or "").strip("[]'\"") or None,
         "ulysses_degree": arguments.integer("ulysses_degree_in_cp"),
         "pipeline_layout": arguments.text("pipeline_model_parallel_layout"),
         "num_layer_list": arguments.text("num_layer_list"),

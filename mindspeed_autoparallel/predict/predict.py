@@ -10,7 +10,8 @@ from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
 
@@ -19,7 +20,7 @@ _GIB = 2**30
 
 
 def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:
-    """The answer to one request.
+    """Return the answer to one request.
 
     ``status`` is ``ok``; ``out_of_memory`` (figures are still given, ``reason`` names the stage); or ``error`` with the
     reason, for what no run could be started with. ``notes`` name keys that are not known.
@@ -101,7 +102,8 @@ def _check_recipe(work: Workload, device: Device) -> None:
 
 
 def predict(document: Any, extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:
-    """Answers to ``{"requests": [...]}`` in the same order; raises ``ConfigError`` when it is not of that form."""
+    """Return answers to ``{"requests": [...]}`` in the same order; raises ``ConfigError`` when it is not of that
+    form."""
     requests = document.get("requests") if isinstance(document, Mapping) else document
     if not isinstance(requests, list):
         raise ConfigError('the request file must hold {"requests": [...]}.')

@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def measured_step_ms(row: Mapping[str, Any]) -> float | None:
-    """The measured step time in a row, in milliseconds, whatever it is called there."""
+    """Return the measured step time in a row, in milliseconds, whatever it is called there."""
     measured = row.get("measured", {})
     for key, factor in (
         ("iter_time_ms", 1.0),
@@ -56,7 +56,7 @@ def _step_ms_of_throughput(row: Mapping[str, Any]) -> float | None:
 
 
 def measured_peak_gib(row: Mapping[str, Any]) -> float | None:
-    """The measured peak of allocated memory in GiB."""
+    """Return the measured peak of allocated memory in GiB."""
     measured = row.get("measured", {})
     for key, factor in (
         ("peak_alloc_gib", 1.0),
@@ -71,7 +71,7 @@ def measured_peak_gib(row: Mapping[str, Any]) -> float | None:
 
 
 def measured_workload(row: Mapping[str, Any]) -> Workload | None:
-    """The workload behind a measured row, or ``None`` where it does not say enough or is not modelled."""
+    """Return the workload behind a measured row, or ``None`` where it does not say enough or is not modelled."""
     try:
         request = request_of_row(row)
         return None if request is None else read_workload(request)
@@ -80,7 +80,7 @@ def measured_workload(row: Mapping[str, Any]) -> Workload | None:
 
 
 def group_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Rows that a user would choose among: the same model, devices and batch."""
+    """Return rows that a user would choose among: the same model, devices and batch."""
     model, train = row.get("model", {}), row.get("train", {})
     names = ("name", "hidden", "num_layers", "heads", "seq")
     return (
@@ -93,7 +93,7 @@ def group_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
-    """Spearman's, ties sharing their mean rank; 1 for fewer than two distinct values on either side."""
+    """Return spearman's, ties sharing their mean rank; 1 for fewer than two distinct values on either side."""
 
     def ranks(values: Sequence[float]) -> list[float]:
         order = sorted(range(len(values)), key=lambda i: values[i])
@@ -117,7 +117,7 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def ranking_by_group(rows: Sequence[tuple[Mapping[str, Any], float, float]]) -> dict[str, float]:
-    """Ranking quality over groups of at least two plans; ``rows``: (row, predicted ms, measured ms).
+    """Return ranking quality over groups of at least two plans; ``rows``: (row, predicted ms, measured ms).
 
     ``regret`` of a group: how much slower the plan predicted fastest is than the one measured fastest.
     """
@@ -159,7 +159,7 @@ def _errors(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def _predicted_peak_gib(work: Workload, row: Mapping[str, Any]) -> float:
-    """Of the rank that was measured: some sources log the last rank only."""
+    """Return the peak of the rank that was measured: some sources log the last rank only."""
     workspace = find_device(work.gpu).workspace_bytes
     last_only = "mem_max_allocated_bytes" in row.get("measured", {})
     stages = [work.pipeline - 1] if last_only else range(work.pipeline)
@@ -167,7 +167,7 @@ def _predicted_peak_gib(work: Workload, row: Mapping[str, Any]) -> float:
 
 
 def _activation_pair(row: Mapping[str, Any], work: Workload) -> tuple[float, float] | None:
-    """(predicted, measured) activation memory where a source gives it apart."""
+    """Return (predicted, measured) activation memory where a source gives it apart."""
     measured = row.get("measured", {})
     saved = layer_activation_bytes(work)
     if "activations_gib" in measured:
@@ -182,7 +182,7 @@ def _activation_pair(row: Mapping[str, Any], work: Workload) -> tuple[float, flo
 
 
 def scoreboard(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Every figure by data group, with how many rows were left out and why.
+    """Return every figure by data group, with how many rows were left out and why.
 
     ``rows``: measured rows with ``model``, ``hw``, ``parallel``, ``train`` and ``measured``. Memory errors are given
     for all rows and for those above 10 GiB.

@@ -10,7 +10,8 @@ from typing import Any
 from mindspeed_autoparallel.cost.analytic.layer_time import tensor_exposed
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import gradient_exposed
-from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.space import candidates
@@ -23,7 +24,8 @@ _HIDDEN = 0.5
 
 
 def megatron_argv(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> list[str]:
-    """The layout of ``request`` as Megatron's own flags, with those of the overlaps that its prediction rests on."""
+    """Return the layout of ``request`` as Megatron's own flags, with those of the overlaps that its prediction rests
+    on."""
     work = read_workload(request)
     efficiency = find_device(work.gpu, extra_devices).efficiency(work.stack)
     argv = ["--tensor-model-parallel-size", str(work.tensor), "--pipeline-model-parallel-size", str(work.pipeline)]
@@ -58,7 +60,7 @@ def megatron_argv(request: Mapping[str, Any], extra_devices: tuple[Device, ...] 
 
 
 def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), count: int = 3) -> dict[str, Any]:
-    """The ``count`` fastest layouts for ``base`` (a request without a layout), fastest first.
+    """Return the ``count`` fastest layouts for ``base`` (a request without a layout), fastest first.
 
     Of layouts predicted equally fast the one with less memory comes first. Raises ``InfeasiblePlan`` naming the layout
     that needs least when none fits, ``ConfigError`` when none is legal or the device is unknown.

@@ -19,7 +19,7 @@ def _divisors(number: int, limit: int) -> list[int]:
 
 
 def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every combination of tensor, pipeline, context, expert, expert tensor, virtual, micro batch and recompute.
+    """Yield every combination of tensor, pipeline, context, expert, expert tensor, virtual, micro batch and recompute.
 
     ``base``: a request whose ``parallel`` may be empty; what it does name is held. Tensor sizes stay inside a node, for
     their collectives are on the critical path of every layer; expert sizes leave it where a model has many experts.

@@ -45,7 +45,7 @@ def _group(work: Workload) -> int:
 
 
 def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
-    """What a mixer saves between its norm and its output projection's input."""
+    """Return what a mixer saves between its norm and its output projection's input."""
     model, tensor, size = work.model, work.tensor, work.element_bytes
     if kind.mixer == "mamba" and model.state_space:
         space = model.state_space
@@ -73,7 +73,7 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
 
 
 def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
-    """What an MLP saves between its norm and its output."""
+    """Return what an MLP saves between its norm and its output."""
     model, tensor, size = work.model, work.tensor, work.element_bytes
     products = 3 if model.gated else 2
     if kind.mlp == "dense":
@@ -94,7 +94,8 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
 
 
 def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
-    """What MindSpeed's recompute of activation functions and norms does not keep, as a mean over a stage's layers."""
+    """Return what MindSpeed's recompute of activation functions and norms does not keep, as a mean over a stage's
+    layers."""
     detail, model = work.recompute_detail, work.model
     if work.recompute == "full" or (detail.activation_layers is None and detail.norm_layers is None):
         return 0.0
@@ -111,7 +112,7 @@ def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
 
 
 def _attention_matrix_bytes(work: Workload) -> float:
-    """Softmax, dropout mask and their product, where attention is neither fused nor computed again."""
+    """Return Softmax, dropout mask and their product, where attention is neither fused nor computed again."""
     if work.fused_attention or work.recompute != "none":
         return 0.0
     kept = 2 * work.element_bytes + 1 if work.dropout else work.element_bytes
@@ -161,7 +162,8 @@ def backward_transient_bytes(work: Workload) -> float:
 
 
 def _masked_scores_bytes(work: Workload) -> float:
-    """Scores of all pairs of tokens, per head of attention and of the indexer, where no kernel picks the chosen ones.
+    """Return scores of all pairs of tokens, per head of attention and of the indexer, where no kernel picks the chosen
+    ones.
 
     Twelve bytes per attention head (scores and their softmax in fp32, probabilities and their gradient) and six per
     head of the indexer.

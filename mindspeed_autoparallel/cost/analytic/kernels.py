@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 _TILE = 128
 _LAST_WAVE = 0.3
@@ -32,7 +32,7 @@ class Times(NamedTuple):
 
     @property
     def backward_us(self) -> float:
-        """Both gradients."""
+        """Return both gradients."""
         return self.input_gradient_us + self.weight_gradient_us
 
 

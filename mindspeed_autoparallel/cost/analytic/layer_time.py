@@ -11,8 +11,8 @@ from mindspeed_autoparallel.cost.analytic.mlps import Widening, exchange_us, wid
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 _EXCHANGE_EXPOSED = 0.1
 """Share of experts' exchanges that shows at least where they overlap: the first and last microbatch have no other."""
@@ -68,7 +68,7 @@ def tensor_exposed(work: Workload, efficiency: Efficiency) -> float:
 
 
 def _join(host_us: float, device_us: float, norm: float) -> float:
-    """Host and device work of one phase overlap: about the larger of the two."""
+    """Return host and device work of one phase overlap: about the larger of the two."""
     largest = max(host_us, device_us)
     if largest <= 0:
         return 0.0
@@ -76,7 +76,7 @@ def _join(host_us: float, device_us: float, norm: float) -> float:
 
 
 def _tensor_us(work: Workload, efficiency: Efficiency, fabric: Fabric, kind: LayerKind) -> float:
-    """Collectives of tensor parallelism in one forward pass of a layer; a backward pass waits for as much."""
+    """Return collectives of tensor parallelism in one forward pass of a layer; a backward pass waits for as much."""
     model = work.model
     time = 0.0
     if work.tensor > 1:
@@ -98,14 +98,16 @@ def _tensor_us(work: Workload, efficiency: Efficiency, fabric: Fabric, kind: Lay
 
 
 def _grid_us(work: Workload, fabric: Fabric, full_bytes: float) -> float:
-    """One block's collectives on a grid of tensor ranks: gathered along one side, reduced along the other, twice."""
+    """Return one block's collectives on a grid of tensor ranks: gathered along one side, reduced along the other,
+    twice."""
     assert work.tensor_grid is not None
     x, y = work.tensor_grid
     return 2 * (fabric.one_shot_us(full_bytes / y, x, 1) + fabric.one_shot_us(full_bytes / x, y, x))
 
 
 def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
-    """What a backward pass gathers beyond a forward pass: the inputs of both column-parallel products, kept in shares.
+    """Return what a backward pass gathers beyond a forward pass: the inputs of both column-parallel products, kept in
+    shares.
 
     Today's software hides that behind the products for the input's gradient.
     """
@@ -117,7 +119,7 @@ def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
 def _weight_gradients_us(
     work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind, weight_gradient_us: float
 ) -> float:
-    """Weight gradients with what adds them to the buffer; of frozen matrices only those of the adapters."""
+    """Return weight gradients with what adds them to the buffer; of frozen matrices only those of the adapters."""
     if work.adapters:
         # Two thin products per adapted matrix, bound by reading the tokens.
         return memory_pass_us(device, efficiency, 8 * work.tokens * work.model.hidden * work.element_bytes)
@@ -129,7 +131,7 @@ def _weight_gradients_us(
 
 
 def _again_us(work: Workload, mixed: Mixing, widened: Widening, norms_us: float) -> float:
-    """What selective recompute runs again before a layer's backward, device time."""
+    """Return what selective recompute runs again before a layer's backward, device time."""
     modules = work.recompute_detail.modules if work.recompute == "selective" else ()
     again = 0.0
     again += mixed.core.forward_us * ("core_attn" in modules)
@@ -187,7 +189,7 @@ def layer_time(
 
 
 def _host_us(work: Workload, efficiency: Efficiency, mixed: Mixing, widened: Widening) -> float:
-    """What the host takes to launch a layer's forward."""
+    """Return what the host takes to launch a layer's forward."""
     launches = mixed.launches + widened.launches + _ADAPTER_LAUNCHES * (work.adapters is not None)
     host = (efficiency.launch_us + efficiency.tensor_launch_us * (work.tensor - 1)) * launches
     if not work.fused_attention and mixed.launches and (work.sequences * work.model.heads // work.tensor) % 4:

@@ -41,14 +41,14 @@ class StageMemory:
 
     @property
     def first_step_bytes(self) -> float:
-        """The most that the first step takes: its passes without moments, or everything but activations."""
+        """Return the most that the first step takes: its passes without moments, or everything but activations."""
         states = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         passes = states - self.created_late_bytes + self.activation_bytes + self.transient_bytes
         return max(passes, states + self.update_bytes) + self.workspace_bytes
 
     @property
     def peak_bytes(self) -> float:
-        """Everything at the worst moment of a step after the first."""
+        """Return everything at the worst moment of a step after the first."""
         states = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         return states + max(self.activation_bytes + self.transient_bytes, self.update_bytes) + self.workspace_bytes
 
@@ -86,7 +86,7 @@ def _activation_bytes(work: Workload, stage: int) -> float:
 
 
 def _state_bytes(work: Workload, stage: int) -> tuple[float, float, float]:
-    """Parameters, gradients and optimizer of a stage."""
+    """Return parameters, gradients and optimizer of a stage."""
     parameters = stage_parameters(work, stage)
     count, size = parameters.shared + parameters.expert, work.element_bytes
     frozen = frozen_encoder_parameters(work, stage) * size
@@ -111,7 +111,7 @@ def _state_bytes(work: Workload, stage: int) -> tuple[float, float, float]:
 
 
 def _largest_tensor(work: Workload, stage: int) -> float:
-    """Elements of the largest tensor of a stage that one rank updates."""
+    """Return elements of the largest tensor of a stage that one rank updates."""
     model, products = work.model, 2 if work.model.gated else 1
     if work.adapters:
         return 0.0

@@ -13,8 +13,8 @@ from mindspeed_autoparallel.cost.analytic.kernels import (
 )
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 _CONVOLUTION_PASSES = 6
 """Passes over what Mamba's convolution and gates read and write, forward."""
@@ -73,7 +73,7 @@ def _attention(work: Workload, device: Device, efficiency: Efficiency, fabric: F
 
 
 def _latent_projections(work: Workload, device: Device, efficiency: Efficiency) -> tuple[Times, float]:
-    """Down- and up-projections of queries and keys, and the output; the up-projections' forward apart."""
+    """Return down- and up-projections of queries and keys, and the output; the up-projections' forward apart."""
     model, tokens = work.model, work.tokens
     latent = model.latent
     assert latent is not None
@@ -119,7 +119,8 @@ def _core(work: Workload, device: Device, efficiency: Efficiency, width: float) 
 
 
 def _indexer(work: Workload, device: Device, efficiency: Efficiency) -> Times:
-    """Scores of all earlier tokens for every token, and the projections they need (no gradient of the scores)."""
+    """Return scores of all earlier tokens for every token, and the projections they need (no gradient of the
+    scores)."""
     model, sparse = work.model, work.model.sparse
     assert sparse is not None
     width = sparse.heads * sparse.head_size
@@ -135,7 +136,7 @@ def _indexer(work: Workload, device: Device, efficiency: Efficiency) -> Times:
 def _context(
     work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, core: Times, width: float
 ) -> tuple[tuple[float, float], float]:
-    """What context parallelism adds forward and backward, and the host's share of it."""
+    """Return what context parallelism adds forward and backward, and the host's share of it."""
     if work.context == 1:
         return (0.0, 0.0), 0.0
     model, size = work.model, work.element_bytes
@@ -169,7 +170,8 @@ def _context(
 
 
 def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
-    """Mamba-2: projections, a short convolution, the chunked scan and a gated norm (arXiv 2405.21060, section 6)."""
+    """Return mamba-2: projections, a short convolution, the chunked scan and a gated norm (arXiv 2405.21060, section
+    6)."""
     space, tokens = work.model.state_space, work.tokens
     assert space is not None
     inner, states = space.inner / work.tensor, 2 * space.groups * space.state_size / min(work.tensor, space.groups)
@@ -193,7 +195,7 @@ def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
 
 
 def _linear_attention(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
-    """Gated delta rule in chunks (arXiv 2412.06464, section 3.3), with its projections and gates."""
+    """Return gated delta rule in chunks (arXiv 2412.06464, section 3.3), with its projections and gates."""
     linear, tokens = work.model.linear, work.tokens
     assert linear is not None
     keys = linear.key_heads * linear.key_size / work.tensor

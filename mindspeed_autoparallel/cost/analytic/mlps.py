@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.analytic.kernels import NOTHING, Times, linear_us, memory_pass_us
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 _EXPERTS_AT_ONCE = 4
 """Streams over which Transformer Engine spreads the products of a rank's experts."""
@@ -46,7 +46,7 @@ def widening(work: Workload, device: Device, efficiency: Efficiency, kind: Layer
 def _pair(
     work: Workload, device: Device, efficiency: Efficiency, rows: float, width: float, copies: int = 1
 ) -> tuple[Times, float]:
-    """Both products and the activation function between them, forward."""
+    """Return both products and the activation function between them, forward."""
     factor = 2 if work.model.gated else 1
     first = linear_us(device, efficiency, rows, work.model.hidden, factor * width, copies, work.recipe)
     second = linear_us(device, efficiency, rows, width, work.model.hidden, copies, work.recipe)

@@ -31,7 +31,7 @@ class LatentAttention:
 
     @property
     def query_size(self) -> int:
-        """Width of one head's query and key."""
+        """Return width of one head's query and key."""
         return self.nope_size + self.rope_size
 
 
@@ -46,7 +46,7 @@ class StateSpace:
 
     @property
     def inner(self) -> int:
-        """Width of the mixer's inside."""
+        """Return width of the mixer's inside."""
         return self.heads * self.head_size
 
 
@@ -135,20 +135,21 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """Width of all query heads together."""
+        """Return width of all query heads together."""
         return self.heads * (self.head_size or self.hidden // self.heads)
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together (the same as of all value heads)."""
+        """Return width of all key heads together (the same as of all value heads)."""
         return self.kv_heads * (self.head_size or self.hidden // self.heads)
 
     @property
     def modern(self) -> bool:
-        """Whether only software with fused attention trains this: gated, grouped heads, experts, long sequences."""
+        """Return whether only software with fused attention trains this: gated, grouped heads, experts, long
+        sequences."""
         return self.gated or self.num_experts > 0 or self.kv_heads != self.heads or self.sequence > 2048
 
     @property
     def attention_reach(self) -> float:
-        """Tokens among which one attends: a document's where several share the sequence."""
+        """Return tokens among which one attends: a document's where several share the sequence."""
         return min(self.attended or self.sequence, self.sequence)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us, product_us
-from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
+from mindspeed_autoparallel.cost.device import Device, Efficiency
 from mindspeed_autoparallel.profiles.knowledge import Operator
 
 _BYTES = {
@@ -33,7 +33,8 @@ Tensor = tuple[tuple[int, ...], str]
 
 
 def operator_us(device: Device, efficiency: Efficiency, operator: Operator) -> float:
-    """Microseconds of one call of ``operator`` (as a trace writes it) without what the host takes to start it."""
+    """Return microseconds of one call of ``operator`` (as a trace writes it) without what the host takes to start
+    it."""
     tensors = list(_tensors(operator))
     if not tensors:
         return memory_pass_us(device, efficiency, _new_bytes(operator))
@@ -63,7 +64,7 @@ def _arithmetic_us(device: Device, efficiency: Efficiency, name: str, tensors: l
 
 
 def _moved_bytes(tensors: list[Tensor]) -> float:
-    """Every argument is read, and a result as large as the largest of them is written."""
+    """Return every argument is read, and a result as large as the largest of them is written."""
     sizes = [math.prod(shape) * _BYTES.get(dtype, 4) for shape, dtype in tensors]
     return sum(sizes) + max(sizes)
 
@@ -78,7 +79,7 @@ def _tensors(operator: Operator) -> Iterator[Tensor]:
 
 
 def _walk(value: Any, sizes: Iterator[int]) -> Iterator[Tensor]:
-    """Tensors of a signature, which holds their dtypes; ``sizes`` are consumed in the order they were written."""
+    """Yield tensors of a signature, which holds their dtypes; ``sizes`` are consumed in the order they were written."""
     if isinstance(value, list):
         for item in value:
             yield from _walk(item, sizes)

@@ -51,7 +51,7 @@ def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLay
 
 
 def _chunks(model: ModelShape, request: PlacementRequest) -> list[list[LayerKind]]:
-    """Kinds of the layers of every chunk in the order of the model; no-op layers are left out."""
+    """Return kinds of the layers of every chunk in the order of the model; no-op layers are left out."""
     numbers = _counts(model, request)
     noop = set(request.noop_layers)
     kinds = iter(model.layers)
@@ -99,7 +99,7 @@ def _listed(request: PlacementRequest, total: int) -> list[int]:
 
 
 def _uneven_ends(request: PlacementRequest, total: int) -> list[int]:
-    """Megatron's ``--decoder-first-pipeline-num-layers`` and ``...-last-...``: the stages between are equal."""
+    """Return Megatron's ``--decoder-first-pipeline-num-layers`` and ``...-last-...``: the stages between are equal."""
     first, last = request.first_stage, request.last_stage
     between = request.pipeline - (first is not None) - (last is not None)
     left = total - (first or 0) - (last or 0)
@@ -119,7 +119,7 @@ def _uneven_ends(request: PlacementRequest, total: int) -> list[int]:
 
 
 def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[int]:
-    """Decoder layers of every chunk in ``layout`` (``Ettt|tt|ttmL``; ``t*3`` and ``(tt|)*3`` repeat)."""
+    """Return decoder layers of every chunk in ``layout`` (``Ettt|tt|ttmL``; ``t*3`` and ``(tt|)*3`` repeat)."""
     plain = _unfold(layout.replace(" ", "").replace(",", ""))
     parts = plain.split("|")
     if len(parts) != pipeline * virtual:

@@ -119,7 +119,7 @@ def read_workload(request: Mapping[str, Any]) -> Workload:
 
 
 def _documents(model: ModelShape, train: Mapping[str, Any]) -> ModelShape:
-    """``model`` with the mean length of what is packed, or of what a batch is padded to, where it is said.
+    """Return ``model`` with the mean length of what is packed, or of what a batch is padded to, where it is said.
 
     Batches of varying length without a mean: ``VARIABLE_TOKENS``, as instruction data has them.
     """
@@ -271,7 +271,8 @@ def _graph(train: Mapping[str, Any]) -> float:
 
 
 def _expert_tensor(parallel: Mapping[str, Any], tensor: int, expert: int, replicas: int) -> int:
-    """What is asked for; else the tensor size as Megatron takes it, or 1 where only that leaves room for ``expert``."""
+    """Return what is asked for; else the tensor size as Megatron takes it, or 1 where only that leaves room for
+    ``expert``."""
     if parallel.get("etp") is not None:
         return integer(parallel, "etp", None, "parallel")
     return tensor if replicas % expert == 0 else 1

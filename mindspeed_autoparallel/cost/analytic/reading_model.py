@@ -113,7 +113,7 @@ def _layers(section: Mapping[str, Any], experts: bool, noop_layers: int) -> tupl
 
 
 def _frequency(value: Any, total: int) -> int | Sequence[int]:
-    """Megatron's ``--moe-layer-freq``: every how many layers, or 0 and 1 per layer (``([0]*3+[1]*58)``)."""
+    """Return Megatron's ``--moe-layer-freq``: every how many layers, or 0 and 1 per layer (``([0]*3+[1]*58)``)."""
     if value in (None, "", "-1", -1, 0, "0"):
         return 1
     text = str(value)
@@ -137,7 +137,7 @@ def _frequency_list(text: str) -> list[int]:
 
 
 def _window(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Size and share of the layers with windowed attention: all of them where only the size is said."""
+    """Return size and share of the layers with windowed attention: all of them where only the size is said."""
     size = integer(section, "window", 0, "model", 0)
     share = number(section, "windowed_share", 1.0 if size else 0.0, "model", 0.0, 1.0)
     if share and not size:

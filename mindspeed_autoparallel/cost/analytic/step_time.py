@@ -11,8 +11,8 @@ from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelSha
 from mindspeed_autoparallel.cost.analytic.parameters import adapter_parameters, stage_parameters
 from mindspeed_autoparallel.cost.analytic.recomputing import split_layers
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device, Efficiency
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 _EXPOSED_WHEN_OVERLAPPED = 0.1
 """Share of the reduction of gradients that shows in runs that overlap it; seven published on H100 say 0.09."""
@@ -55,7 +55,7 @@ def gradient_exposed(work: Workload, efficiency: Efficiency) -> float:
 
 
 def _trained(work: Workload, stage: int) -> tuple[float, float]:
-    """Parameters of a stage that are trained: shared over all replicas, and experts'."""
+    """Return parameters of a stage that are trained: shared over all replicas, and experts'."""
     if work.adapters:
         count = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage))
         return count, 0.0
@@ -130,7 +130,7 @@ def _encoder_layer_us(work: Workload, device: Device, efficiency: Efficiency, fa
 
 
 def _prediction_us(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime) -> float:
-    """One multi-token-prediction layer: a layer, the product that joins two hidden states, and the head."""
+    """Return one multi-token-prediction layer: a layer, the product that joins two hidden states, and the head."""
     layer = layer_time(work, device, efficiency, fabric, work.model.layers[-1])
     joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor)
     product = joined.forward_us + joined.backward_us

@@ -46,7 +46,7 @@ class StageLayers:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers on the stage."""
+        """Return decoder layers on the stage."""
         return sum(len(chunk) for chunk in self.chunks)
 
 
@@ -122,36 +122,36 @@ class Workload:
 
     @property
     def on_ascend(self) -> bool:
-        """Whether the run is on Ascend devices, whose software writes some of Megatron's kernels anew."""
+        """Return whether the run is on Ascend devices, whose software writes some of Megatron's kernels anew."""
         return any(word in self.gpu.lower() for word in ("ascend", "910b", "910c"))
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches per step and pipeline."""
+        """Return microbatches per step and pipeline."""
         return self.global_batch // (self.data * self.micro_batch)
 
     @property
     def sequences(self) -> int:
-        """Sequences that run through the model at once: two for each sample of preference training."""
+        """Return sequences that run through the model at once: two for each sample of preference training."""
         return self.micro_batch * (2 if self.preference else 1)
 
     @property
     def tokens(self) -> int:
-        """Tokens of one microbatch on one context-parallel rank."""
+        """Return tokens of one microbatch on one context-parallel rank."""
         return self.sequences * self.model.sequence // self.context
 
     @property
     def expert_data(self) -> int:
-        """Ranks that hold the same experts."""
+        """Return ranks that hold the same experts."""
         return max(1, self.data * self.context * self.tensor // (self.expert * self.expert_tensor))
 
     @property
     def routed_rows(self) -> float:
-        """Token copies that the experts of one rank work on, on the busiest rank."""
+        """Return token copies that the experts of one rank work on, on the busiest rank."""
         own = self.tokens / (self.tensor if self.sequence_parallel else 1)
         return own * self.model.topk * self.expert_tensor * (self.model.capacity_factor or self.imbalance)
 
     @property
     def hidden_split(self) -> int:
-        """Tensor ranks that share hidden states between blocks."""
+        """Return tensor ranks that share hidden states between blocks."""
         return self.tensor if self.sequence_parallel else 1

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.planner.tuner.samples import sample_of
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, Collective, LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample

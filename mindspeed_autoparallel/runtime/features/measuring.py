@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_autoparallel.cost.catalogue import Device, find_device, read_device
+from mindspeed_autoparallel.cost.catalogue import find_device, read_device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.runtime.flags.flag import read_flags

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -22,7 +21,6 @@ _SWITCHES = frozenset(
         "--auto-parallel-plan",
         "--auto-tuning",
         "--hetero-parallel",
-        "--auto-parallel-hetero",
         "--operator-search",
         "--operator-plan",
     }
@@ -92,15 +90,9 @@ def check_installation(installation: Installation, flags: Sequence[str]) -> str:
     return ""
 
 
-def _ours(flags: Collection[str]) -> list[str]:
-    """Return the switches among ``flags`` that are ours: MindSpeed-MM has a ``--hetero-parallel`` of its own."""
-    of_host = {"--hetero-parallel"} if importlib.util.find_spec("mindspeed_mm") is not None else set()
-    return sorted((_SWITCHES & set(flags)) - of_host)
-
-
 def refuse_unfit_installation(flags: Collection[str]) -> None:
     """End the process with one line where switches among ``flags`` cannot work on the Megatron about to be imported."""
-    switches = _ours(flags)
+    switches = sorted(_SWITCHES & set(flags))
     if not switches:
         return
     try:
@@ -113,7 +105,7 @@ def refuse_unfit_installation(flags: Collection[str]) -> None:
 
 def refuse_late_import(flags: Collection[str], modules: Sequence[str]) -> None:
     """End the process with one line where switches among ``flags`` need ``modules`` that were imported before us."""
-    switches = _ours(flags)
+    switches = sorted(_SWITCHES & set(flags))
     if switches and modules:
         _end(
             ConfigError(

@@ -20,6 +20,7 @@ from fitting import FREE_DEVIATION, NEUTRAL, PRIOR_DEVIATION, fit, fitted_names,
 
 from mindspeed_autoparallel.cost import catalogue
 from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.predict.scoreboard import measured_step_ms, measured_workload, ranking_by_group
 
 
@@ -30,7 +31,7 @@ class Measured:
     rows: Sequence[dict[str, Any]]
     works: Sequence[Workload]
     step_ms: np.ndarray
-    device: catalogue.Device
+    device: Device
     path: Path
     stack: str
 

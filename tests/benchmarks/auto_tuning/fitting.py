@@ -14,31 +14,42 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_autoparallel.cost import catalogue
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, correction_key, layer_time
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.device import Device
 
 FREE = {
     "megatron-2021": (
         *("gemm_fraction", "gemm_inner_half", "attention_fraction", "memory_fraction", "softmax_passes"),
         *("head_passes", "launch_us", "tensor_launch_us", "unfused_softmax_us", "overlap_norm", "link_fraction"),
-        *("link_latency_us", "inter_fraction", "point_to_point_us", "optimizer_fraction", "step_us"),
+        *(
+            "link_latency_us",
+            "inter_fraction",
+            "point_to_point_us",
+            "optimizer_fraction",
+            "step_us",
+            "replica_fraction",
+        ),
     ),
     "megatron-core": (
         *("gemm_fraction", "attention_fraction", "memory_fraction", "link_fraction", "launch_us", "step_us"),
         "gradient_exposed",
     ),
 }
-OUTSIDE_OF_LAYERS = ("head_passes", "point_to_point_us", "inter_fraction", "optimizer_fraction", "step_us")
+OUTSIDE_OF_LAYERS = (
+    *("head_passes", "point_to_point_us", "inter_fraction", "optimizer_fraction", "step_us"),
+    "replica_fraction",
+)
 NEUTRAL = {
     "gemm_fraction": 0.75,
     "gemm_inner_half": 110.0,
     "attention_fraction": 0.5,
     "memory_fraction": 0.75,
     "softmax_passes": 6.0,
-    "head_passes": 8.0,
+    # In fp32: cast, maximum, difference, exponential, sum and quotient forward; product and cast backward.
+    "head_passes": 15.0,
     "launch_us": 250.0,
     "tensor_launch_us": 60.0,
     "unfused_softmax_us": 100.0,
@@ -50,6 +61,7 @@ NEUTRAL = {
     "optimizer_fraction": 0.7,
     "step_us": 3000.0,
     "gradient_exposed": 1.0,
+    "replica_fraction": 0.5,
 }
 CEILING = {
     "gemm_fraction": 0.95,
@@ -61,12 +73,13 @@ CEILING = {
     "gradient_exposed": 1.0,
     "tensor_exposed": 1.0,
     "overlap_norm": 12.0,
+    "replica_fraction": 1.0,
 }
 FREELY = (
     "launch_us",
     "tensor_launch_us",
     "unfused_softmax_us",
-    "head_passes",
+    "replica_fraction",
     "step_us",
     "point_to_point_us",
     "link_latency_us",
@@ -81,7 +94,7 @@ SHAPE_DEVIATION, ROW_DEVIATION = 0.08, 0.16
 """How far whole shapes, and rows of one shape, lie from the formulas; 0050 says how they were chosen."""
 
 
-def predict(device: catalogue.Device, stack: str, works: Sequence[Workload]) -> np.ndarray:
+def predict(device: Device, stack: str, works: Sequence[Workload]) -> np.ndarray:
     """Step time of each workload in ms; layers of one shape are computed once."""
     efficiency, seen = device.efficiency(stack), {}
     result = []
@@ -95,7 +108,7 @@ def predict(device: catalogue.Device, stack: str, works: Sequence[Workload]) -> 
     return np.array(result)
 
 
-def with_values(device: catalogue.Device, stack: str, values: dict[str, Any]) -> catalogue.Device:
+def with_values(device: Device, stack: str, values: dict[str, Any]) -> Device:
     """``device`` with some efficiencies replaced."""
     changed = dataclasses.replace(device.efficiency(stack), **values)
     return dataclasses.replace(device, efficiencies={**device.efficiencies, stack: changed})
@@ -107,14 +120,14 @@ def fitted_names(stack: str, neutral: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def fit(
-    device: catalogue.Device,
+    device: Device,
     stack: str,
     works: Sequence[Workload],
     measured: np.ndarray,
     corrections: bool,
     deviations: Sequence[float] = (PRIOR_DEVIATION, FREE_DEVIATION),
     neutral: Mapping[str, float] = NEUTRAL,
-) -> catalogue.Device:
+) -> Device:
     """Physical efficiencies from neutral ones; then shapes, what lies outside of layers, and shapes once more.
 
     ``neutral`` may say what is known of the runs, as that they overlapped the reduction of gradients; what it names
@@ -133,7 +146,7 @@ def fit(
 
 
 def _least_squares(
-    device: catalogue.Device,
+    device: Device,
     stack: str,
     works: Sequence[Workload],
     measured: np.ndarray,
@@ -141,7 +154,7 @@ def _least_squares(
     deviations: Sequence[float],
     by_shape: bool,
     rounds: int = 40,
-) -> catalogue.Device:
+) -> Device:
     """Levenberg-Marquardt on the logarithms of ``names``, held near where they start."""
     # Below its ceiling: at the ceiling a value has no slope and would stay there whatever the measurements say.
     start = np.log([min(getattr(device.efficiency(stack), name), 0.9 * CEILING.get(name, np.inf)) for name in names])
@@ -184,9 +197,7 @@ def _least_squares(
     return with_values(device, stack, values(point))
 
 
-def _fit_corrections(
-    device: catalogue.Device, stack: str, works: Sequence[Workload], measured: np.ndarray
-) -> catalogue.Device:
+def _fit_corrections(device: Device, stack: str, works: Sequence[Workload], measured: np.ndarray) -> Device:
     """What measured steps say about single layer shapes beyond the formulas; shrunk towards none for few rows."""
     keys = [correction_key(work) for work in works]
     table = {tuple(row[:4]): row[4] for row in device.efficiency(stack).corrections}

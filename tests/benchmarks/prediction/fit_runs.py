@@ -26,6 +26,7 @@ from mindspeed_autoparallel.cost import catalogue
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.confidence import NOMINAL, extrapolation, features
 from mindspeed_autoparallel.predict.fitting import Free, fit_log_errors, with_values
@@ -63,7 +64,7 @@ class Run:
     source: str
 
 
-def read_runs(paths: Sequence[Path], tables: Sequence[str], device: catalogue.Device) -> list[Run]:
+def read_runs(paths: Sequence[Path], tables: Sequence[str], device: Device) -> list[Run]:
     """Return the runs of the named tables that were measured on ``device`` and are modelled."""
     found: dict[Any, list[Run]] = collections.defaultdict(list)
     for row in (row for path in paths for row in json.loads(path.read_text())["rows"]):
@@ -99,7 +100,7 @@ def fitted_to(work: Workload) -> bool:
     return not (work.preference or work.adapters or work.tensor_grid or work.model.sparse)
 
 
-def fit(device: catalogue.Device, runs: Sequence[Run]) -> catalogue.Device:
+def fit(device: Device, runs: Sequence[Run]) -> Device:
     """Return ``device`` with efficiencies fitted to those of ``runs`` that are fitted to."""
     used = [run for run in runs if fitted_to(run.work)]
     sizes = collections.Counter(run.group for run in used)
@@ -109,12 +110,12 @@ def fit(device: catalogue.Device, runs: Sequence[Run]) -> catalogue.Device:
     )
 
 
-def ratios(device: catalogue.Device, runs: Sequence[Run]) -> np.ndarray:
+def ratios(device: Device, runs: Sequence[Run]) -> np.ndarray:
     """Return predicted over measured."""
     return np.array([step_time(run.work, device).total_ms / run.step_ms for run in runs])
 
 
-def left_out(device: catalogue.Device, runs: Sequence[Run], folds: dict[str, int]) -> np.ndarray:
+def left_out(device: Device, runs: Sequence[Run], folds: dict[str, int]) -> np.ndarray:
     """Return predicted over measured, each run by a fit that saw nothing of its fold."""
     result = np.zeros(len(runs))
     own = np.array([folds[key] for key in (run.group for run in runs)])
@@ -124,7 +125,7 @@ def left_out(device: catalogue.Device, runs: Sequence[Run], folds: dict[str, int
     return result
 
 
-def without_feature(device: catalogue.Device, runs: Sequence[Run]) -> np.ndarray:
+def without_feature(device: Device, runs: Sequence[Run]) -> np.ndarray:
     """Return errors of runs by fits that saw no run with one of their features."""
     errors: list[float] = []
     for feature in sorted({feature for run in runs for feature in features(run.work)}):

@@ -8,7 +8,8 @@ import pytest
 from mindspeed_autoparallel.cost.analytic.layer_time import correction_key
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.predict.confidence import extrapolation, half_width
 from mindspeed_autoparallel.predict.predict import predict_one
 

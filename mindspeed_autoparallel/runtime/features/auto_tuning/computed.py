@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.operators import operator_us
-from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.planner.tuner.candidates import Family
 from mindspeed_autoparallel.planner.tuner.host import HostModel
 from mindspeed_autoparallel.planner.tuner.links import TIERS, catalogue_tier

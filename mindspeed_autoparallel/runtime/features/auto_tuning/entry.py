@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase

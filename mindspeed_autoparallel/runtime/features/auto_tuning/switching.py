@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mindspeed_autoparallel.cost.catalogue import Device, find_device
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.tuner.candidates import Family
 from mindspeed_autoparallel.planner.tuner.modelled import with_switches

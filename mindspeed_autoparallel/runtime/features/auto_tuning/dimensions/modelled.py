@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.catalogue import Device
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.cost.hiding import ATTENTION, EXPERTS, LayerShape, Offload, offloaded
 from mindspeed_autoparallel.planner.tuner.modelled import (
     Group,

@@ -1,0 +1,124 @@
+"""What is known of one accelerator: datasheet figures, and what software reaches of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """How much of the datasheet a software stack reaches. Fitted ones carry where the measurements came from."""
+
+    gemm_fraction: float
+    """Share of the peak that a large matrix product reaches."""
+    gemm_inner_half: float
+    """Inner dimension, in elements, at which a product runs at half of its speed (pipeline fill)."""
+    attention_fraction: float
+    """Share of the peak in attention."""
+    memory_fraction: float
+    """Share of the memory bandwidth that elementwise kernels reach."""
+    softmax_passes: float
+    """Passes over the attention matrix per forward, where attention is not fused."""
+    head_passes: float
+    """Passes over the logits per microbatch (loss, casts)."""
+    launch_us: float
+    """Host time of one forward pass of a layer; a backward pass costs twice that."""
+    tensor_launch_us: float
+    """Added host time of one forward pass of a layer per further tensor rank: all of them wait for the slowest."""
+    unfused_softmax_us: float
+    """Added host time of one forward pass where the fused softmax refuses the shape."""
+    overlap_norm: float
+    """Exponent that joins host and device time: large means max(host, device), 1 means their sum."""
+    link_fraction: float
+    """Share of the node's link bandwidth that a large collective reaches."""
+    link_latency_us: float
+    """Latency of one collective step inside a node, times log2 of the ranks."""
+    inter_fraction: float
+    """Share of the network bandwidth that a collective across nodes reaches."""
+    inter_latency_us: float
+    point_to_point_us: float
+    """Fixed cost of one pipeline boundary per microbatch."""
+    gradient_exposed: float
+    """Share of the gradient communication that is not hidden."""
+    optimizer_fraction: float
+    """Share of the memory bandwidth that the optimizer reaches."""
+    step_us: float
+    """Fixed cost of one step (logging, clipping, data)."""
+    relative_error: float
+    """Mean absolute error of a step on held-out rows; a stated guess where ``provenance`` says estimated."""
+    provenance: str
+    tensor_exposed: float = 1.0
+    """Share of the collectives of tensor parallelism that products do not hide."""
+    overlapped_exposed: float = 0.3
+    """The same in runs that overlap them with products; seven published on H100 say 0.28."""
+    replica_fraction: float = 1.0
+    """Share of a node's network that the reduction of gradients reaches where the node holds several replicas."""
+    fp8_fraction: float = 0.75
+    """What of their efficiency in two bytes products in eight bits keep of the eight-bit peak."""
+    expert_fraction: float = 0.6
+    """Share of a single product's speed that the grouped products of experts reach; decision 0078 has its runs."""
+    corrections: tuple[tuple[float, ...], ...] = ()
+    """Rows (log2 tokens, log2 hidden, log2 tensor size, log2 heads per rank, log correction) from measured layers; a
+    correction of 0 says that the shape was measured and the formulas stand."""
+    intervals: Mapping[str, float] = field(default_factory=dict)
+    """Relative half widths that held nine of ten held-out steps, by what of them was never measured; the kinds are
+    those of ``tuning.confidence``. Kinds that are not named get twice ``relative_error``."""
+    measured_recompute: tuple[str, ...] = ()
+    """Recompute of the measured steps; empty where nothing was measured."""
+    measured_features: tuple[str, ...] = ()
+    """What beyond dense pretraining the measured steps had; names as in ``predict.confidence.features``."""
+
+    uncertainty: Mapping[str, float] = field(default_factory=dict)
+    """Relative standard deviations of figures that were calibrated from a user's logs."""
+
+    @functools.cached_property
+    def _correction_table(self) -> Mapping[tuple[float, ...], float]:
+        return {tuple(round(value, 6) for value in row[:-1]): row[-1] for row in self.corrections}
+
+    def correction_of(self, key: tuple[float, ...]) -> float | None:
+        """Return the log correction of a measured layer shape, or ``None`` where that shape was not measured."""
+        return self._correction_table.get(tuple(round(value, 6) for value in key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator."""
+
+    name: str
+    aliases: tuple[str, ...]
+    peak_tflops: float
+    """Dense fp16/bf16."""
+    memory_gib: float
+    memory_bandwidth_gb_per_s: float
+    num_cores: int
+    """Units among which tiles are dealt out: streaming multiprocessors, AI cores, CPU cores."""
+    link_gb_per_s: float
+    """One direction, per device, inside a node."""
+    network_gbit_per_s: float
+    """Per node, where the request does not say."""
+    source: str
+    host_link_gb_per_s: float | None = None
+    """One direction, between a device and its host; unknown where no datasheet says."""
+    peak_fp8_tflops: float | None = None
+    """Dense, in eight bits; unknown where the device has none."""
+    link_domain: int = 0
+    """Devices that share the links of a node beyond it, as a rack's; 0: a node's own only."""
+    mesh_peers: int = 0
+    """Peers of a node to each of which a device has a link of its own; 0: links meet in a switch."""
+    workspace_mib: float = 0.0
+    """What libraries of matrix products take from the allocator once and keep."""
+    efficiencies: Mapping[str, Efficiency] = field(default_factory=dict)
+    """Per software stack: ``megatron-2021`` (unfused attention, no sequence parallelism) or ``megatron-core``."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Return ``workspace_mib`` in bytes."""
+        return int(self.workspace_mib * 2**20)
+
+    def efficiency(self, stack: str) -> Efficiency:
+        """Return the figures for ``stack``, or those of the nearest stack the file has."""
+        if stack in self.efficiencies:
+            return self.efficiencies[stack]
+        return next(iter(self.efficiencies.values()))

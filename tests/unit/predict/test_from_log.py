@@ -1,0 +1,176 @@
+"""Training logs teach a device's figures; what cannot be used is said, and nothing is stored from it."""
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.catalogue import find_device, read_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.calibration import observation_of
+from mindspeed_autoparallel.predict.fitting import with_values
+from mindspeed_autoparallel.predict.training_log import read_log
+
+_ARGUMENTS: dict[str, Any] = {
+    "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "group_query_attention": True,
+    "num_query_groups": 8, "kv_channels": 128, "ffn_hidden_size": 14336, "seq_length": 4096, "swiglu": True,
+    "padded_vocab_size": 128256, "untie_embeddings_and_output_weights": True, "num_experts": None, "bf16": True,
+    "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "context_parallel_size": 1,
+    "cp_comm_type": "['p2p']", "sequence_parallel": True, "use_distributed_optimizer": True, "world_size": 8,
+    "global_batch_size": 64, "micro_batch_size": 1, "optimizer": "adam", "num_distributed_optimizer_instances": 1,
+    "recompute_granularity": None, "fp8": None, "multi_latent_attention": False, "cuda_graph_impl": "none",
+}  # fmt: skip
+
+
+def _block(arguments: Mapping[str, Any]) -> str:
+    lines = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in sorted(arguments.items())]
+    return "\n".join(
+        [
+            "------------------------ arguments ------------------------",
+            *lines,
+            "-------------------- end of arguments ---------------------",
+        ]
+    )
+
+
+def _step(number: int, milliseconds: float, batch: int = 64) -> str:
+    return (
+        f" [2025-01-01 00:00:00.1] iteration {number:8d}/     100 | consumed samples: {number * batch:12d} | elapsed "
+        f"time per iteration (ms): {milliseconds:.1f} | learning rate: 1E-4 | global batch size: {batch:5d} |"
+    )
+
+
+def _text(milliseconds: float, number: int = 8, **changes: Any) -> str:
+    steps = [_step(index, milliseconds * (5 if index == 1 else 1)) for index in range(1, number + 1)]
+    return "\n".join(["chatter of a launcher", _block({**_ARGUMENTS, **changes}), *steps])
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_log_gives_the_median_step_of_the_run_that_its_arguments_describe(tmp_path: Path) -> None:
+    memory = "[Rank 4] (after 1 iterations) memory (MB) | allocated: 1.00 | max allocated: 20480.00 | reserved: 2.0 |"
+    log = read_log(_written(tmp_path / "a.log", _text(1500.0) + "\n" + memory))
+    assert log.step_ms == 1500
+    assert log.peak_gib == {4: 20.0}
+    request = observation_of(log, "H100", 8, None).request
+    assert request["model"]["heads"] == 32
+    assert request["parallel"]["tp"] == 2
+    assert request["train"]["gbs"] == 64
+
+
+def test_packed_logs_of_several_ranks_with_restarts_and_a_crash_are_used_as_far_as_they_go(tmp_path: Path) -> None:
+    doubled = "\n".join(line for line in _text(900.0).splitlines() for _ in range(1 + ("iteration " in line)))
+    text = "\n".join([_text(4000.0, number=4), doubled, "Traceback (most recent call last):", "RuntimeError: lost"])
+    path = tmp_path / "b.log.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    log = read_log(path)
+    assert log.step_ms == 900
+    assert log.num_steps == 6
+    said = " ".join(log.remarks)
+    assert "2 starts" in said
+    assert "ended with an error" in said
+    assert "several ranks" in said
+
+
+def test_steps_that_ramp_up_or_stall_do_not_count(tmp_path: Path) -> None:
+    steps = [
+        _step(1, 900, 16),
+        _step(2, 300, 16),
+        _step(3, 310, 16),
+        *(_step(n, 1000) for n in range(4, 12)),
+        _step(12, 9e4),
+    ]
+    log = read_log(_written(tmp_path / "c.log", "\n".join([_block(_ARGUMENTS), *steps])))
+    assert log.global_batch == 64
+    assert log.step_ms == 1000
+    assert any("another global batch" in remark for remark in log.remarks)
+    assert any("above 2 times" in remark for remark in log.remarks)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epoch 1 loss 3.2\nepoch 2 loss 3.1", "is no log of Megatron"),
+        ("\n".join(_step(n, 5.0) for n in range(1, 9)), "has steps but no arguments"),
+        (_text(10.0, number=3), "has 3 steps"),
+        (_text(10.0, world_size=None), "no world_size"),
+        (_text(10.0, use_megatron_fsdp=True), "fully sharded"),
+        (_text(10.0, num_distributed_optimizer_instances=2), "several instances"),
+        ("", "is no log of Megatron"),
+    ],
+)
+def test_nothing_is_stored_from_what_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    path, output = _written(tmp_path / "x.log", text), tmp_path / "device.json"
+    assert main(["calibrate", "--from-log", str(path), "--device", "H100", "--output", str(output)]) != 0
+    assert said in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gz"
+    path.write_bytes(b"\x1f\x8b nothing")
+    with pytest.raises(ConfigError, match="broken gzip"):
+        read_log(path)
+
+
+_LAYOUTS: list[dict[str, int]] = [
+    {"tensor_model_parallel_size": t, "pipeline_model_parallel_size": p, "micro_batch_size": m}
+    for t, p, m in ((8, 1, 1), (2, 1, 1), (2, 4, 2), (4, 2, 1), (8, 1, 4), (4, 1, 2))
+]
+
+
+def test_three_logs_of_a_slower_machine_predict_its_other_layouts(tmp_path: Path) -> None:
+    catalogue = find_device("H100")
+    stack = "megatron-core"
+    other = {"gemm_fraction": 0.5, "memory_fraction": 0.4, "launch_us": 500.0, "link_fraction": 0.4}
+    machine = with_values(catalogue, stack, other)
+    logs, works = [], []
+    for index, layout in enumerate(_LAYOUTS):
+        path = tmp_path / f"{index}.log"
+        path.write_text(_text(1.0, **layout))
+        work = observation_of(read_log(path), "H100", 8, None).work
+        works.append(work)
+        path.write_text(_text(step_time(work, machine).total_ms, **layout))
+        logs.append(str(path))
+    output = tmp_path / "mine.json"
+    assert main(["calibrate", "--from-log", *logs[:3], "--device", "H100", "--output", str(output)]) == 0
+    mine = read_device(output)
+
+    def error(device: Any) -> float:
+        pairs = [(step_time(work, device).total_ms, step_time(work, machine).total_ms) for work in works[3:]]
+        return sum(abs(predicted / true - 1) for predicted, true in pairs) / len(pairs)
+
+    assert error(catalogue) > 0.15
+    assert error(mine) < 0.03
+    learnt = mine.efficiency(stack)
+    assert "calibrated on" in learnt.provenance
+    assert "0.log (sha256" in learnt.provenance
+    assert 0 < learnt.uncertainty["gemm_fraction"] < 0.2
+
+
+def test_a_log_counts_once_and_later_logs_add_to_earlier_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (
+        _written(tmp_path / "1.log", _text(1500.0)),
+        _written(tmp_path / "2.log", _text(900.0, micro_batch_size=2)),
+    )
+    output = tmp_path / "mine.json"
+    for path in (first, first, second):
+        command = ["calibrate", "--from-log", str(path), "--device", "H100", "--output", str(output), "--json"]
+        assert main(command) == 0
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["observations"]) == 2
+    assert main(["calibrate", "--from-log", str(first), "--device-file", str(output)]) == 2
+    assert "was calibrated from logs itself" in capsys.readouterr().err
+    assert dataclasses.asdict(read_device(output))["name"] == "H100"
