@@ -145,7 +145,7 @@ class Engine:
             _replace_copies(entry.original, entry.replacement)
 
     def is_wanted(self, entry: InstalledPatch) -> bool:
-        """Whether ``entry`` is to work: it belongs to no flag, or to one that is true."""
+        """Return whether ``entry`` is to work: it belongs to no flag, or to one that is true."""
         return not entry.patch.flags or not self.enabled.isdisjoint(entry.patch.flags)
 
 
@@ -154,7 +154,7 @@ ENGINE = Engine()
 
 
 def _replace_copies(original: Any, replacement: Any) -> None:
-    """What modules that were imported before this package copied by name (``from x import original``) is replaced."""
+    """Replace what modules that were imported before this package copied by name (``from x import original``)."""
     for module in list(sys.modules.values()):
         names = vars(module) if isinstance(module, ModuleType) else {}
         for name in [name for name, value in list(names.items()) if value is original]:

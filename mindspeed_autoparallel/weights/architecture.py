@@ -56,7 +56,7 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 def architecture_from_config(config: Any, where: str) -> Architecture:
-    """``config``: the content of config.json, in the flat form of older releases or with ``text_config``."""
+    """Return ``config``: the content of config.json, in the flat form of older releases or with ``text_config``."""
     if not isinstance(config, dict):
         raise ConfigError(f"{where} must hold a JSON object, not {type(config).__name__}.")
     family = config.get("model_type")

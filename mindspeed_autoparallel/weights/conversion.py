@@ -30,7 +30,8 @@ def huggingface_to_checkpoint(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> None:
-    """Hugging Face weights -> a checkpoint under ``layout`` (``torch_dist`` has no layout: hosts cut it on loading)."""
+    """Write Hugging Face weights as a checkpoint under ``layout`` (``torch_dist`` has no layout: hosts cut it on
+    loading)."""
     refuse_existing(target, overwrite=overwrite, sources=(hf_folder,))
     _tell_rope_scaling(read_architecture(hf_folder))
     _write(HuggingFaceSource(hf_folder), target, layout, file_format, overwrite, progress)
@@ -45,7 +46,8 @@ def checkpoint_to_huggingface(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> None:
-    """A checkpoint of any layout -> Hugging Face weights, with config, tokenizer and naming form of ``hf_folder``."""
+    """Write a checkpoint of any layout as Hugging Face weights, with config, tokenizer and naming form of
+    ``hf_folder``."""
     refuse_existing(target, overwrite=overwrite, sources=(checkpoint, hf_folder))
     source = open_checkpoint(checkpoint, read_architecture(hf_folder))
     with whole_folder(target, overwrite=overwrite) as folder:
@@ -62,7 +64,7 @@ def resplit(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> bool:
-    """A checkpoint of any layout -> another layout. Returns whether optimizer state went along.
+    """Write a checkpoint of any layout in another one. Returns whether optimizer state went along.
 
     It does from torch_dist to torch_dist, where parameters and their moments are stored whole by name; rank folders
     hold it in the cut of the data-parallel optimizer, which no tool can cut anew without the host.
@@ -78,7 +80,7 @@ def resplit(
 
 
 def open_checkpoint(checkpoint: Path, architecture: Architecture) -> TensorSource:
-    """The reader for whatever ``checkpoint`` is."""
+    """Return the reader for whatever ``checkpoint`` is."""
     if is_torch_dist(iteration_folder(checkpoint)):
         return TorchDistSource(checkpoint, architecture)
     return RankFolderSource(checkpoint, architecture)

@@ -53,7 +53,8 @@ def _is_dtype(name: str) -> bool:
 
 
 def read_metadata(folder: Path) -> Any:
-    """The description of the tensors in a distributed checkpoint; ``ConfigError`` if damaged or not just that."""
+    """Return the description of the tensors in a distributed checkpoint; ``ConfigError`` if damaged or not just
+    that."""
     path = folder / METADATA
     try:
         with path.open("rb") as stream:
@@ -69,7 +70,7 @@ def read_metadata(folder: Path) -> Any:
 
 
 def _unlike_metadata(metadata: Any) -> str:
-    """What of an unpickled ``metadata`` is not as torch writes it: its classes take any value."""
+    """Return what of an unpickled ``metadata`` is not as torch writes it: its classes take any value."""
     described, stored = (getattr(metadata, name, None) for name in ("state_dict_metadata", "storage_data"))
     if not isinstance(described, dict) or not isinstance(stored, dict):
         return "it has no tables of tensors and data"
@@ -101,7 +102,7 @@ def _unlike_metadata(metadata: Any) -> str:
 
 
 def data_file(folder: Path, stored: Any) -> Path:
-    """The file of ``stored``; ``ConfigError`` where that is not simply a file of ``folder``."""
+    """Return the file of ``stored``; ``ConfigError`` where that is not simply a file of ``folder``."""
     name = str(stored.relative_path)
     path = folder / name
     if Path(name).name != name or path.is_symlink():

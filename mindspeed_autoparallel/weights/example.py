@@ -27,7 +27,8 @@ def write_random_model(
     nested: bool = False,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
-    """``config``: flat text keys plus ``vision_config`` and ``audio_config`` as the family has them.
+    """Write a random model. ``config``: flat text keys plus ``vision_config`` and ``audio_config`` as the family has
+    them.
 
     Values are normal with standard deviation ``scale``, those of norms around 1.
     """

@@ -26,7 +26,7 @@ _HERE = -100  # AT_FDCWD
 
 
 def refuse_existing(target: Path, *, overwrite: bool, sources: Iterable[Path] = ()) -> None:
-    """``ConfigError`` if ``target`` exists and must not be replaced; call before any long work.
+    """Raise ``ConfigError`` if ``target`` exists and must not be replaced; call before any long work.
 
     With ``overwrite`` only a checkpoint, a Hugging Face model or an empty folder is replaced, and never one that holds
     any of ``sources`` (folders that are read) or lies in one.
@@ -49,7 +49,7 @@ def refuse_existing(target: Path, *, overwrite: bool, sources: Iterable[Path] = 
 
 
 def _refuse_source(target: Path, source: Path) -> None:
-    """``ConfigError`` where replacing ``target`` would remove ``source``, or a file that ``source`` links to."""
+    """Raise ``ConfigError`` where replacing ``target`` would remove ``source``, or a file that ``source`` links to."""
     there = target.resolve()
     read = source.resolve()
     if read.is_relative_to(there) or there.is_relative_to(read):
@@ -62,7 +62,7 @@ def _refuse_source(target: Path, source: Path) -> None:
 
 
 def _refuse_foreign(target: Path) -> None:
-    """``ConfigError`` where ``target`` holds what no checkpoint and no model has."""
+    """Raise ``ConfigError`` where ``target`` holds what no checkpoint and no model has."""
     names = sorted(path.name for path in target.iterdir())
     foreign = [name for name in names if not _OURS.fullmatch(name)]
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
@@ -77,7 +77,7 @@ def _refuse_foreign(target: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yields an empty folder to fill; at the end of the block it becomes ``target``, on an error it vanishes.
+    """Yield an empty folder to fill; at the end of the block it becomes ``target``, on an error it vanishes.
 
     A process that is killed leaves only a hidden ``.NAME.partial-HOST-PID`` beside ``target``, which nothing loads and
     which the next call for the same target on that host removes. ``ConfigError`` on a full disk or missing rights.

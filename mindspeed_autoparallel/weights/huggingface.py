@@ -53,7 +53,8 @@ class HuggingFaceSource:
         return self._open[path]
 
     def _check_shapes(self) -> None:
-        """``ConfigError`` for the first tensor that has another shape than config.json means; reads headers only."""
+        """Raise ``ConfigError`` for the first tensor that has another shape than config.json means; reads headers
+        only."""
         for entry in present_entries(self):
             for pattern, source in zip(entry.rule.sources, entry.sources, strict=True):
                 wanted = self.architecture.shapes.get(pattern)
@@ -66,7 +67,7 @@ class HuggingFaceSource:
                     )
 
     def _check_tie(self) -> None:
-        """``ConfigError`` where config.json ties the output layer to an embedding that it does not equal."""
+        """Raise ``ConfigError`` where config.json ties the output layer to an embedding that it does not equal."""
         import torch
 
         head, embedding = "lm_head.weight", "model.embed_tokens.weight"
@@ -97,7 +98,7 @@ class HuggingFaceSource:
 
 
 def shard_of_tensor(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file, from the index or from the only file; ``ConfigError`` names a missing shard."""
+    """Return the file of every tensor name, from the index or from the only file; ``ConfigError`` names a missing shard."""
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX, "index of shards")
         weight_map = index.get("weight_map") if isinstance(index, dict) else None
@@ -206,7 +207,8 @@ def _is_file_name(name: Any) -> bool:
 
 
 def _inside(path: Path, folder: Path) -> Path:
-    """``path``, unless it is a symbolic link that leaves ``folder``; a hub's cache keeps its files in ``blobs``."""
+    """Return ``path``, unless it is a symbolic link that leaves ``folder``; a hub's cache keeps its files in
+    ``blobs``."""
     real = path.resolve()
     homes = (folder.resolve(), folder.resolve().parent.parent / "blobs")
     if not any(real.is_relative_to(home) for home in homes):
@@ -215,7 +217,7 @@ def _inside(path: Path, folder: Path) -> Path:
 
 
 def refuse_differing_tie(source: TensorSource) -> None:
-    """``ConfigError`` where ``source`` trained an output layer of its own and config.json would drop it."""
+    """Raise ``ConfigError`` where ``source`` trained an output layer of its own and config.json would drop it."""
     import torch
 
     if not source.architecture.tied_embeddings:
@@ -230,7 +232,7 @@ def refuse_differing_tie(source: TensorSource) -> None:
 
 
 def _naming_of(original: Path, architecture: Architecture) -> Any:
-    """Classic name -> the name ``original`` uses; the classic form where it has no weights to look at."""
+    """Map classic names to the name ``original`` uses; the classic form where it has no weights to look at."""
     try:
         known = set(shard_of_tensor(original))
     except ConfigError:

@@ -27,16 +27,16 @@ class ModuleLayout:
     replicated: bool = False
 
     def start_of(self, virtual: int, stage: int) -> int:
-        """Index of the first layer of a chunk, counted over the whole module."""
+        """Return index of the first layer of a chunk, counted over the whole module."""
         flat = [count for row in self.layers for count in row]
         return list(accumulate(flat, initial=0))[virtual * len(self.layers[0]) + stage]
 
     def first_chunk(self) -> tuple[int, int]:
-        """(virtual, stage) of the first chunk that has layers."""
+        """Return (virtual, stage) of the first chunk that has layers."""
         return self._filled_chunks()[0]
 
     def last_chunk(self) -> tuple[int, int]:
-        """(virtual, stage) of the last chunk that has layers."""
+        """Return (virtual, stage) of the last chunk that has layers."""
         return self._filled_chunks()[-1]
 
     def _filled_chunks(self) -> list[tuple[int, int]]:
@@ -73,7 +73,7 @@ class CheckpointLayout:
 
 
 def parse_layers(text: str, flag: str) -> tuple[tuple[int, ...], ...]:
-    """``32,0,0``, ``[32,0,0]`` or, with virtual stages, ``[[16,0],[16,0]]``; ``ConfigError`` names the flag."""
+    """Return ``32,0,0``, ``[32,0,0]`` or, with virtual stages, ``[[16,0],[16,0]]``; ``ConfigError`` names the flag."""
     try:
         value: Any = json.loads(text if text.lstrip().startswith("[") else f"[{text}]")
     except (ValueError, RecursionError):
@@ -99,7 +99,7 @@ def make_layout(
     hetero: bool = False,
     expert_size: int = 1,
 ) -> CheckpointLayout:
-    """A checked layout. Missing text layers mean one stage; missing encoder layers mean all in the first stage.
+    """Return a checked layout. Missing text layers mean one stage; missing encoder layers mean all in the first stage.
 
     ``tensor_sizes[text]`` is the default of the other modules. ``hetero``: encoders are in every stage's file.
     """
@@ -133,7 +133,7 @@ def make_layout(
 
 
 def check_layout(layout: CheckpointLayout, architecture: Architecture) -> None:
-    """Raises ``ConfigError`` that says which list, size or number does not fit and by how much."""
+    """Raise ``ConfigError`` that says which list, size or number does not fit and by how much."""
     text = layout.modules[TEXT].layers
     # Text first: the other modules take over its tensor size.
     for module, placed in sorted(layout.modules.items(), key=lambda item: item[0] != TEXT):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Any:
-    """A CPU tensor with memory of its own, not initialised.
+    """Return a CPU tensor with memory of its own, not initialised.
 
     numpy asks the kernel for huge pages where it allocates much, torch does not unless told by an environment variable;
     with small ones a conversion spends most of its time on page faults (docs/validation/weights.md).
@@ -23,7 +23,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Any:
 
 
 def joined(parts: Sequence[Any], dim: int = 0) -> Any:
-    """``torch.cat`` into memory of ``empty``."""
+    """Return ``torch.cat`` into memory of ``empty``."""
     import torch
 
     shape = list(parts[0].shape)
@@ -32,5 +32,5 @@ def joined(parts: Sequence[Any], dim: int = 0) -> Any:
 
 
 def copied(tensor: Any) -> Any:
-    """A contiguous copy of ``tensor``."""
+    """Return a contiguous copy of ``tensor``."""
     return empty(tensor.shape, tensor.dtype).copy_(tensor)

@@ -43,7 +43,7 @@ class Rule:
 
 
 def rules_for(architecture: Architecture) -> tuple[Rule, ...]:
-    """All rules of the family, in the order in which tensors are written."""
+    """Return all rules of the family, in the order in which tensors are written."""
     if architecture.family in ("llama", "qwen2"):
         return _text_rules(target_prefix="")
     vision = _vision_rules(gated=architecture.family != "qwen2_vl", separate_qkv=architecture.family == "qwen2_5_omni")
@@ -52,7 +52,7 @@ def rules_for(architecture: Architecture) -> tuple[Rule, ...]:
 
 
 def _linear(rule: Rule, split: str) -> tuple[Rule, Rule]:
-    """Weight and bias of one linear layer. A bias that is added after the reduction is not cut."""
+    """Return weight and bias of one linear layer. A bias that is added after the reduction is not cut."""
     bias_split = WHOLE if split == COLUMNS else split
     weight, bias = (
         replace(rule, target=rule.target + end, sources=tuple(source + end for source in rule.sources))
@@ -150,12 +150,12 @@ OUTPUT_LAYER = "output_layer.weight"
 
 
 def is_output_layer(rule: Rule) -> bool:
-    """Whether the rule's tensor may be tied to the embedding."""
+    """Return whether the rule's tensor may be tied to the embedding."""
     return rule.module == TEXT and rule.target.endswith(OUTPUT_LAYER)
 
 
 def classic_name(name: str) -> str:
-    """The classic Hugging Face name of any of the naming forms."""
+    """Return the classic Hugging Face name of any of the naming forms."""
     name = name.removeprefix("thinker.")
     if name.startswith("model.visual."):
         return name.removeprefix("model.")
@@ -165,7 +165,7 @@ def classic_name(name: str) -> str:
 
 
 def nested_name(name: str) -> str:
-    """The name newer transformers use for a classic name."""
+    """Return the name newer transformers use for a classic name."""
     if name.startswith("visual."):
         return "model." + name
     if name.startswith("model."):

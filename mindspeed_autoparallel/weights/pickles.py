@@ -37,7 +37,8 @@ class Placeholder:
 
 
 def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
-    """The content of ``path``, tensors mapped from the file; ``ConfigError`` if damaged or if it would run code."""
+    """Return the content of ``path``, tensors mapped from the file; ``ConfigError`` if damaged or if it would run
+    code."""
     import torch
 
     try:

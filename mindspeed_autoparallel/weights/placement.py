@@ -23,16 +23,17 @@ class Entry:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Classic Hugging Face names."""
+        """Return classic Hugging Face names."""
         return tuple(source.replace("{n}", str(self.layer)) for source in self.rule.sources)
 
     def local_name(self, start: int) -> str:
-        """The name in the file of a chunk whose first layer is ``start``: layers count from 0 in every chunk."""
+        """Return the name in the file of a chunk whose first layer is ``start``: layers count from 0 in every chunk."""
         return self.rule.target.replace("{n}", str(self.layer - start))
 
 
 def entries_of(architecture: Architecture) -> Iterator[Entry]:
-    """All canonical tensors the family may have, first parts, then layer by layer, then last parts of each module."""
+    """Yield all canonical tensors the family may have, first parts, then layer by layer, then last parts of each
+    module."""
     rules = names.rules_for(architecture)
     for module, shape in architecture.modules.items():
         mine = [rule for rule in rules if rule.module == module]
@@ -45,7 +46,7 @@ def entries_of(architecture: Architecture) -> Iterator[Entry]:
 def chunk_entries(
     architecture: Architecture, layout: CheckpointLayout, virtual: int, stage: int
 ) -> Iterator[tuple[Entry, str]]:
-    """(entry, local name) of every tensor in a chunk, tied output layers included where they need a copy."""
+    """Yield (entry, local name) of every tensor in a chunk, tied output layers included where they need a copy."""
     for entry in entries_of(architecture):
         placed = layout.modules[entry.rule.module]
         if placed.replicated:
@@ -67,6 +68,6 @@ def chunk_entries(
 
 
 def has_output_layer(architecture: Architecture, layout: CheckpointLayout) -> bool:
-    """A tied output layer has a copy of its own only where it is not in the chunk of the embedding."""
+    """Return whether a tied output layer has a copy of its own only where it is not in the chunk of the embedding."""
     text = layout.modules[TEXT]
     return not architecture.tied_embeddings or text.first_chunk() != text.last_chunk()

@@ -16,7 +16,7 @@ _MODULE_OF_PREFIX = {"vit": VISION, "audio": AUDIO, "llm": TEXT}
 
 
 def layout_from_plan(path: Path, architecture: Architecture, vocab_multiple: int | None = None) -> CheckpointLayout:
-    """Layers per stage, virtual chunks and tensor sizes of ``plan.json``, or of the search's result file.
+    """Return layers per stage, virtual chunks and tensor sizes of ``plan.json``, or of the search's result file.
 
     The result file (``parallel_config``, ``layer_placement``) knows no virtual stages.
     """
@@ -29,7 +29,8 @@ def layout_from_plan(path: Path, architecture: Architecture, vocab_multiple: int
 
 
 def _check_model(plan: Plan, architecture: Architecture, path: Path) -> None:
-    """``PlanError`` where the plan was made for a model of other sizes; a zero in it means that it does not know."""
+    """Raise ``PlanError`` where the plan was made for a model of other sizes; a zero in it means that it does not
+    know."""
     for module in plan.model.modules:
         shape = architecture.modules.get(_MODULE_OF_PREFIX.get(module.result_key, ""))
         if shape is None:
@@ -58,7 +59,7 @@ def _differs(path: Path, what: str, planned: object, found: object) -> str:
 
 
 def layout_of(plan: Plan, architecture: Architecture, vocab_multiple: int | None = None) -> CheckpointLayout:
-    """The layout of a plan that has been read."""
+    """Return the layout of a plan that has been read."""
     width = plan.layout.pipeline_size
     layers: dict[str, tuple[tuple[int, ...], ...] | None] = {}
     sizes: dict[str, int | None] = {TEXT: plan.layout.tensor_size}

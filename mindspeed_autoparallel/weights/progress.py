@@ -9,4 +9,4 @@ Progress = Callable[[int, int, str], None]
 
 
 def silent(done: int, total: int, what: str) -> None:
-    """Shows nothing."""
+    """Show nothing."""

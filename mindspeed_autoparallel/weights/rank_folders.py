@@ -30,7 +30,7 @@ _FUSED_NORMS = {
 
 
 def iteration_folder(checkpoint: Path) -> Path:
-    """``release/`` or ``iter_NNNNNNN/``, as the tracker file says; ``checkpoint`` may be that folder itself."""
+    """Return ``release/`` or ``iter_NNNNNNN/``, as the tracker file says; ``checkpoint`` may be that folder itself."""
     tracker = checkpoint / TRACKER
     if not tracker.exists():
         if any(checkpoint.glob("mp_rank_*")) or (checkpoint / ".metadata").exists():
@@ -86,13 +86,13 @@ class RankFolderSource:
         return shard
 
     def _stage(self, stage: int) -> list[list[dict[str, Any]]]:
-        """[tensor rank][virtual chunk] -> state dict; only the stage last asked for stays open."""
+        """Return [tensor rank][virtual chunk] -> state dict; only the stage last asked for stays open."""
         if self._loaded is None or self._loaded[0] != stage:
             self._loaded = (stage, [_chunks(self._path_of[rank, stage]) for rank in range(self.num_files)])
         return self._loaded[1]
 
     def _read_layout(self, num_stages: int) -> CheckpointLayout:
-        """Counts layers in the files, compares shapes between them and notes where every tensor is."""
+        """Count layers in the files, compares shapes between them and notes where every tensor is."""
         counts: dict[str, dict[tuple[int, int], int]] = {module: {} for module in self.architecture.modules}
         sizes = dict.fromkeys(self.architecture.modules, 1)
         num_virtual = 1
@@ -141,7 +141,8 @@ class RankFolderSource:
         return layout
 
     def _tensor_size(self, module: str, state: dict[str, Any]) -> int:
-        """The whole width of an attention projection over the width of its shard in ``state``; 1 if there is none."""
+        """Return the whole width of an attention projection over the width of its shard in ``state``; 1 if there is
+        none."""
         shape = self.architecture.modules[module]
         prefix = dict(_layer_prefixes(self.architecture))[module]
         shard = state.get(f"{prefix}0.self_attention.linear_proj.weight")
@@ -214,7 +215,8 @@ def _folder_name(rank: int, stage: int, expert: int, layout: CheckpointLayout) -
 
 
 def _rank_files(folder: Path) -> dict[tuple[int, int], Path]:
-    """(tensor rank, pipeline rank) -> file. Dense models repeat themselves over expert ranks: the first one counts."""
+    """Return (tensor rank, pipeline rank) -> file. Dense models repeat themselves over expert ranks: the first one
+    counts."""
     found = {}
     for path in sorted(folder.glob("mp_rank_*")):
         match = _RANK_FOLDER.match(path.name)
@@ -231,7 +233,8 @@ def _rank_files(folder: Path) -> dict[tuple[int, int], Path]:
 
 
 def _is_expert_numbered(found: dict[tuple[int, int], Path]) -> bool:
-    """mp_rank_TT_NNN means expert NNN where there is one pipeline stage: then every folder has the embedding."""
+    """Return whether ``mp_rank_TT_NNN`` means expert NNN where there is one pipeline stage: then every folder has the
+    embedding."""
     if (0, 1) not in found:
         return False
     both = (_chunks(found[0, number]) for number in (0, 1))
@@ -239,7 +242,7 @@ def _is_expert_numbered(found: dict[tuple[int, int], Path]) -> bool:
 
 
 def _chunks(path: Path) -> list[dict[str, Any]]:
-    """The state dicts of the virtual chunks in a file, norms under their own names."""
+    """Return the state dicts of the virtual chunks in a file, norms under their own names."""
     content = load_tensors_only(path)
     named = [key for key in content if isinstance(key, str)] if isinstance(content, dict) else []
     numbered = sorted((key for key in named if re.fullmatch(r"model[0-9]{1,5}", key)), key=_number)
@@ -264,7 +267,7 @@ def _unfused(name: str) -> str:
 
 
 def _layer_prefixes(architecture: Architecture) -> list[tuple[str, str]]:
-    """(module, what stands before the layer number in its names)."""
+    """Return (module, what stands before the layer number in its names)."""
     prefixes = {}
     for entry in entries_of(architecture):
         if entry.rule.place == names.LAYER:

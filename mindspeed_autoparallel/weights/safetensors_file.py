@@ -49,15 +49,15 @@ class SafetensorsFile:
             raise ConfigError(f"shard {path} is corrupt: {str(error)[:200]}. Download it again.") from error
 
     def keys(self) -> list[str]:
-        """Names of the tensors."""
+        """Return names of the tensors."""
         return list(self._header)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the tensor ``name``, without reading it."""
+        """Return the shape of the tensor ``name``, without reading it."""
         return tuple(self._header[name]["shape"])
 
     def read(self, name: str) -> Any:
-        """The tensor ``name`` [as stored], in memory of its own."""
+        """Return the tensor ``name`` [as stored], in memory of its own."""
         import torch
 
         described = self._header[name]
@@ -119,7 +119,7 @@ def _described_bytes(header: dict[str, Any]) -> int:
 
 
 def _extent(name: str, described: Any) -> tuple[int, int, int]:
-    """(first byte, byte after the last, bytes that type and shape mean) of a tensor."""
+    """Return (first byte, byte after the last, bytes that type and shape mean) of a tensor."""
     if not isinstance(described, dict) or not {"dtype", "shape", "data_offsets"} <= set(described):
         raise ValueError(f"{name[:80]} has no dtype, shape and data_offsets")
     shape, offsets, dtype = described["shape"], described["data_offsets"], described["dtype"]

@@ -21,7 +21,7 @@ class TensorSource(Protocol):
 
 
 def present_entries(source: TensorSource) -> list[Entry]:
-    """The canonical tensors ``source`` has; ``ConfigError`` naming the first that must be there and are not."""
+    """Return the canonical tensors ``source`` has; ``ConfigError`` naming the first that must be there and are not."""
     present, missing = [], []
     for entry in entries_of(source.architecture):
         if source.has(entry):
@@ -40,7 +40,7 @@ def present_entries(source: TensorSource) -> list[Entry]:
 
 
 def load_output_layer_or_embedding(source: TensorSource, entry: Entry) -> Any:
-    """The tensor of ``entry``; for a tied output layer the embedding it is tied to."""
+    """Return the tensor of ``entry``; for a tied output layer the embedding it is tied to."""
     if names.is_output_layer(entry.rule) and source.architecture.tied_embeddings:
         embedding = next(one for one in entries_of(source.architecture) if one.name.endswith(names.EMBEDDING))
         return source.load(embedding)

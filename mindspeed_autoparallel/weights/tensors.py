@@ -20,7 +20,8 @@ MAX_PADDING_ROWS = 8192
 
 
 def canonical_shape(rule: names.Rule, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape of the whole Megatron tensor, from those of its sources; None where config.json does not tell one."""
+    """Return the shape of the whole Megatron tensor, from those of its sources; None where config.json does not tell
+    one."""
     parts = [shapes[source] for source in rule.sources if source in shapes]
     if len(parts) < len(rule.sources):
         return None
@@ -50,7 +51,8 @@ def check_shape(rule: names.Rule, tensor: Tensor, architecture: Architecture, wh
 
 
 def combine(rule: names.Rule, parts: Sequence[Tensor], shape: ModuleShape) -> Tensor:
-    """Hugging Face tensors -> canonical tensor. The ``linear_qkv`` rows are, per query group, its queries, key, value.
+    """Combine Hugging Face tensors to the canonical one. The ``linear_qkv`` rows are, per query group, its queries, key,
+    value.
 
     ``parts``: in the order of ``rule.sources``. ``ConfigError`` if rows do not match the model description.
     """
@@ -73,7 +75,7 @@ def combine(rule: names.Rule, parts: Sequence[Tensor], shape: ModuleShape) -> Te
 
 
 def separate(rule: names.Rule, tensor: Tensor, shape: ModuleShape) -> list[Tensor]:
-    """Inverse of ``combine``: the tensors of ``rule.sources``, in their order."""
+    """Return inverse of ``combine``: the tensors of ``rule.sources``, in their order."""
 
     if rule.combine == names.COPY:
         return [tensor]
@@ -89,7 +91,7 @@ def separate(rule: names.Rule, tensor: Tensor, shape: ModuleShape) -> list[Tenso
 
 
 def cut(rule: names.Rule, tensor: Tensor, tensor_size: int, padded_vocab: int) -> list[Tensor]:
-    """Canonical tensor -> the shard of every tensor-parallel rank, each with memory of its own.
+    """Cut a canonical tensor into the shard of every tensor-parallel rank, each with memory of its own.
 
     The vocabulary is padded with zero rows up to ``padded_vocab`` first.
     """
@@ -109,7 +111,7 @@ def cut(rule: names.Rule, tensor: Tensor, tensor_size: int, padded_vocab: int) -
 
 
 def join(rule: names.Rule, shards: Sequence[Tensor]) -> Tensor:
-    """Inverse of ``cut``; rows that pad a vocabulary stay (``check_shape`` takes them off)."""
+    """Return inverse of ``cut``; rows that pad a vocabulary stay (``check_shape`` takes them off)."""
 
     if rule.split == names.WHOLE or len(shards) == 1:
         return shards[0]
@@ -120,7 +122,7 @@ def join(rule: names.Rule, shards: Sequence[Tensor]) -> Tensor:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """``tensor`` without the rest of the memory it is a view of: torch.save would write all of that."""
+    """Return ``tensor`` without the rest of the memory it is a view of: torch.save would write all of that."""
 
     if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor

@@ -35,7 +35,7 @@ _WITH_EXTRA_STATE = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
 def is_torch_dist(folder: Path) -> bool:
-    """Whether ``folder`` (``release`` or ``iter_*``) is a distributed checkpoint."""
+    """Return whether ``folder`` (``release`` or ``iter_*``) is a distributed checkpoint."""
     return (folder / METADATA).exists()
 
 
@@ -71,7 +71,7 @@ class TorchDistSource:
         return tensors.check_shape(entry.rule, tensor, self.architecture, self.folder)
 
     def _locate(self, entry: Entry) -> tuple[str, int | None] | None:
-        """(key, row of the stack); None for the row where layers are stored one by one."""
+        """Return (key, row of the stack); None for the row where layers are stored one by one."""
         known = {key: one for key, one in self._metadata.state_dict_metadata.items() if hasattr(one, "chunks")}
         for name in _stored_names(entry.name):
             if name in known:
@@ -106,7 +106,8 @@ class TorchDistSource:
         return whole
 
     def _check_described(self, key: str, described: Any, layer: int | None) -> None:
-        """``ConfigError`` where a chunk lies outside its tensor, two lie at one place, or the stack has no such row."""
+        """Raise ``ConfigError`` where a chunk lies outside its tensor, two lie at one place, or the stack has no such
+        row."""
         size = tuple(described.size)
         if layer is not None and not (size and layer < size[0]):
             raise ConfigError(f"{self.folder}: {key} has the shape {list(size)}, in which there is no layer {layer}.")
@@ -249,7 +250,7 @@ def _read_item(folder: Path, stored: Any) -> Any:
 
 
 def _append(stream: Any, value: Any) -> Any:
-    """Writes ``value`` and tells where it lies."""
+    """Write ``value`` and tells where it lies."""
     import torch
 
     begin = stream.tell()
@@ -260,7 +261,7 @@ def _append(stream: Any, value: Any) -> Any:
 
 
 def _extra_state(entry: Entry, key: str, architecture: Architecture) -> str | None:
-    """Key of the empty extra state that Megatron's parallel linear layers ask for beside their weight."""
+    """Return key of the empty extra state that Megatron's parallel linear layers ask for beside their weight."""
     linear = key.removesuffix(".weight")
     if linear == key or linear.rsplit(".", 1)[-1] not in _WITH_EXTRA_STATE:
         return None
@@ -277,7 +278,8 @@ def _storage_info(offset: int, length: int) -> Any:
 
 
 def _stored_names(name: str) -> list[str]:
-    """``name``, then the name Megatron stores it under: norms belong to the linear layer behind them, fused or not."""
+    """Return ``name``, then the name Megatron stores it under: norms belong to the linear layer behind them, fused or
+    not."""
     for plain, fused in (
         ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
         ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"),

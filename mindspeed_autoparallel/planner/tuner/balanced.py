@@ -18,7 +18,8 @@ _PRECISION = 1e-4
 
 
 def balanced_splits(configuration: Configuration) -> list[tuple[int, ...]]:
-    """Layers by virtual stage: the slowest stage shortest; the fullest rank emptiest, without and with recompute.
+    """Return layers by virtual stage: the slowest stage shortest; the fullest rank emptiest, without and with
+    recompute.
 
     Nothing where layers are all alike: evenly many of them are even in everything.
     """
@@ -51,7 +52,7 @@ def balanced_splits(configuration: Configuration) -> list[tuple[int, ...]]:
 
 
 def _smallest_largest(sizes: Sequence[Sequence[float]], ends: Sequence[float]) -> tuple[int, ...]:
-    """``sizes``: of every layer on each stage; ``ends``: what the first and the last stage have besides."""
+    """Return ``sizes``: of every layer on each stage; ``ends``: what the first and the last stage have besides."""
     before = [[0.0, *itertools.accumulate(row)] for row in sizes]
     low, high = 0.0, max(row[-1] for row in before) + sum(ends)
     best = _within(before, ends, high)
@@ -67,7 +68,8 @@ def _smallest_largest(sizes: Sequence[Sequence[float]], ends: Sequence[float]) -
 
 
 def _within(before: Sequence[Sequence[float]], ends: Sequence[float], limit: float) -> tuple[int, ...] | None:
-    """As many layers on every stage as the limit allows and the later stages, one each, leave; ``None``: too many."""
+    """Return as many layers on every stage as the limit allows and the later stages, one each, leave; ``None``: too
+    many."""
     num, total = len(before), len(before[0]) - 1
     done, counts = 0, []
     for stage, row in enumerate(before):

@@ -28,14 +28,15 @@ class Corrections:
     _known: dict[tuple[str, str, MeasuredAt], float] = field(default_factory=dict, repr=False, compare=False)
 
     def factor(self, block: str, direction: str, at: MeasuredAt) -> float:
-        """What to multiply the sum of the parts by; 1 where the block was never measured."""
+        """Return what to multiply the sum of the parts by; 1 where the block was never measured."""
         key = (block, direction, at)
         if key not in self._known:
             self._known[key] = math.exp(self._log_factor(block, direction, at))
         return self._known[key]
 
     def left_out_error(self) -> float | None:
-        """Mean absolute log error of each residual predicted from the others; ``None`` where none has another."""
+        """Return mean absolute log error of each residual predicted from the others; ``None`` where none has
+        another."""
         errors = []
         for index, residual in enumerate(self.residuals):
             others = [
@@ -61,14 +62,15 @@ class Corrections:
 
 
 def distance(a: MeasuredAt, b: MeasuredAt) -> float:
-    """Doublings of the shards between two layouts; sequence parallelism, which has other collectives, counts as one."""
+    """Return doublings of the shards between two layouts; sequence parallelism, which has other collectives, counts as
+    one."""
     sizes = ("tensor_size", "context_size", "expert_size")
     doublings = sum(abs(math.log2(getattr(a, size) / getattr(b, size))) for size in sizes)
     return doublings + (a.sequence_parallel != b.sequence_parallel)
 
 
 def _between(x: float, line: Sequence[tuple[float, float]]) -> float:
-    """The straight line between neighbours of ``x``; flat beyond the ends."""
+    """Return the straight line between neighbours of ``x``; flat beyond the ends."""
     for (left, low), (right, high) in itertools.pairwise(line):
         if left <= x <= right:
             return low + (high - low) * (x - left) / (right - left)

@@ -55,23 +55,23 @@ class HostModel:
     num_anchors: int = 0
 
     def block_us(self, block: str, direction: str, at: MeasuredAt, sums: BlockSums) -> float:
-        """Predicted time of a block in microseconds."""
+        """Return predicted time of a block in microseconds."""
         return self.plain_us(sums) * self.corrections.factor(block, direction, at)
 
     def plain_us(self, sums: BlockSums) -> float:
-        """Before the correction."""
+        """Return the time before the correction."""
         return self.compute_us(sums) + sum(
             self.communication_scales.get(kind, 1.0) * time_us for kind, time_us in sums.communication_us.items()
         )
 
     def compute_us(self, sums: BlockSums) -> float:
-        """Kernels and host, without communication."""
+        """Return kernels and host, without communication."""
         kernels, host = self.scale * sums.operators_us, self.per_call_us * sums.num_calls
         return max(kernels, host) if self.asynchronous else kernels + host
 
 
 def fit_host(anchors: Sequence[Anchor], *, asynchronous: bool, fallback: HostModel | None = None) -> HostModel:
-    """The model that explains ``anchors``; ``fallback`` (or plain sums) where there are none."""
+    """Return the model that explains ``anchors``; ``fallback`` (or plain sums) where there are none."""
     usable = [anchor for anchor in anchors if anchor.measured_us > 0 and anchor.sums.num_calls > 0]
     if not usable:
         return fallback or HostModel(asynchronous=asynchronous)
@@ -116,7 +116,7 @@ def _two_rates(anchors: Sequence[Anchor], asynchronous: bool) -> tuple[float, fl
 
 
 def _communication_scales(anchors: Sequence[Anchor], model: HostModel) -> dict[str, float]:
-    """Per kind the middle of what anchors with it leave to communication; kinds that come together share one."""
+    """Return per kind the middle of what anchors with it leave to communication; kinds that come together share one."""
     ratios: dict[str, list[float]] = {}
     for anchor in anchors:
         total = sum(anchor.sums.communication_us.values())

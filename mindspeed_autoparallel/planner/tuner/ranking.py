@@ -13,7 +13,7 @@ from mindspeed_autoparallel.spec import Cluster
 
 
 def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, count: int) -> Outcome:
-    """The ``count`` fastest, and behind them the fastest without modelled switches where none of them is.
+    """Return the ``count`` fastest, and behind them the fastest without modelled switches where none of them is.
 
     Raises ``InfeasiblePlan`` where nothing fits and ``ConfigError`` where nothing is legal.
     """

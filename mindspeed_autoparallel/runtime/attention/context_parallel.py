@@ -43,7 +43,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_backward: bool = True) -> torch.Tensor:
-    """Rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank], ...]``.
+    """Return rows of all ranks of ``group`` in rank order, ``[sum(sizes), ...]``; ``local`` is ``[sizes[rank], ...]``.
 
     ``sum_backward``: the gradient of the own rows is summed over ranks (each rank used the gathered rows for other
     work); False takes the own slice of the gradient (every rank holds the same full gradient).
@@ -53,7 +53,7 @@ def gather_rows(local: torch.Tensor, sizes: Sequence[int], group: Any, *, sum_ba
 
 
 def exchange(tensor: torch.Tensor, group: Any, *, to_heads: bool) -> torch.Tensor:
-    """Own rows of all heads ``[s, b, n, d]`` to all rows of an n-th of the heads, in rank order, or back."""
+    """Return own rows of all heads ``[s, b, n, d]`` to all rows of an n-th of the heads, in rank order, or back."""
     from megatron.core.tensor_parallel.mappings import all_to_all
 
     size = torch.distributed.get_world_size(group)
@@ -68,7 +68,8 @@ def exchange(tensor: torch.Tensor, group: Any, *, to_heads: bool) -> torch.Tenso
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None, dropout: float
 ) -> torch.Tensor:
-    """Softmax attention; ``query [b, n, q, d]``, ``key``/``value [b, g, k, d]``, g divides n; True in mask = attend."""
+    """Return Softmax attention; ``query [b, n, q, d]``, ``key``/``value [b, g, k, d]``, g divides n; True in mask =
+    attend."""
     if key.shape[1] != query.shape[1]:
         repeat = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
@@ -113,7 +114,7 @@ class ContextParallelAttention(torch.nn.Module):
         packed_seq_params: Any = None,
         **unused: Any,
     ) -> torch.Tensor:
-        """``query [s, b, n, d]`` (or ``[t, n, d]`` packed); only causal or no mask under CP > 1."""
+        """Return ``query [s, b, n, d]`` (or ``[t, n, d]`` packed); only causal or no mask under CP > 1."""
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         if attention_bias is not None:
             raise ConfigError("context-parallel attention takes no attention bias; use cp 1 for this module.")
@@ -165,7 +166,7 @@ class ContextParallelAttention(torch.nn.Module):
         return mask
 
     def _packed(self, query: Any, key: Any, value: Any, packed: Any, causal: bool, size: int) -> torch.Tensor:
-        """One sequence after another: queries of the own shard against all keys of the same sequence."""
+        """Return one sequence after another: queries of the own shard against all keys of the same sequence."""
         squeeze = query.dim() == 4
         if squeeze:
             query, key, value = (t.squeeze(1) for t in (query, key, value))
@@ -203,7 +204,7 @@ class ContextParallelAttention(torch.nn.Module):
 
 
 def use_in_spec(layer_spec: Any) -> Any:
-    """A copy of Megatron's spec of a layer, or of a block of layers, whose self-attention is the one above."""
+    """Return a copy of Megatron's spec of a layer, or of a block of layers, whose self-attention is the one above."""
     spec = copy.deepcopy(layer_spec)
     for layer in getattr(spec, "layer_specs", [spec]):
         layer.submodules.self_attention.submodules.core_attention = ContextParallelAttention

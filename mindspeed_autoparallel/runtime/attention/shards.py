@@ -13,7 +13,8 @@ from mindspeed_autoparallel.errors import ConfigError
 
 
 def zigzag_runs(length: int, context_size: int, rank: int) -> list[tuple[int, int]]:
-    """The runs ``[start, stop)`` of a sequence of ``length`` that ``rank`` of ``context_size`` holds, in its order."""
+    """Return the runs ``[start, stop)`` of a sequence of ``length`` that ``rank`` of ``context_size`` holds, in its
+    order."""
     if context_size == 1:
         return [(0, length)]
     if length % (2 * context_size):
@@ -26,12 +27,13 @@ def zigzag_runs(length: int, context_size: int, rank: int) -> list[tuple[int, in
 
 
 def zigzag_positions(length: int, context_size: int, rank: int) -> list[int]:
-    """Positions in the runs of ``zigzag_runs``."""
+    """Return positions in the runs of ``zigzag_runs``."""
     return [position for run in zigzag_runs(length, context_size, rank) for position in range(*run)]
 
 
 def packed_zigzag_positions(boundaries: Sequence[int], context_size: int, rank: int) -> list[int]:
-    """As ``zigzag_positions`` for packed sequences: every sequence between two ``boundaries`` is sliced on its own."""
+    """Return ``zigzag_positions`` for packed sequences: every sequence between two ``boundaries`` is sliced on its
+    own."""
     positions: list[int] = []
     for start, stop in itertools.pairwise(boundaries):
         positions += [start + p for p in zigzag_positions(stop - start, context_size, rank)]
@@ -39,14 +41,14 @@ def packed_zigzag_positions(boundaries: Sequence[int], context_size: int, rank: 
 
 
 def contiguous_range(length: int, context_size: int, rank: int) -> tuple[int, int]:
-    """The run ``[start, stop)`` of ``length`` rows that ``rank`` holds; the first ranks hold one more."""
+    """Return the run ``[start, stop)`` of ``length`` rows that ``rank`` holds; the first ranks hold one more."""
     size, extra = divmod(length, context_size)
     start = rank * size + min(rank, extra)
     return start, start + size + (1 if rank < extra else 0)
 
 
 def packed_positions(boundaries: Sequence[int], context_size: int, rank: int, *, causal: bool) -> list[int]:
-    """Rows of a packed batch that ``rank`` holds: zigzag per sequence if causal or divisible, else one run."""
+    """Return rows of a packed batch that ``rank`` holds: zigzag per sequence if causal or divisible, else one run."""
     if causal or all((stop - start) % (2 * context_size) == 0 for start, stop in itertools.pairwise(boundaries)):
         return packed_zigzag_positions(boundaries, context_size, rank)
     return list(range(*contiguous_range(boundaries[-1], context_size, rank)))

@@ -19,26 +19,26 @@ class Accelerator:
         self._module = module
 
     def prepare(self) -> None:
-        """Nothing: Megatron is written for accelerators."""
+        """Do nothing: Megatron is written for accelerators."""
 
     def synchronize(self) -> None:
         """Wait for the current device."""
         self._module.synchronize()
 
     def clock(self) -> Any:
-        """A timing event on the current stream."""
+        """Return a timing event on the current stream."""
         event = self._module.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Seconds between two events."""
+        """Return seconds between two events."""
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
     @contextlib.contextmanager
     def tracked_memory(self) -> Iterator[MemoryProbe]:
-        """The allocator's own counters: no cost, so nothing is switched on."""
+        """Read the allocator's own counters: no cost, so nothing is switched on."""
         self._module.synchronize()
         self._module.reset_peak_memory_stats()
         yield CountedMemory(
@@ -46,17 +46,18 @@ class Accelerator:
         )
 
     def total_memory_bytes(self) -> int:
-        """Physical memory of the current device."""
+        """Return physical memory of the current device."""
         return int(self._module.get_device_properties(self._module.current_device()).total_memory)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """torch's own class, or its words: older torch_npu raises a plain RuntimeError, and so does hccl."""
+        """Return whether it is torch's own class, or has its words: older torch_npu raises a plain RuntimeError, and so does
+        hccl."""
         if type(error).__name__ == "OutOfMemoryError":
             return True
         return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
 
     def fingerprint(self) -> dict[str, str]:
-        """Device name and torch's release."""
+        """Return device name and torch's release."""
         import torch
 
         return {

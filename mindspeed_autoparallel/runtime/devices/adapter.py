@@ -11,10 +11,10 @@ class MemoryProbe(Protocol):
     """Live bytes inside a ``tracked_memory()`` region."""
 
     def current_bytes(self) -> int:
-        """Live now."""
+        """Return live now."""
 
     def take_peak_bytes(self) -> int:
-        """Highest since the region began or since the last call."""
+        """Return highest since the region began or since the last call."""
 
 
 class DeviceAdapter(Protocol):
@@ -26,28 +26,28 @@ class DeviceAdapter(Protocol):
     """Communication backend for torch.distributed: ``hccl``, ``nccl``, ``gloo``."""
 
     def prepare(self) -> None:
-        """Called once, right before Megatron is imported."""
+        """Prepare the process; called once, right before Megatron is imported."""
 
     def synchronize(self) -> None:
         """Wait for everything submitted to the current device."""
 
     def clock(self) -> Any:
-        """A point of the device's own timeline; see ``seconds_between``."""
+        """Return a point of the device's own timeline; see ``seconds_between``."""
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Seconds between two ``clock`` points; waits for the later one."""
+        """Return seconds between two ``clock`` points; waits for the later one."""
 
     def tracked_memory(self) -> AbstractContextManager[MemoryProbe]:
         """Follow live tensor memory inside the region (what was live before it counts)."""
 
     def total_memory_bytes(self) -> int:
-        """What one process may allocate."""
+        """Return what one process may allocate."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether ``error`` says that the device has no memory left."""
+        """Return whether ``error`` says that the device has no memory left."""
 
     def fingerprint(self) -> dict[str, str]:
-        """Device and software, as far as they change a measurement."""
+        """Return device and software, as far as they change a measurement."""
 
 
 class CountedMemory:
@@ -57,11 +57,11 @@ class CountedMemory:
         self._current, self._peak, self._reset = current, peak, reset
 
     def current_bytes(self) -> int:
-        """Live now."""
+        """Return live now."""
         return int(self._current())
 
     def take_peak_bytes(self) -> int:
-        """Highest since the last call."""
+        """Return highest since the last call."""
         peak = int(self._peak())
         self._reset()
         return peak

@@ -23,7 +23,7 @@ class CudaAdapter(Accelerator):
         super().__init__(torch.cuda)
 
     def fingerprint(self) -> dict[str, str]:
-        """Adds the CUDA release torch was built with."""
+        """Add the CUDA release torch was built with."""
         import torch
 
         return {**super().fingerprint(), "cuda": str(torch.version.cuda)}

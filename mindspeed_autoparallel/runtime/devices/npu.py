@@ -27,11 +27,11 @@ class NpuAdapter(Accelerator):
         super().__init__(torch_npu.npu)
 
     def prepare(self) -> None:
-        """torch_npu's own facade lets Megatron's torch.cuda calls reach the NPU."""
+        """Load torch_npu's own facade, which lets Megatron's torch.cuda calls reach the NPU."""
         import torch_npu.contrib.transfer_to_npu  # noqa: F401
 
     def fingerprint(self) -> dict[str, str]:
-        """Adds the releases of torch_npu and CANN."""
+        """Add the releases of torch_npu and CANN."""
         import torch_npu
         import torch_npu.npu.utils
 

@@ -16,7 +16,7 @@ _KINDS = ("npu", "cuda", "cpu")
 
 @lru_cache(maxsize=1)
 def current_device() -> DeviceAdapter:
-    """The adapter of this process; chosen once."""
+    """Return the adapter of this process; chosen once."""
     return select_device()
 
 
@@ -26,7 +26,7 @@ def prepare_for_megatron() -> None:
 
 
 def select_device() -> DeviceAdapter:
-    """The device ``MINDSPEED_AUTOPARALLEL_DEVICE`` names, else the first of npu, cuda and cpu that works.
+    """Return the device ``MINDSPEED_AUTOPARALLEL_DEVICE`` names, else the first of npu, cuda and cpu that works.
 
     Raises ``ConfigError`` for another name, for a device that is asked for and does not work, and where torch itself
     cannot be imported because of an unusable torch_npu.
@@ -92,7 +92,7 @@ def _has_torch_npu() -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """The first error of the chain: autoload wraps the one that says what is missing."""
+    """Return the first error of the chain: autoload wraps the one that says what is missing."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

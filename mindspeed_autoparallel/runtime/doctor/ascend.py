@@ -9,7 +9,7 @@ from mindspeed_autoparallel.runtime.doctor.node import ASCEND, NVIDIA, Node
 
 
 def check_launch_blocking(node: Node) -> Iterable[Finding]:
-    """Synchronous launches are for debugging."""
+    """Check for synchronous launches, which are for debugging."""
     for name in ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"):
         if node.variable(name) == "1":
             yield advice(
@@ -21,7 +21,7 @@ def check_launch_blocking(node: Node) -> Iterable[Finding]:
 
 
 def check_task_queue(node: Node) -> Iterable[Finding]:
-    """Two-level operator dispatch."""
+    """Check two-level operator dispatch."""
     if node.device_kind() != ASCEND:
         return
     level = node.variable("TASK_QUEUE_ENABLE")
@@ -37,7 +37,7 @@ def check_task_queue(node: Node) -> Iterable[Finding]:
 
 
 def check_combined(node: Node) -> Iterable[Finding]:
-    """Joined non-contiguous copies."""
+    """Check joined non-contiguous copies."""
     if node.device_kind() == ASCEND and node.variable("COMBINED_ENABLE") != "1":
         yield advice(
             "combined copies",
@@ -48,7 +48,7 @@ def check_combined(node: Node) -> Iterable[Finding]:
 
 
 def check_allocator(node: Node) -> Iterable[Finding]:
-    """Fragmentation of device memory."""
+    """Check fragmentation of device memory."""
     name = {ASCEND: "PYTORCH_NPU_ALLOC_CONF", NVIDIA: "PYTORCH_CUDA_ALLOC_CONF"}.get(node.device_kind())
     if name is None:
         return
@@ -87,7 +87,7 @@ def check_memory_reuse(node: Node) -> Iterable[Finding]:
 
 
 def check_caches(node: Node) -> Iterable[Finding]:
-    """Host caches for operators of many shapes."""
+    """Check host caches for operators of many shapes."""
     if node.device_kind() != ASCEND:
         return
     wanted = {"HOST_CACHE_CAPACITY": "20", "ACLNN_CACHE_LIMIT": "100000"}
@@ -102,7 +102,7 @@ def check_caches(node: Node) -> Iterable[Finding]:
 
 
 def check_max_connections(node: Node) -> Iterable[Finding]:
-    """Megatron's order of kernels on NVIDIA."""
+    """Check Megatron's order of kernels on NVIDIA."""
     if node.device_kind() != NVIDIA:
         return
     value = node.variable("CUDA_DEVICE_MAX_CONNECTIONS")

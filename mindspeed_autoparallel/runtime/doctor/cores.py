@@ -14,7 +14,7 @@ _ACCELERATOR_CLASSES = ("0x1200", "0x0302", "0x0300")
 
 
 def cores_by_numa(node: Node) -> dict[int, set[int]]:
-    """NUMA node -> its cores; one node of all cores where the kernel tells no NUMA nodes."""
+    """Return NUMA node -> its cores; one node of all cores where the kernel tells no NUMA nodes."""
     numa = {}
     for name in node.matching("sys/devices/system/node/node[0-9]*"):
         listed = node.read(f"sys/devices/system/node/{name}/cpulist")
@@ -27,7 +27,7 @@ def cores_by_numa(node: Node) -> dict[int, set[int]]:
 
 
 def parse_cores(listed: str) -> set[int]:
-    """``0-3,8`` -> {0, 1, 2, 3, 8}; raises ``ValueError`` on anything else."""
+    """Return ``0-3,8`` -> {0, 1, 2, 3, 8}; raises ``ValueError`` on anything else."""
     cores: set[int] = set()
     for part in listed.split(","):
         first, dash, last = part.strip().partition("-")
@@ -36,7 +36,7 @@ def parse_cores(listed: str) -> set[int]:
 
 
 def device_numa(node: Node) -> list[int]:
-    """NUMA node of every accelerator in PCI order; -1 where the kernel does not say."""
+    """Return NUMA node of every accelerator in PCI order; -1 where the kernel does not say."""
     found = []
     for name in node.matching("sys/bus/pci/devices/*"):
         base = f"sys/bus/pci/devices/{name}"
@@ -47,7 +47,7 @@ def device_numa(node: Node) -> list[int]:
 
 
 def check_affinity(node: Node) -> Iterable[Finding]:
-    """Mode set, ranges that exist, do not overlap and lie on the device's own NUMA node."""
+    """Check that the mode is set, that ranges exist, do not overlap and lie on the device's own NUMA node."""
     if node.device_kind() != ASCEND:
         return
     numa, value = cores_by_numa(node), node.variable(_NAME)

@@ -9,7 +9,7 @@ from mindspeed_autoparallel.runtime.doctor.node import ASCEND, NO_DEVICE, Node
 
 
 def check_device(node: Node) -> Iterable[Finding]:
-    """Devices and driver version."""
+    """Check devices and driver version."""
     kind, count = node.device_kind(), node.num_devices()
     if kind == NO_DEVICE:
         yield advice("device", "no Ascend NPU and no NVIDIA GPU", "training needs one; planning does not")
@@ -25,7 +25,7 @@ def check_device(node: Node) -> Iterable[Finding]:
 
 
 def check_processes_against_devices(node: Node) -> Iterable[Finding]:
-    """One process per device."""
+    """Check that there is one process per device."""
     wanted = node.script.number("--nproc-per-node", 0)
     count = node.num_devices()
     if not wanted or not count:

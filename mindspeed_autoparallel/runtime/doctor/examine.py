@@ -35,6 +35,6 @@ CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
 
 
 def examine(node: Node, sheets: Sequence[Patch] = ()) -> list[Finding]:
-    """Every finding of every check."""
+    """Return every finding of every check."""
     found = [finding for check in CHECKS for finding in check(node)]
     return [*found, *releases.check_sheets(node, sheets)]

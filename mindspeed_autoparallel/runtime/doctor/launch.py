@@ -11,7 +11,7 @@ _SIZES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--c
 
 
 def check_world_size(node: Node) -> Iterable[Finding]:
-    """TP x PP x CP divides the number of processes; the global batch divides over the rest."""
+    """Check that TP x PP x CP divides the number of processes; the global batch divides over the rest."""
     script = node.script
     if not any(size in script.flags for size in _SIZES):
         return
@@ -42,7 +42,7 @@ def check_world_size(node: Node) -> Iterable[Finding]:
 
 
 def check_search_launcher(node: Node) -> Iterable[Finding]:
-    """The search starts its own processes."""
+    """Check that the search starts its own processes."""
     if "--auto-parallel-mm" in node.script.flags and node.script.launcher == "torchrun":
         yield problem(
             "launcher",

@@ -12,7 +12,7 @@ _MAX_SKEW_S = 1.0
 
 
 def check_connect_timeout(node: Node) -> Iterable[Finding]:
-    """How long ranks wait for each other."""
+    """Check how long ranks wait for each other."""
     if node.device_kind() != ASCEND:
         return
     value = node.variable("HCCL_CONNECT_TIMEOUT")
@@ -28,7 +28,7 @@ def check_connect_timeout(node: Node) -> Iterable[Finding]:
 
 
 def check_interface(node: Node) -> Iterable[Finding]:
-    """The interface named for sockets exists."""
+    """Check that the interface named for sockets exists."""
     present = node.matching("sys/class/net/*")
     for name in ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         wanted = (node.variable(name) or "").lstrip("=^")
@@ -42,7 +42,7 @@ def check_interface(node: Node) -> Iterable[Finding]:
 
 
 def check_debug_output(node: Node) -> Iterable[Finding]:
-    """Debug logs slow every collective."""
+    """Check for debug logs, which slow every collective."""
     if node.device_kind() == NVIDIA and (node.variable("NCCL_DEBUG") or "").upper() in ("INFO", "TRACE"):
         yield advice(
             "debug output",
@@ -60,7 +60,7 @@ def check_debug_output(node: Node) -> Iterable[Finding]:
 
 
 def check_master(node: Node) -> Iterable[Finding]:
-    """The address other nodes can reach, and a port that is free on the first node."""
+    """Check the address that other nodes reach, and a port that is free on the first node."""
     address = _first(node, "MASTER_ADDR", "--master-addr", "--master_addr")
     port = _first(node, "MASTER_PORT", "--master-port", "--master_port")
     num_nodes = node.script.number("--nnodes")
@@ -91,7 +91,7 @@ def check_master(node: Node) -> Iterable[Finding]:
 
 
 def check_clock(node: Node) -> Iterable[Finding]:
-    """Synchronised clocks; with peers named, the difference to each, by half the round trip of ``ssh``."""
+    """Check for synchronised clocks; with peers named, the difference to each, by half the round trip of ``ssh``."""
     for peer in node.peers:
         before = node.now_s()
         told = node.run(["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", peer, "date", "+%s.%N"])

@@ -33,18 +33,18 @@ class Node:
     peers: tuple[str, ...] = ()
 
     def variable(self, name: str) -> str | None:
-        """What a program started by the script would see: the script's exports go over the environment's."""
+        """Return what a program started by the script would see: the script's exports go over the environment's."""
         return self.script.exports.get(name, self.environment.get(name))
 
     def read(self, path: str) -> str | None:
-        """The text of a file under ``root``; None if it is not there."""
+        """Return the text of a file under ``root``; None if it is not there."""
         try:
             return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
 
     def matching(self, pattern: str) -> list[str]:
-        """Names of the files under ``root`` that match, in order."""
+        """Return names of the files under ``root`` that match, in order."""
         return sorted(path.name for path in self.root.glob(pattern.lstrip("/")))
 
     def device_kind(self) -> str:
@@ -58,7 +58,7 @@ class Node:
 
 
 def this_node(script: Script | None = None, peers: Sequence[str] = (), root: Path = Path("/")) -> Node:
-    """The machine this runs on."""
+    """Return the machine this runs on."""
     import time
 
     return Node(

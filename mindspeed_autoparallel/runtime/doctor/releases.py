@@ -13,7 +13,7 @@ _PACKAGES = ("megatron-core", "torch", "torch-npu", "mindspeed", "mindspeed-auto
 
 
 def check_releases(node: Node) -> Iterable[Finding]:
-    """Versions; torch and torch_npu of one release."""
+    """Check versions; torch and torch_npu of one release."""
     found = {name: node.release_of(name) for name in _PACKAGES}
     yield fine("versions", ", ".join(f"{name} {release or 'absent'}" for name, release in found.items()))
     for name in ("megatron-core", "torch"):
@@ -37,7 +37,7 @@ def check_releases(node: Node) -> Iterable[Finding]:
 
 
 def check_sheets(node: Node, sheets: Sequence[Patch]) -> Iterable[Finding]:
-    """Every patch sheet against the release it wraps."""
+    """Check every patch sheet against the release it wraps."""
     unfit = []
     for sheet in sheets:
         release = node.release_of(sheet.distribution)

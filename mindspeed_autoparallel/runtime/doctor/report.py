@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """One line per finding, with the reason and what to set below it where there is something to do."""
+    """Return one line per finding, with the reason and what to set below it where there is something to do."""
     lines = []
     for finding in findings:
         lines.append(f"{finding.status:8s} {finding.check:20s} {finding.what}")
@@ -30,7 +30,7 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """``{"schema_version": 1, "findings": [...], "exports": {...}}``."""
+    """Return ``{"schema_version": 1, "findings": [...], "exports": {...}}``."""
     return {
         "schema_version": SCHEMA_VERSION,
         "findings": [{**asdict(finding), "exports": dict(finding.exports)} for finding in findings],
@@ -39,7 +39,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def export_lines(findings: Sequence[Finding]) -> list[str]:
-    """``export NAME=value`` for everything that should be set, quoted for the shell."""
+    """Return ``export NAME=value`` for everything that should be set, quoted for the shell."""
     return [f"export {name}={shlex.quote(value)}" for name, value in _exports(findings).items()]
 
 

@@ -14,7 +14,7 @@ _MIN_DISK_BYTES = 50 * GIB
 
 
 def check_shared_memory(node: Node) -> Iterable[Finding]:
-    """Data loading workers and collectives of one node pass data through /dev/shm."""
+    """Check /dev/shm, through which data loading workers and collectives of one node pass data."""
     free = node.free_bytes(Path("/dev/shm"))
     if free is None:
         return
@@ -33,7 +33,7 @@ def check_shared_memory(node: Node) -> Iterable[Finding]:
 
 
 def check_disk(node: Node) -> Iterable[Finding]:
-    """Room where checkpoints go."""
+    """Check the room where checkpoints go."""
     save = node.script.flags.get("--save") or "."
     free = node.free_bytes(Path(save))
     if free is None:
@@ -51,7 +51,7 @@ def check_disk(node: Node) -> Iterable[Finding]:
 
 
 def check_open_files(node: Node) -> Iterable[Finding]:
-    """The limit of open files."""
+    """Check the limit of open files."""
     limits = node.read("proc/self/limits") or ""
     line = next((line for line in limits.splitlines() if line.startswith("Max open files")), "")
     numbers = [word for word in line.split() if word.isdigit()]

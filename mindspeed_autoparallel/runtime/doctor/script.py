@@ -26,7 +26,8 @@ class Script:
     """``torchrun``, ``python`` or empty when no start of a program was found."""
 
     def number(self, flag: str, default: int = 1) -> int | None:
-        """The value of ``flag`` as a count; None if it is there but cannot be read without running the script."""
+        """Return the value of ``flag`` as a count; None if it is there but cannot be read without running the
+        script."""
         value = self.flags.get(flag, self.flags.get(flag.replace("-", "_").replace("__", "--", 1)))
         if value is None:
             return default
@@ -34,7 +35,7 @@ class Script:
 
 
 def read_script(path: Path) -> Script:
-    """``ConfigError`` if the file cannot be read."""
+    """Raise ``ConfigError`` if the file cannot be read."""
     try:
         return parse_script(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +43,7 @@ def read_script(path: Path) -> Script:
 
 
 def parse_script(text: str, path: str = "") -> Script:
-    """Plain assignments, ``${NAME}``, ``$(( ))`` of whole numbers; conditions and loops are not followed."""
+    """Return plain assignments, ``${NAME}``, ``$(( ))`` of whole numbers; conditions and loops are not followed."""
     exports: dict[str, str] = {}
     variables: dict[str, str] = {}
     words: list[str] = []
@@ -69,7 +70,7 @@ def parse_script(text: str, path: str = "") -> Script:
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Lines with continuations joined and quoted line breaks kept inside one line."""
+    """Return lines with continuations joined and quoted line breaks kept inside one line."""
     lines, current = [], ""
     for raw in text.replace("\\\n", " ").splitlines():
         if not current and raw.lstrip().startswith("#"):
@@ -98,7 +99,7 @@ def _evaluate(text: str, variables: dict[str, str]) -> str:
 
 
 def _calculate(expression: str, otherwise: str) -> str:
-    """Whole-number products and quotients, left to right; ``otherwise`` for anything else."""
+    """Return whole-number products and quotients, left to right; ``otherwise`` for anything else."""
     parts = re.findall(r"\d+|\S", expression)
     if not parts or len(parts) % 2 == 0 or not all(part.isdigit() for part in parts[::2]):
         return otherwise

@@ -58,7 +58,7 @@ class MeasuringRequest:
 
     @property
     def num_measuring(self) -> int:
-        """Devices that take the measurements."""
+        """Return devices that take the measurements."""
         return self.num_nodes * self.num_processes_per_node
 
 

@@ -56,7 +56,7 @@ class Flag:
 
     @property
     def convert(self) -> Callable[[str], Any]:
-        """What argparse makes a value of its text with."""
+        """Return what argparse makes a value of its text with."""
         return self.type if self.least is None else partial(whole_number, least=self.least)
 
 

@@ -43,7 +43,7 @@ class _OneScaler:
         self._found |= bool(found_inf)
 
     def commit(self) -> bool:
-        """Decide together with all ranks (collective), then make the one real update."""
+        """Return whether decide together with all ranks (collective), then make the one real update."""
         import torch
 
         flag = torch.tensor([float(self._found)], device=self._scaler.scale.device)

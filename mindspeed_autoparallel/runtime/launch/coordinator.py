@@ -65,7 +65,7 @@ class Coordinator:
 
     @property
     def lost_nodes(self) -> tuple[int, ...]:
-        """Those that do not answer any more; nothing can be launched without them."""
+        """Return those that do not answer any more; nothing can be launched without them."""
         return tuple(self._lost)
 
     def _dismiss(self, error: BaseException | None) -> None:
@@ -127,7 +127,7 @@ class Coordinator:
         return worst([outcome, *(report for report in reports.values() if report is not None)])
 
     def _report(self, number: int, node: int, timeout_s: float, watch: Watch) -> LaunchOutcome | None:
-        """How the launch ended on ``node``, or nothing where the node is gone."""
+        """Return how the launch ended on ``node``, or nothing where the node is gone."""
         key = f"outcome/{number}/{node}"
         deadline = time.monotonic() + timeout_s + self.silence_s
         while self._store is None or not self._store.check([key]):

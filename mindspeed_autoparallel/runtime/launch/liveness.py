@@ -18,11 +18,11 @@ class Beats:
         self._store, self._node_rank, self._next = store, node_rank, 0.0
 
     def leave(self, reason: str) -> None:
-        """The node ends before it is dismissed, and says why instead of falling silent."""
+        """Leave before the node is dismissed, and say why instead of falling silent."""
         self._store.set(_left(self._node_rank), reason)
 
     def beat(self) -> None:
-        """To be called often; counts at most once a second."""
+        """Count up, at most once a second; to be called often."""
         if time.monotonic() >= self._next:
             self._store.add(_key(self._node_rank), 1)
             self._next = time.monotonic() + _BEAT_S
@@ -39,11 +39,11 @@ class Watch:
         self._seen = {node: (0, time.monotonic()) for node in nodes}
 
     def begin(self) -> None:
-        """From now on: nobody has looked for a while."""
+        """Begin to watch now: nobody has looked for a while."""
         self._seen = {node: (count, time.monotonic()) for node, (count, _) in self._seen.items()}
 
     def gone(self) -> list[int]:
-        """Nodes that left, or have not counted up for ``silence_s`` while somebody was looking."""
+        """Return nodes that left, or have not counted up for ``silence_s`` while somebody was looking."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _BEAT_S

@@ -30,7 +30,7 @@ class ClusterSize(NamedTuple):
     num_processes_per_node: int
 
     def flags(self) -> str:
-        """As a user wrote it."""
+        """Return the flags as a user wrote them."""
         return f"--nnodes {self.num_nodes} --nproc-per-node {self.num_processes_per_node}"
 
 
@@ -104,17 +104,17 @@ def wait_for_nodes(store: StoreServer, cluster: Nodes, timeout_s: float) -> None
 
 
 def nodes_that_came(store: Any, num_nodes: int) -> list[int]:
-    """Other nodes that signed in."""
+    """Return other nodes that signed in."""
     return [node for node in range(1, num_nodes) if store.check([f"node/{node}"])]
 
 
 def named(nodes: Sequence[int], num_nodes: int) -> str:
-    """For people: ``node 1 of 2``, ``nodes 1, 2 of 4``."""
+    """Return node numbers for people: ``node 1 of 2``, ``nodes 1, 2 of 4``."""
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))} of {num_nodes}"
 
 
 def wait_for_keys(store: Any, keys: Iterable[str], timeout_s: float) -> None:
-    """Until all of ``keys`` are set or the time is up."""
+    """Wait until all of ``keys`` are set or the time is up."""
     deadline = time.monotonic() + timeout_s
     missing = list(keys)
     while missing := [key for key in missing if not store.check([key])]:

@@ -13,7 +13,7 @@ _LAST_PORT = 65535
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A TCP port of this machine that the system gives to nobody else within the context.
+    """Yield a TCP port of this machine that the system gives to nobody else within the context.
 
     Between a choice and its use lie the seconds in which a process loads torch; another job's connection may take the
     port meanwhile, and rank 1 then waits for a store that is not its own. A socket bound and never listening keeps

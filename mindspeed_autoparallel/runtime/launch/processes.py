@@ -157,7 +157,7 @@ def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds:
 
 
 def last_lines(log: Path, count: int = _NUM_LAST_LINES) -> tuple[str, ...]:
-    """The last ``count`` lines of ``log`` that say something."""
+    """Return the last ``count`` lines of ``log`` that say something."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - 65536))

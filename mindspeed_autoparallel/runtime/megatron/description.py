@@ -108,7 +108,7 @@ class Description:
     """Of everything that shapes the model, and of nothing that only lays it out."""
 
     def with_layers(self, num_layers: Mapping[str, int], per_stage: Mapping[str, list[int]]) -> dict[str, Any]:
-        """A copy of model.json with other layer counts; ``per_stage`` also sets ``pipeline_num_layers``."""
+        """Return a copy of model.json with other layer counts; ``per_stage`` also sets ``pipeline_num_layers``."""
         content = copy.deepcopy(dict(self.content))
         for module in self.modules:
             block: Any = content

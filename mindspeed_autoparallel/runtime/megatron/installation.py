@@ -41,7 +41,7 @@ class Installation:
 
     @property
     def release(self) -> str:
-        """Such as ``0.19.2``; empty where it is not told."""
+        """Return the release, such as ``0.19.2``; empty where it is not told."""
         return release_in(self.core) if self.core is not None else ""
 
 

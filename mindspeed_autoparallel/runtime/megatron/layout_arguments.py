@@ -17,7 +17,7 @@ RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_n
 
 
 def sizes(plan: Plan) -> dict[str, Any]:
-    """Megatron's argument destinations and their values for the plan's layout."""
+    """Return Megatron's argument destinations and their values for the plan's layout."""
     layout = plan.layout
     return {
         **layout.megatron_sizes,
@@ -30,7 +30,7 @@ def sizes(plan: Plan) -> dict[str, Any]:
 
 
 def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, Any]:
-    """Megatron's argument destinations and values of a recompute kind (``spec.recompute``).
+    """Return Megatron's argument destinations and values of a recompute kind (``spec.recompute``).
 
     ``num_layers``: the first so many of every chunk are recomputed one by one, where that is ``full``; 0: all of them.
     """
@@ -44,7 +44,8 @@ def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, Any]:
 
 
 def kind_everywhere(plan: Plan) -> str | None:
-    """The one recompute kind of all layers, where it is not single layers of a language model; ``None`` elsewhere.
+    """Return the one recompute kind of all layers, where it is not single layers of a language model; ``None``
+    elsewhere.
 
     Raises ``PlanError`` where stages differ in it: flags of Megatron hold for every layer of every rank.
     """
@@ -68,7 +69,7 @@ def kind_everywhere(plan: Plan) -> str | None:
 
 
 def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
-    """``--pipeline-model-parallel-layout`` of a language model: ``Et*5|t*11|t*9L``, one part per virtual stage.
+    """Return ``--pipeline-model-parallel-layout`` of a language model: ``Et*5|t*11|t*9L``, one part per virtual stage.
 
     Stages are listed in chain order, which is the order Megatron deals virtual stages in. ``num_mtp_layers``: of
     multi-token prediction (``m``), which run before the loss on the last stage, as they do without a layout.
@@ -139,7 +140,7 @@ def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = Non
 
 
 def model_keys(plan: Plan, module: str) -> dict[str, Any]:
-    """What a module's block of model.json gets: layers and recomputed layers per stage (per chunk with VPP)."""
+    """Return what a module's block of model.json gets: layers and recomputed layers per stage (per chunk with VPP)."""
     others = {kind for stage in plan.stages for kind in stage.recompute.get(module, {})} - {"full"}
     if others:
         raise PlanError(
@@ -159,7 +160,8 @@ def model_keys(plan: Plan, module: str) -> dict[str, Any]:
 
 
 def _by_chunk(plan: Plan, values: list[int]) -> list[int] | list[list[int]]:
-    """A flat list without VPP; with it, one list over the pipeline ranks per chunk, as MindSpeed-MM writes it."""
+    """Return a flat list without VPP; with it, one list over the pipeline ranks per chunk, as MindSpeed-MM writes
+    it."""
     if plan.layout.virtual_size == 1:
         return values
     width = plan.layout.pipeline_size

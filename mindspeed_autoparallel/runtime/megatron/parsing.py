@@ -89,7 +89,7 @@ def _told_in_a_line() -> Iterator[None]:
 
 
 def _is_meant(parser: argparse.ArgumentParser) -> bool:
-    """Whether a flag of ours is on the command line, is on by default, or its help is asked for."""
+    """Return whether a flag of ours is on the command line, is on by default, or its help is asked for."""
     words = sys.argv[1:]
     if flags_given(words) or {"-h", "--help"} & set(words) or os.environ.get(TASK_VARIABLE):
         return True
@@ -105,7 +105,7 @@ def _fill(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_unread_flags(arguments: argparse.Namespace, added: list[Flag]) -> None:
-    """``ConfigError`` for a flag of ours on the command line whose feature is off: it would change nothing."""
+    """Raise ``ConfigError`` for a flag of ours on the command line whose feature is off: it would change nothing."""
     given, on = flags_given(sys.argv[1:]), set(flags_that_are_true(arguments))
     for flag in added:
         if flag.name in given and flag.destination not in FEATURES and on.isdisjoint(flag.readers):

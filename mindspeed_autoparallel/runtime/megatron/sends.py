@@ -10,7 +10,8 @@ _WAITS_WITHOUT_FREEING = 2
 
 
 def interleaved_sends(arguments: Any) -> str:
-    """One of ``schedule.SENDS`` for parsed (not yet validated) arguments: validation turns overlap off without VPP."""
+    """Return one of ``schedule.SENDS`` for parsed (not yet validated) arguments: validation turns overlap off without
+    VPP."""
     if not getattr(arguments, "overlap_p2p_comm", True):
         return "blocking"
     frees = _waits_before_freeing()
@@ -20,7 +21,7 @@ def interleaved_sends(arguments: Any) -> str:
 
 
 def _waits_before_freeing() -> bool:
-    """Whether a forward's send is waited for before its output is freed, which no version number tells.
+    """Return whether a forward's send is waited for before its output is freed, which no version number tells.
 
     Once in warm-up and once in the steady phase the send before is waited for; releases that free safely wait more.
     """

@@ -55,14 +55,14 @@ class CpuAdapter:
         return edits.left_in_place
 
     def synchronize(self) -> None:
-        """Everything is done when the call returns."""
+        """Return at once: everything is done when a call returns."""
 
     def clock(self) -> Any:
-        """Seconds."""
+        """Return seconds."""
         return time.perf_counter()
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Seconds."""
+        """Return seconds."""
         return float(end - start)
 
     @contextlib.contextmanager
@@ -75,7 +75,7 @@ class CpuAdapter:
             yield storages
 
     def total_memory_bytes(self) -> int:
-        """The emulated capacity, or an equal share of the machine's memory for each local process."""
+        """Return the emulated capacity, or an equal share of the machine's memory for each local process."""
         emulated = self._emulated_bytes()
         if emulated is not None:
             return emulated
@@ -83,14 +83,14 @@ class CpuAdapter:
         return int(physical // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """torch's message on CPU, Python's own, or the emulated capacity's."""
+        """Return whether it is torch's message on CPU, Python's own, or the emulated capacity's."""
         if isinstance(error, MemoryError):
             return True
         words = str(error).lower()
         return isinstance(error, RuntimeError) and any(said in words for said in _OUT_OF_MEMORY)
 
     def fingerprint(self) -> dict[str, str]:
-        """Machine, core count and torch's release."""
+        """Return machine, core count and torch's release."""
         import torch
 
         return {

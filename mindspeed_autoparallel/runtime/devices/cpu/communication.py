@@ -41,7 +41,7 @@ def install(edits: Edits) -> None:
 
 
 def _gloo(backend: Any) -> Any:
-    """``gloo`` for an accelerator's backend; None (the default group's) and others stay."""
+    """Return ``gloo`` for an accelerator's backend; None (the default group's) and others stay."""
     if backend is None or str(backend) == "fake":
         return backend
     return "gloo" if any(name in str(backend) for name in ("nccl", "hccl")) else backend

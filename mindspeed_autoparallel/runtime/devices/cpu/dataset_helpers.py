@@ -51,7 +51,7 @@ def compile_dataset_helpers(folder: Path) -> Path | None:
 
 
 def _include_flags() -> str:
-    """Of this interpreter's headers and pybind11's, from its package or from torch's copy."""
+    """Return the flags for this interpreter's headers and pybind11's, from its package or from torch's copy."""
     folders = [sysconfig.get_paths()["include"]]
     try:
         import pybind11

@@ -22,19 +22,19 @@ class Edits:
         """After ``undo``: names somebody else has replaced since, which were left as they are."""
 
     def set(self, holder: Any, name: str, value: Any) -> None:
-        """``holder.name = value``, remembered."""
+        """Set ``holder.name = value`` and remember what was there."""
         before = _own(holder, name)
         setattr(holder, name, value)
         self._undo.append(lambda: self._restore(holder, name, value, before))
 
     def set_variable_default(self, name: str, value: str) -> None:
-        """An environment variable, unless it is set already."""
+        """Set an environment variable, unless it is set already."""
         if name not in os.environ:
             os.environ[name] = value
             self._undo.append(functools.partial(_unset_variable, name))
 
     def on_undo(self, restore: Callable[[], None]) -> None:
-        """Anything else to be put back."""
+        """Remember anything else to be put back."""
         self._undo.append(restore)
 
     def undo(self) -> None:
@@ -58,7 +58,7 @@ def _unset_variable(name: str) -> None:
 
 
 def _own(holder: Any, name: str) -> Any:
-    """The attribute as it is stored on ``holder`` itself: no descriptor is bound, nothing is inherited."""
+    """Return the attribute as it is stored on ``holder`` itself: no descriptor is bound, nothing is inherited."""
     if isinstance(holder, FunctionType) and name not in vars(holder):
         return getattr(holder, name, _MISSING)  # __defaults__ and the like
     return vars(holder).get(name, _MISSING)

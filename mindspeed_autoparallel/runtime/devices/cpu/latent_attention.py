@@ -11,7 +11,8 @@ from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
 
 
 def let_local_attention_take_two_head_sizes(edits: Edits, module: ModuleType) -> None:
-    """``DotProductAttention`` takes ``k_channels`` and ``v_channels``, elements per head, as Transformer Engine's does.
+    """Let ``DotProductAttention`` take ``k_channels`` and ``v_channels``, elements per head, as Transformer Engine's
+    does.
 
     Its forward reshapes by the tensors' own sizes except for its result, whose width it computes from
     ``config.kv_channels`` at construction.

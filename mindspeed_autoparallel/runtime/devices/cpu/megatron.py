@@ -164,7 +164,8 @@ def _empty_fp8_lists(edits: Edits, module: ModuleType) -> None:
 
 
 def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
-    """Loading a checkpoint counts on fused kernels, which count steps by group; torch's Adam counts by parameter."""
+    """Load steps by parameter: Megatron counts on fused kernels, which count by group; torch's Adam counts by
+    parameter."""
     import torch
 
     optimizer_class = module.DistributedOptimizer

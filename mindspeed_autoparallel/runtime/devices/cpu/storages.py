@@ -64,18 +64,18 @@ class TrackedStorages(TorchDispatchMode):
         self._edits.undo()
 
     def _let_go(self) -> None:
-        """gloo's threads hold a tensor a moment longer than its wait; an accelerator's allocator does not."""
+        """Wait a moment: gloo's threads hold a tensor longer than its wait; an accelerator's allocator does not."""
         if self._after_collective:
             time.sleep(_LET_GO_S)
             self._after_collective = False
 
     def current_bytes(self) -> int:
-        """Live now."""
+        """Return live now."""
         self._let_go()
         return self._current
 
     def take_peak_bytes(self) -> int:
-        """Highest since the last call."""
+        """Return highest since the last call."""
         peak, self._peak = max(self._peak, self._current), self._current
         return peak
 

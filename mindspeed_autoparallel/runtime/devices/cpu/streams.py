@@ -14,21 +14,21 @@ class Event:
         self.time = 0.0
 
     def record(self, stream: Any = None) -> None:
-        """Now."""
+        """Take the time now."""
         self.time = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Already done."""
+        """Return at once."""
 
     def synchronize(self) -> None:
-        """Already done."""
+        """Return at once."""
 
     def query(self) -> bool:
-        """Already done."""
+        """Return True: it is done."""
         return True
 
     def elapsed_time(self, other: Event) -> float:
-        """Milliseconds from this event to ``other``."""
+        """Return milliseconds from this event to ``other``."""
         return (other.time - self.time) * 1e3
 
 
@@ -39,24 +39,24 @@ class Stream:
         self.stream_id = self.cuda_stream = self.device_index = 0
 
     def wait_stream(self, stream: Any) -> None:
-        """Already done."""
+        """Return at once."""
 
     def wait_event(self, event: Any) -> None:
-        """Already done."""
+        """Return at once."""
 
     def synchronize(self) -> None:
-        """Already done."""
+        """Return at once."""
 
     def query(self) -> bool:
-        """Already done."""
+        """Return True: it is done."""
         return True
 
     def is_capturing(self) -> bool:
-        """There are no graphs."""
+        """Return False: there are no graphs."""
         return False
 
     def record_event(self, event: Event | None = None) -> Event:
-        """An event of now."""
+        """Return an event of now."""
         event = event or Event()
         event.record(self)
         return event
@@ -75,7 +75,7 @@ class Stream:
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """As CUDA says it."""
+        """Return what CUDA does."""
         return (0, -1)
 
 

@@ -39,7 +39,7 @@ _MEMORY_STEP = 1
 
 
 def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's ``train_step``. Step 0 warms up, step 1 follows memory, the others are timed."""
+    """Wrap the host's ``train_step``. Step 0 warms up, step 1 follows memory, the others are timed."""
     check = of_process(PlanCheck)
     plan = check.plan
     if plan is None or check.num_seen >= check.num_steps:
@@ -89,12 +89,13 @@ def _report(check: PlanCheck, plan: Plan) -> None:
 
 
 def settled_us(steps_us: Sequence[float]) -> float:
-    """The middle of the later half: allocators and caches need some steps until a training runs as it will."""
+    """Return the middle of the later half: allocators and caches need some steps until a training runs as it will."""
     return statistics.median(steps_us[len(steps_us) // 2 :])
 
 
 def comparison(plan: Plan, ranks: list[dict[str, float]]) -> str:
-    """Prediction beside measurement, for people. ``ranks``: ``step_us`` and ``peak_bytes`` of every global rank."""
+    """Return prediction beside measurement, for people. ``ranks``: ``step_us`` and ``peak_bytes`` of every global
+    rank."""
     measured_us = max(rank["step_us"] for rank in ranks)
     predicted_us = plan.step.total_us
     lines = [
@@ -113,7 +114,8 @@ def comparison(plan: Plan, ranks: list[dict[str, float]]) -> str:
 
 
 def crowding(num_processes: int, num_cores: int) -> str:
-    """A line for who wonders at the step time: a plan gives every rank a device of its own. Empty where it has one."""
+    """Return a line for who wonders at the step time: a plan gives every rank a device of its own. Empty where it has
+    one."""
     if num_processes <= num_cores:
         return ""
     return (

@@ -21,7 +21,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def kind_of(device: Device) -> str:
-    """``npu``, ``cuda`` or ``cpu``: what Megatron's features are asked about."""
+    """Return ``npu``, ``cuda`` or ``cpu``: what Megatron's features are asked about."""
     if device.name == "CPU":
         return "cpu"
     return "npu" if "ascend" in device.name.lower() else "cuda"
@@ -33,7 +33,7 @@ def computed_profile(
     device: Device,
     devices_per_node: int,
 ) -> Profile:
-    """Costs of every module of ``description`` for ``device``; what had to be assumed is logged."""
+    """Return costs of every module of ``description`` for ``device``; what had to be assumed is logged."""
     sections = _sections(arguments, description)
     _LOGGER.info(
         "analytic: nothing is measured; costs are computed for %s from datasheet and efficiencies", device.name

@@ -12,7 +12,7 @@ _RESERVE_FRACTION = 0.06
 
 
 def device_cost(results: Mapping[Any, dict[str, Any]]) -> tuple[DeviceCost, list[str]]:
-    """The device of all good ``results``, and what had to be assumed."""
+    """Return the device of all good ``results``, and what had to be assumed."""
     good = [result for result in results.values() if result["status"] == "ok"]
     notes: list[str] = []
     links: dict[str, dict[str, dict[str, float]]] = {}

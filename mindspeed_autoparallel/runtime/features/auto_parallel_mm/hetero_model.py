@@ -19,7 +19,8 @@ _STALE = ("pipeline_num_layers", "recompute_granularity", "recompute_method", "r
 
 
 def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
-    """A copy of the described model.json with every module's tp, pp, cp and mbs, and the backbone's layers by stage.
+    """Return a copy of the described model.json with every module's tp, pp, cp and mbs, and the backbone's layers by
+    stage.
 
     Raises ``ConfigError`` where modules or layers are not those of ``plan``.
     """
@@ -88,7 +89,7 @@ def write_hetero_model(plan: Plan, description: Description, otherwise: Path) ->
 
 
 def training_flags(plan: Plan, model_file: Path, *, sizes_alone: bool = False) -> str:
-    """What to add to the launch script, whose TP, PP and CP are 1.
+    """Return what to add to the launch script, whose TP, PP and CP are 1.
 
     ``sizes_alone``: the file describes no model, as for hosts whose flags do.
     """
@@ -107,7 +108,7 @@ def training_flags(plan: Plan, model_file: Path, *, sizes_alone: bool = False) -
 
 
 def _drop_sizes(block: dict[str, Any]) -> None:
-    """Sizes anywhere in a module's block: they now stand in one place."""
+    """Drop sizes anywhere in a module's block: they now stand in one place."""
     for key in _SIZES:
         block.pop(key, None)
     for child in block.values():

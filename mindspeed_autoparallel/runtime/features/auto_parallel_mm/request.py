@@ -53,7 +53,7 @@ class SearchRequest(MeasuringRequest):
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster to train on."""
+        """Return the cluster to train on."""
         return Cluster(
             num_nodes=self.cluster_num_nodes,
             devices_per_node=self.cluster_devices_per_node,

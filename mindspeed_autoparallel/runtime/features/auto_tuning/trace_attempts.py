@@ -21,7 +21,7 @@ class Ended:
 
     @property
     def looks_like_memory(self) -> bool:
-        """Out of memory by its own words, or killed by the system, which gives no reason."""
+        """Return whether it ran out of memory by its own words, or was killed by the system, which gives no reason."""
         return self.outcome.status is LaunchStatus.OUT_OF_MEMORY or self.outcome.exit_code == -signal.SIGKILL
 
 
@@ -37,7 +37,7 @@ class Attempts:
     def lost(
         self, ended: Sequence[Ended], left: Collection[MeasuredAt], *, came_forward: bool
     ) -> dict[MeasuredAt, LaunchOutcome]:
-        """Those of the points that a round ``left`` which are not tried again, with what ended their process.
+        """Return those of the points that a round ``left`` which are not tried again, with what ended their process.
 
         ``came_forward``: whether the round finished any point.
         """

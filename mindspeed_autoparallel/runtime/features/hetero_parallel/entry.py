@@ -39,7 +39,8 @@ def hide_from_mindspeed_mm(arguments: argparse.Namespace) -> None:
 
 
 def check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout) -> None:
-    """``--ckpt-format torch`` keeps what the first replica of the backbone's ranks holds: all of it must be there."""
+    """Refuse ``--ckpt-format torch`` where the first replica of the backbone's ranks, which it keeps, does not hold
+    all."""
     if getattr(arguments, "ckpt_format", None) != "torch" or not getattr(arguments, "save", None):
         return
     split = [module for module in layout.encoders if layout.backbone.tensor % module.tensor]

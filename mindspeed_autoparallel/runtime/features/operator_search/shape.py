@@ -26,7 +26,8 @@ class Work:
 
 
 def read_shape(arguments: argparse.Namespace) -> ModelShape:
-    """The decoder that the parsed (not yet validated) ``arguments`` describe; ``ConfigError`` names a missing flag."""
+    """Return the decoder that the parsed (not yet validated) ``arguments`` describe; ``ConfigError`` names a missing
+    flag."""
     if getattr(arguments, "mm_model", None):
         raise ConfigError(
             "--operator-search takes a language model that flags describe. For a multimodal model of --mm-model use "
@@ -60,7 +61,7 @@ def read_shape(arguments: argparse.Namespace) -> ModelShape:
 
 
 def read_work(arguments: argparse.Namespace) -> Work:
-    """Shape, batch, devices and the script's own pipeline."""
+    """Return shape, batch, devices and the script's own pipeline."""
     shape = read_shape(arguments)
     nodes = getattr(arguments, "simulated_nnodes", None) or 1
     per_node = getattr(arguments, "simulated_nproc_per_node", None)

@@ -23,7 +23,7 @@ class Interval:
 
 
 def blocks_of(stack: Stack) -> tuple[str, ...]:
-    """``pre``, a block per kind of layers, ``post``."""
+    """Return ``pre``, a block per kind of layers, ``post``."""
     return ("pre", *dict.fromkeys(map(layer_block, stack.kinds)), "post")
 
 
@@ -46,7 +46,7 @@ class Run:
         return order.index(name)
 
     def forward(self, stack: Stack, block: str) -> list[Interval]:
-        """The forward intervals of a block: one for pre and post, one per layer of a kind."""
+        """Return the forward intervals of a block: one for pre and post, one per layer of a kind."""
         count = len(stack.layers)
         names = [f"forward {stack.name} {boundary}" for boundary in range(count + 1)]
         if block not in ("pre", "post"):
@@ -59,7 +59,7 @@ class Run:
         return self._between([names[-1], after])
 
     def backward(self, stack: Stack, block: str) -> list[Interval]:
-        """The backward intervals of a block in the order they run; empty where no gradient passes."""
+        """Return the backward intervals of a block in the order they run; empty where no gradient passes."""
         count = len(stack.layers)
         names = [f"backward {stack.name} {boundary}" for boundary in reversed(range(count + 1))]
         if block not in ("pre", "post"):
@@ -89,7 +89,8 @@ class Run:
 def block_costs(
     timed: Sequence[Run], tracked: Run, seconds_between: Callable[[Any, Any], float]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Per stack and block: ``forward_us``, ``backward_us`` (medians over ``timed``), and the bytes of ``tracked``."""
+    """Return per stack and block ``forward_us``, ``backward_us`` (medians over ``timed``), and the bytes of
+    ``tracked``."""
     result: dict[str, dict[str, dict[str, float]]] = {}
     for stack in tracked.stacks:
         result[stack.name] = {}
@@ -123,7 +124,7 @@ def block_costs(
 
 
 def batch_bytes(tracked: Run) -> tuple[int, int]:
-    """The microbatch's data, and what of it the forward saved. 0, 0 where the model's call was not marked."""
+    """Return the microbatch's data, and what of it the forward saved. 0, 0 where the model's call was not marked."""
     names = ("forward begin", "forward loaded", "forward computed", "forward returned")
     if any(name not in tracked.marks for name in names):
         return 0, 0
@@ -133,7 +134,8 @@ def batch_bytes(tracked: Run) -> tuple[int, int]:
 
 
 def _moved_bytes(tracked: Run, stack: Stack, block: str) -> int:
-    """What live bytes tell of a block that belongs to the batch or to the side inputs: to add to ``saved_bytes``."""
+    """Return what live bytes tell of a block that belongs to the batch or to the side inputs: to add to
+    ``saved_bytes``."""
     total, kept = tracked.side_bytes.get(stack.name, (0, 0))
     batch, kept_batch = batch_bytes(tracked)
     index = tracked.stacks.index(stack)

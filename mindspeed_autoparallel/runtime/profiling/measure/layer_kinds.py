@@ -13,23 +13,24 @@ _BY_LAYER = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq",
 
 
 def kinds_of(layers: Sequence[Any]) -> tuple[int, ...]:
-    """Of every layer, numbered in the order they appear, by classes of submodules and shapes of parameters."""
+    """Return the kind of every layer, numbered in the order they appear, by classes of submodules and shapes of
+    parameters."""
     numbers: dict[Any, int] = {}
     return tuple(numbers.setdefault(_structure(layer), len(numbers)) for layer in layers)
 
 
 def fewest_layers(kinds: Sequence[int]) -> int:
-    """Length of the shortest beginning that shows every kind."""
+    """Return length of the shortest beginning that shows every kind."""
     return max(MIN_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds)))
 
 
 def choices_by_layer(arguments: argparse.Namespace) -> dict[str, list[Any]]:
-    """The lists of choices per layer among Megatron's arguments."""
+    """Return the lists of choices per layer among Megatron's arguments."""
     return {name: value for name in _BY_LAYER if isinstance(value := getattr(arguments, name, None), list)}
 
 
 def shorten(arguments: argparse.Namespace, num_layers: int, choices: Mapping[str, list[Any]] | None = None) -> None:
-    """The first ``num_layers`` layers alone, in Megatron's arguments; longer lists of choices per layer are cut.
+    """Keep the first ``num_layers`` layers alone in Megatron's arguments; longer lists of choices per layer are cut.
 
     ``choices``: the whole lists, where ``arguments`` were shortened before.
     """

@@ -20,10 +20,10 @@ class MemoryProbe(Protocol):
     """Live bytes of a device, or of tracked storages on CPU."""
 
     def current_bytes(self) -> int:
-        """Live now."""
+        """Return live now."""
 
     def take_peak_bytes(self) -> int:
-        """Highest since the last call."""
+        """Return highest since the last call."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Hooks on every boundary of every stack, removed on the way out whatever happens."""
+        """Hook every boundary of every stack inside the block; hooks are removed on the way out whatever happens."""
         handles: list[Any] = []
         try:
             if self.model is not None:
@@ -83,7 +83,7 @@ class Recorder:
                 handle.remove()
 
     def forward_step(self, host_step: Callable[..., Any]) -> Callable[..., Any]:
-        """The host's forward step with marks where it begins and where its loss is ready."""
+        """Return the host's forward step with marks where it begins and where its loss is ready."""
 
         def step(*args: Any, **kwargs: Any) -> Any:
             self.mark("forward begin")
@@ -132,7 +132,7 @@ class Recorder:
 
 
 def _first_tensor(value: Any) -> Any:
-    """The first floating point tensor in nested arguments or outputs, or None."""
+    """Return the first floating point tensor in nested arguments or outputs, or None."""
     import torch
 
     if isinstance(value, torch.Tensor):

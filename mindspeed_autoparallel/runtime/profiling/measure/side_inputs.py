@@ -16,7 +16,7 @@ class SideInputs:
 
     @classmethod
     def of(cls, arguments: Any, stream: Any, module: Any) -> SideInputs:
-        """Distinct storages of ``arguments`` that are neither ``stream`` nor the module's own."""
+        """Return distinct storages of ``arguments`` that are neither ``stream`` nor the module's own."""
         own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
         if stream is not None:
             own.add(stream.untyped_storage()._cdata)

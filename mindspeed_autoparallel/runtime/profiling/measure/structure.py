@@ -41,22 +41,22 @@ class Stack:
 
     @property
     def result_key(self) -> str:
-        """``vit``, ``llm``, ``audio``, or the module's name."""
+        """Return ``vit``, ``llm``, ``audio``, or the module's name."""
         return RESULT_KEYS.get(self.name, self.name)
 
     @property
     def config(self) -> Any:
-        """The layers' Megatron config, or None."""
+        """Return the layers' Megatron config, or None."""
         return getattr(self.layers[0], "config", None)
 
     @property
     def frozen(self) -> bool:
-        """No parameter of the layers is trained."""
+        """Return whether no parameter of the layers is trained."""
         return not any(parameter.requires_grad for layer in self.layers for parameter in layer.parameters())
 
 
 def unwrap(model: Any) -> Any:
-    """The host's model inside DDP and precision wrappers, and out of a list of one chunk."""
+    """Return the host's model inside DDP and precision wrappers, and out of a list of one chunk."""
     while isinstance(model, (list, tuple)):
         if len(model) != 1:
             raise ProfileError(f"the model is built as {len(model)} chunks; measuring needs one (no virtual stages).")
@@ -67,7 +67,7 @@ def unwrap(model: Any) -> Any:
 
 
 def find_stacks(model: Any, kinds: Mapping[str, Sequence[int]] | None = None) -> tuple[Stack, ...]:
-    """The stacks of ``model`` in the order of its children; raises ``ProfileError`` when there is none.
+    """Return the stacks of ``model`` in the order of its children; raises ``ProfileError`` when there is none.
 
     ``kinds``: of the layers of each stack, and of more that are not built, where that is known. Elsewhere layers with
     the same submodules and parameters are one kind.
@@ -112,6 +112,6 @@ def _module_lists(model: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 
 def _are_alike(modules: Iterable[Any]) -> bool:
-    """One class, or one that all others derive from."""
+    """Return whether they are of one class, or one that all others derive from."""
     classes = {type(module) for module in modules}
     return any(all(issubclass(other, one) for other in classes) for one in classes)

@@ -20,7 +20,7 @@ _NUM_REASON_CHARACTERS = 600
 
 
 def main() -> int:
-    """Traces every request, whatever became of the one before; prints what a rank of its stage finds."""
+    """Trace every request, whatever became of the one before; prints what a rank of its stage finds."""
     from mindspeed_autoparallel.runtime.profiling.trace.running import trace
     from mindspeed_autoparallel.runtime.profiling.trace.world import World
 

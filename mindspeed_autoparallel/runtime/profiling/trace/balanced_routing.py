@@ -9,12 +9,12 @@ from mindspeed_autoparallel.patching import call_after_import
 
 
 def balance_routing() -> None:
-    """Every expert gets the same number of tokens; an untrained router would make times and memory arbitrary."""
+    """Give every expert the same number of tokens; an untrained router would make times and memory arbitrary."""
     call_after_import("megatron.core.transformer.moe.router", _balance_router)
 
 
 def balanced_map(num_tokens: int, num_experts: int, topk: int) -> Any:
-    """``[num_tokens, num_experts]`` bool: token ``i`` goes to experts ``i topk, i topk + 1, ...`` (wrapping)."""
+    """Return ``[num_tokens, num_experts]`` bool: token ``i`` goes to experts ``i topk, i topk + 1, ...`` (wrapping)."""
     import torch
 
     chosen = (torch.arange(num_tokens * topk) % num_experts).reshape(num_tokens, topk)

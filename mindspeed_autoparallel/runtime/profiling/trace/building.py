@@ -12,7 +12,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
 
 
 def configuration(request: TraceRequest) -> Any:
-    """Megatron's configuration of ``request``; nothing is fused, nothing is initialised."""
+    """Return Megatron's configuration of ``request``; nothing is fused, nothing is initialised."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     ffn = request.ffn or 4 * request.hidden
@@ -87,14 +87,14 @@ def _layer_spec(request: TraceRequest) -> Any:
 
 
 def build_layer(request: TraceRequest) -> Any:
-    """One transformer layer; call it with hidden states ``[sequence, batch, hidden]`` of this rank."""
+    """Return one transformer layer; call it with hidden states ``[sequence, batch, hidden]`` of this rank."""
     from megatron.core.transformer.spec_utils import build_module
 
     return build_module(_layer_spec(request), config=configuration(request), layer_number=1)
 
 
 def build_embedding(request: TraceRequest) -> Any:
-    """The token embedding; call it with ``input_ids`` and ``position_ids``, ``[batch, sequence]``."""
+    """Return the token embedding; call it with ``input_ids`` and ``position_ids``, ``[batch, sequence]``."""
     from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
 
     return LanguageModelEmbedding(
@@ -126,7 +126,7 @@ class Head(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
         )
 
     def forward(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean loss; ``labels``: ``[sequence, batch]``."""
+        """Return mean loss; ``labels``: ``[sequence, batch]``."""
         from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
         logits, _ = self.output(self.norm(hidden))
@@ -134,7 +134,7 @@ class Head(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 def build_stage(request: TraceRequest) -> list[Any]:
-    """The model chunks of this process's pipeline rank, wrapped in nothing."""
+    """Return the model chunks of this process's pipeline rank, wrapped in nothing."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.torch_norm import WrappedTorchNorm

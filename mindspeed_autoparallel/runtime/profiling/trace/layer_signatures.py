@@ -21,7 +21,8 @@ _FRACTION = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?|-?\d+e[+-]?\d+|-?Infinity|NaN")
 
 
 def kinds_by_computing(stacks: Sequence[Stack], log: Log, run: Callable[[], object]) -> dict[str, tuple[int, ...]]:
-    """Of every layer by stack, numbered in the order they appear. ``run``: the model's forward, written to ``log``."""
+    """Return the kind of every layer by stack, numbered as they appear. ``run``: the model's forward, written to
+    ``log``."""
     found: dict[tuple[str, int], Any] = {}
     begun: dict[tuple[str, int], int] = {}
     known: set[Any] = set()
@@ -73,7 +74,8 @@ def _work_since(log: Log, start: int) -> Hashable:
 
 
 def _work_of(operator: Operator) -> tuple[Any, ...]:
-    """The call without the numbers that something is scaled by, whole ones in the operators of arithmetic only."""
+    """Return the call without the numbers that something is scaled by, whole ones in the operators of arithmetic
+    only."""
     if operator.name.split(".")[1].rstrip("_") not in _ARITHMETIC:
         return operator.name, _FRACTION.sub("0.0", operator.signature), operator.sizes
     sizes = iter(operator.sizes)

@@ -66,18 +66,18 @@ class TraceRequest:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the world the block is traced in."""
+        """Return ranks of the world the block is traced in."""
         experts = -(-self.expert * self.tensor_of_experts // self.tensor)
         return self.world or self.tensor * self.pipeline * _least_common_multiple(self.context, experts)
 
     @property
     def tensor_of_experts(self) -> int:
-        """Ranks that share one expert's matrices."""
+        """Return ranks that share one expert's matrices."""
         return self.expert_tensor or self.tensor
 
     @property
     def rank(self) -> int:
-        """The global rank that is traced: the first of its stage."""
+        """Return the global rank that is traced: the first of its stage."""
         return self.num_ranks // self.pipeline * self.stage
 
     def key(self) -> str:
@@ -92,7 +92,7 @@ def _least_common_multiple(left: int, right: int) -> int:
 
 
 def read_request(values: Mapping[str, Any]) -> TraceRequest:
-    """A request from plain data; raises ``ConfigError`` with the key, the value and the rule."""
+    """Return a request from plain data; raises ``ConfigError`` with the key, the value and the rule."""
     known = {item.name: item.type for item in fields(TraceRequest)}
     unknown = sorted(set(values) - set(known))
     if unknown:

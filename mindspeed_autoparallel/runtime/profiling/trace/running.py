@@ -17,7 +17,7 @@ _GLOO_PAUSE_S = 0.05
 
 
 def trace(request: TraceRequest, world: World) -> dict[str, Any]:
-    """Parameters, and for every phase its operators, collectives, live and peak bytes, of one rank.
+    """Return parameters, and for every phase its operators, collectives, live and peak bytes, of one rank.
 
     A block has the phases ``forward`` and ``backward``, and ``saved_bytes`` between them; a stage has ``step``.
     """
@@ -54,7 +54,7 @@ def _trace_block(request: TraceRequest, pause_s: float) -> dict[str, Any]:
 
 
 def _block(request: TraceRequest) -> tuple[Any, list[torch.Tensor], Any]:
-    """The module, its inputs, and a call that runs it on them."""
+    """Return the module, its inputs, and a call that runs it on them."""
     local = request.sequence // request.context
     if request.block == "embedding":
         embedding = build_embedding(request)

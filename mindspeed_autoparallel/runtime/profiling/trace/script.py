@@ -34,12 +34,12 @@ class ScriptRequest:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the world."""
+        """Return ranks of the world."""
         return self.world or self.point.tensor_size * self.point.context_size * self.point.expert_size
 
 
 def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: float = 600) -> dict[str, Any]:
-    """Blocks of every module of the script's model, with parameters, bytes, operators and collectives.
+    """Return blocks of every module of the script's model, with parameters, bytes, operators and collectives.
 
     From ``cache`` when the same script, files beside it, arguments and layout were traced before. Raises
     ``ConfigError`` when there is no such script, ``LaunchError`` with the reason when it does not come to training or

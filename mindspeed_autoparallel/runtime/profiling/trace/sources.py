@@ -16,12 +16,12 @@ _TRACING_FOLDERS = tuple(
 
 
 def hash_of_tracing_code() -> hashlib._Hash:
-    """Of this package's modules that a trace runs through."""
+    """Return a hash of this package's modules that a trace runs through."""
     return _hash_of(_TRACING_FOLDERS)
 
 
 def hash_of_sources(script: Path) -> hashlib._Hash:
-    """Of the files beside ``script``, where custom layers usually lie, and of the code that traces.
+    """Return a hash of the files beside ``script``, where custom layers usually lie, and of the code that traces.
 
     Folders and links to nowhere that are called ``*.py`` are passed over; ``ConfigError`` names a file that must not be
     read.

@@ -14,17 +14,17 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether ``tensor`` has a shape only."""
+    """Return whether ``tensor`` has a shape only."""
     return isinstance(tensor, FakeTensor)
 
 
 def really() -> Any:
-    """A context in which new tensors have data."""
+    """Return a context in which new tensors have data."""
     return unset_fake_temporarily()
 
 
 def run_on_shapes(function: Any, name: str, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
-    """Runs an operator; among tensors with data it really runs, also where others have shapes only.
+    """Run an operator; among tensors with data it really runs, also where others have shapes only.
 
     ``name``: of the operator; ``tensors``: all among its arguments.
     """

@@ -52,7 +52,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
         self._sizes: dict[int, int] = {}
 
     def ignore(self, tensors: Any) -> None:
-        """Storages that are not this run's own: parameters and inputs."""
+        """Pass over storages that are not this run's own: parameters and inputs."""
         for tensor in _tensors(tensors):
             storage = tensor.untyped_storage()
             key = id(storage)
@@ -74,7 +74,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped here
         weakref.finalize(storage, self._end, key)
 
     def pause(self) -> None:
-        """Gives the backend's threads time to let go of what the last collective used."""
+        """Give the backend's threads time to let go of what the last collective used."""
         if not self._paused:
             time.sleep(self._pause_s)
             self._paused = True
@@ -123,7 +123,7 @@ class SavedBytes:
         return tensor
 
     def release(self) -> int:
-        """The total; lets go of the storages, so that backward frees them as it would."""
+        """Return the total; lets go of the storages, so that backward frees them as it would."""
         total = self.total
         self._seen.clear()
         return total

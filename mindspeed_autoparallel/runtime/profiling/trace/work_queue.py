@@ -20,7 +20,7 @@ class Handout:
         self._waiting = folder / "waiting"
 
     def lay_out(self, points: Iterable[MeasuredAt], num_processes: int) -> None:
-        """For processes 0 to ``num_processes - 1``; whatever an earlier handout left goes."""
+        """Lay out work for processes 0 to ``num_processes - 1``; whatever an earlier handout left goes."""
         self.clear()
         for folder in (self._waiting, *(self._of(process) for process in range(num_processes))):
             folder.mkdir(parents=True)
@@ -28,7 +28,7 @@ class Handout:
             (self._waiting / point.label()).touch()
 
     def take(self, point: MeasuredAt, process: int) -> bool:
-        """Whether ``point`` is now that process's, and no other's."""
+        """Return whether ``point`` is now that process's, and no other's."""
         try:
             (self._waiting / point.label()).rename(self._of(process) / point.label())
         except FileNotFoundError:
@@ -36,7 +36,7 @@ class Handout:
         return True
 
     def took(self, point: MeasuredAt, process: int) -> bool:
-        """Whether that process took ``point``."""
+        """Return whether that process took ``point``."""
         return (self._of(process) / point.label()).exists()
 
     def clear(self) -> None:

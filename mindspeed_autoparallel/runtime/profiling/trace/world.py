@@ -26,7 +26,8 @@ class World:
     """Process groups of one layout after the other."""
 
     def __init__(self, backend: str) -> None:
-        """``fake``: every other rank is pretended; ``gloo``: this process is one of them, as torchrun started it."""
+        """Make a world: ``fake`` pretends every other rank; with ``gloo`` this process is one of them, as torchrun
+        started it."""
         self.backend = backend
         self._layout: tuple[int, ...] | None = None
         CpuAdapter().prepare()
@@ -34,7 +35,7 @@ class World:
         keep_dispatch_real()
 
     def enter(self, request: TraceRequest) -> None:
-        """Megatron's groups for ``request``; those of the request before are destroyed."""
+        """Make Megatron's groups for ``request``; those of the request before are destroyed."""
         # A real rank has its own place already, whatever stage the request is about.
         rank = request.rank if self.backend == "fake" else -1
         layout = (
@@ -82,7 +83,7 @@ class World:
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[Any]:
-        """Inside, tensors have shapes only where ranks are pretended."""
+        """Give tensors shapes only inside the block, where ranks are pretended."""
         if self.backend == "gloo":
             yield
             return
