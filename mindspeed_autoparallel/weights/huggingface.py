@@ -98,7 +98,7 @@ class HuggingFaceSource:
 
 
 def shard_of_tensor(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor name, from the index or from the only file; ``ConfigError`` names a missing shard."""
+    """Return the file of every tensor, from the index or from the only file; ``ConfigError`` names a missing shard."""
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX, "index of shards")
         weight_map = index.get("weight_map") if isinstance(index, dict) else None

@@ -50,8 +50,10 @@ class Accelerator:
         return int(self._module.get_device_properties(self._module.current_device()).total_memory)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether it is torch's own class, or has its words: older torch_npu raises a plain RuntimeError, and so does
-        hccl."""
+        """Return whether it is torch's own class, or has its words.
+
+        Older torch_npu raises a plain RuntimeError, and so does hccl.
+        """
         if type(error).__name__ == "OutOfMemoryError":
             return True
         return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
