@@ -51,7 +51,7 @@ def check_shape(rule: names.Rule, tensor: Tensor, architecture: Architecture, wh
 
 
 def combine(rule: names.Rule, parts: Sequence[Tensor], shape: ModuleShape) -> Tensor:
-    """Combine Hugging Face tensors to the canonical one. Rows of ``linear_qkv``: per query group its queries, key, value.
+    """Combine Hugging Face tensors to the canonical one. Rows of ``linear_qkv``: per group queries, key, value.
 
     ``parts``: in the order of ``rule.sources``. ``ConfigError`` if rows do not match the model description.
     """
