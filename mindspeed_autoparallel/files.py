@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
 import tempfile
@@ -64,10 +65,33 @@ def loads_json(text: str | bytes) -> Any:
     Stricter than ``json.loads``: a key that stands twice, NaN, infinity and whole numbers of more than 300 digits are
     refused, and nesting that is too deep for the parser is a ``ValueError``, too.
     """
+    constants: list[str] = []
+
+    def note(constant: str) -> float:
+        constants.append(constant)
+        return float(constant)
+
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_no_constant)
+        value = json.loads(text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=note)
+        if constants:
+            key = _first_not_finite(value) or "it"
+            raise ValueError(f"{shown(key)} is {constants[0]}, which is no number of JSON: give a finite one")
     except RecursionError as error:
         raise ValueError("it is nested too deeply to be read") from error
+    return value
+
+
+def _first_not_finite(value: Any, at: str = "") -> str | None:
+    """Return where the first number that is not finite stands, as ``stages[0].forward_us``; ``None`` without one."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else at
+    if isinstance(value, dict):
+        items = [(f"{at}.{key}" if at else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{at}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return None
+    return next((found for name, item in items if (found := _first_not_finite(item, name)) is not None), None)
 
 
 def read_bytes(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> bytes:
@@ -131,7 +155,3 @@ def _whole_number(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"it has a whole number of {len(digits)} digits")
     return int(digits)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"it has {name}, which is no number of JSON")

@@ -24,11 +24,7 @@ fi
 export MEGATRON_CORE_0_12="$PWD/.venv/megatron-core/0.12.1" MEGATRON_CORE_0_16="$PWD/.venv/megatron-core/0.16.1"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-.venv/bin/mypy
-.venv/bin/lint-imports
-.venv/bin/python docs/generate.py --check
+bash tests/lint.sh
 
 run_tests() { # how tests are spread over workers, marker expression, words for pytest; a half may select nothing
     local spread="$1" marker="$2" code=0

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.operators.search.problem import Machine, build_probl
 from mindspeed_autoparallel.operators.search.state import Decisions  # noqa: E402
 from mindspeed_autoparallel.operators.torch.capture import capture  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 class Block(torch.nn.Module):

@@ -104,7 +104,7 @@ def _set(*path: Any) -> Callable[[Json], None]:
         (_set("global_batch_size", 0), "num_microbatches"),
         (_set("cluster", "memory_limit_bytes", 0), "memory limit"),
         (_set("stages", 0, "forward_us", -1.0), "negative"),
-        (_set("stages", 0, "forward_us", float("nan")), "NaN"),
+        (_set("stages", 0, "forward_us", float("nan")), "finite"),
         (_set("surprise", 1), "surprise"),
         (_set("extra", {}), "costs"),
         (_set("extra", "costs", "{"), "broken"),

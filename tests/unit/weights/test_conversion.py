@@ -21,7 +21,7 @@ from mindspeed_autoparallel.weights import conversion
 from mindspeed_autoparallel.weights.architecture import TEXT, read_architecture
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout, make_layout
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 

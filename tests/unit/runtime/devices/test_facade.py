@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 PREPARE = """
 import json, os, sys

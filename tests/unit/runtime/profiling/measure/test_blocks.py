@@ -11,7 +11,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder  
 from mindspeed_autoparallel.runtime.profiling.measure.state import execution_order, parameters_by_block  # noqa: E402
 from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, unwrap  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 HIDDEN, ROWS = 32, 64
 
 

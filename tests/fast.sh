@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The tests that need neither processes of their own nor many seconds: under two minutes on two cores.
+#   bash tests/fast.sh            all of them
+#   bash tests/fast.sh -k words   passes words on to pytest
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. docs/examples/python312.sh
+install_into_venv "dev"
+OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" exec .venv/bin/python -m pytest -n 2 \
+    -m "not distributed and not emulated and not slow and not megatron" tests/unit tests/golden tests/packaging "$@"
