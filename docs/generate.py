@@ -1,4 +1,4 @@
-"""Writes docs/flags.md and docs/patches.md from the code; ``--check`` fails when they are stale.
+"""Writes docs/flags.md, docs/patches.md and docs/api.md from the code; ``--check`` fails when they are stale.
 
 python docs/generate.py [--check]
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+from api_page import api_page
 
 from mindspeed_autoparallel.patches import sheets
 from mindspeed_autoparallel.runtime.flags import flag_groups, flags_of
@@ -51,7 +53,7 @@ def patches_page() -> str:
 
 def main() -> int:
     """Write the pages, or compare them."""
-    pages = {DOCS / "flags.md": flags_page(), DOCS / "patches.md": patches_page()}
+    pages = {DOCS / "flags.md": flags_page(), DOCS / "patches.md": patches_page(), DOCS / "api.md": api_page()}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

@@ -64,8 +64,8 @@ def masked_text(text: str, values: Iterable[str]) -> str:
 
 
 def is_secret_variable(name: str) -> bool:
-    """Return whether an environment variable is called like something secret."""
-    return _is_secret(name)
+    """Return whether an environment variable is called like something secret, whosever it is (``GITHUB_TOKEN``)."""
+    return _is_secret(name) or re.split(r"_+", name.lower())[-1] in ("token", "key", "pat")
 
 
 def _masked_url(word: str) -> str:

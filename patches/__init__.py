@@ -16,6 +16,13 @@ import sys
 
 from mindspeed_autoparallel.patching import ENGINE, Patch, call_before_import
 
+_PREPARE_BEFORE = (
+    *("megatron.core", "megatron.training", "megatron.legacy"),
+    # They keep torch's functions on import, and put wrappers of those back later: over ours, if ours came in between.
+    *("mindspeed", "mindspeed_llm", "mindspeed_mm"),
+)
+"""Packages that must find the device ready."""
+
 
 def sheets() -> list[Patch]:
     """Every patch of every sheet, in the order of the sheets' file names."""
@@ -34,7 +41,7 @@ def arm() -> None:
         return
     flags, asked_for = flags_given(sys.argv[1:]) | ({TASK_VARIABLE} & set(os.environ)), sheets()
     if "megatron.core" not in sys.modules:
-        call_before_import(("megatron.core", "megatron.training", "megatron.legacy"), _before_megatron)
+        call_before_import(_PREPARE_BEFORE, _before_megatron)
     else:
         from mindspeed_autoparallel.runtime.megatron.installation import refuse_late_import
 

@@ -18,7 +18,7 @@ SHEET = [
         wrapper=_optimizer,
         versions=">=0.12,<0.21",
         parameters=("config", "model_chunks"),
-        flags=("--hetero-parallel",),
+        flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Each module's parameters are stepped under its own groups; norm, clipping and loss scale are shared.",
     )
 ]

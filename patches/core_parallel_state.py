@@ -34,7 +34,7 @@ SHEET = [
         wrapper=_initialize_all,
         versions=">=0.12,<0.21",
         parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-        flags=("--hetero-parallel",),
+        flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="The groups of every module with a layout of its own are made beside the backbone's.",
     ),
 ]

@@ -17,7 +17,7 @@ SHEET = [
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         wrapper=_schedule,
         versions=">=0.12,<0.21",
-        flags=("--hetero-parallel",),
+        flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Encoders run before the backbone's schedule, and their backward after it; itself it is untouched.",
     )
 ]

@@ -24,14 +24,14 @@ SHEET = [
         wrapper=_save,
         versions=">=0.12,<0.21",
         parameters=("iteration",),
-        flags=("--hetero-parallel",),
+        flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="The host saves the generators of one module; those of the encoders are written beside them.",
     ),
     Patch(
         target="megatron.training.checkpointing:load_checkpoint",
         wrapper=_load,
         versions=">=0.12,<0.21",
-        flags=("--hetero-parallel",),
+        flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Encoders go on drawing where they stopped.",
     ),
 ]

@@ -17,7 +17,7 @@ SHEET = [
         target="megatron.training.initialize:_set_random_seed",
         wrapper=_seed,
         versions=">=0.12,<0.21",
-        flags=("--hetero-parallel",),
+        flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Each module draws from a tracker seeded by its own tensor rank.",
     )
 ]

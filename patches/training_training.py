@@ -8,6 +8,9 @@ from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 _SEARCH = ("--auto-parallel-mm", "--auto-tuning", TASK_VARIABLE)
 """The searches refuse a host that their measuring processes could not take over."""
+HETERO_FLAGS = ("--hetero-parallel", "--auto-parallel-hetero")
+TRAINING_FLAGS = (*_SEARCH, "--auto-parallel-plan", *HETERO_FLAGS)
+STEP_FLAGS = ("--auto-parallel-plan", "--auto-tuning", TASK_VARIABLE)
 
 
 def _recording(name: str) -> Wrapper:
@@ -19,16 +22,22 @@ def _recording(name: str) -> Wrapper:
     return wrapper
 
 
-def _train(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def take_training_over(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Measure instead of training in a process of ours, around a host's ``train``."""
+    from mindspeed_autoparallel.runtime.megatron.features import verify_patches
     from mindspeed_autoparallel.runtime.profiling.measure.worker import take_over_training
 
+    verify_patches()
     return take_over_training(wrapped, args, kwargs)
 
 
-def _train_step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.features.apply_plan.check import watch_step
+def watch_step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Watch the first steps of a training by a plan, around a host's ``train_step``."""
+    from mindspeed_autoparallel.runtime.features.apply_plan import check
 
-    return watch_step(wrapped, args, kwargs)
+    return check.watch_step(wrapped, args, kwargs)
 
 
 def _get_model(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -37,7 +46,8 @@ def _get_model(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
     return build_model(wrapped, args, kwargs)
 
 
-def _log(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def log_iteration(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Add the encoders' times to the host's own line, around its ``training_log``."""
     from mindspeed_autoparallel.runtime.hetero.reporting import log
 
     return log(wrapped, args, kwargs)
@@ -58,16 +68,16 @@ SHEET = [
     ),
     Patch(
         target="megatron.training.training:train",
-        wrapper=_train,
+        wrapper=take_training_over,
         parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
-        flags=_SEARCH,
-        why="A measuring process measures where training would begin, and ends.",
+        flags=TRAINING_FLAGS,
+        why="A measuring process measures where training would begin, and ends; elsewhere patches are checked there.",
     ),
     Patch(
         target="megatron.training.training:train_step",
-        wrapper=_train_step,
+        wrapper=watch_step,
         parameters=("forward_step_func", "data_iterator", "model"),
-        flags=("--auto-parallel-plan", "--auto-tuning", TASK_VARIABLE),
+        flags=STEP_FLAGS,
         why="Predicted step time and memory are compared with the first steps of the training.",
     ),
     Patch(
@@ -75,15 +85,15 @@ SHEET = [
         wrapper=_get_model,
         versions=">=0.12,<0.21",
         parameters=("model_provider_func",),
-        flags=("--hetero-parallel",),
+        flags=HETERO_FLAGS,
         why="Encoders are built on every rank under their own layout and hung on the host's model.",
     ),
     Patch(
         target="megatron.training.training:training_log",
-        wrapper=_log,
+        wrapper=log_iteration,
         versions=">=0.12,<0.21",
         parameters=("iteration",),
-        flags=("--hetero-parallel",),
+        flags=HETERO_FLAGS,
         why="The time of each phase and the bytes moved are logged beside the iteration.",
     ),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.operators.strategies import SCHEMA_VERSION
+from mindspeed_autoparallel.operators.plan import SCHEMA_VERSION
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
@@ -24,7 +24,8 @@ _SIZES = {
 
 
 def read_candidate(path: Path) -> Layout:
-    """The layout in the output of ``mindspeed-autoparallel operators --json``; ``ConfigError`` for anything else."""
+    """Return the layout in the output of ``mindspeed-autoparallel operators --json``; ``ConfigError`` for anything
+    else."""
     content = read_json(path, "operator plan (--candidate)")
     given = content.get("megatron") if isinstance(content, dict) else None
     if not isinstance(given, dict):
@@ -51,7 +52,7 @@ def read_candidate(path: Path) -> Layout:
 def with_candidate(
     plan: Plan, candidate: Layout, profile: Profile, cluster: Cluster, global_batch_size: int, **options: Any
 ) -> tuple[Plan, str]:
-    """The faster of ``plan`` and the best split of ``candidate``, and a sentence that compares them."""
+    """Return the faster of ``plan`` and the best split of ``candidate``, and a sentence that compares them."""
     name = f"operator candidate {candidate.label()}"
     try:
         other = search(profile, cluster, global_batch_size, layouts=[candidate], with_relaxations=False, **options)

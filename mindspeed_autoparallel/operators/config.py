@@ -28,7 +28,7 @@ class OperatorConfig:
 
 
 def read_config(path: Path) -> OperatorConfig:
-    """The block in a YAML file; ``ConfigError`` where it cannot be read or says what it must not."""
+    """Return the block in a YAML file; ``ConfigError`` where it cannot be read or says what it must not."""
     try:
         import yaml
     except ImportError as error:
@@ -44,7 +44,7 @@ def read_config(path: Path) -> OperatorConfig:
 
 
 def config_from_mapping(given: Any, where: str) -> OperatorConfig:
-    """The configuration in ``given`` (a parsed YAML document); ``where`` names the file in ``ConfigError``."""
+    """Return the configuration in ``given`` (a parsed YAML document); ``where`` names the file in ``ConfigError``."""
     if not isinstance(given, dict):
         raise ConfigError(f"{where}: expected a mapping with use_parallel, parallel and parallel_config.")
     values: dict[str, Any] = {}
@@ -85,6 +85,6 @@ def global_batch_size(
     micro_batch_num: int = 1,
     gradient_accumulation_steps: int = 1,
 ) -> int:
-    """Samples per optimizer step, by the table of docs/operators.md."""
+    """Return samples per optimizer step, by the table of docs/operators.md."""
     repeats = micro_batch_num if pipeline else gradient_accumulation_steps
     return batch_size * (data_parallel if full_batch else device_num) * micro_batch_interleave_num * repeats

@@ -10,15 +10,15 @@ from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration, derive_megatron
 from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.pins import Pins
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 from mindspeed_autoparallel.units import format_bytes
 
 
 def search_configured(
     graph: Graph, devices: int, config: OperatorConfig, *, pins: Pins, pipeline: Pipeline, **options: Any
 ) -> OperatorPlan:
-    """The plan of ``config``: data parallel (mode 0), pins spread (1) or searched (2).
+    """Return the plan of ``config``: data parallel (mode 0), pins spread (1) or searched (2).
 
     ``options`` are further ones of ``search_graph``. Raises ``ConfigError`` where parallelism is switched
     off, or mode 1 has no pin.
@@ -45,7 +45,7 @@ def search_configured(
 
 
 def explain(plan: OperatorPlan, operator: str) -> list[str]:
-    """The costs of every cut of ``operator`` in the log form, and the ``mem_coeff`` from which it is cut by I.
+    """Return the costs of every cut of ``operator`` in the log form, and the ``mem_coeff`` from which it is cut by I.
 
     Raises ``ConfigError`` for an operator that the symbolic cost model did not decide.
     """
@@ -71,7 +71,7 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
 
 
 def _products(plan: OperatorPlan) -> list[str]:
-    """A line per matrix product; those of repeated layers that are cut alike are one line with their number."""
+    """Return a line per matrix product; those of repeated layers that are cut alike are one line with their number."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, parts in plan.degrees().items():
         cuts = ", ".join(f"{axis} / {count}" for axis, count in parts.items()) or "not cut"
@@ -93,7 +93,7 @@ class SearchResult:
             self.reason = str(error)
 
     def flags(self) -> list[str]:
-        """Megatron's command line words; ``InfeasiblePlan`` where there are none."""
+        """Return Megatron's command line words; ``InfeasiblePlan`` where there are none."""
         if self.megatron is None:
             raise InfeasiblePlan(self.reason)
         return self.megatron.flags()
@@ -103,7 +103,7 @@ class SearchResult:
         return {**self.plan.as_json(), "megatron": derived, "megatron_reason": self.reason}
 
     def lines(self) -> list[str]:
-        """Products with their cuts, the whole, the Megatron configuration, notes."""
+        """Return products with their cuts, the whole, the Megatron configuration, notes."""
         plan = self.plan
         dp, mp = plan.dp_mp()
         sent = sum(forward + backward for forward, backward in plan.edge_bytes().values())
@@ -116,5 +116,5 @@ class SearchResult:
         ]
 
     def picture(self) -> dict[str, Any]:
-        """What ``report.operator_page`` draws."""
+        """Return what ``report.operator_page`` draws."""
         return picture_data(self.plan, self.megatron.as_json() if self.megatron else None, self.reason)

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.operators.pipeline import search_pipelined
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.pins import Pins
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ def search_strategies(
     pins: Pins | None = None,
     **options: Any,
 ) -> OperatorPlan:
-    """A strategy for every operator of ``model`` as it runs on ``example_inputs`` (the batch of all devices).
+    """Return a strategy for every operator of ``model`` as it runs on ``example_inputs`` (the batch of all devices).
 
     ``pins`` and the further ``options`` are those of ``search_pipelined``. Raises ``ConfigError`` where the module
     cannot be captured, with the line of the model. Notes of the plan list operators that have no rule.

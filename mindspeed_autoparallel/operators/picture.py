@@ -6,14 +6,14 @@ import math
 from typing import Any
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 
 _SILENT = frozenset({"reshape", "transpose", "slice", "constant"})
 """Kinds that only rename elements: left out where nothing is sent for them."""
 
 
 def picture_data(plan: OperatorPlan, megatron: dict[str, Any] | None = None, reason: str = "") -> dict[str, Any]:
-    """``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
+    """Return ``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
 
     Bytes are what one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
     ``reason`` says why there is none.

@@ -10,7 +10,8 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators.graph.node import Graph
-from mindspeed_autoparallel.operators.strategies import OperatorPlan, search_graph
+from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.strategies import search_graph
 
 RESERVE = 1.1
 """Static and dynamic memory are taken this many times."""
@@ -31,7 +32,8 @@ class Pipeline:
 
 
 def stage_memory_bytes(graph: Graph, stages: int, dp: int, mp: int) -> float:
-    """Static and dynamic bytes of one device: states cut by stages and ``mp``, one step's activations by all three."""
+    """Return static and dynamic bytes of one device: states cut by stages and ``mp``, one step's activations by all
+    three."""
     trained = sum(node.output_bytes for node in graph.nodes.values() if node.is_parameter and node.needs_gradient)
     frozen = sum(node.output_bytes for node in graph.nodes.values() if node.is_parameter and not node.needs_gradient)
     kept = sum(node.output_bytes for node in graph.nodes.values() if node.inputs and node.needs_gradient)
@@ -39,14 +41,16 @@ def stage_memory_bytes(graph: Graph, stages: int, dp: int, mp: int) -> float:
 
 
 def num_layers(graph: Graph) -> int:
-    """How often the most repeated matrix product comes; 0 where none repeats, so that nothing is known of layers."""
+    """Return how often the most repeated matrix product comes; 0 where none repeats, so that nothing is known of
+    layers."""
     repeated = Counter(node.role for node in graph.nodes.values() if node.matmul and node.role)
     most = max(repeated.values(), default=0)
     return most if most > 1 else 0
 
 
 def choose_stages(graph: Graph, devices: int, given: Pipeline, dp_mp: tuple[int, int]) -> int:
-    """Stages from the largest allowed number downwards, the first whose memory fits; never above ``micro_batch_num``.
+    """Return stages from the largest allowed number downwards, the first whose memory fits; never above
+    ``micro_batch_num``.
 
     ``dp_mp`` is the split without stages. The bound is min(max(user stages, servers), micro_batch_num, layers). With
     each halving of the stages, dp or mp doubles: the one that keeps dp/mp nearest to the ratio of ``dp_mp``, dp on a
@@ -92,7 +96,7 @@ def _stages(number: int) -> str:
 def search_pipelined(
     graph: Graph, devices: int, *, auto_pipeline: bool = False, pipeline: Pipeline | None = None, **options: Any
 ) -> OperatorPlan:
-    """``search_graph`` over the devices of one stage; the plan's ``stages`` say how many stages there are.
+    """Return ``search_graph`` over the devices of one stage; the plan's ``stages`` say how many stages there are.
 
     With ``auto_pipeline`` the number is chosen, otherwise it is the user's and the choice is logged and noted. Raises
     ``ConfigError`` for stages that do not divide the devices or exceed ``micro_batch_num``.
@@ -137,7 +141,7 @@ def search_pipelined(
 
 
 def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
-    """``parallel_mode`` 0: every operator is cut by its batch alone, parameters by nothing.
+    """Return ``parallel_mode`` 0: every operator is cut by its batch alone, parameters by nothing.
 
     Raises ``ConfigError`` where the batch of an operator that has one does not divide.
     """

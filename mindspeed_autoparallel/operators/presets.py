@@ -55,7 +55,8 @@ PRESETS: dict[str, ModelShape] = {
 
 
 def preset_graph(name: str, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
-    """The graph of a preset for ``batch`` samples of ``sequence`` tokens in total; ``num_layers`` shortens it."""
+    """Return the graph of a preset for ``batch`` samples of ``sequence`` tokens in total; ``num_layers`` shortens
+    it."""
     if name not in PRESETS:
         raise ConfigError(f"unknown model {name}; the presets are {', '.join(PRESETS)}.")
     if batch < 1 or sequence < 1:
@@ -64,7 +65,7 @@ def preset_graph(name: str, *, batch: int, sequence: int, num_layers: int | None
 
 
 def decoder_graph(shape: ModelShape, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
-    """Embedding, layers and output projection of ``shape``; rows are batch times sequence, batch outermost."""
+    """Return embedding, layers and output projection of ``shape``; rows are batch times sequence, batch outermost."""
     return _Decoder(shape, batch, sequence).build(shape.num_layers if num_layers is None else num_layers)
 
 
@@ -118,7 +119,7 @@ class _Decoder:
         return self.graph.add(matrix_product(prefix + part, (given, weight), self.rows, columns, inner, role=part))
 
     def adapted(self, prefix: str, part: str, given: str, columns: int, inner: int) -> str:
-        """A projection, and beside it the product of two thin ones where adapters are trained."""
+        """Return a projection, and beside it the product of two thin ones where adapters are trained."""
         made = self.linear(prefix, part, given, columns, inner)
         rank = self.shape.lora_rank
         if not rank:
@@ -166,7 +167,7 @@ class _Decoder:
 
 
 def _with_gradients(graph: Graph) -> Graph:
-    """Only what lies after a trained parameter gets a gradient."""
+    """Leave a gradient only to what lies after a trained parameter."""
     for name, node in graph.nodes.items():
         if node.inputs:
             needs = any(graph.nodes[source_name].needs_gradient for source_name in node.inputs)

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from mindspeed_autoparallel.errors import PatchError
+from mindspeed_autoparallel.patching.chain import leads_to, place_of
 from mindspeed_autoparallel.patching.imports import call_after_import
 from mindspeed_autoparallel.patching.releases import release_of, within
 from mindspeed_autoparallel.patching.sheet import Patch
@@ -101,6 +102,26 @@ class Engine:
         for entry in self.patches:
             if flag in entry.patch.flags and entry.state is PatchState.FAILED:
                 raise PatchError(f"{flag} needs {entry.patch.target}, but {entry.reason}")
+
+    def verify(self, flag: str) -> None:
+        """Raise ``PatchError`` naming the first function ``flag`` needs whose wrapper would not be called, and why.
+
+        Other plugins may put functions of their own in the place of those that were patched. Where a host has its own
+        of a function (``Patch.instead_of``), that one counts.
+        """
+        needed = [entry for entry in self.patches if flag in entry.patch.flags and entry.state is PatchState.INSTALLED]
+        instead = {entry.patch.instead_of for entry in needed}
+        for entry in needed:
+            if entry.patch.target in instead:
+                continue
+            holder, name = _holder(sys.modules[entry.patch.module], entry.patch.attribute)
+            current = None if holder is None else inspect.getattr_static(holder, name)
+            if not leads_to(current, entry.replacement):
+                raise PatchError(
+                    f"{flag} works through {entry.patch.target}, but {place_of(current)} was put in its place and does "
+                    "not call it. Switch the feature that brings it off (its flag, or its entry in the host's "
+                    f"configuration), or train without {flag}."
+                )
 
     def undo_all(self) -> None:
         """Restore every original; a patch under another plugin's wrapper goes inert instead."""

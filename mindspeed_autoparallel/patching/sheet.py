@@ -27,6 +27,8 @@ class Patch:
     flags: tuple[str, ...] = ()
     """Works once one of these is true, command line flags or an environment variable, and passes calls on until then;
     empty: always."""
+    instead_of: str = ""
+    """Target of Megatron that a host above it never calls, because it has this one of its own."""
     parameters: tuple[str, ...] = field(default=())
     """Parameter names the wrapper relies on; checked against the target's signature before it is installed."""
 

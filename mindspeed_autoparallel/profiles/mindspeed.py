@@ -3,16 +3,20 @@
 ``fwd_time`` and ``bwd_time`` are ms, ``act_mem`` and ``module_param`` ([parameters, optimizer, gradients]) MiB. Its
 memory rule is kept as it is there (``memory_semantics`` "mindspeed"): stage memory = (activations - recomputed
 activations) x (in-flight - 1) + activations + static; a recomputed layer saves its ``act_mem`` and adds its
-``fwd_time`` to the backward. Sizes it does not tell (parameter counts) are derived from ``module_param``.
+``fwd_time`` to the backward. ``vit_pre``, ``vit_post``, ``llm_pre`` and ``llm_post`` each hold the first or last layer:
+a module of n layers is its pre block, n - 2 layers and its post block, placed one by one; all are recomputed with the
+figures of a plain layer, as that tool counts them. Sizes it does not tell (parameter counts) are derived from
+``module_param``.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, StateBytes
+from mindspeed_autoparallel.profiles.blocks import BlockCost, ModuleCost, RecomputeCost, StateBytes, mean_layer
 from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 from mindspeed_autoparallel.profiles.profile import Profile, Provenance
@@ -20,6 +24,7 @@ from mindspeed_autoparallel.spec.model import Model, Module
 from mindspeed_autoparallel.units import GIB, MIB, US_PER_MS
 
 BLOCKS = ("vit_pre", "vit", "vit_post", "llm_pre", "llm", "llm_post")
+MOST_LAYERS = 100_000
 DEFAULT_CAPACITY_BYTES = 62000 * MIB
 """MindSpeed's own fixed limit, used when no --memory-limit-mib is given."""
 
@@ -38,23 +43,32 @@ def parse_mindspeed_profile(value: dict[str, Any], where: str, *, tensor_size: i
     micro_batch = _integer(value, "micro_batch_size", where)
     # That tool sends sequence x micro batch x hidden in 2-byte numbers over every boundary.
     boundary_bytes = sequence * micro_batch * hidden * 2
-    blocks = {name: _block(value, name, where, boundary_bytes, recomputable=name in ("vit", "llm")) for name in BLOCKS}
+    blocks = {name: _block(value, name, where, boundary_bytes) for name in BLOCKS}
     modules, costs = [], {}
     for name, key, count, before in (
         ("image_encoder", "vit", "image_encoder.vision_encoder.num_layers", ()),
         ("text_decoder", "llm", "text_decoder.num_layers", ("image_encoder",)),
     ):
+        num_layers = _integer(value, count, where)
+        if not 2 <= num_layers <= MOST_LAYERS:
+            raise ProfileError(
+                f"{where}: {count} is {num_layers}; 2 to {MOST_LAYERS} layers can be read, since {key}_pre and "
+                f"{key}_post hold the first and the last one."
+            )
         modules.append(
             Module(
                 name=name,
                 result_key=key,
-                num_layers=_integer(value, count, where),
+                num_layers=num_layers,
                 predecessors=before,
                 hidden_size=hidden if key == "llm" else 0,
                 tokens_per_sample=sequence if key == "llm" else 0,
             )
         )
-        costs[name] = ModuleCost(pre=blocks[f"{key}_pre"], layer=blocks[key], post=blocks[f"{key}_post"])
+        plain = blocks[key]
+        kinds = tuple(_recomputed_like(blocks[name], plain) for name in (f"{key}_pre", key, f"{key}_post"))
+        pattern = (0, *(1,) * (num_layers - 2), 2)
+        costs[name] = ModuleCost(layer=mean_layer(kinds, pattern), kinds=kinds, pattern=pattern)
     link = LinkTier(default=Collective(latency_us=0.0, bytes_per_s=p2p_gbps * GIB))
     return Profile(
         model=Model(name="model_profile.json", modules=tuple(modules), sequence_length=sequence),
@@ -92,7 +106,7 @@ def _number(value: Any, what: str, where: str) -> float:
     return float(value)
 
 
-def _block(value: dict[str, Any], name: str, where: str, output_bytes: int, *, recomputable: bool) -> BlockCost:
+def _block(value: dict[str, Any], name: str, where: str, output_bytes: int) -> BlockCost:
     block = value.get(name)
     if not isinstance(block, dict):
         raise ProfileError(f"{where}: block {name!r} is missing; needed: {', '.join(BLOCKS)}.")
@@ -105,19 +119,26 @@ def _block(value: dict[str, Any], name: str, where: str, output_bytes: int, *, r
     if not isinstance(parameters, (list, tuple)) or len(parameters) != 3:
         raise ProfileError(f"{where}: {name}.module_param must be [parameters, optimizer, gradients] in MiB.")
     weights, optimizer, gradients = (round(_number(part, f"{name}.module_param", where) * MIB) for part in parameters)
-    recompute = {"none": RecomputeCost(saved_bytes=saved)}
-    if recomputable:
-        recompute["full"] = RecomputeCost(saved_bytes=0, extra_backward_us=forward_us)
+    # 12 bytes per parameter, whole. A distributed optimizer keeps 4 of them on every rank and splits 8.
+    kept = optimizer // 3 if value.get("use_distributed_optimizer") else optimizer
     return BlockCost(
         forward_us=forward_us,
         backward_us=_number(block["bwd_time"], f"{name}.bwd_time", where) * US_PER_MS,
-        recompute=recompute,
+        recompute={"none": RecomputeCost(saved_bytes=saved)},
         output_bytes=output_bytes,
-        # As measured there, the optimizer is already split: it counts whole on each rank.
         dense=StateBytes(
             num_parameters=weights // 2,
             parameter_bytes=weights,
             gradient_bytes=gradients,
-            optimizer_unshardable_bytes=optimizer,
+            optimizer_bytes=optimizer - kept,
+            optimizer_unshardable_bytes=kept,
         ),
     )
+
+
+def _recomputed_like(block: BlockCost, plain: BlockCost) -> BlockCost:
+    """Return a block that saves a plain layer's activations when it is recomputed, for a plain layer's forward."""
+    saved = block.recompute["none"].saved_bytes
+    left = max(0, saved - plain.recompute["none"].saved_bytes)
+    full = RecomputeCost(saved_bytes=left, extra_backward_us=plain.forward_us)
+    return replace(block, recompute={**block.recompute, "full": full})

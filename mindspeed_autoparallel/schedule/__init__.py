@@ -1,5 +1,6 @@
 """Pipeline schedules as action programs, and one exact simulator for all of them."""
 
+from mindspeed_autoparallel.schedule.batch import BatchPath, BatchSimulator
 from mindspeed_autoparallel.schedule.messages import SENDS
 from mindspeed_autoparallel.schedule.programs import SCHEDULES, Action, Program, in_flight, make_program
 from mindspeed_autoparallel.schedule.simulator import SimulatedStep, StepTimes, simulate
@@ -9,6 +10,8 @@ __all__ = [
     "SCHEDULES",
     "SENDS",
     "Action",
+    "BatchPath",
+    "BatchSimulator",
     "Program",
     "SimulatedStep",
     "StepTimes",

@@ -55,7 +55,7 @@ class SimulatedStep:
         return self.step_time - self.busy[stage]
 
 
-class _Graph:
+class EventGraph:
     """Nodes in topological order; node 0 is the start. Every node waits for up to three others."""
 
     def __init__(self, num_stages: int) -> None:
@@ -91,7 +91,7 @@ def simulate(
     if not sends:
         interleaved = rendezvous and any(action.chunk for action in program[0])
         sends = "freed" if interleaved else "blocking" if rendezvous else "eager"
-    graph = _compile(program, sends)
+    graph = compile_graph(program, sends)
     extra, message = times.per_operation, times.per_message
     num_virtual = len(times.forward)
     links = [message + (times.link[i] if times.link else 0) for i in range(num_virtual - 1)] + [0]
@@ -137,7 +137,7 @@ def _at(row: Time | list[Time], microbatch: int) -> Time:
 
 
 def _trace(
-    graph: _Graph,
+    graph: EventGraph,
     program: Program,
     ends: list[Time],
     durations: list[Time],
@@ -182,11 +182,12 @@ def _trace(
 
 
 @lru_cache(maxsize=64)
-def _compile(program: Program, sends: str) -> _Graph:
+def compile_graph(program: Program, sends: str) -> EventGraph:
+    """Sort the events of a program and kind of sends once. Raises ``ConfigError`` for a program that deadlocks."""
     steps = message_steps(program, sends)
     num_stages = len(program)
     last_virtual = num_stages * (1 + max(action.chunk for action in program[0])) - 1
-    graph = _Graph(num_stages)
+    graph = EventGraph(num_stages)
     graph.add((0, -1))
     last, position = [0] * num_stages, [0] * num_stages
     done: dict[tuple[str, int, int], int] = {}
@@ -223,7 +224,7 @@ def _compile(program: Program, sends: str) -> _Graph:
     return graph
 
 
-def _through(graph: _Graph, step: Wait | Exchange, last: int, posted: dict[Message, int]) -> int:
+def _through(graph: EventGraph, step: Wait | Exchange, last: int, posted: dict[Message, int]) -> int:
     """Return the node at which a rank goes on: all messages have taken their link's time since both sides posted
     them."""
     if isinstance(step, Exchange):

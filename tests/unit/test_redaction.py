@@ -64,6 +64,7 @@ def test_switches_without_a_value_hide_nothing_else():
         ("MEGATRON_API_KEY", True),
         ("NPU_AUTH_TOKEN", True),
         ("PYTORCH_SECRET", True),
+        ("GITHUB_TOKEN", True),
         ("TOKENIZERS_PARALLELISM", False),
         ("PYTHONPATH", False),
         ("NCCL_IB_GID_INDEX", False),

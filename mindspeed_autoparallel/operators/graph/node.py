@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -18,7 +18,7 @@ NO_CUT = -1
 
 @dataclass(frozen=True)
 class Axis:
-    """One loop of an operator. ``size`` in elements; not ``cuttable``: softmax and norm axes, or an unknown meaning."""
+    """Name one loop of an operator, ``size`` elements long; softmax and norm axes are not ``cuttable``."""
 
     name: str
     size: int
@@ -27,7 +27,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator, parameter or input.
+    """Describe one operator, parameter or input.
 
     ``operands[s][d]`` and ``output[d]`` give the axis of dim ``d`` (None: that dim is never cut). An axis that is in no
     dim of the output is summed over: cutting it leaves a pending sum. ``matmul`` names the axes (i axes, j, k) of
@@ -49,30 +49,32 @@ class Node:
     matmul: tuple[tuple[int, ...], int, int] | None = None
     known: bool = True
     kind_detail: str = ""
+    blocked_slots: frozenset[int] = frozenset()
+    """Inputs that get no gradient from this operator: an index, what is detached, the shape that is copied."""
 
     def operand_placement(self, slot: int, choice: int) -> int:
-        """Placement that this operator wants of input ``slot`` when axis ``choice`` is cut."""
+        """Give the placement that this operator wants of input ``slot`` when axis ``choice`` is cut."""
         if choice == NO_CUT or choice not in self.operands[slot]:
             return REPLICATE
         return self.operands[slot].index(choice)
 
     def output_placement(self, choice: int) -> int:
-        """Placement of the output when axis ``choice`` is cut."""
+        """Give the placement of the output when axis ``choice`` is cut."""
         if choice == NO_CUT:
             return REPLICATE
         return self.output.index(choice) if choice in self.output else PARTIAL
 
     def gradient_placement(self, slot: int, choice: int) -> int:
-        """Placement in which this operator's backward leaves the gradient of input ``slot``."""
+        """Give the placement in which this operator's backward leaves the gradient of input ``slot``."""
         placement = self.operand_placement(slot, choice)
         return PARTIAL if placement == REPLICATE and choice != NO_CUT else placement
 
     def local_size(self, axis: int, cuts: Iterable[tuple[int, int]] = ()) -> int:
-        """Size of ``axis`` on one device after ``cuts``, pairs of (axis, parts)."""
+        """Give the size of ``axis`` on one device after ``cuts``, pairs of (axis, parts)."""
         return self.axes[axis].size // math.prod(parts for cut, parts in cuts if cut == axis)
 
     def choices(self, parts: int, cuts: Iterable[tuple[int, int]] = ()) -> list[int]:
-        """No cut, and every axis that ``parts`` divides after the earlier ``cuts``."""
+        """List no cut, and every axis that ``parts`` divides after the earlier ``cuts``."""
         done = tuple(cuts)
         return [NO_CUT] + [
             a
@@ -82,18 +84,35 @@ class Node:
 
     @property
     def output_bytes(self) -> int:
+        """Give the bytes of the whole output."""
         return math.prod(self.output_shape) * self.item_bytes
 
 
 @dataclass
 class Graph:
-    """Nodes by name, in an order in which every producer comes before its consumers."""
+    """Hold nodes by name, in an order in which every producer comes before its consumers."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     """Operators without a rule (node name to operator name): treated as replicated."""
     samples: int = 0
     """Samples that the graph computes at once, over all devices; 0 where nobody said."""
+
+    def flows_back(self, source: str, reader: str, slot: int) -> bool:
+        """Tell whether backward sends a gradient from input ``slot`` of ``reader`` to ``source``."""
+        node = self.nodes[reader]
+        return self.nodes[source].needs_gradient and node.needs_gradient and slot not in node.blocked_slots
+
+    def keep_live_gradients(self, outputs: Iterable[str]) -> None:
+        """Take the gradient from every operator and parameter that none of ``outputs`` depends on."""
+        live = {name for name in outputs if self.nodes[name].needs_gradient}
+        for name in reversed(self.nodes):
+            for slot, source in enumerate(self.nodes[name].inputs):
+                if name in live and self.flows_back(source, name, slot):
+                    live.add(source)
+        for name, node in self.nodes.items():
+            if node.needs_gradient and name not in live:
+                self.nodes[name] = replace(node, needs_gradient=False)
 
     def add(self, node: Node) -> str:
         """Append ``node``; raises ``ConfigError`` for a name that is taken or an input that is not there yet."""
@@ -108,7 +127,7 @@ class Graph:
         return node.name
 
     def consumers(self) -> dict[str, list[tuple[str, int]]]:
-        """For each node, its readers as (name, input slot)."""
+        """Map each node to its readers as (name, input slot)."""
         result: dict[str, list[tuple[str, int]]] = {name: [] for name in self.nodes}
         for node in self.nodes.values():
             for slot, source in enumerate(node.inputs):
@@ -116,7 +135,7 @@ class Graph:
         return result
 
     def edges(self) -> Iterable[tuple[Node, Node, int]]:
-        """Every (producer, consumer, input slot)."""
+        """Yield every (producer, consumer, input slot)."""
         for node in self.nodes.values():
             for slot, source in enumerate(node.inputs):
                 yield self.nodes[source], node, slot

@@ -21,10 +21,10 @@ from mindspeed_autoparallel.operators.lowering.roles import (
     winners,
 )
 from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions
-from mindspeed_autoparallel.operators.search.problem import Machine
+from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.recursive import carried_axes
 from mindspeed_autoparallel.operators.search.state import Decisions
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.units import format_bytes, format_us
 
@@ -48,11 +48,11 @@ class MegatronConfiguration:
 
     @property
     def extra_us(self) -> float:
-        """Modelled time of one step that uniformity costs; negative where the plan was no optimum."""
+        """Return modelled time of one step that uniformity costs; negative where the plan was no optimum."""
         return self.uniform_cost.total_us - self.plan_cost.total_us
 
     def flags(self) -> list[str]:
-        """Command line words for a Megatron script."""
+        """Return command line words for a Megatron script."""
         layout = self.layout
         words = [
             "--tensor-model-parallel-size",
@@ -89,7 +89,7 @@ class MegatronConfiguration:
         }
 
     def lines(self) -> list[str]:
-        """For the terminal: the configuration, its price, its flags."""
+        """Write for the terminal the configuration, its price, its flags."""
         plan, uniform = self.plan_cost, self.uniform_cost
         sign = "" if self.extra_us < 0 else "+"
         cheaper = " (cheaper: only the exact mode compares whole plans)" if self.extra_us < 0 else ""
@@ -109,7 +109,7 @@ class MegatronConfiguration:
 def derive_megatron(
     plan: OperatorPlan, *, machine: Machine | None = None, micro_batch_size: int | None = None
 ) -> MegatronConfiguration:
-    """DP, TP, SP, CP, EP and PP from what most of the FLOPs of ``plan`` do on each mesh dim.
+    """Return DP, TP, SP, CP, EP and PP from what most of the FLOPs of ``plan`` do on each mesh dim.
 
     A role that the model does not allow (samples, heads or tokens that do not divide) gives way to the next in the
     vote, with a note. ``micro_batch_size`` is kept where it divides the samples of a replica; otherwise the
@@ -184,7 +184,7 @@ def derive_megatron(
 
 
 def _illegal(graph: Graph, mesh: tuple[int, ...], roles: list[str], parts: int, role: str) -> str:
-    """Why ``role`` cannot have ``parts`` more devices, or nothing."""
+    """Return why ``role`` cannot have ``parts`` more devices, or nothing."""
     size = parts * math.prod(n for n, r in zip(mesh, roles, strict=True) if r == role)
     samples, heads = attention_limits(graph)
     if role == DATA and samples and samples % size:
@@ -205,7 +205,7 @@ def _tokens_per_sample(graph: Graph) -> int:
 
 
 def _streams_cut_by_rows(made: Decisions, roles: list[str]) -> bool:
-    """Whether most bytes that tensor parallelism leaves whole (norms, sums) are cut by rows in the plan."""
+    """Return whether most bytes that tensor parallelism leaves whole (norms, sums) are cut by rows in the plan."""
     graph = made.graph
     without = uniform_decisions(graph, made.mesh, roles, sequence_parallel=False)
     batch = carried_axes(graph)

@@ -14,7 +14,8 @@ DATA, TENSOR, CONTEXT, EXPERT, IDLE = "data", "tensor", "context", "expert", "id
 
 
 def role_of_cut(node: Node, axis: int, batch: int | None, earlier_parts: int, parts: int, samples: int) -> str:
-    """The role of cutting ``axis``; ``batch``: the axis that carries the samples, cut into ``earlier_parts`` so far.
+    """Return the role of cutting ``axis``; ``batch``: the axis that carries the samples, cut into ``earlier_parts`` so
+    far.
 
     Where rows are samples times tokens, they hold whole samples until there are as many parts as ``samples``.
     """
@@ -30,7 +31,7 @@ def role_of_cut(node: Node, axis: int, batch: int | None, earlier_parts: int, pa
 
 
 def votes(decisions: Decisions) -> list[dict[str, float]]:
-    """Per mesh dim, the share of all FLOPs that each role has; a role nobody took is not listed."""
+    """Give per mesh dim the share of all FLOPs that each role has; a role nobody took is not listed."""
     graph = decisions.graph
     batch = carried_axes(graph)
     total = sum(node.flops for node in graph.nodes.values()) or 1
@@ -47,7 +48,7 @@ def votes(decisions: Decisions) -> list[dict[str, float]]:
 
 
 def attention_limits(graph: Graph) -> tuple[int, int]:
-    """(samples, heads) that all fused attentions can be cut into; 0 where the graph has none."""
+    """Return (samples, heads) that all fused attentions can be cut into; 0 where the graph has none."""
     found: dict[str, list[int]] = {"batch": [], "heads": []}
     for node in graph.nodes.values():
         if node.kind == "attention":
@@ -59,6 +60,6 @@ def attention_limits(graph: Graph) -> tuple[int, int]:
 
 
 def winners(ballot: Mapping[str, float]) -> list[str]:
-    """Roles from most to least voted for; a tie goes to the first in the order they are defined."""
+    """Return roles from most to least voted for; a tie goes to the first in the order they are defined."""
     order = (DATA, TENSOR, CONTEXT, EXPERT, IDLE)
     return sorted(ballot, key=lambda role: (-ballot[role], order.index(role)))

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
-from mindspeed_autoparallel.operators.search.problem import Machine
+from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.search.exact import Limits
+from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.rounds import LEAST_GAIN, improve
 from mindspeed_autoparallel.operators.search.state import Decisions
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 
 def improve_from_uniform(
@@ -18,21 +19,23 @@ def improve_from_uniform(
     pins: Sequence[Mapping[str, int]],
     *,
     tied: bool,
-    parameter_limit_bytes: float | None = None,
+    limits: Limits | None = None,
+    num_microbatches: int = 1,
 ) -> Decisions:
-    """``decisions`` improved cut by cut, going on from the uniform plan derived from them while that is cheaper.
+    """Improve ``decisions`` cut by cut, going on from the uniform plan derived from them while that is cheaper.
 
     A uniform plan that breaks a pin or the limit is no start.
     """
+    limits = limits or Limits()
     while True:
-        decisions = improve(decisions, machine, pins, tied=tied, parameter_limit_bytes=parameter_limit_bytes)
+        decisions = improve(decisions, machine, pins, tied=tied, limits=limits, num_microbatches=num_microbatches)
         try:
             derived = derive_megatron(OperatorPlan(decisions, "exact", (), 0.0), machine=machine)
         except InfeasiblePlan:
             return decisions
         uniform, cost = derived.uniform.decisions, derived.uniform_cost
         kept = all(uniform.choices[name][dim] == axis for dim, fixed in enumerate(pins) for name, axis in fixed.items())
-        fits = parameter_limit_bytes is None or cost.parameter_bytes <= parameter_limit_bytes
+        fits = limits.allow(uniform, num_microbatches)
         if not (kept and fits and derived.extra_us < -LEAST_GAIN * cost.total_us):
             return decisions
         decisions = uniform

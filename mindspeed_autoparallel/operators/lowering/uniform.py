@@ -13,7 +13,7 @@ from mindspeed_autoparallel.operators.search.state import Decisions
 def uniform_decisions(
     graph: Graph, mesh: Sequence[int], roles: Sequence[str], *, sequence_parallel: bool, expert_dims: Sequence[int] = ()
 ) -> Decisions:
-    """Every operator cut as Megatron cuts it when mesh dim ``d`` has ``roles[d]``.
+    """Return every operator cut as Megatron cuts it when mesh dim ``d`` has ``roles[d]``.
 
     ``data`` cuts samples, and experts in ``expert_dims``. ``context`` cuts tokens, and fused attention by heads (the
     all-to-all form). ``tensor`` cuts a product that reads a whole tensor by its columns and one that reads a cut
@@ -73,7 +73,7 @@ class _Cut:
         return rows if sequence_parallel and (arriving or pending) else NO_CUT
 
     def _arriving(self, node: Node) -> list[int | None]:
-        """For each input that is no parameter, the axis of ``node`` that its cut would be; None for a whole one."""
+        """List for each input that is no parameter the axis of ``node`` that its cut would be; None for a whole one."""
         found: list[int | None] = []
         for slot, source in enumerate(node.inputs):
             if source in self.chosen:
@@ -85,7 +85,7 @@ class _Cut:
         return self.decisions.graph.nodes[name]
 
     def follow_with_parameters(self) -> None:
-        """Every parameter is cut as its first reader wants it."""
+        """Cut every parameter as its first reader wants it."""
         for node in self.decisions.graph.nodes.values():
             for slot, source in enumerate(node.inputs):
                 if self._node(source).is_parameter and source not in self.chosen:

@@ -8,7 +8,8 @@ from mindspeed_autoparallel.operators.graph.node import Axis, Node
 
 
 def router(name: str, inputs: tuple[str, str], rows: int, hidden: int, experts: int, *, role: str = "") -> Node:
-    """Scores of tokens (rows, hidden) by a weight (hidden, experts), and their softmax: only tokens may be cut."""
+    """Return scores of tokens (rows, hidden) by a weight (hidden, experts), and their softmax: only tokens may be
+    cut."""
     axes = (Axis("rows", rows), Axis("hidden", hidden, cuttable=False), Axis("experts", experts, cuttable=False))
     flops = 2 * rows * hidden * experts
     return Node(name, "router", axes, (rows, experts), (0, 2), inputs, ((0, 1), (1, 2)), role=role, flops=flops)
@@ -17,7 +18,7 @@ def router(name: str, inputs: tuple[str, str], rows: int, hidden: int, experts: 
 def dispatch(
     name: str, inputs: tuple[str, str], rows: int, hidden: int, experts: int, slots: int, *, role: str = ""
 ) -> Node:
-    """Tokens (rows, hidden) and their scores to (experts, slots, hidden).
+    """Return tokens (rows, hidden) and their scores to (experts, slots, hidden).
 
     Cut by rows, a device fills its share of every expert's slots; cut by experts, it needs all tokens.
     """
@@ -29,7 +30,7 @@ def dispatch(
 def expert_product(
     name: str, inputs: tuple[str, str], experts: int, slots: int, columns: int, inner: int, *, role: str = ""
 ) -> Node:
-    """(experts, slots, inner) times (experts, inner, columns); its I axis is slots, then experts."""
+    """Return (experts, slots, inner) times (experts, inner, columns); its I axis is slots, then experts."""
     axes = (Axis("experts", experts), Axis("rows", slots), Axis("columns", columns), Axis("inner", inner))
     return Node(
         name,
@@ -48,7 +49,7 @@ def expert_product(
 def combine(
     name: str, inputs: tuple[str, str], rows: int, hidden: int, experts: int, slots: int, *, role: str = ""
 ) -> Node:
-    """(experts, slots, hidden) and the scores back to tokens (rows, hidden): a sum over experts, pending if they are
-    cut."""
+    """Return (experts, slots, hidden) and the scores back to tokens (rows, hidden): a sum over experts, pending if they
+    are cut."""
     axes = (Axis("rows", math.gcd(rows, slots)), Axis("hidden", hidden), Axis("experts", experts))
     return Node(name, "combine", axes, (rows, hidden), (0, 1), inputs, ((2, 0, 1), (0, 2)), role=role)

@@ -16,7 +16,7 @@ def source(
     role: str = "",
     item_bytes: int = 2,
 ) -> Node:
-    """A parameter or an input of the model: any dim may be cut; a ``frozen`` parameter gets no gradient."""
+    """Return a parameter or an input of the model: any dim may be cut; a ``frozen`` parameter gets no gradient."""
     dims = tuple(range(len(shape)))
     axes = tuple(Axis(f"dim{d}", size) for d, size in enumerate(shape))
     return Node(
@@ -35,7 +35,7 @@ def source(
 def matrix_product(
     name: str, inputs: tuple[str, str], rows: int, columns: int, inner: int, *, role: str = "", gradient: bool = True
 ) -> Node:
-    """A(rows, inner) times B(inner, columns)."""
+    """Return a(rows, inner) times B(inner, columns)."""
     axes = (Axis("rows", rows), Axis("columns", columns), Axis("inner", inner))
     return Node(
         name,
@@ -53,20 +53,21 @@ def matrix_product(
 
 
 def pointwise(name: str, inputs: tuple[str, ...], shape: tuple[int, ...], *, role: str = "") -> Node:
-    """Every dim may be cut; all inputs have the shape of the output: (rows, columns), or experts before them."""
+    """Return every dim may be cut; all inputs have the shape of the output: (rows, columns), or experts before them."""
     dims = tuple(range(len(shape)))
     axes = tuple(Axis(n, size) for n, size in zip(("experts", "rows", "columns")[-len(shape) :], shape, strict=True))
     return Node(name, "pointwise", axes, shape, dims, inputs, (dims,) * len(inputs), role=role)
 
 
 def norm(name: str, inputs: tuple[str, str], rows: int, hidden: int, *, role: str = "") -> Node:
-    """A norm over the last dim, which is never cut; the second input is its weight."""
+    """Return a norm over the last dim, which is never cut; the second input is its weight."""
     axes = (Axis("rows", rows), Axis("hidden", hidden, cuttable=False))
     return Node(name, "norm", axes, (rows, hidden), (0, 1), inputs, ((0, 1), (1,)), role=role)
 
 
 def gather(name: str, inputs: tuple[str, str], rows: int, hidden: int, table: int, *, role: str = "") -> Node:
-    """Rows of a table (first input) by index (second): the index, the width and, with a pending sum, the table."""
+    """Return rows of a table (first input) by index (second): the index, the width and, with a pending sum, the
+    table."""
     axes = (Axis("rows", rows), Axis("hidden", hidden), Axis("table", table))
     return Node(name, "gather", axes, (rows, hidden), (0, 1), inputs, ((2, 1), (0,)), role=role)
 
@@ -82,7 +83,8 @@ def attention(
     head: int,
     role: str,
 ) -> Node:
-    """Fused attention of q, k, v as (batch x sequence, heads x head): batch and heads may be cut, key heads dividing.
+    """Return fused attention of q, k, v as (batch x sequence, heads x head): batch and heads may be cut, key heads
+    dividing.
 
     The cut of rows is a cut of the batch, so its size here is the batch; columns are cut by whole key heads.
     """
@@ -95,7 +97,8 @@ def attention(
 def gather_cuts(
     table: tuple[int, ...], index: tuple[int, ...], devices: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Cuts of a gather on its own: the index first, as far as its first dim divides, then the first dim of the table.
+    """Return cuts of a gather on its own: the index first, as far as its first dim divides, then the first dim of the
+    table.
 
     A table of one dim is not cut: there is no row to gather from a piece.
     """

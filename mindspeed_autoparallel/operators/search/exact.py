@@ -6,27 +6,58 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.operators.search.pricing import parameter_bytes, plan_resident_bytes
 from mindspeed_autoparallel.operators.search.problem import CutProblem
+from mindspeed_autoparallel.operators.search.state import Decisions
 
 
-def solve_exact(problem: CutProblem, *, parameter_limit_bytes: float | None = None) -> list[int]:
-    """Picks of least cost; ``parameter_limit_bytes`` bounds the parameters on one device.
+@dataclass(frozen=True)
+class Limits:
+    """Bound what one device holds, in bytes: weights, and weights with states and kept outputs; None: no bound."""
+
+    parameter_bytes: float | None = None
+    memory_bytes: float | None = None
+
+    def times(self, factor: int) -> Limits:
+        """Multiply both."""
+        bytes_ = [
+            None if limit is None else float(limit * factor) for limit in (self.parameter_bytes, self.memory_bytes)
+        ]
+        return Limits(*bytes_)
+
+    def allow(self, decisions: Decisions, num_microbatches: int) -> bool:
+        """Tell whether a whole plan keeps within them."""
+        if self.memory_bytes is not None and plan_resident_bytes(decisions, num_microbatches) > self.memory_bytes:
+            return False
+        return self.parameter_bytes is None or parameter_bytes(decisions) <= self.parameter_bytes
+
+    def rows(self, problem: CutProblem) -> list[tuple[list[numpy.ndarray], float, str]]:
+        """List what each choice of ``problem`` holds, the bound on it, and its name."""
+        found = ((problem.parameter_bytes, self.parameter_bytes, "parameters"),)
+        more = ((problem.resident_bytes, self.memory_bytes, "parameters, their states and kept outputs"),)
+        return [(held, limit, name) for held, limit, name in (*found, *more) if limit is not None]
+
+
+def solve_exact(problem: CutProblem, limits: Limits | None = None) -> list[int]:
+    """Pick the least cost within ``limits``.
 
     One-hot variables per operator; one variable per pair of what is made and wanted of a tensor, whose sums are the
     one-hots (the local polytope), and one that is paid where any reader has that pair.
     Raises ``InfeasiblePlan`` when the memory row cannot be met.
     """
-    picks = _solve(problem, parameter_limit_bytes, integer=False)
-    return picks if picks is not None else _require(_solve(problem, parameter_limit_bytes, integer=True))
+    limits = limits or Limits()
+    picks = _solve(problem, limits, integer=False)
+    return picks if picks is not None else _require(_solve(problem, limits, integer=True))
 
 
 @contextlib.contextmanager
 def _without_banner() -> Iterator[None]:
-    """HiGHS prints a banner on file descriptor 1 whatever it is told; stdout is for results."""
+    """Keep stdout for results: HiGHS prints a banner on file descriptor 1 whatever it is told."""
     sys.stdout.flush()
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -44,7 +75,7 @@ def _require(picks: list[int] | None) -> list[int]:
     return picks
 
 
-def _solve(problem: CutProblem, limit: float | None, *, integer: bool) -> list[int] | None:
+def _solve(problem: CutProblem, limits: Limits, *, integer: bool) -> list[int] | None:
     from ortools.linear_solver.python import model_builder
 
     model = model_builder.Model()
@@ -80,18 +111,19 @@ def _solve(problem: CutProblem, limit: float | None, *, integer: bool) -> list[i
                     model.add(paid[pair] >= variable)
         terms += list(paid.values())
         weights += [float(cost[pair]) for pair in shape]
-    if limit is not None:
-        held = [(x, float(h)) for v, xs in enumerate(ones) for x, h in zip(xs, problem.parameter_bytes[v], strict=True)]
-        unit = max((h for _, h in held), default=1.0) or 1.0
-        model.add(sum(x * (h / unit) for x, h in held if h) <= limit / unit)
+    for held, limit, _ in limits.rows(problem):
+        unit = max((float(h.max()) for h in held), default=1.0) or 1.0
+        shares = [share for xs, hs in zip(ones, held, strict=True) for share in zip(xs, hs / unit, strict=True)]
+        model.add(sum(x * float(share) for x, share in shares if share) <= limit / unit)
     model.minimize(model_builder.LinearExpr.weighted_sum(terms, weights))
     solver = model_builder.Solver("highs")
     with _without_banner():
         status = solver.solve(model)
     if status != model_builder.SolveStatus.OPTIMAL:
-        least = sum(float(h.min()) for h in problem.parameter_bytes)
+        told = [(name, limit, sum(float(h.min()) for h in held)) for held, limit, name in limits.rows(problem)]
+        name, limit, least = max(told, key=lambda row: row[2] / row[1], default=("parameters", 0.0, 0.0))
         raise InfeasiblePlan(
-            f"no plan of this cut keeps the parameters within {limit or 0:.0f} bytes per device: cutting all of them "
+            f"no plan of this cut keeps the {name} within {limit:.0f} bytes per device: cutting all of them "
             f"leaves {least:.0f} bytes. Raise the limit or the number of devices."
         )
     values = [numpy.array([solver.value(x) for x in xs]) for xs in ones]

@@ -13,7 +13,7 @@ Strategy = tuple[int, ...]
 
 
 def fill_rest(main: Decisions, decided: Collection[str]) -> Decisions:
-    """``main`` with a strategy for every operator; those in ``decided`` keep theirs.
+    """Return ``main`` with a strategy for every operator; those in ``decided`` keep theirs.
 
     Forward and backward passes alternate until nothing changes, first spreading only strategies that use all N devices,
     then N / 2, .., then any. An axis that cannot be divided, or must not be cut (norm, softmax), stays whole. A gather
@@ -67,7 +67,7 @@ def _adopt(
 
 
 def _strategy(node: Node, mesh: Strategy, wishes: list[tuple[int | None, ...]]) -> Strategy:
-    """Per mesh dim the first axis of its wishes that can be divided there, or no cut."""
+    """Pick per mesh dim the first axis of its wishes that can be divided there, or no cut."""
     strategy: list[int] = []
     for parts, wanted in zip(mesh, wishes, strict=True):
         cuts = [(axis, n) for axis, n in zip(strategy, mesh, strict=False) if axis != NO_CUT]

@@ -6,7 +6,7 @@ from mindspeed_autoparallel.operators.search.problem import CutProblem
 
 
 def solve_greedy(problem: CutProblem) -> list[int]:
-    """Picks made in order, never revised; shown beside the search modes, not offered as one."""
+    """Pick made in order, never revised; shown beside the search modes, not offered as one."""
     before: dict[int, list[int]] = {}
     for a, b in problem.edges:
         before.setdefault(max(a, b), []).append(min(a, b))

@@ -24,19 +24,19 @@ class CutCosts:
 
     @property
     def choice(self) -> str:
-        """The cheapest cut; a tie goes to the first of I, J, K, none."""
+        """Return the cheapest cut; a tie goes to the first of I, J, K, none."""
         return CUT_NAMES[self.total.index(min(self.total))]
 
     @property
     def threshold(self) -> float | None:
-        """``mem_coeff`` at which I costs what no cut costs now (the recipe); None where I is not allowed."""
+        """Return ``mem_coeff`` at which I costs what no cut costs now (the recipe); None where I is not allowed."""
         if self.operator[0] == INFEASIBLE or self.total[3] <= 0:
             return None
         return self.total[0] * self.mem_coeff / self.total[3]
 
     @property
     def value_to_set(self) -> float | None:
-        """A value slightly above the threshold: two digits, rounded up."""
+        """Return a value slightly above the threshold: two digits, rounded up."""
         if self.threshold is None:
             return None
         from decimal import ROUND_CEILING, Decimal
@@ -46,7 +46,7 @@ class CutCosts:
         return float((exact / quantum).to_integral_value(rounding=ROUND_CEILING) * quantum)
 
     def log_lines(self) -> list[str]:
-        """The seed's log, one line per allowed cut, then the vector and the choice."""
+        """Return the seed's log, one line per allowed cut, then the vector and the choice."""
         lines = [
             f"If the {name}-axis is cut, the op-cost is {op:g}, the rest-cost is {rest:g}, "
             f"and the total cost is {total:g}"
@@ -74,7 +74,7 @@ def cut_costs(
     k_is_cut: bool = False,
     i_is_allowed: bool = True,
 ) -> CutCosts:
-    """Costs of the next halving of A(i,k) B(k,j) at its local sizes in elements.
+    """Return costs of the next halving of A(i,k) B(k,j) at its local sizes in elements.
 
     I costs ``mem_coeff * j * k / 2``, J ``i * k / 2``, K ``i * j / 2``; not cutting costs m squared over 25, where m is
     the least of the three, forbidden ones included. J and K exclude each other; an odd size cannot be halved;

@@ -37,7 +37,7 @@ def _by_axis(pattern: str, node: Node, given: Mapping[str, int] | Sequence[Seque
 
 
 def parse_pins(given: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Pins written as ``OPERATOR:AXIS=PARTS,..``; raises ``ConfigError`` for another form or two that differ."""
+    """Return pins written as ``OPERATOR:AXIS=PARTS,..``; raises ``ConfigError`` for another form or two that differ."""
     result: dict[str, dict[str, int]] = {}
     for text in given:
         name, _, rest = text.partition(":")
@@ -52,7 +52,7 @@ def parse_pins(given: Sequence[str]) -> dict[str, dict[str, int]]:
 
 
 def pinned_choices(graph: Graph, pins: Pins, mesh: tuple[int, ...]) -> list[dict[str, int]]:
-    """For each mesh dim, the axis every pinned operator cuts.
+    """List for each mesh dim the axis every pinned operator cuts.
 
     Raises ``ConfigError`` for a pattern that matches nothing, an axis the operator lacks, parts that do not divide, or
     two pins that disagree about one operator (both are named).

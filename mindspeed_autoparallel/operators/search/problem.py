@@ -8,20 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy
 
-from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, REPLICATE, Graph, Node
-from mindspeed_autoparallel.operators.graph.redistribution import Placements, gradient_of_output, moved_bytes
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
+from mindspeed_autoparallel.operators.graph.redistribution import Placements
+from mindspeed_autoparallel.operators.search.pricing import Machine, edge_bytes, pending_us, resident_bytes, work_us
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 Matrix = numpy.ndarray
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Rates that turn work into time. Defaults: a 300 TFLOP/s device, 1.6 TB/s memory, 100 GB/s links."""
-
-    flops_per_us: float = 3.0e8
-    memory_bytes_per_us: float = 1.6e6
-    link_bytes_per_us: float = 1.0e5
 
 
 @dataclass(frozen=True)
@@ -53,11 +45,13 @@ class CutProblem:
     """Reducing the sums that a choice leaves pending, gradients of parameters not counted; no part of the cost, which
     has them on the edges."""
     parameter_bytes: list[Matrix] = field(default_factory=list)
+    resident_bytes: list[Matrix] = field(default_factory=list)
+    """Parameters with their states, and outputs kept for backward, on one device."""
     reads: list[Reads] = field(default_factory=list)
     edges: dict[tuple[int, int], Matrix] = field(default_factory=dict)
 
     def total_us(self, picks: list[int]) -> float:
-        """Cost of ``picks``, an index into ``choices`` per variable."""
+        """Price ``picks``, an index into ``choices`` per variable."""
         total = sum(float(self.node_us[v][p]) for v, p in enumerate(picks))
         for read in self.reads:
             wanted = {wants[picks[v]] for v, wants in read.readers}
@@ -65,80 +59,67 @@ class CutProblem:
         return total
 
     def spread(self, picks: list[int]) -> dict[str, int]:
-        """The choice of every operator from the pick of its variable."""
+        """Give the choice of every operator from the pick of its variable."""
         return {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
 
     def picks(self, chosen: Mapping[str, int]) -> list[int]:
-        """The inverse of ``spread``: of tied operators the first one counts."""
+        """Invert ``spread``: of tied operators the first one counts."""
         return [self.choices[v].index(chosen[names[0]]) for v, names in enumerate(self.members)]
 
 
-def work_us(node: Node, machine: Machine) -> float:
-    """Compute time of forward and backward (twice the forward) of the whole operator on one device."""
-    if not node.inputs:
-        return 0.0
-    return 3 * (node.flops / machine.flops_per_us + 2 * node.output_bytes / machine.memory_bytes_per_us)
-
-
-def node_us(node: Node, choice: int, parts: int, cuts: tuple[tuple[int, int], ...], machine: Machine) -> float:
-    """Compute time of one device's piece when ``choice`` is cut into ``parts`` after the earlier ``cuts``."""
-    divided = (parts if choice != NO_CUT else 1) * math.prod(p for _, p in cuts)
-    return work_us(node, machine) / divided
-
-
-def pending_us(graph: Graph, node: Node, choice: int, parts: int, divided: int, machine: Machine) -> float:
-    """Time to reduce what ``choice`` leaves pending: the output, and gradients of inputs that are no parameters.
-
-    ``divided``: parts that the earlier cuts made of the operator.
-    """
-    sizes = [node.output_bytes] if node.output_placement(choice) == PARTIAL else []
-    for slot, source in enumerate(node.inputs):
-        given = graph.nodes[source]
-        if given.needs_gradient and not given.is_parameter and node.gradient_placement(slot, choice) == PARTIAL:
-            sizes.append(given.output_bytes)
-    moved = sum(moved_bytes((PARTIAL,), (REPLICATE,), size // divided, (parts,)) for size in sizes)
-    return moved / machine.link_bytes_per_us
-
-
 def build_problem(
-    decisions: Decisions, parts: int, machine: Machine, pins: Mapping[str, int], *, tied: bool, at: int | None = None
+    decisions: Decisions,
+    parts: int,
+    machine: Machine,
+    pins: Mapping[str, int],
+    *,
+    tied: bool,
+    at: int | None = None,
+    num_microbatches: int = 1,
 ) -> CutProblem:
-    """The problem of one more cut into ``parts``, before mesh dim ``at`` or after all others.
+    """State the problem of one more cut into ``parts``, before mesh dim ``at`` or after all others.
 
     ``pins`` fixes operators; ``tied`` joins operators of equal role.
     """
     graph = decisions.graph
     problem = CutProblem(parts)
-    shapes = _shapes(decisions)
+    shapes = shape_numbers(decisions)
     variable: dict[str, int] = {}
     groups: dict[object, int] = {}
     for name, node in graph.nodes.items():
         key = (node.role, node.kind, shapes[name], pins.get(name)) if tied and node.role else name
         if key not in groups:
             groups[key] = len(problem.members)
-            cuts = decisions.cuts(name)
-            allowed = [pins[name]] if name in pins else node.choices(parts, cuts)
+            allowed = [pins[name]] if name in pins else node.choices(parts, decisions.cuts(name))
             problem.members.append([])
             problem.choices.append(allowed)
-            problem.node_us.append(numpy.array([node_us(node, c, parts, cuts, machine) for c in allowed]))
-            local = node.output_bytes // math.prod(p for _, p in cuts)
-            held = [local // (parts if c != NO_CUT else 1) if node.is_parameter else 0 for c in allowed]
-            problem.parameter_bytes.append(numpy.array(held, dtype=float))
-            divided = math.prod(p for _, p in cuts)
-            pending = [pending_us(graph, node, c, parts, divided, machine) for c in allowed]
-            problem.pending_us.append(numpy.array(pending))
+            _add_operator(problem, decisions, node, machine, num_microbatches)
         variable[name] = groups[key]
         problem.members[groups[key]].append(name)
     for v, members in enumerate(problem.members):  # what is alike costs alike
-        problem.node_us[v] = problem.node_us[v] * len(members)
-        problem.parameter_bytes[v] = problem.parameter_bytes[v] * len(members)
+        for held in (problem.node_us, problem.parameter_bytes, problem.resident_bytes):
+            held[v] = held[v] * len(members)
     _add_reads(problem, decisions, machine, variable, len(decisions.mesh) if at is None else at)
     _add_edges(problem)
     return problem
 
 
-def _shapes(decisions: Decisions) -> dict[str, int]:
-    """A number per operator, equal for operators that cost the same: comparing the shapes themselves is slow."""
+def _add_operator(
+    problem: CutProblem, decisions: Decisions, node: Node, machine: Machine, num_microbatches: int
+) -> None:
+    """Append the prices of ``node`` for every choice of its new variable."""
+    graph, allowed, parts = decisions.graph, problem.choices[-1], problem.parts
+    divided = math.prod(p for _, p in decisions.cuts(node.name))
+    share = numpy.array([1 / (divided * (parts if c != NO_CUT else 1)) for c in allowed])
+    problem.node_us.append(work_us(graph, node, machine) * share)
+    problem.parameter_bytes.append((node.output_bytes if node.is_parameter else 0) * share)
+    problem.resident_bytes.append(resident_bytes(graph, node, num_microbatches) * share)
+    pending = [pending_us(graph, node, c, parts, divided, machine) for c in allowed]
+    problem.pending_us.append(numpy.array(pending))
+
+
+def shape_numbers(decisions: Decisions) -> dict[str, int]:
+    """Number operators, equal for operators that cost the same: comparing the shapes themselves is slow."""
     numbers: dict[object, int] = {}
     result = {}
     for name, node in decisions.graph.nodes.items():
@@ -151,14 +132,14 @@ def _shapes(decisions: Decisions) -> dict[str, int]:
 def _add_reads(
     problem: CutProblem, decisions: Decisions, machine: Machine, variable: Mapping[str, int], at: int
 ) -> None:
-    """Redistributions of every tensor by all mesh dims, in groups of readers that can still want it alike."""
+    """Add the redistributions of every tensor by all mesh dims, in groups of readers that can still want it alike."""
     times: dict[object, int] = {}
     examples: dict[object, tuple[str, list[tuple[str, int]]]] = {}
-    for name, readers in decisions.graph.consumers().items():
+    graph = decisions.graph
+    for name, readers in graph.consumers().items():
         groups: dict[object, list[tuple[str, int]]] = {}
         for reader, slot in readers:
-            settled = (decisions.operand_placements(reader, slot), decisions.gradient_placements(reader, slot))
-            groups.setdefault(settled, []).append((reader, slot))
+            groups.setdefault(decisions.wanted(name, reader, slot), []).append((reader, slot))
         for group in groups.values():
             key = (variable[name], tuple((variable[reader], slot) for reader, slot in group))
             times[key] = times.get(key, 0) + 1
@@ -166,20 +147,20 @@ def _add_reads(
     costs: dict[object, Matrix] = {}
     mesh = (*decisions.mesh[:at], problem.parts, *decisions.mesh[at:])
     for group_key, (name, group) in examples.items():
-        wants: dict[tuple[int, int], int] = {}
+        wants: dict[tuple[int, int | None], int] = {}
         wanted = []
         for reader, slot in group:
-            node, v = decisions.graph.nodes[reader], variable[reader]
-            pairs = [(node.operand_placement(slot, c), node.gradient_placement(slot, c)) for c in problem.choices[v]]
+            node, v = graph.nodes[reader], variable[reader]
+            flows = graph.flows_back(name, reader, slot)
+            pairs = [
+                (node.operand_placement(slot, c), node.gradient_placement(slot, c) if flows else None)
+                for c in problem.choices[v]
+            ]
             wanted.append((v, tuple(wants.setdefault(pair, len(wants)) for pair in pairs)))
-        producer, (reader, slot) = decisions.graph.nodes[name], group[0]
+        producer, (reader, slot) = graph.nodes[name], group[0]
         made = [producer.output_placement(c) for c in problem.choices[variable[name]]]
-        ends = (
-            decisions.output_placements(name),
-            decisions.operand_placements(reader, slot),
-            decisions.gradient_placements(reader, slot),
-        )
-        same = (producer.output_bytes, producer.needs_gradient, tuple(made), tuple(wants), ends)
+        ends = (decisions.output_placements(name), *decisions.wanted(name, reader, slot))
+        same = (producer.output_shape, producer.item_bytes, tuple(made), tuple(wants), ends)
         if same not in costs:
             costs[same] = _sent_bytes(producer, made, list(wants), ends, mesh, at) / machine.link_bytes_per_us
         problem.reads.append(Reads(variable[name], tuple(dict.fromkeys(wanted)), costs[same] * times[group_key]))
@@ -188,13 +169,15 @@ def _add_reads(
 def _sent_bytes(
     producer: Node,
     made: list[int],
-    wants: list[tuple[int, int]],
-    ends: tuple[Placements, Placements, Placements],
+    wants: list[tuple[int, int | None]],
+    ends: tuple[Placements, Placements, Placements | None],
     mesh: tuple[int, ...],
     at: int,
 ) -> Matrix:
-    """Bytes sent for each placement that is made (rows) and wanted (columns) on mesh dim ``at``; ``ends``: the output,
-    what is wanted and its gradient on the other mesh dims."""
+    """Price each placement that is made (rows) and wanted (columns) on mesh dim ``at``, in bytes.
+
+    ``ends``: the output, what is wanted and its gradient on the other mesh dims.
+    """
 
     def full(placements: Placements, placement: int) -> Placements:
         return (*placements[:at], placement, *placements[at:])
@@ -202,17 +185,14 @@ def _sent_bytes(
     output, operand, gradient = ends
     result = numpy.zeros((len(made), len(wants)))
     for p, placement in enumerate(made):
-        out = full(output, placement)
         for w, (want, back) in enumerate(wants):
-            moved = moved_bytes(out, full(operand, want), producer.output_bytes, mesh)
-            if producer.needs_gradient:
-                moved += moved_bytes(full(gradient, back), gradient_of_output(out), producer.output_bytes, mesh)
-            result[p, w] = moved
+            left = None if gradient is None or back is None else full(gradient, back)
+            result[p, w] = sum(edge_bytes(producer, full(output, placement), full(operand, want), left, mesh))
     return result
 
 
 def _add_edges(problem: CutProblem) -> None:
-    """What each reader would pay alone, edges between the same variables added up."""
+    """Add what each reader would pay alone, edges between the same variables added up."""
     for read in problem.reads:
         for b, wants in read.readers:
             a = read.producer

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.operators.search.state import Decisions
 
 
 def solve_propagation(problem: CutProblem, pinned: set[int]) -> list[int]:
-    """Picks spread from the variables ``pinned``, whose own picks never change.
+    """Pick spread from the variables ``pinned``, whose own picks never change.
 
     An operator decides when it is visited, against every neighbour decided so far, by least redistribution; one with
     several inputs waits until all that can be reached are decided. A tie goes to the least pending sums (parameters not
@@ -79,7 +79,7 @@ def _best(problem: CutProblem, v: int, picks: dict[int, int], neighbours: set[in
 
 
 def shared_parameter_conflicts(decisions: Decisions, pinned: Collection[str]) -> list[str]:
-    """A note for each parameter that two pinned operators want in different pieces."""
+    """Return a note for each parameter that two pinned operators want in different pieces."""
     notes = []
     for name, readers in decisions.graph.consumers().items():
         wanted = {reader: decisions.operand_placements(reader, slot) for reader, slot in readers if reader in pinned}

@@ -33,7 +33,7 @@ class ExplainedCut:
 
 
 def main_neighbours(graph: Graph) -> dict[str, list[tuple[str, int, int]]]:
-    """For each matrix product, its neighbours once all other operators are eliminated: (name, my tensor, its tensor).
+    """List the neighbours of each matrix product without the other operators: (name, my tensor, its tensor).
 
     Tensors are 0 for A, 1 for B and 2 for C.
     """
@@ -62,7 +62,7 @@ def _sizes(node: Node, decisions: Decisions) -> tuple[int, int, int]:
 
 
 def carried_axes(graph: Graph, dim: int = 0) -> dict[str, int]:
-    """For each operator the axis that carries dim ``dim`` of the model's inputs, the batch for 0.
+    """Map each operator to the axis that carries dim ``dim`` of the model's inputs, the batch for 0.
 
     Where a product has several row dims (a captured module with sequence first, say), the batch is cut first, since
     attention can follow it.
@@ -101,7 +101,8 @@ def cut_main_operators(
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
-    """Choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest operator first.
+    """Return choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest operator
+    first.
 
     Rows are cut into at most ``most_row_parts``.
     """
@@ -157,7 +158,7 @@ def solve_recursive(
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[Decisions, list[ExplainedCut]]:
-    """Choices of every operator on a ``mesh`` of twos, and the costs of each matrix product's decisions.
+    """Return choices of every operator on a ``mesh`` of twos, and the costs of each matrix product's decisions.
 
     ``pins``: per mesh dim, the axis of every pinned operator.
     """

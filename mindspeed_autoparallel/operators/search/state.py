@@ -18,13 +18,13 @@ class Decisions:
     choices: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def cuts(self, name: str) -> tuple[tuple[int, int], ...]:
-        """Pairs (axis, parts) of the cuts that divide operator ``name``."""
+        """List pairs (axis, parts) of the cuts that divide operator ``name``."""
         return tuple(
             (axis, parts) for axis, parts in zip(self.choices.get(name, ()), self.mesh, strict=False) if axis != NO_CUT
         )
 
     def extend(self, parts: int, chosen: dict[str, int]) -> Decisions:
-        """The decisions with one more mesh dim of ``parts`` devices."""
+        """Add one more mesh dim of ``parts`` devices."""
         return Decisions(
             self.graph,
             (*self.mesh, parts),
@@ -32,30 +32,41 @@ class Decisions:
         )
 
     def without(self, dim: int) -> Decisions:
-        """The decisions with mesh dim ``dim`` left out."""
+        """Leave out mesh dim ``dim``."""
         choices = {name: (*made[:dim], *made[dim + 1 :]) for name, made in self.choices.items()}
         return Decisions(self.graph, (*self.mesh[:dim], *self.mesh[dim + 1 :]), choices)
 
     def insert(self, dim: int, parts: int, chosen: dict[str, int]) -> Decisions:
-        """The inverse of ``without``."""
+        """Invert ``without``."""
         choices = {name: (*made[:dim], chosen[name], *made[dim:]) for name, made in self.choices.items()}
         return Decisions(self.graph, (*self.mesh[:dim], parts, *self.mesh[dim:]), choices)
 
     def output_placements(self, name: str) -> Placements:
+        """Give the placements of the output of operator ``name``."""
         node = self.graph.nodes[name]
         return tuple(node.output_placement(c) for c in self.choices[name])
 
+    def wanted(self, source: str, reader: str, slot: int) -> tuple[Placements, Placements | None]:
+        """Give what ``reader`` wants of ``source``, and how it leaves the gradient; None where it leaves none.
+
+        Readers of one tensor with the same answer share a redistribution.
+        """
+        flows = self.graph.flows_back(source, reader, slot)
+        return self.operand_placements(reader, slot), self.gradient_placements(reader, slot) if flows else None
+
     def operand_placements(self, name: str, slot: int) -> Placements:
+        """Give the placements that operator ``name`` wants of input ``slot``."""
         node = self.graph.nodes[name]
         return tuple(node.operand_placement(slot, c) for c in self.choices[name])
 
     def gradient_placements(self, name: str, slot: int) -> Placements:
+        """Give the placements in which backward of ``name`` leaves the gradient of input ``slot``."""
         node = self.graph.nodes[name]
         return tuple(node.gradient_placement(slot, c) for c in self.choices[name])
 
 
 def device_factors(devices: int) -> tuple[int, ...]:
-    """Prime factors of ``devices``, largest first: one cut each. Raises ``ConfigError`` below 1."""
+    """List the prime factors of ``devices``, largest first: one cut each. Raises ``ConfigError`` below 1."""
     if devices < 1:
         raise ConfigError(f"devices={devices}: give the number of devices to plan for, 1 or more.")
     factors: list[int] = []

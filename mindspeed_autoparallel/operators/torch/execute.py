@@ -17,7 +17,7 @@ Function = Callable[..., torch.Tensor]
 def execute(
     decisions: Decisions, pieces: Mapping[str, torch.Tensor], functions: Mapping[str, Function], mesh: MeshGroups
 ) -> dict[str, torch.Tensor]:
-    """Local outputs of every operator; ``pieces`` holds this rank's piece of each parameter and input.
+    """Return local outputs of every operator; ``pieces`` holds this rank's piece of each parameter and input.
 
     ``functions`` gives the computation on local pieces, by operator name, role, or kind (the first that is there).
     No edge is left to a library's choice, so the bytes sent are those the plan predicts, backward included. Readers
@@ -27,13 +27,13 @@ def execute(
     if mesh.shape != decisions.mesh:
         raise ConfigError(f"the plan is for a mesh of {decisions.mesh} and this mesh is {mesh.shape}.")
     made: dict[str, torch.Tensor] = {}
-    shared: dict[tuple[str, Placements, Placements], torch.Tensor] = {}
+    shared: dict[tuple[str, tuple[Placements, Placements | None]], torch.Tensor] = {}
 
     def operand(name: str, slot: int, source: str) -> torch.Tensor:
-        wanted, gradient = decisions.operand_placements(name, slot), decisions.gradient_placements(name, slot)
-        key = (source, wanted, gradient)
+        key = (source, decisions.wanted(source, name, slot))
         if key not in shared:
-            shared[key] = redistribute(made[source], decisions.output_placements(source), wanted, gradient, mesh)
+            shape = decisions.graph.nodes[source].output_shape
+            shared[key] = redistribute(made[source], decisions.output_placements(source), key[1], shape, mesh)
         return shared[key]
 
     for name, node in decisions.graph.nodes.items():

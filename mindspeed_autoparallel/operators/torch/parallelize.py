@@ -23,8 +23,8 @@ from torch.distributed.tensor.parallel import (
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, PARTIAL, REPLICATE, Node
 from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output
 from mindspeed_autoparallel.operators.lowering.roles import CONTEXT, DATA, role_of_cut, votes, winners
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.recursive import carried_axes
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 from mindspeed_autoparallel.operators.torch.capture import Captured
 
 _MODULES = (torch.nn.Linear, torch.nn.Embedding)
@@ -43,13 +43,13 @@ class ParallelizePlan:
     not_expressed: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """As Python source, and what could not be said."""
+        """Write Python source, and what could not be said."""
         made = [f"{name!r}: {_source(style)}," for name, style in self.styles.items()]
         return [*made, *(f"# not expressed: {reason}" for reason in self.not_expressed)]
 
 
 def parallelize_plan(captured: Captured, model: torch.nn.Module, plan: OperatorPlan) -> ParallelizePlan:
-    """The styles of ``plan``; ``model`` is the module that was captured.
+    """Return the styles of ``plan``; ``model`` is the module that was captured.
 
     Mesh dims that divide samples become ``data_size`` (each replica gets its samples, gradients are averaged by the
     caller), the others one tensor-parallel dim. Parameters are cut as the operators read them.
@@ -85,7 +85,7 @@ class _Lowering:
         return ParallelizePlan({} if self.reasons else styles, data, math.prod(mesh) // data, tuple(self._told()))
 
     def _told(self) -> Iterator[str]:
-        """One line per reason and role: repeated layers say the same."""
+        """Yield one line per reason and role: repeated layers say the same."""
         alike: dict[tuple[str, str], list[str]] = {}
         for name, reason in self.reasons.items():
             node = self.graph.nodes.get(name)
@@ -95,7 +95,8 @@ class _Lowering:
             yield f"{names[0]}{more}: {reason}"
 
     def _owners(self) -> dict[str, str]:
-        """Operators that are inside a module with a style, by name: its product or look-up and the added bias."""
+        """Return operators that are inside a module with a style, by name: its product or look-up and the added
+        bias."""
         found: dict[str, str] = {}
         for module in self.modules:
             for suffix in ("", ".embedding", ".bias_add"):
@@ -106,7 +107,7 @@ class _Lowering:
         return found
 
     def _choice(self, node: Node) -> int:
-        """The axis all tensor-parallel mesh dims cut; the data-parallel ones must cut the batch."""
+        """Return the axis all tensor-parallel mesh dims cut; the data-parallel ones must cut the batch."""
         chosen = self.plan.decisions.choices[node.name]
         for dim in self.data_dims:
             if node.inputs and chosen[dim] != self.batch.get(node.name, NO_CUT):
@@ -123,7 +124,7 @@ class _Lowering:
         return axis
 
     def _flow(self, name: str, node: Node) -> None:
-        """What leaves operator ``name``: as it is made, or for the last one of a module as the readers want it."""
+        """Tell what leaves operator ``name``: as it is made, or for the last one of a module as the readers want it."""
         made = node.output_placement(self.choice[name])
         if name not in self.owner:
             self.flowing[name] = made
@@ -137,7 +138,7 @@ class _Lowering:
                 self.reasons[name] = "its readers want it in different cuts."
 
     def _wanted(self, name: str) -> Iterator[int]:
-        """Placements that the code after operator ``name`` wants; modules take what they get."""
+        """Yield placements that the code after operator ``name`` wants; modules take what they get."""
         for reader, slot in self.graph.consumers()[name]:
             if reader not in self.owner:
                 yield self.graph.nodes[reader].operand_placement(slot, self.choice[reader])
@@ -145,7 +146,7 @@ class _Lowering:
             yield REPLICATE
 
     def _check_between(self, name: str, node: Node) -> None:
-        """Code between modules gets its operands as they flow, and their gradients back whole."""
+        """Check that code between modules gets its operands as they flow, and their gradients back whole."""
         for slot, source in enumerate(node.inputs):
             wanted = node.operand_placement(slot, self.choice[name])
             if wanted != self.flowing[source]:

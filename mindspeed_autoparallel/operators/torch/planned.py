@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils._pytree
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.torch.capture import Captured
 from mindspeed_autoparallel.operators.torch.execute import execute
 from mindspeed_autoparallel.operators.torch.redistribute import MeshGroups, whole
 
 
 class PlannedModule(torch.nn.Module):
-    """``captured`` run by ``plan`` on ``mesh`` with the values of ``model``; every rank makes one.
+    """Run ``captured`` by ``plan`` on ``mesh`` with the values of ``model``; every rank makes one.
 
     Its parameters are local pieces under the names of the model (dots become ``/``); ``forward`` takes the whole
     inputs on every rank and gives whole outputs, so that it can stand where the model stood. Raises ``ConfigError``
@@ -36,19 +37,38 @@ class PlannedModule(torch.nn.Module):
                     self.register_buffer(_key(name), piece)
         self.functions = {name: call.function(name, self.decisions, mesh) for name, call in captured.calls.items()}
 
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        """The model's tensor outputs, one alone or a tuple."""
-        if len(inputs) != len(self.captured.inputs):
-            raise ConfigError(f"the captured module takes {self.captured.inputs}, not {len(inputs)} tensors.")
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+        """Give what the model returns for its tensor inputs, in order or by name, with whole tensors.
+
+        Changed buffers (running statistics) keep this rank's piece of their new value.
+        """
+        given = {**dict(zip(self.captured.inputs, inputs, strict=False)), **named}
+        if len(inputs) + len(named) != len(self.captured.inputs) or set(given) != set(self.captured.inputs):
+            raise ConfigError(
+                f"the captured module takes {', '.join(self.captured.inputs)}, not {len(inputs)} tensors and "
+                f"{', '.join(named) or 'no names'}."
+            )
         pieces = {name: getattr(self, _key(name)) for name in self.captured.graph.nodes if hasattr(self, _key(name))}
-        for name, value in zip(self.captured.inputs, inputs, strict=True):
+        for name, value in given.items():
             pieces[name] = self.mesh.piece(value, self.decisions.output_placements(name))
         made = execute(self.decisions, pieces, self.functions, self.mesh)
-        found = [whole(made[n], self.decisions.output_placements(n), self.mesh) for n in self.captured.outputs]
-        return found[0] if len(found) == 1 else tuple(found)
+        for buffer, operator in self.captured.updates.items():
+            piece = self.mesh.piece(self._whole(made, operator), self.decisions.output_placements(buffer))
+            self.piece_of(buffer).copy_(piece.detach())
+        found = [
+            plain if name is None else self._whole(made, name)
+            for name, plain in zip(self.captured.outputs, self.captured.plain_outputs, strict=True)
+        ]
+        return torch.utils._pytree.tree_unflatten(found, self.captured.structure)
+
+    def _whole(self, made: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+        shape, before = self.decisions.graph.nodes[name].output_shape, self.mesh.sent_bytes
+        result = whole(made[name], self.decisions.output_placements(name), shape, self.mesh)
+        self.mesh.bytes_beyond_plan += self.mesh.sent_bytes - before
+        return result
 
     def piece_of(self, name: str) -> torch.Tensor:
-        """The local piece of the model's parameter or buffer ``name``."""
+        """Give the local piece of the model's parameter or buffer ``name``."""
         piece: torch.Tensor = getattr(self, _key(name))
         return piece
 

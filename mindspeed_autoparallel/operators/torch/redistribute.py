@@ -15,13 +15,17 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.graph.node import REPLICATE
 from mindspeed_autoparallel.operators.graph.redistribution import Placements, Step, gradient_of_output, steps
 
+Shape = tuple[int, ...]
+
 
 @dataclass
 class MeshGroups:
-    """This rank's place in the mesh of ``ranks``; ``sent_bytes`` counts up."""
+    """Hold this rank's place in the mesh of ``ranks``; ``sent_bytes`` counts up."""
 
     ranks: torch.Tensor
     sent_bytes: int = 0
+    bytes_beyond_plan: int = 0
+    """Of these, what made outputs and changed buffers whole: no edge of the plan."""
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     @property
@@ -33,16 +37,29 @@ class MeshGroups:
         return tuple(int(c) for c in (self.ranks == dist.get_rank()).nonzero()[0])
 
     def group(self, dims: tuple[int, ...]) -> Any:
-        """The ranks that differ from this one in ``dims`` only. All ranks run the same plan, so each set of dims is
-        first asked for by all of them together."""
+        """Give the group of the ranks that differ from this one in ``dims`` only.
+
+        All ranks run the same plan, so each set of dims is first asked for by all of them together.
+        """
         if dims not in self._groups:
             rest = [d for d in range(len(self.shape)) if d not in dims]
             lines = self.ranks.permute(*rest, *dims).reshape(-1, math.prod(self.shape[d] for d in dims)).tolist()
+            if any(line != sorted(line) for line in lines):
+                raise ConfigError(
+                    f"the ranks {lines[0]} of one line of the mesh are not in ascending order: sort them."
+                )
             self._groups[dims], _ = dist.new_subgroups_by_enumeration(lines)
         return self._groups[dims]
 
+    def place(self, dims: tuple[int, ...]) -> tuple[int, int]:
+        """Give how many ranks differ in ``dims`` only, and which of them this one is, outermost dim first."""
+        coordinate = 0
+        for dim in dims:
+            coordinate = coordinate * self.shape[dim] + self.coordinates[dim]
+        return math.prod(self.shape[dim] for dim in dims), coordinate
+
     def piece(self, whole: torch.Tensor, placements: Placements) -> torch.Tensor:
-        """This rank's piece of a ``whole`` tensor."""
+        """Cut out this rank's piece of a ``whole`` tensor."""
         for dim, placement in enumerate(placements):
             if placement >= 0:
                 whole = whole.chunk(self.shape[dim], placement)[self.coordinates[dim]]
@@ -50,24 +67,24 @@ class MeshGroups:
 
 
 def make_groups(shape: tuple[int, ...]) -> MeshGroups:
-    """A mesh over all ranks, last dim fastest; every rank calls it. Raises ``ConfigError`` for another number."""
+    """Make a mesh over all ranks, last dim fastest; every rank calls it. Raises ``ConfigError`` for another number."""
     if math.prod(shape) != dist.get_world_size():
         raise ConfigError(f"the plan is for {math.prod(shape)} devices and {dist.get_world_size()} processes run.")
     return MeshGroups(torch.arange(math.prod(shape)).reshape(shape))
 
 
 def groups_of(mesh: DeviceMesh) -> MeshGroups:
-    """The groups of a ``DeviceMesh`` over all ranks whose dims are those of the plan."""
+    """Take the groups of a ``DeviceMesh`` over all ranks whose dims are those of the plan."""
     return MeshGroups(mesh.mesh.cpu(), _groups={(dim,): mesh.get_group(dim) for dim in range(mesh.ndim)})
 
 
 def _take(step: Step, local: torch.Tensor, mesh: MeshGroups) -> torch.Tensor:
-    group = mesh.group(step.mesh_dims)
-    parts, coordinate = dist.get_world_size(group), mesh.coordinates[step.mesh_dims[0]]
+    parts, coordinate = mesh.place(step.mesh_dims)
     local = local.contiguous()
     size = local.numel() * local.element_size()
     if step.collective == "slice":
         return local.chunk(parts, step.after)[coordinate].contiguous()
+    group = mesh.group(step.mesh_dims)
     if step.collective == "all_gather":
         gathered = [torch.empty_like(local) for _ in range(parts)]
         dist.all_gather(gathered, local, group=group)
@@ -89,38 +106,54 @@ def _take(step: Step, local: torch.Tensor, mesh: MeshGroups) -> torch.Tensor:
     return torch.cat(list(received), step.before)
 
 
-def _walk(local: torch.Tensor, source: Placements, target: Placements, mesh: MeshGroups) -> torch.Tensor:
-    for step in steps(source, target):
+def _walk(local: torch.Tensor, source: Placements, target: Placements, shape: Shape, mesh: MeshGroups) -> torch.Tensor:
+    for step in steps(source, target, shape, mesh.shape):
         local = _take(step, local, mesh)
     return local
 
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, local: torch.Tensor, source: Placements, target: Placements, gradient: Placements, mesh: MeshGroups
-    ) -> torch.Tensor:
-        ctx.source, ctx.gradient, ctx.mesh = source, gradient, mesh
-        return (
-            _walk(local, source, target, mesh).view_as(local)
-            if source == target
-            else _walk(local, source, target, mesh)
-        )
+    def forward(ctx: Any, local: torch.Tensor, move: _Move, mesh: MeshGroups) -> torch.Tensor:
+        ctx.move, ctx.mesh = move, mesh
+        made = _walk(local, move.source, move.target, move.shape, mesh)
+        return made.view_as(local) if move.source == move.target else made
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        return _walk(gradient, ctx.gradient, gradient_of_output(ctx.source), ctx.mesh), None, None, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        move: _Move = ctx.move
+        if move.gradient is None:
+            raise AssertionError("a gradient arrived where the plan has none")
+        home = gradient_of_output(move.source)
+        return _walk(gradient, move.gradient, home, move.shape, ctx.mesh), None, None
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Both ways of one redistribution; ``gradient``: how the reader leaves it, None for none."""
+
+    source: Placements
+    target: Placements
+    gradient: Placements | None
+    shape: Shape
 
 
 def redistribute(
-    local: torch.Tensor, source: Placements, target: Placements, gradient: Placements, mesh: MeshGroups
+    local: torch.Tensor,
+    source: Placements,
+    wanted: tuple[Placements, Placements | None],
+    shape: Shape,
+    mesh: MeshGroups,
 ) -> torch.Tensor:
-    """Take a local piece from ``source`` to ``target``; backward takes its gradient from ``gradient`` placements."""
-    result: torch.Tensor = _Redistribute.apply(local, source, target, gradient, mesh)
+    """Take a local piece of a tensor of ``shape`` from ``source`` to the first of ``wanted``.
+
+    Backward takes its gradient from the second of ``wanted`` to where ``source`` expects it.
+    """
+    result: torch.Tensor = _Redistribute.apply(local, _Move(source, *wanted, shape), mesh)
     return result
 
 
-def whole(local: torch.Tensor, placements: Placements, mesh: MeshGroups) -> torch.Tensor:
-    """The full tensor on every rank; its gradient is the same on every rank."""
+def whole(local: torch.Tensor, placements: Placements, shape: Shape, mesh: MeshGroups) -> torch.Tensor:
+    """Give the full tensor of ``shape`` on every rank; its gradient is the same on every rank."""
     everywhere = (REPLICATE,) * len(placements)
-    return redistribute(local, placements, everywhere, everywhere, mesh)
+    return redistribute(local, placements, (everywhere, everywhere), shape, mesh)

@@ -1,8 +1,6 @@
 """Processes that do tasks beside this one. They change how long a search takes, never what it finds.
 
-A worker is a fresh interpreter that reads one JSON line per task from its standard input and answers with one line: it
-neither imports the host's script again (as multiprocessing's spawn would) nor copies a process that may have threads
-and devices open (as fork would). Where none can be started, or one dies, this process does the work.
+Where no process can be started, or one dies, this process does the work.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -20,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.line_process import LineProcess
 from mindspeed_autoparallel.planner.layouts.tasks import Outcome, Request, Task, perform
 from mindspeed_autoparallel.spec.codec import from_json, to_json
 
@@ -86,28 +84,20 @@ class _Other:
     def __init__(self, head: str, jobs: _Jobs, answers: _Answers) -> None:
         root = str(Path(__file__).resolve().parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _ENTRY],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
+        self._process = LineProcess(["-c", _ENTRY], {**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
         self._jobs, self._answers = jobs, answers
         threading.Thread(target=self._talk, args=(head,), daemon=True).start()
 
     def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._process.end()
 
     def _talk(self, head: str) -> None:
-        if self._ask(head) is None:
+        if self._process.ask(head) is None:
             return
         while (job := self._jobs.get()) is not None:
             outcome: Outcome | None = None
             try:
-                answer = self._ask(json.dumps(to_json(job[1])))
+                answer = self._process.ask(json.dumps(to_json(job[1])))
                 if answer is not None:
                     outcome = from_json(Outcome, json.loads(answer), "answer of a worker")
             except (AutoParallelError, ValueError):
@@ -118,16 +108,6 @@ class _Other:
                 self._answers.put((job[0], outcome))
             if outcome is None:
                 return
-
-    def _ask(self, line: str) -> str | None:
-        """Return the answer, or ``None`` when the process is gone."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-            return self._process.stdout.readline() or None
-        except (OSError, ValueError):
-            return None
 
 
 def serve() -> None:

@@ -23,7 +23,7 @@ MOST_EXPANDED = 20_000
 def best_plans(
     problem: SplitProblem, best: SplitSolution, count: int, time_limit_s: float
 ) -> tuple[list[tuple[Placement, int]], bool]:
-    """Up to ``count`` plans that differ in their layers, fastest first, and whether no other plan is faster than them.
+    """Return up to ``count`` plans that differ in their layers, fastest first, and whether no other plan is faster.
 
     ``best``: the optimum, the first of them. Recomputation is the least that fits each plan's layers.
     """

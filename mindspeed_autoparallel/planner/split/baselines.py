@@ -19,7 +19,7 @@ class Baseline:
 
 
 def baselines(problem: SplitProblem) -> tuple[Baseline, ...]:
-    """``even``: layers spread evenly; ``greedy``: stages of nearly equal forward + backward time."""
+    """Return ``even``: layers spread evenly; ``greedy``: stages of nearly equal forward + backward time."""
     found = []
     for name, by_time in (("even", False), ("greedy", True)):
         placement = _fit(problem, _chain(problem, by_time))
@@ -30,7 +30,7 @@ def baselines(problem: SplitProblem) -> tuple[Baseline, ...]:
 
 
 def _chain(problem: SplitProblem, by_time: bool) -> list[list[int]]:
-    """Layers by segment and virtual stage, cut where the running weight passes each stage's share."""
+    """Return layers by segment and virtual stage, cut where the running weight passes each stage's share."""
     segments = problem.segments
     main = [(k, segment) for k, segment in enumerate(segments) if segment.beside is None]
     layers = [item for item in main for _ in range(item[1].num_layers)]
@@ -62,7 +62,7 @@ def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
     for k, segment in enumerate(problem.segments):
         for q, kind in enumerate(segment.kinds[1:], start=1):
             for v in range(problem.num_virtual):
-                saved = segment.kinds[0].memory[v] - kind.memory[v]
+                saved = problem.most_memory(segment.kinds[0], v) - problem.most_memory(kind, v)
                 if saved > 0 and rows[k][0][v]:
                     choices.append((-saved / (kind.extra_backward + 1e-9), k, q, v))
     groups = {k: group for group in problem.groups for k in group}
@@ -74,7 +74,11 @@ def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:
                 over = stage_memory(problem, _freeze(rows))[stage] - problem.memory_limit[stage]
                 if over <= 0:
                     break
-                saved = max(1, problem.segments[k].kinds[0].memory[v] - problem.segments[k].kinds[q].memory[v])
+                saved = max(
+                    1,
+                    problem.most_memory(problem.segments[k].kinds[0], v)
+                    - problem.most_memory(problem.segments[k].kinds[q], v),
+                )
                 move = min(rows[k][0][v], -(-over // saved))
                 rows[k][0][v] -= move
                 rows[k][q][v] += move

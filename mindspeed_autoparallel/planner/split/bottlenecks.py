@@ -14,7 +14,8 @@ from mindspeed_autoparallel.planner.split.ranges import Array
 
 
 def halves(paths: Paths) -> tuple[Paths, Paths] | None:
-    """Paths whose largest extra is below a middle value, and those where it is not; ``None``: nothing to tell apart.
+    """Return paths whose largest extra is below a middle value, and those where it is not; ``None``: nothing to tell
+    apart.
 
     The latter know that value as a cut, which holds for them alone: cuts and means of both are their own.
     """

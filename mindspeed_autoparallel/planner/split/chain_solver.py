@@ -53,7 +53,7 @@ def solve_chain(
     below: int | None = None,
     most_effort: float = inf,
 ) -> ChainSolution:
-    """The fastest plan of a chain, if it takes less than ``below``; ``known``: a plan that fits.
+    """Return the fastest plan of a chain, if it takes less than ``below``; ``known``: a plan that fits.
 
     ``most_effort``: labels for one question; where more are needed, the gap stays. Raises ``ConfigError`` for a tick
     too fine.
@@ -112,8 +112,8 @@ class _Search:
         return self._result(self.lower, complete=self.lower >= self.best_time)
 
     def _none_within(self, among: Paths, target: int, effort: int) -> bool:
-        """Whether no plan ``among`` these takes at most ``target``, proved. Otherwise one was found, or effort or time
-        is up."""
+        """Return whether no plan ``among`` these takes at most ``target``, proved. Otherwise one was found, or effort
+        or time is up."""
         while True:
             paths = among.copy()
             if not paths.weigh() or not paths.prune(target):
@@ -165,7 +165,7 @@ class _Search:
             self.best, self.best_time = self.chain.placement(ends), step
 
     def _limit(self) -> int:
-        """Only what is faster than the best plan is of interest."""
+        """Return the longest step of interest: just below the best plan's."""
         return self.best_time - self.unit
 
     def _visit(self, paths: Paths, labels: Labels) -> bool:
@@ -192,7 +192,7 @@ class _Search:
 
 
 def first_cuts(problem: SplitProblem) -> dict[Cut, None]:
-    """The critical paths of an even pipeline, and of one with each stage in turn twice as slow."""
+    """Return the critical paths of an even pipeline, and of one with each stage in turn twice as slow."""
     num = problem.num_stages
     even = [
         max(1, sum(s.num_layers * s.forward for s in problem.segments) // num),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.split.moments import fullest_moments
 from mindspeed_autoparallel.planner.split.problem import LayerKind, Segment, SplitProblem
 from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.schedule import in_flight, make_program
@@ -23,8 +24,9 @@ def problem_from_profile(
     memory_limit_mib: float,
     schedule: str = "1f1b",
     num_chunks: int = 1,
+    microbatch_group_size: int = 0,
 ) -> SplitProblem:
-    """Pre and post blocks sit with their module's first and last layer.
+    """Return the problem; pre and post blocks sit with their module's first and last layer.
 
     Memory: MindSpeed's rule for MindSpeed's file; otherwise saved bytes times in-flight microbatches, plus state, plus
     the largest transient. Messages and host time as `plan` has them. Raises ``ConfigError``.
@@ -43,9 +45,10 @@ def problem_from_profile(
             f"{num_stages * num_chunks} stages (pipeline {num_stages} x {num_chunks} chunks) are more than the "
             f"{layers} layers: an empty stage cannot run. Lower --pipeline-size to {layers} or below."
         )
-    program = make_program(schedule, num_stages, num_microbatches, num_chunks)
-    # A chunk's share of the stage's peak: exact for one chunk; for more, an even share rounded up.
-    held = [-(-peak // num_chunks) for peak in in_flight(program)] * num_chunks
+    program = make_program(schedule, num_stages, num_microbatches, num_chunks, microbatch_group_size)
+    # With several chunks, those of one stage share its memory at every moment of the schedule.
+    moments = fullest_moments(program) if num_chunks > 1 else ()
+    held = [0] * num_stages * num_chunks if moments else list(in_flight(program))
     costs = profile.measurements[0].modules
     mindspeed = profile.memory_semantics == "mindspeed"
     segments: list[Segment] = []
@@ -86,6 +89,8 @@ def problem_from_profile(
         # MindSpeed's formulas let messages travel; a profile of ours is of a host that waits for them.
         sends="eager" if mindspeed else profile.interleaved_sends if schedule == "interleaved" else "blocking",
         per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
+        in_flight=moments,
+        microbatch_group_size=microbatch_group_size,
     )
 
 
@@ -104,12 +109,13 @@ def _kinds(block: BlockCost, held: list[int], mindspeed: bool, ways: list[str]) 
     for name in ways:
         cost = block.recompute[name]
         # MindSpeed: one microbatch is always held whole, the other in-flight ones as recomputed.
-        memory = [cost.saved_bytes * (n - 1) + whole if mindspeed else cost.saved_bytes * n for n in held]
+        one_whole = whole - cost.saved_bytes if mindspeed else 0
         kinds.append(
             LayerKind(
                 name=name,
                 extra_backward=round(cost.extra_backward_us * NS_PER_US),
-                memory=tuple(size + static for size in memory),
+                memory=tuple(cost.saved_bytes * n + one_whole + static for n in held),
+                saved=0 if any(held) else cost.saved_bytes,
                 transient=0 if mindspeed else max(cost.forward_peak_bytes, cost.backward_peak_bytes),
             )
         )

@@ -24,7 +24,7 @@ class Limits:
 
 
 def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
-    """The shares add up to 1, host time per operation counted with the stage that spends it."""
+    """Return shares that add up to 1, host time per operation counted with the stage that spends it."""
     step = step_of(problem, solution.placement)
     forward, backward = stage_times(problem, solution.placement)
     spent = [0.0] * problem.num_stages
@@ -50,7 +50,7 @@ def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
 
 
 def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: float = 60.0) -> int:
-    """By how much every stage's limit must rise at least for a plan to fit; 0 or less: one fits as it is.
+    """Return by how much every stage's limit must rise for a plan to fit; 0 or less: one fits as it is.
 
     Exact for chains; else up to ``resolution`` too high, by bisection with the integer solver, which raises
     ``StoppedEarly`` when ``time_limit_s`` is not enough for one of its questions.
@@ -60,7 +60,8 @@ def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: fl
     low, high = (
         -1,
         sum(
-            s.num_layers * max(max(k.memory) for k in s.kinds) + max(k.transient for k in s.kinds)
+            s.num_layers * max(problem.most_memory(k, v) for k in s.kinds for v in range(problem.num_virtual))
+            + max(k.transient for k in s.kinds)
             for s in problem.segments
         )
         + max(problem.fixed_memory, default=0),

@@ -26,7 +26,7 @@ MOST_ROUNDS = 400
 
 
 def best_mean(problem: SplitProblem, paths: Paths, limit: int, deadline: float) -> Array | None:
-    """Weights of the cuts (of ``paths.cuts``, which may gain some) whose cheapest path is the dearest found.
+    """Return weights of the cuts (of ``paths.cuts``, which may gain some) whose cheapest path is the dearest found.
 
     Stops when that is above ``limit``. ``None`` when the linear solver loses its way before any was found.
     """
@@ -120,7 +120,7 @@ class _Mixture:
         self.shares.append(share)
 
     def _separate(self, shares: Array, step: float) -> Cut | None:
-        """The critical path of the mixture, if it is longer than all known ones."""
+        """Return the critical path of the mixture, if it is longer than all known ones."""
         problem, num = self.problem, self.problem.num_stages
         mixed = shares @ numpy.array(self.columns[: len(shares)])
         forward, backward, tails = mixed[: 3 * num].reshape(3, num).tolist()

@@ -20,7 +20,7 @@ MOST_TRIED = 40
 def improve(
     problem: SplitProblem, chain: Chain, ends: list[int], cuts: dict[Cut, None], deadline: float
 ) -> tuple[list[int], int]:
-    """A plan (by layers done after each stage) that no known move makes faster, and its step; ``cuts`` grows."""
+    """Return a plan (by layers done after each stage) that no known move makes faster, and its step; ``cuts`` grows."""
     cut, length = cut_of(problem, chain.placement(ends))
     cuts[cut] = None
     step, failed = int(length), 0
@@ -48,7 +48,7 @@ def _best_move(chain: Chain, ends: list[int], cuts: dict[Cut, None]) -> tuple[li
     base: Array = numpy.array([cut[2] for cut in cuts], dtype=numpy.int64)
 
     def cost(shift_start: int, shift_end: int) -> Array:
-        """``[stage, cut]``"""
+        """Return the cost, ``[stage, cut]``."""
         times = [chain.times(s, starts[s] + shift_start, ends[s] + shift_end) for s in range(num)]
         impossible = numpy.array([item is None for item in times])
         known = numpy.array([item or (0, 0, 0) for item in times], dtype=numpy.int64)

@@ -65,7 +65,7 @@ class Paths:
         """Some stage's extra (``bottlenecks.py``) is known to be no less."""
 
     def copy(self) -> Paths:
-        """Arcs of its own, the same cuts."""
+        """Return arcs of its own, the same cuts."""
         other = Paths([replace(ranges) for ranges in self.ranges], self.num_nodes - 1)
         other.cuts, other.means, other.floor = self.cuts, self.means, self.floor
         return other
@@ -74,7 +74,8 @@ class Paths:
         return sum(map(len, self.ranges))
 
     def weigh(self) -> bool:
-        """Cost of every arc and of the cheapest ways to the end, for the cuts known now. Whether any path is left."""
+        """Compute the cost of every arc and of the cheapest ways to the end, for the cuts known now. Return whether any
+        path is left."""
         forwards = numpy.array([cut[0] for cut in self.cuts], dtype=numpy.int64)
         backwards = numpy.array([cut[1] for cut in self.cuts], dtype=numpy.int64)
         self.num_cuts = len(self.cuts)
@@ -96,7 +97,7 @@ class Paths:
         return self.bound() < NEVER
 
     def cheapest(self, cost: list[Array]) -> tuple[float, list[int]]:
-        """The path that costs least, and its cost. ``cost``: by stage, of every arc."""
+        """Return the path that costs least, and its cost. ``cost``: by stage, of every arc."""
         least = numpy.full(self.num_nodes, numpy.inf)
         least[-1] = 0
         ways = []
@@ -133,7 +134,7 @@ class Paths:
         self.most_to_end.reverse()
 
     def from_start(self) -> list[Array]:
-        """Least value of every node's beginnings, by stage."""
+        """Return least value of every node's beginnings, by stage."""
         least = numpy.full((self.num_nodes, len(self.constant)), NEVER)
         least[0] = self.constant
         found = [least]
@@ -166,7 +167,7 @@ class Paths:
                 return True
 
     def bound(self) -> int:
-        """No path is cheaper."""
+        """Return the cost that no path goes below."""
         return int((self.constant + self.to_end[0][0]).max())
 
     def root(self) -> Labels:
@@ -179,7 +180,7 @@ class Paths:
         )
 
     def expand(self, labels: Labels, stage: int, limit: int) -> Labels:
-        """Every next label within ``limit``, none of them beaten by another."""
+        """Return every next label within ``limit``, none of them beaten by another."""
         ranges, to_end = self.ranges[stage], self.to_end[stage + 1]
         low = numpy.searchsorted(ranges.start, labels.position, "left")
         count = numpy.searchsorted(ranges.start, labels.position, "right") - low
@@ -194,7 +195,7 @@ class Paths:
         return Labels(end, value, bound, arcs)
 
     def undominated(self, labels: Labels, stage: int, limit: int, deadline: float = inf) -> Labels:
-        """Labels that no other label at their node equals or beats, cuts that cannot exceed ``limit`` apart.
+        """Return labels that no other label at their node equals or beats, cuts that cannot exceed ``limit`` apart.
 
         From the deadline on, all that are left to compare stay.
         """
@@ -222,7 +223,7 @@ class Paths:
         return labels.take(numpy.sort(order[alive]))
 
     def beam(self, width: int, limit: int) -> Labels:
-        """The most promising ``width`` beginnings per stage: whole paths, best first, no proof."""
+        """Return the most promising ``width`` beginnings per stage: whole paths, best first, no proof."""
         labels = self.root()
         for stage in range(len(self.ranges)):
             labels = self.undominated(self.expand(labels, stage, limit), stage, limit)
@@ -233,7 +234,7 @@ class Paths:
         return labels.take(numpy.argsort(labels.bound, kind="stable"))
 
     def _relevant(self, limit: int) -> Paths:
-        """The same under those cuts alone by which some path exceeds ``limit``."""
+        """Return the same under those cuts alone by which some path exceeds ``limit``."""
         which = self.constant + self.most_to_end[0][0] > limit
         which[0] = True
         other = self.copy()
@@ -245,7 +246,8 @@ class Paths:
         return other
 
     def all_paths(self, limit: int, effort: int, deadline: float) -> tuple[Labels, bool]:
-        """Whole paths within ``limit``: those of the first block that reaches the end. And whether there is none.
+        """Return whole paths within ``limit``: those of the first block that reaches the end. And whether there is
+        none.
 
         After ``effort`` labels or at the deadline it gives up, and knows neither. Labels left then bound nothing: they
         stand for others that are alike only as far as ``limit`` goes.
@@ -277,5 +279,5 @@ class Paths:
 
 
 def _below(value: Array) -> Array:
-    """Integers certainly not above."""
+    """Return integers certainly not above."""
     return numpy.floor(value * (1 - 1e-12)).astype(numpy.int64) - 1

@@ -17,13 +17,16 @@ class LayerKind:
     name: str
     extra_backward: int = 0
     memory: tuple[int, ...]
-    """By virtual stage: what one layer adds to its stage's peak, static memory and in-flight copies included."""
+    """By virtual stage: what one layer adds to its stage's peak, static memory and in-flight copies included (but for
+    ``saved``)."""
     transient: int = 0
     """Added once to a stage that has such layers (the largest over its kinds counts)."""
+    saved: int = 0
+    """Of one microbatch in flight, where the problem says how many of each chunk are (``in_flight``)."""
 
 
 def order_of_kinds(num_kinds: int) -> tuple[int, ...]:
-    """As layers of one stack lie on a stage: those of the first kind that recomputes, the next, plain ones last."""
+    """Return kinds as their layers lie on a stage: the first kind that recomputes, the next, plain ones last."""
     return (*range(1, num_kinds), 0)
 
 
@@ -48,7 +51,7 @@ class Segment:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Indices of ``kinds`` as their layers lie on a stage."""
+        """Return indices of ``kinds`` as their layers lie on a stage."""
         return order_of_kinds(len(self.kinds))
 
 
@@ -83,6 +86,11 @@ class SplitProblem:
     sends: str = ""
     """How messages are treated (``schedule.SENDS``), if not as ``rendezvous`` says."""
     allow_empty_stages: bool = False
+    microbatch_group_size: int = 0
+    """Microbatches of one chunk in a row (interleaved); 0: as many as stages."""
+    in_flight: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """By stage, the moments that may be fullest: microbatches in flight of each chunk. Empty: one moment, nothing
+    counted by ``LayerKind.saved``."""
     tails: tuple[Tail, ...] = ()
     """The longest tail of all stages is added to the step."""
 
@@ -95,6 +103,12 @@ class SplitProblem:
             raise ConfigError(f"{len(self.memory_limit)} memory limits for {self.num_stages} stages.")
         if self.fixed_memory and len(self.fixed_memory) != self.num_stages:
             raise ConfigError(f"{len(self.fixed_memory)} fixed memories for {self.num_stages} stages.")
+        if self.in_flight and (
+            len(self.in_flight) != self.num_stages
+            or any(not moments for moments in self.in_flight)
+            or any(len(moment) != self.num_chunks for moments in self.in_flight for moment in moments)
+        ):
+            raise ConfigError("in_flight needs moments for every stage, each with a count per chunk.")
         if self.link and len(self.link) != self.num_virtual - 1:
             raise ConfigError(f"{len(self.link)} link times for {self.num_virtual} virtual stages.")
         for index, segment in enumerate(self.segments):
@@ -126,12 +140,25 @@ class SplitProblem:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of the segments of every stack."""
+        """Return indices of the segments of every stack."""
         groups: list[tuple[int, ...]] = []
         for index, segment in enumerate(self.segments):
             groups.append((*groups.pop(), index) if segment.continues else (index,))
         return tuple(groups)
 
+    def moments(self, stage: int) -> tuple[tuple[int, ...], ...]:
+        """Return microbatches in flight by chunk, at every moment that may be a stage's fullest."""
+        return self.in_flight[stage] if self.in_flight else ((0,) * self.num_chunks,)
+
+    def most_memory(self, kind: LayerKind, v: int) -> int:
+        """Return what one layer needs on a virtual stage when most of its copies are in flight."""
+        most = max(moment[v // self.num_stages] for moment in self.moments(v % self.num_stages))
+        return kind.memory[v] + most * kind.saved
+
+    def leanest(self, segment: Segment, v: int) -> LayerKind:
+        """Return the kind that needs least memory on a virtual stage."""
+        return min(segment.kinds, key=lambda kind: self.most_memory(kind, v))
+
     def room(self, stage: int) -> int:
-        """Memory for what is placed on a stage."""
+        """Return memory for what is placed on a stage."""
         return self.memory_limit[stage] - (self.fixed_memory[stage] if self.fixed_memory else 0)

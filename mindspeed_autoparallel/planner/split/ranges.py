@@ -35,7 +35,7 @@ class Ranges:
         return len(self.start)
 
     def first(self) -> Array:
-        """Index of the first arc of every start that has any."""
+        """Return index of the first arc of every start that has any."""
         return numpy.flatnonzero(numpy.diff(self.start, prepend=-1))
 
     def keep(self, mask: Array) -> None:
@@ -44,7 +44,7 @@ class Ranges:
 
 
 def is_chain(problem: SplitProblem) -> bool:
-    """Whether every segment waits for all before it, and stages hold one range each."""
+    """Return whether every segment waits for all before it, and stages hold one range each."""
     if problem.num_chunks > 1 or sum(segment.num_layers for segment in problem.segments) > MOST_LAYERS:
         return False
     known: list[set[int]] = []
@@ -73,7 +73,7 @@ class Chain:
         self.choice = RecomputeChoice(problem)
 
     def _allowed(self) -> tuple[Array, Array]:
-        """Every range that a stage may hold: not empty where that is forbidden, blocks with their layers."""
+        """Return every range that a stage may hold: not empty where that is forbidden, blocks with their layers."""
         problem, counts = self.problem, self.counts
         solid = counts[[k for k, s in enumerate(problem.segments) if s.beside is None]].sum(axis=0)
         start, end = numpy.triu_indices(self.num_layers + 1, 0 if problem.allow_empty_stages else 1)
@@ -87,7 +87,8 @@ class Chain:
         return start[mask], end[mask]
 
     def roomiest(self) -> tuple[int, list[int]]:
-        """The least overrun of any plan's worst stage (0 or less: it fits), and that plan's layers done by stage."""
+        """Return the least overrun of any plan's worst stage (0 or less: it fits), and that plan's layers done by
+        stage."""
         num = self.problem.num_stages
         held = (self.counts[:, self._end] - self.counts[:, self._start]).T
         first = numpy.flatnonzero(numpy.diff(self._start, prepend=-1))
@@ -107,7 +108,7 @@ class Chain:
         return int(least[0]), ends
 
     def _least_memory(self, stage: int, held: Array) -> Array:
-        """Of every range that a stage may hold, recomputed in the way that needs least."""
+        """Return memory of every range that a stage may hold, recomputed in the way that needs least."""
         segments = self.problem.segments
         if any(segment.continues for segment in segments):
             least = [self.choice.least_memory(stage, tuple(row)) for row in held.tolist()]
@@ -124,7 +125,7 @@ class Chain:
         return used
 
     def ranges(self, longest: int) -> list[Ranges]:
-        """By stage: every range that could fit and keeps its stage busy for at most ``longest``, nothing recomputed."""
+        """Return by stage every range that could fit and keeps it busy for at most ``longest``, nothing recomputed."""
         problem, counts = self.problem, self.counts
         forward = numpy.array([s.forward for s in problem.segments]) @ counts
         backward = numpy.array([s.backward for s in problem.segments]) @ counts
@@ -166,7 +167,7 @@ class Chain:
         ranges.keep(extra < NEVER)
 
     def _tails(self, start: Array, end: Array) -> Array:
-        """What a stage with each range does after the pipeline."""
+        """Return what a stage with each range does after the pipeline."""
         held = self.counts[:, end] - self.counts[:, start]
         length: Array = numpy.zeros(numpy.shape(start), dtype=numpy.int64)
         for tail in self.problem.tails:
@@ -195,7 +196,7 @@ class Chain:
         return forward, backward + kinds[0], int(self._tails(start, end))
 
     def placement(self, ends: list[int]) -> Placement:
-        """The plan whose stage s holds the layers up to ``ends[s]``."""
+        """Return the plan whose stage s holds the layers up to ``ends[s]``."""
         columns = []
         for stage, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             held = tuple((self.counts[:, end] - self.counts[:, start]).tolist())
@@ -208,7 +209,7 @@ class Chain:
         )
 
     def ends_of(self, placement: Placement) -> list[int]:
-        """Layers done after each stage."""
+        """Return layers done after each stage."""
         ends, done = [], 0
         for stage in range(self.problem.num_stages):
             done += sum(row[stage] for rows in placement for row in rows)

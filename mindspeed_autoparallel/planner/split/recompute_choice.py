@@ -36,14 +36,15 @@ class RecomputeChoice:
         self._best: dict[tuple[int, tuple[int, ...]], tuple[int, Rows] | None] = {}
 
     def best(self, stage: int, held: tuple[int, ...]) -> tuple[int, Rows] | None:
-        """Least added backward time for these layers (by segment) on this stage, and the layers by segment and kind."""
+        """Return least added backward time for these layers (by segment) on this stage, and the layers by segment and
+        kind."""
         key = (stage, held)
         if key not in self._best:
             self._best[key] = self._find(stage, held)
         return self._best[key]
 
     def least_memory(self, stage: int, held: tuple[int, ...]) -> int | None:
-        """Of any way, transient included; ``None`` where there is none."""
+        """Return memory of the leanest way, transient included; ``None`` where there is none."""
         totals = []
         for peak in self._transients(held):
             fronts = [self._front(group, held, stage, peak) for group in self._present(held)]
@@ -74,7 +75,7 @@ class RecomputeChoice:
         for group, edges in zip(present, best[2], strict=True):
             start = 0
             for k in group:
-                rows[k] = _row(len(segments[k].kinds), edges, start, start + held[k])
+                rows[k] = row_of_kinds(len(segments[k].kinds), edges, start, start + held[k])
                 start += held[k]
         return best[1], tuple(rows)
 
@@ -86,7 +87,7 @@ class RecomputeChoice:
         return sorted({kind.transient for segment, count in segments if count for kind in segment.kinds}) or [0]
 
     def _front(self, group: tuple[int, ...], held: tuple[int, ...], stage: int, peak: int) -> list[Option]:
-        """The front of all ways to give the layers of a group kinds of at most ``peak`` transient."""
+        """Return the front of all ways to give the layers of a group kinds of at most ``peak`` transient."""
         segments = [self.problem.segments[k] for k in group]
         counts = tuple(held[k] for k in group)
         usable = tuple(tuple(kind.transient <= peak for kind in segment.kinds) for segment in segments)
@@ -98,10 +99,11 @@ class RecomputeChoice:
 
 
 def _ways(runs: list[Run], stage: int) -> list[Option]:
-    """Layers of a stack in their order: the first ones under the first kind that recomputes, and so on, plain last."""
+    """Return layers of a stack in their order: the first ones under the first kind that recomputes, and so on, plain
+    last."""
     num_kinds, total = len(runs[0][0]), sum(count for _, count, _ in runs)
     order = order_of_kinds(num_kinds)
-    cuts = _cuts(total, num_kinds - 1)
+    cuts = cuts_of_a_row(total, num_kinds - 1)
     edges = numpy.concatenate([numpy.zeros((len(cuts), 1), dtype=int), cuts, numpy.full((len(cuts), 1), total)], axis=1)
     memory, extra, refused = (
         sum(
@@ -122,14 +124,14 @@ def _ways(runs: list[Run], stage: int) -> list[Option]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _cuts(total: int, number: int) -> Array:
-    """Every way to cut a row of layers into ``number`` + 1 parts, in order."""
+def cuts_of_a_row(total: int, number: int) -> Array:
+    """Return every way to cut a row of layers into ``number`` + 1 parts, in order."""
     ways = list(itertools.combinations_with_replacement(range(total + 1), number))
     return numpy.array(ways, dtype=int).reshape(len(ways), number)
 
 
 def _before(runs: list[Run], order: Sequence[int], value: Any) -> list[Array]:
-    """By kind in ``order``: the sum of a value over the layers before each."""
+    """Return by kind in ``order`` the sum of a value over the layers before each."""
     counts = [count for _, count, _ in runs]
     tables = []
     for q in order:
@@ -139,8 +141,8 @@ def _before(runs: list[Run], order: Sequence[int], value: Any) -> list[Array]:
     return tables
 
 
-def _row(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:
-    """Of layers ``start`` to ``end``, how many run in each way."""
+def row_of_kinds(num_kinds: int, edges: Edges, start: int, end: int) -> tuple[int, ...]:
+    """Return how many of layers ``start`` to ``end`` run in each way."""
     row = [0] * num_kinds
     for q, (low, high) in zip(order_of_kinds(num_kinds), itertools.pairwise(edges), strict=True):
         row[q] = max(0, min(high, end) - max(low, start))
@@ -158,7 +160,7 @@ def _merge(left: list[Option], right: list[Option], room: int) -> list[Option]:
 
 
 def _best_pair(left: list[Option], right: list[Option], room: int) -> list[Option]:
-    """The sum of least time, alone in its list, or nothing."""
+    """Return the sum of least time, alone in its list, or nothing."""
     sizes = [option[0] for option in right]
     best: Option | None = None
     for a in left:

@@ -7,7 +7,7 @@ from math import gcd
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
-from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
+from mindspeed_autoparallel.schedule import Program, SimulatedStep, StepTimes, make_program, simulate
 
 Placement = tuple[tuple[tuple[int, ...], ...], ...]
 """``placement[segment][kind][virtual stage]``: number of layers."""
@@ -37,12 +37,12 @@ class SplitSolution:
     solve_seconds: float
 
     def layers(self, segment: int) -> tuple[int, ...]:
-        """Layers of a segment by virtual stage."""
+        """Return layers of a segment by virtual stage."""
         return tuple(map(sum, zip(*self.placement[segment], strict=True)))
 
 
 def tick_of(problem: SplitProblem) -> int:
-    """Every step time is a multiple of it."""
+    """Return every step time is a multiple of it."""
     unit = gcd(problem.per_operation, *problem.link)
     for segment in problem.segments:
         unit = gcd(unit, segment.forward, segment.backward, *(kind.extra_backward for kind in segment.kinds))
@@ -52,7 +52,7 @@ def tick_of(problem: SplitProblem) -> int:
 
 
 def longest_step(problem: SplitProblem) -> int:
-    """No plan takes longer: every operation and message of every microbatch in turn."""
+    """Return a time that no plan exceeds: every operation and message of every microbatch in turn."""
     work = sum(
         s.num_layers * (s.forward + s.backward + max(kind.extra_backward for kind in s.kinds)) for s in problem.segments
     )
@@ -81,16 +81,36 @@ def stage_times(problem: SplitProblem, placement: object) -> tuple[list[float], 
     return forward, backward
 
 
+def program_of(problem: SplitProblem) -> Program:
+    """Return the order of every stage. Raises ``ConfigError`` where the schedule cannot run so many microbatches."""
+    return make_program(
+        problem.schedule,
+        problem.num_stages,
+        problem.num_microbatches,
+        problem.num_chunks,
+        problem.microbatch_group_size if problem.schedule == "interleaved" else 0,
+    )
+
+
+def sends_of(problem: SplitProblem) -> str:
+    """Return how messages are treated (``schedule.SENDS``)."""
+    if problem.sends:
+        return problem.sends
+    if not problem.rendezvous:
+        return "eager"
+    return "freed" if problem.num_chunks > 1 else "blocking"
+
+
 def step_of(problem: SplitProblem, placement: object, *, with_timeline: bool = False) -> SimulatedStep:
     """Simulate a placement (integers: exactly)."""
     forward, backward = stage_times(problem, placement)
-    program = make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
+    program = program_of(problem)
     times = StepTimes(forward=forward, backward=backward, link=problem.link, per_operation=problem.per_operation)
     return simulate(program, times, rendezvous=problem.rendezvous, sends=problem.sends, with_timeline=with_timeline)
 
 
 def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:
-    """The stage whose tail is longest, and its length; (-1, 0) without tails. Counts may be fractions."""
+    """Return the stage whose tail is longest, and its length; (-1, 0) without tails. Counts may be fractions."""
     if not problem.tails:
         return -1, 0
     rows = [
@@ -110,19 +130,24 @@ def longest_tail(problem: SplitProblem, placement: object) -> tuple[int, float]:
 
 
 def time_of(problem: SplitProblem, placement: object) -> float:
-    """The whole step: pipeline and the longest tail."""
+    """Return the whole step: pipeline and the longest tail."""
     return step_of(problem, placement).step_time + longest_tail(problem, placement)[1]
 
 
 def stage_memory(problem: SplitProblem, placement: Placement) -> tuple[int, ...]:
-    """Peak memory by stage."""
-    memory = list(problem.fixed_memory or (0,) * problem.num_stages)
-    transient = [0] * problem.num_stages
-    for segment, rows in zip(problem.segments, placement, strict=True):
-        for kind, row in zip(segment.kinds, rows, strict=True):
-            for v, count in enumerate(row):
-                if count:
-                    stage = v % problem.num_stages
-                    memory[stage] += count * kind.memory[v]
-                    transient[stage] = max(transient[stage], kind.transient)
-    return tuple(base + peak for base, peak in zip(memory, transient, strict=True))
+    """Return peak memory by stage."""
+    num = problem.num_stages
+    peaks = []
+    for stage in range(num):
+        base, transient = problem.fixed_memory[stage] if problem.fixed_memory else 0, 0
+        saved = [0] * problem.num_chunks
+        for segment, rows in zip(problem.segments, placement, strict=True):
+            for kind, row in zip(segment.kinds, rows, strict=True):
+                for chunk, v in enumerate(range(stage, problem.num_virtual, num)):
+                    if row[v]:
+                        base += row[v] * kind.memory[v]
+                        saved[chunk] += row[v] * kind.saved
+                        transient = max(transient, kind.transient)
+        fullest = max(sum(n * size for n, size in zip(moment, saved, strict=True)) for moment in problem.moments(stage))
+        peaks.append(base + fullest + transient)
+    return tuple(peaks)

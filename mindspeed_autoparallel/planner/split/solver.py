@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Any
 
-from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
 from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
+from mindspeed_autoparallel.planner.split.integer_master import IntegerMaster
+from mindspeed_autoparallel.planner.split.layer_row import fits_a_row
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import is_chain
-from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts, tail_rows
+from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts
 from mindspeed_autoparallel.planner.split.solution import (
     NoneBelow,
     Placement,
     SplitSolution,
     StoppedEarly,
-    longest_step,
+    program_of,
     stage_memory,
-    tick_of,
 )
-from mindspeed_autoparallel.schedule import make_program
+from mindspeed_autoparallel.planner.split.virtual_stages import is_one_row, solve_virtual
 
 LABELS_PER_EFFORT = 100_000
 
@@ -37,12 +37,12 @@ def solve(
     *,
     time_limit_s: float = 60.0,
     seed: int = 0,
-    num_workers: int = 1,
     below: int | None = None,
     effort: float | None = None,
     excluded: Sequence[Placement] = (),
 ) -> SplitSolution:
-    """The fastest placement that fits, with a bound. Raises ``InfeasiblePlan`` with the smallest memory that fits.
+    """Return the fastest placement that fits, with a bound. Raises ``InfeasiblePlan`` with the smallest memory that
+    fits.
 
     ``below``: plans that take as long are of no interest; ``NoneBelow`` is raised when all do, or when none fits.
     ``excluded``: plans whose layers are not to be used again (beyond chains).
@@ -51,31 +51,75 @@ def solve(
     """
     started = time.monotonic()
     deadline = started + time_limit_s
-    make_program(problem.schedule, problem.num_stages, problem.num_microbatches, problem.num_chunks)
+    program_of(problem)
     if is_chain(problem) and not excluded:
         most_effort = inf if effort is None else effort * LABELS_PER_EFFORT
         return _solved_as_chain(problem, started, deadline, time_limit_s, below, most_effort)
-    relaxed = relaxed_cuts(problem, started + time_limit_s / 2, stop_at=below)
+    if not fits_a_row(problem) or excluded:
+        return _solved_by_integers(problem, _Known(), _Limits(started, time_limit_s, below, effort, seed), excluded)
+    one_row = is_one_row(problem)
+    # A row has all its placements searched; others leave half the time to the integer solver.
+    until = deadline if one_row else started + time_limit_s / 2
+    found = solve_virtual(problem, until, seed=seed, below=below, effort=inf if effort is None else effort)
+    if found.impossible:
+        raise _infeasible(problem)
+    if found.proved and found.placement is None:
+        raise NoneBelow(f"no plan takes less than {below}.")
+    if found.placement is not None and (found.proved or (one_row and not found.exhausted)):
+        return _solution(problem, found.placement, found.step_time, found.lower_bound, found.rounds, started)
+    known = _Known(found.placement, found.step_time, found.lower_bound, found.cuts)
+    return _solved_by_integers(problem, known, _Limits(started, time_limit_s, below, effort, seed), ())
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a search before the integer solver found."""
+
+    placement: Placement | None = None
+    step_time: int = -1
+    lower_bound: int = 0
+    cuts: tuple[Cut, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """See ``solve``."""
+
+    started: float
+    time_limit_s: float
+    below: int | None
+    effort: float | None
+    seed: int
+
+
+def _solved_by_integers(
+    problem: SplitProblem, known: _Known, limits: _Limits, excluded: Sequence[Placement]
+) -> SplitSolution:
+    deadline, below = limits.started + limits.time_limit_s, limits.below
+    relaxed = relaxed_cuts(problem, limits.started + limits.time_limit_s / 2, stop_at=below, known=known.cuts)
     if relaxed is None:
         raise _infeasible(problem)
     cuts, bound = relaxed
-    if below is not None and bound >= below:
+    lower = max(ceil(bound), known.lower_bound)
+    if below is not None and lower >= below:
         raise NoneBelow(f"no plan takes less than {below}.")
-    master = _Master(problem, ceil(bound))
+    master = IntegerMaster(problem, lower)
     for cut in cuts:
         master.add(cut)
     for placement in excluded:
         master.forbid(placement)
-    simple = _best_baseline(problem) if below is None and not excluded else None
-    best, best_time = (simple.placement, simple.step_time) if simple else (None, -1)
-    lower, rounds = ceil(bound), 0
+    best, best_time = known.placement, known.step_time
+    if best is None and below is None and not excluded:
+        simple = _best_baseline(problem)
+        best, best_time = (simple.placement, simple.step_time) if simple else (None, -1)
+    rounds = 0
     while best is None or lower < best_time:
         left = deadline - time.monotonic()
-        if left <= 0 or (effort is not None and master.effort >= effort):
+        if left <= 0 or (limits.effort is not None and master.effort >= limits.effort):
             break
         rounds += 1
         limit = best_time if best is not None else None if below is None else below - 1
-        status, solved_bound, placements = master.solve(left, seed, num_workers, best, limit, effort)
+        status, solved_bound, placements = master.solve(left, limits.seed, best, limit, limits.effort)
         if status == "infeasible":
             if best is None:
                 raise _infeasible(problem) if below is None else NoneBelow(f"no plan takes less than {below}.")
@@ -94,13 +138,18 @@ def solve(
         if not fresh and status != "optimal":
             break
     if best is None:
-        raise _nothing_found(time_limit_s, lower)
-    lower = min(lower, best_time)
+        raise _nothing_found(limits.time_limit_s, lower)
+    return _solution(problem, best, best_time, lower, rounds, limits.started)
+
+
+def _solution(
+    problem: SplitProblem, best: Placement, step_time: int, lower_bound: int, rounds: int, started: float
+) -> SplitSolution:
     return SplitSolution(
-        status="optimal" if lower >= best_time else "feasible",
+        status="optimal" if lower_bound >= step_time else "feasible",
         placement=best,
-        step_time=best_time,
-        lower_bound=lower,
+        step_time=step_time,
+        lower_bound=min(lower_bound, step_time),
         stage_memory=stage_memory(problem, best),
         rounds=rounds,
         solve_seconds=time.monotonic() - started,
@@ -108,10 +157,10 @@ def solve(
 
 
 def fits_within(problem: SplitProblem, extra: int, time_limit_s: float) -> bool:
-    """Whether any plan fits when every stage may hold ``extra`` more. Raises ``StoppedEarly``."""
-    master = _Master(replace(problem, memory_limit=tuple(limit + extra for limit in problem.memory_limit)), 0)
+    """Return whether any plan fits when every stage may hold ``extra`` more. Raises ``StoppedEarly``."""
+    master = IntegerMaster(replace(problem, memory_limit=tuple(limit + extra for limit in problem.memory_limit)), 0)
     master.model.clear_objective()
-    status, _, placements = master.solve(time_limit_s, 0, 1, None, None, None)
+    status, _, placements = master.solve(time_limit_s, 0, None, None, None)
     if status == "unknown":
         raise _nothing_found(time_limit_s, 0)
     return bool(placements)
@@ -126,25 +175,17 @@ def _solved_as_chain(
         if below is not None and found.complete:
             raise NoneBelow(f"no plan takes less than {below}.")
         raise _infeasible(problem) if found.complete else _nothing_found(time_limit_s, found.lower_bound)
-    return SplitSolution(
-        status="optimal" if found.lower_bound >= found.step_time else "feasible",
-        placement=found.placement,
-        step_time=found.step_time,
-        lower_bound=found.lower_bound,
-        stage_memory=stage_memory(problem, found.placement),
-        rounds=found.rounds,
-        solve_seconds=time.monotonic() - started,
-    )
+    return _solution(problem, found.placement, found.step_time, found.lower_bound, found.rounds, started)
 
 
 def _best_baseline(problem: SplitProblem) -> Baseline | None:
-    """The faster of the simple splits that are plans."""
+    """Return the faster of the simple splits that are plans."""
     plans = [item for item in baselines(problem) if item.fits and _is_plan(problem, item.placement)]
     return min(plans, key=lambda item: item.step_time, default=None)
 
 
 def _is_plan(problem: SplitProblem, placement: Placement) -> bool:
-    """Whether a baseline keeps the order, its companions' places, and leaves no stage empty."""
+    """Return whether a baseline keeps the order, its companions' places, and leaves no stage empty."""
     segments, num = problem.segments, problem.num_virtual
     here = [[sum(row[v] for row in kinds) for v in range(num)] for kinds in placement]
     for k, segment in enumerate(segments):
@@ -173,144 +214,8 @@ def _nothing_found(time_limit_s: float, lower_bound: int) -> StoppedEarly:
     return error
 
 
-class _Master:
-    """Layer counts, order and memory rows, and one row per known path."""
-
-    def __init__(self, problem: SplitProblem, bound: int) -> None:
-        from ortools.sat.python import cp_model
-
-        self.problem, self.cp = problem, cp_model
-        self.model: Any = cp_model.CpModel()
-        segments, num = problem.segments, problem.num_virtual
-        new = self.model.new_int_var
-        self.x = [[[new(0, s.num_layers, "") for _ in range(num)] for _ in s.kinds] for s in segments]
-        self.unit, self.effort = tick_of(problem), 0.0
-        highest = longest_step(problem) // self.unit + 1
-        if highest > 2**56:
-            raise ConfigError("the step is too long for the tick chosen: use coarser times.")
-        self.step = new(min(highest, -(-bound // self.unit)), highest, "")
-        self.here = [
-            [sum(self.x[k][q][v] for q in range(len(s.kinds))) for v in range(num)] for k, s in enumerate(segments)
-        ]
-        self._order()
-        self._memory()
-        self.model.minimize(self.step)
-
-    def _order(self) -> None:
-        segments, num = self.problem.segments, self.problem.num_virtual
-        here = self.here
-        complete: dict[tuple[int, int], Any] = {}
-        for k, segment in enumerate(segments):
-            self.model.add(sum(here[k]) == segment.num_layers)
-            if segment.beside is not None:
-                for v in range(num):
-                    self.model.add(here[k][v] <= here[segment.beside][v])
-            for before in segment.predecessors:
-                for v in range(num - 1):
-                    if (before, v) not in complete:
-                        done = complete[before, v] = self.model.new_bool_var("")
-                        self.model.add(sum(here[before][: v + 1]) == segments[before].num_layers).only_enforce_if(done)
-                    self.model.add(sum(here[k][: v + 1]) == 0).only_enforce_if(~complete[before, v])
-            if segment.continues:
-                self._keep_order_of_kinds(k)
-        if not self.problem.allow_empty_stages:
-            for v in range(num):
-                self.model.add(sum(row[v] for k, row in enumerate(here) if segments[k].beside is None) >= 1)
-
-    def _keep_order_of_kinds(self, k: int) -> None:
-        """Where the segment before has layers that come late in the order of kinds, none here comes earlier."""
-        before, here = self.x[k - 1], self.x[k]
-        order = self.problem.segments[k].order
-        for v in range(self.problem.num_virtual):
-            for place in range(1, len(order)):
-                late = self.model.new_bool_var("")
-                self.model.add(sum(before[q][v] for q in order[place:]) == 0).only_enforce_if(~late)
-                self.model.add(sum(here[q][v] for q in order[:place]) == 0).only_enforce_if(late)
-
-    def _memory(self) -> None:
-        problem = self.problem
-        for stage, limit in enumerate(problem.memory_limit):
-            room = limit - (problem.fixed_memory[stage] if problem.fixed_memory else 0)
-            chunks = range(stage, problem.num_virtual, problem.num_stages)
-            used, transients = [], []
-            for segment, kinds in zip(problem.segments, self.x, strict=True):
-                for kind, row in zip(segment.kinds, kinds, strict=True):
-                    used += [kind.memory[v] * row[v] for v in chunks if kind.memory[v]]
-                    if kind.transient:
-                        transients += [(kind.transient, row[v]) for v in chunks]
-            peak: Any = 0
-            if transients:
-                peak = self.model.new_int_var(0, max(size for size, _ in transients), "")
-                for size, count in transients:
-                    some = self.model.new_bool_var("")
-                    self.model.add(count == 0).only_enforce_if(~some)
-                    self.model.add(peak >= size).only_enforce_if(some)
-            self.model.add(sum(used) + peak <= room)
-
-    def add(self, cut: Cut) -> None:
-        """``step >= path``, in units of the times' greatest common divisor."""
-        terms = []
-        for segment, kinds in zip(self.problem.segments, self.x, strict=True):
-            for kind, row in zip(segment.kinds, kinds, strict=True):
-                for f, b, count in zip(cut[0], cut[1], row, strict=True):
-                    weight = f * segment.forward + b * (segment.backward + kind.extra_backward)
-                    if weight:
-                        terms.append(weight // self.unit * count)
-        for tail, fixed in tail_rows(self.problem, self.x, cut[3]):
-            ticks = [size // self.unit * count for size, count in tail]
-            self.model.add(self.step >= sum(terms) + sum(ticks) + (cut[2] + fixed) // self.unit)
-
-    def forbid(self, placement: Placement) -> None:
-        """At least one stage holds another number of some segment's layers."""
-        differs = []
-        for here, kinds in zip(self.here, placement, strict=True):
-            for count, value in zip(here, map(sum, zip(*kinds, strict=True)), strict=True):
-                less, more = self.model.new_bool_var(""), self.model.new_bool_var("")
-                self.model.add(count < value).only_enforce_if(less)
-                self.model.add(count > value).only_enforce_if(more)
-                differs += [less, more]
-        self.model.add_bool_or(differs)
-
-    def solve(
-        self,
-        seconds: float,
-        seed: int,
-        num_workers: int,
-        best: Placement | None,
-        limit: int | None,
-        effort: float | None,
-    ) -> tuple[str, int, list[Placement]]:
-        """(optimal, feasible, unknown or infeasible; bound in ticks; every plan met on the way)."""
-        variables = [v for kinds in self.x for row in kinds for v in row]
-        if best is not None:
-            self.model.clear_hints()
-            for variable, value in zip(variables, (v for kinds in best for row in kinds for v in row), strict=True):
-                self.model.add_hint(variable, value)
-        if limit is not None:
-            self.model.add(self.step <= limit // self.unit)
-        solver = self.cp.CpSolver()
-        solver.parameters.num_workers = num_workers
-        solver.parameters.random_seed = seed
-        solver.parameters.max_time_in_seconds = max(0.01, seconds)
-        if effort is not None:
-            solver.parameters.max_deterministic_time = max(0.01, effort - self.effort)
-        found: list[Placement] = []
-        x = self.x
-
-        class Collect(self.cp.CpSolverSolutionCallback):  # type: ignore[name-defined,misc]  # class of a lazy module
-            def on_solution_callback(self) -> None:
-                found.append(tuple(tuple(tuple(self.value(v) for v in row) for row in kinds) for kinds in x))
-
-        status = solver.solve(self.model, Collect())
-        self.effort += solver.response_proto.deterministic_time
-        names = {self.cp.OPTIMAL: "optimal", self.cp.FEASIBLE: "feasible", self.cp.INFEASIBLE: "infeasible"}
-        name = names.get(status, "unknown")
-        bound = 0 if name == "infeasible" else ceil(solver.best_objective_bound - 1e-6) * self.unit
-        return name, bound, found
-
-
 def _infeasible(problem: SplitProblem) -> InfeasiblePlan:
-    """Which stage is tightest, by the plan that overruns its limits least."""
+    """Return which stage is tightest, by the plan that overruns its limits least."""
     tightest, over = 0, None
     for baseline in baselines(problem):
         used = stage_memory(problem, baseline.placement)

@@ -6,7 +6,14 @@
 """
 
 from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, flag, flags_of, read_flags
-from mindspeed_autoparallel.runtime.flags.registration import add_missing_flags, flag_groups, flags_given, missing_flags
+from mindspeed_autoparallel.runtime.flags.registration import (
+    add_missing_flags,
+    flag_groups,
+    flags_given,
+    flags_of_host,
+    missing_flags,
+    without_switches,
+)
 
 __all__ = [
     "Flag",
@@ -16,6 +23,8 @@ __all__ = [
     "flag_groups",
     "flags_given",
     "flags_of",
+    "flags_of_host",
     "missing_flags",
     "read_flags",
+    "without_switches",
 ]

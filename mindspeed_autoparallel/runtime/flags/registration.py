@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import argparse
 
 _FEATURES = "mindspeed_autoparallel.runtime.features"
+_STARTERS = frozenset(
+    {"--auto-parallel-mm", "--auto-tuning", "--operator-search", "--hetero-parallel", "--auto-parallel-hetero"}
+)
 
 
 def flag_groups() -> Iterator[type[FlagGroup]]:
@@ -48,6 +51,20 @@ def missing_flags(parser: argparse.ArgumentParser) -> list[tuple[type[FlagGroup]
         for flag in flags_of(group)
         if taken.isdisjoint((flag.name, "--" + flag.destination))
     ]
+
+
+def flags_of_host(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the names of our flags that ``parser`` has already, which mean what the host says."""
+    missing = {flag.name for _, flag in missing_flags(parser)}
+    return {flag.name for group in flag_groups() for flag in flags_of(group)} - missing
+
+
+def without_switches(argv: Sequence[str]) -> list[str]:
+    """Return ``argv`` less the switches that start a feature: processes that measure for it must not start it again.
+
+    Hosts read the command line as well, some of them before they make a parser.
+    """
+    return [word for word in argv if word.replace("_", "-") not in _STARTERS]
 
 
 def add_missing_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""The environment of the children: what a training needs, nothing inherited from a launcher above us."""
+"""The environment of the children: the user's own, less what a launcher above us said of its processes."""
 
 from __future__ import annotations
 
@@ -6,80 +6,37 @@ from collections.abc import Mapping
 
 from mindspeed_autoparallel.redaction import is_secret_variable
 
-ALLOWED_NAMES = frozenset(
+_LAUNCHER_PREFIXES = ("TORCHELASTIC_", "OMPI_", "PMI_", "PMIX_", "SLURM_STEP", "OOTB_OPTIMIZER_")
+_LAUNCHER_NAMES = frozenset(
     {
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LC_ALL",
-        "TMPDIR",
-        "TMP",
-        "TEMP",
-        "TERM",
-        "TZ",
-        "LD_PRELOAD",
-        "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "NO_PROXY",
-        "no_proxy",
-        "COMBINED_ENABLE",
-        "CPU_AFFINITY_CONF",
-        "TASK_QUEUE_ENABLE",
-        "HOST_CACHE_CAPACITY",
-        "MULTI_STREAM_MEMORY_REUSE",
-        "SSL_CERT_FILE",
-        "XDG_CACHE_HOME",
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
+        *("ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASK_PID"),
+        *("SLURM_GTIDS", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
     }
 )
-"""Names a child may see. Anything else (tokens, passwords) stays out of the children and of their logs."""
+"""What torchrun, mpirun and srun tell each of their processes; ours are started by us."""
 
-ALLOWED_PREFIXES = (
-    "ACLNN_",
-    "ASCEND_",
-    "CUBLAS_",
-    "CUDA_",
-    "CUDNN_",
-    "GLOO_",
-    "GOMP_",
-    "HCCL_",
-    "HF_HOME",
-    "KMP_",
-    "LCCL_",
-    "MEGATRON_",
-    "MINDSPEED_",
-    "MKL_",
-    "NCCL_",
-    "NPU_",
-    "NVIDIA_",
-    "NVTE_",
-    "OMP_",
-    "OPENBLAS_",
-    "PYTHON",
-    "PYTORCH_",
-    "TOKENIZERS_",
-    "TORCH",
-    "TRITON_",
-    "TRANSFORMERS_OFFLINE",
-)
-
-_LAUNCHER_PREFIXES = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "OMPI_", "PMI_", "SLURM_", "OOTB_OPTIMIZER_")
-_LAUNCHER_NAMES = frozenset(
-    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"}
-)
+_SHORTEST_SECRET = 6
+"""Masking shorter values would take numbers and words out of logs."""
 
 
 def child_environment(parent: Mapping[str, str], additions: Mapping[str, str]) -> dict[str, str]:
-    """The allow-listed part of ``parent`` plus ``additions``; ``parent`` itself is left alone."""
+    """Return ``parent`` without what its launcher set, plus ``additions``; ``parent`` itself is left alone.
+
+    The user's script runs in the children: what it reads of the environment (paths, switches, the token of its
+    tokenizer) it must find there. Secrets are masked where things are written: see ``secret_variables``.
+    """
     kept = {
         name: value
         for name, value in parent.items()
-        if (name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES))
-        and name not in _LAUNCHER_NAMES
-        and not name.startswith(_LAUNCHER_PREFIXES)
-        and not is_secret_variable(name)
+        if name not in _LAUNCHER_NAMES and not name.startswith(_LAUNCHER_PREFIXES)
     }
     return {**kept, **additions}
+
+
+def secret_variables(environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the values of ``environment`` that are called like something secret, to be masked in logs."""
+    return frozenset(
+        value for name, value in environment.items() if is_secret_variable(name) and len(value) >= _SHORTEST_SECRET
+    )

@@ -7,6 +7,9 @@ import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_NOT_THE_SCRIPTS = ("in validate_args", "Address already in use", "Connection", "Broken pipe", "ChildFailedError")
+"""Of a traceback through Megatron's checks, which another layout may pass, or of what another start may not meet."""
+
 
 class LaunchStatus(str, enum.Enum):
     """How a launch ended."""
@@ -28,7 +31,7 @@ class LaunchSpec:
     argv: tuple[str, ...]
     """The user's script and its arguments, without the interpreter."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Added to the allow-listed environment of the children."""
+    """Added to the user's environment for the children."""
     task: dict[str, Any] = field(default_factory=dict)
     """Handed to every child as a JSON file."""
     timeout_s: float = 1800.0
@@ -64,6 +67,12 @@ class LaunchOutcome:
     def from_json(cls, data: dict[str, Any]) -> LaunchOutcome:
         """Inverse of ``to_json``."""
         return cls(**{**data, "status": LaunchStatus(data["status"]), "last_lines": tuple(data["last_lines"])})
+
+    @property
+    def is_the_scripts_own(self) -> bool:
+        """Whether the script failed by an error of its own: no crash, no lost peer, no layout that Megatron refuses."""
+        by_itself = self.status is LaunchStatus.FAILED and self.exit_code > 0
+        return by_itself and not any(sign in line for line in self.last_lines for sign in _NOT_THE_SCRIPTS)
 
     def summary(self) -> str:
         """For people, in one line: status, node, exit code or signal, and the last line."""

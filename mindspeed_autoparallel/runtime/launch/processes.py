@@ -11,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.redaction import masked_text, secret_values
-from mindspeed_autoparallel.runtime.launch.environment import child_environment
+from mindspeed_autoparallel.runtime.flags import without_switches
+from mindspeed_autoparallel.runtime.launch.environment import child_environment, secret_variables
 from mindspeed_autoparallel.runtime.launch.logs import private_log
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
@@ -30,6 +31,12 @@ _OUT_OF_MEMORY_SIGNS = ("out of memory", "MemoryError", "can't allocate memory")
 _NOISE = re.compile(r"nanobind: |See https://nanobind|\s*- (leaked (type|function|instance) |\.\.\. skipped remainder)")
 """What a library's bindings say of every process that ends by an error, after the error."""
 _NUM_LAST_LINES = 12
+_NUM_LAST_ONES = 60
+"""Lines that are looked through for what an error is about."""
+_NUM_SEARCHED_LINES = 400
+"""A traceback is looked for in so many."""
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _GRACE_S = 5.0
 _COPIED_S = 2.0
 """What a process has written is in its log so soon after it has ended."""
@@ -57,7 +64,8 @@ def run_local_processes(
     task_file = log_dir / f"{spec.launch_id}.node{node_rank}.task.json"
     write_json_atomic(task_file, spec.task)
     started = time.monotonic()
-    secrets = secret_values(spec.argv)
+    parent = os.environ if parent_environment is None else parent_environment
+    secrets = secret_values(spec.argv) | secret_variables({**parent, **spec.environment})
     children: list[subprocess.Popen[bytes]] = []
     logs: list[Path] = []
     copiers: list[threading.Thread] = []
@@ -67,7 +75,7 @@ def run_local_processes(
         for local_rank in range(num_processes):
             rank = node_rank * num_processes + local_rank
             environment = child_environment(
-                os.environ if parent_environment is None else parent_environment,
+                parent,
                 {
                     **spec.environment,
                     TASK_VARIABLE: str(task_file.resolve()),
@@ -86,7 +94,7 @@ def run_local_processes(
             with stream:
                 children.append(
                     subprocess.Popen(
-                        [sys.executable, *spec.argv],
+                        [sys.executable, *without_switches(spec.argv)],
                         env=environment,
                         stdin=subprocess.DEVNULL,
                         stdout=stream,
@@ -137,9 +145,11 @@ def _watch(
 
 def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds: float) -> LaunchOutcome:
     failures = [(code, log) for code, log in zip(codes, logs, strict=True) if code not in (None, 0)]
-    texts = {log: last_lines(log, 60) for _, log in failures}
+    texts = {log: last_lines(log, _NUM_SEARCHED_LINES) for _, log in failures}
     for code, log in failures:
-        if code == OUT_OF_MEMORY_EXIT_CODE or any(sign in line for line in texts[log] for sign in _OUT_OF_MEMORY_SIGNS):
+        if code == OUT_OF_MEMORY_EXIT_CODE or any(
+            sign in line for line in texts[log][-_NUM_LAST_ONES:] for sign in _OUT_OF_MEMORY_SIGNS
+        ):
             status = LaunchStatus.OUT_OF_MEMORY
             break
     else:
@@ -150,10 +160,21 @@ def _failure(codes: list[int | None], logs: list[Path], node_rank: int, seconds:
         status=status,
         node_rank=node_rank,
         exit_code=int(code or 0),
-        last_lines=texts[log][-_NUM_LAST_LINES:],
+        last_lines=whole_error(texts[log]),
         log=str(log),
         seconds=seconds,
     )
+
+
+def whole_error(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the last error of a process's output whole: its traceback with those that led to it, or the last lines."""
+    starts = [index for index, line in enumerate(lines) if _TRACEBACK in line]
+    if not starts:
+        return tuple(lines[-_NUM_LAST_LINES:])
+    start = starts.pop()
+    while starts and any(chain in lines[start - 1] for chain in _CHAINED):
+        start = starts.pop()
+    return tuple(lines[start:])
 
 
 def last_lines(log: Path, count: int = _NUM_LAST_LINES) -> tuple[str, ...]:

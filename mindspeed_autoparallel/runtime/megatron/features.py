@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Callable
-from typing import cast
+import sys
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, PatchError
 from mindspeed_autoparallel.patching import ENGINE
+from mindspeed_autoparallel.runtime.state import of_process
 
 TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
 """Set only in processes this package starts: the file that says what the process is to measure."""
@@ -26,6 +28,7 @@ FEATURES = {
     "auto_parallel_mm": "mindspeed_autoparallel.runtime.features.auto_parallel_mm.entry:search_and_exit",
     "auto_parallel_plan": "mindspeed_autoparallel.runtime.features.apply_plan.entry:apply_plan",
     "hetero_parallel": "mindspeed_autoparallel.runtime.features.hetero_parallel.entry:prepare",
+    "auto_parallel_hetero": "mindspeed_autoparallel.runtime.features.hetero_parallel.entry:prepare",
     "auto_tuning": "mindspeed_autoparallel.runtime.features.auto_tuning.entry:tune_and_exit",
     "operator_search": "mindspeed_autoparallel.runtime.features.operator_search.entry:search_and_exit",
     "operator_plan": "mindspeed_autoparallel.runtime.features.operator_search.entry:apply_plan",
@@ -36,35 +39,133 @@ _ONE_JOB = ("auto_parallel_mm", "auto_tuning", "operator_search", "auto_parallel
 """Some of them search and end, the plans train."""
 
 
-def after_parsing(arguments: argparse.Namespace) -> None:
-    """Hand the parsed ``arguments`` to the task of this process, or to the features switched on."""
+_HETERO = "--hetero-parallel"
+"""MindSpeed-MM has a flag of this name for a hetero parallel of its own."""
+
+_KEEPERS = (
+    "mindspeed_autoparallel.runtime.hetero.job:current_job",
+    "mindspeed_autoparallel.runtime.profiling.measure.worker:measuring",
+)
+"""``module:function`` that return those that keep the arguments the host trains with."""
+
+
+class Parses:
+    """What the features did to the arguments of this process, for hosts that parse them more than once."""
+
+    def __init__(self) -> None:
+        self.command: tuple[str, ...] | None = None
+        self.changes: dict[str, Any] = {}
+        self.flags_of_host: frozenset[str] = frozenset()
+        """Names of flags of ours that the host's parser had already."""
+
+    def is_repeated(self) -> bool:
+        """Tell whether this process's command line was handed to the features before."""
+        return self.command == _command()
+
+    def hand_over(self, arguments: argparse.Namespace, features: Callable[[argparse.Namespace], None]) -> None:
+        """Call ``features`` and remember what it changes."""
+        before = dict(vars(arguments))
+        features(arguments)
+        missing = object()
+        self.changes = {name: value for name, value in vars(arguments).items() if before.get(name, missing) != value}
+        self.command = _command()
+
+    def repeat(self, arguments: argparse.Namespace) -> None:
+        """Make ``arguments`` what the first ones became, and let those who keep the first ones keep these instead."""
+        vars(arguments).update(self.changes)
+        for path in _KEEPERS:
+            module, _, name = path.partition(":")
+            if module in sys.modules:
+                getattr(sys.modules[module], name)().arguments = arguments
+
+
+def _command() -> tuple[str, ...]:
+    return (os.environ.get(TASK_VARIABLE, ""), *sys.argv)
+
+
+def after_parsing(arguments: argparse.Namespace, flags_of_host: Collection[str] = ()) -> None:
+    """Hand the parsed ``arguments`` to the task of this process, or to the features switched on.
+
+    ``flags_of_host``: names of flags of ours that the host's parser had already. Some hosts parse twice: features
+    start once, and later arguments become what the first ones became.
+    """
+    parses = of_process(Parses)
+    if parses.is_repeated():
+        parses.repeat(arguments)
+        return
+    parses.flags_of_host = frozenset(flags_of_host)
+    parses.hand_over(arguments, _start)
+
+
+def _start(arguments: argparse.Namespace) -> None:
     task_file = os.environ.get(TASK_VARIABLE)
     if task_file:
         from pathlib import Path
 
         from mindspeed_autoparallel.files import read_json
 
-        ENGINE.require(TASK_VARIABLE)
+        _enable(TASK_VARIABLE, *flags_that_are_true(arguments))
         task = read_json(Path(task_file), "task of this process")
-        ENGINE.enable({TASK_VARIABLE, *flags_that_are_true(arguments)})
         _load(TASK_HANDLERS[task["kind"]])(arguments, task)
         return
-    jobs = [_flag(destination) for destination in _ONE_JOB if getattr(arguments, destination, None)]
+    _leave_hosts_hetero_parallel(arguments)
+    on = flags_that_are_true(arguments)
+    jobs = [_flag(destination) for destination in _ONE_JOB if _flag(destination) in on]
     if len(jobs) > 1:
         raise ConfigError(
             f"{' and '.join(jobs)} were given together. Search first, then train by what was found "
             "(--auto-parallel-plan or --operator-plan) in a run of its own."
         )
-    for destination, handler in FEATURES.items():
-        if getattr(arguments, destination, None):
-            ENGINE.require(_flag(destination))
-            ENGINE.enable({_flag(destination)})
-            _load(handler)(arguments)
+    handlers = dict.fromkeys(handler for destination, handler in FEATURES.items() if _flag(destination) in on)
+    for handler in handlers:
+        _enable(*(flag for flag in on if FEATURES[flag.strip("-").replace("-", "_")] == handler))
+        _load(handler)(arguments)
+
+
+def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
+    """Say that a ``--hetero-parallel`` of the host's own stays the host's; ``ConfigError`` beside a feature of ours."""
+    if _HETERO not in of_process(Parses).flags_of_host or not getattr(arguments, "hetero_parallel", False):
+        return
+    ours = [flag for flag in flags_that_are_true(arguments) if flag != "--auto-parallel-plan"]
+    if ours:
+        raise ConfigError(
+            f"{_HETERO} is this host's own flag, and stays so; it does not go with {', '.join(ours)}. Leave it out, "
+            "and give --auto-parallel-hetero for layouts of ours."
+        )
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"mindspeed_autoparallel: {_HETERO} is this host's own and is left to it; for ours, give "
+            "--auto-parallel-hetero instead.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def flags_that_are_true(arguments: object) -> list[str]:
     """The switches of ours that are on in ``arguments``, however they became so."""
-    return [_flag(destination) for destination in FEATURES if getattr(arguments, destination, None)]
+    on = [_flag(destination) for destination in FEATURES if getattr(arguments, destination, None)]
+    return [flag for flag in on if flag != _HETERO or flag not in of_process(Parses).flags_of_host]
+
+
+def verify_patches() -> None:
+    """Check again where training begins: hosts apply patches of their own after they have parsed their arguments.
+
+    Ends the process with the line for people where a function that a feature works through was replaced.
+    """
+    try:
+        for flag in sorted(ENGINE.enabled):
+            ENGINE.verify(flag)
+    except PatchError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+def _enable(*flags: str) -> None:
+    for flag in flags:
+        ENGINE.require(flag)
+    ENGINE.enable(flags)
+    for flag in flags:
+        ENGINE.verify(flag)
 
 
 def _flag(destination: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -21,6 +22,7 @@ _SWITCHES = frozenset(
         "--auto-parallel-plan",
         "--auto-tuning",
         "--hetero-parallel",
+        "--auto-parallel-hetero",
         "--operator-search",
         "--operator-plan",
     }
@@ -90,9 +92,15 @@ def check_installation(installation: Installation, flags: Sequence[str]) -> str:
     return ""
 
 
+def _ours(flags: Collection[str]) -> list[str]:
+    """Return the switches among ``flags`` that are ours: MindSpeed-MM has a ``--hetero-parallel`` of its own."""
+    of_host = {"--hetero-parallel"} if importlib.util.find_spec("mindspeed_mm") is not None else set()
+    return sorted((_SWITCHES & set(flags)) - of_host)
+
+
 def refuse_unfit_installation(flags: Collection[str]) -> None:
     """End the process with one line where switches among ``flags`` cannot work on the Megatron about to be imported."""
-    switches = sorted(_SWITCHES & set(flags))
+    switches = _ours(flags)
     if not switches:
         return
     try:
@@ -105,7 +113,7 @@ def refuse_unfit_installation(flags: Collection[str]) -> None:
 
 def refuse_late_import(flags: Collection[str], modules: Sequence[str]) -> None:
     """End the process with one line where switches among ``flags`` need ``modules`` that were imported before us."""
-    switches = sorted(_SWITCHES & set(flags))
+    switches = _ours(flags)
     if switches and modules:
         _end(
             ConfigError(

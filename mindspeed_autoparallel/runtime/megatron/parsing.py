@@ -17,6 +17,7 @@ from mindspeed_autoparallel.runtime.flags import (
     flag_groups,
     flags_given,
     flags_of,
+    flags_of_host,
     missing_flags,
 )
 from mindspeed_autoparallel.runtime.megatron.features import (
@@ -41,11 +42,13 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
     rest = dict(kwargs)
     provider: ParserHook | None = args[0] if args else rest.pop("extra_args_provider", None)
     added: list[Flag] = []
+    of_host: set[str] = set()
 
     def provider_with_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         parser = provider(parser) if provider is not None else parser
         if _is_meant(parser):
             # Ours come last, so that what the host registers under the same name wins.
+            of_host.update(flags_of_host(parser))
             added.extend(flag for _, flag in missing_flags(parser))
             add_missing_flags(parser)
         return parser
@@ -53,11 +56,11 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
     arguments = parse(provider_with_ours, *args[1:], **rest)
     with _told_in_a_line():
         if os.environ.get(TASK_VARIABLE):
-            after_parsing(arguments)
+            after_parsing(arguments, of_host)
         elif added or flags_that_are_true(arguments):
             _fill(arguments)
             _refuse_unread_flags(arguments, added)
-            after_parsing(arguments)
+            after_parsing(arguments, of_host)
     return arguments
 
 

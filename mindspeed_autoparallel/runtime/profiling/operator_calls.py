@@ -102,8 +102,15 @@ def _describe(value: Any, sizes: list[int]) -> Any:
 
 
 def _order(tensor: Any) -> list[int]:
-    """Dimensions from the slowest to the fastest in memory: what decides the kernel, whatever the padding."""
-    strides = tensor.stride()
+    """Return the dimensions from the slowest to the fastest in memory: what decides the kernel, whatever the padding.
+
+    A dimension of one element is never stepped over: whatever its stride, it counts as lying before the next one.
+    """
+    strides, sizes = list(tensor.stride()), tensor.shape
+    for axis in reversed(range(tensor.dim())):
+        if sizes[axis] == 1:
+            is_last = axis + 1 == tensor.dim()
+            strides[axis] = 1 if is_last else strides[axis + 1] * sizes[axis + 1]
     return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
 
 

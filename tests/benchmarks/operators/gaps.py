@@ -7,7 +7,8 @@ from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
 from mindspeed_autoparallel.operators.search.exact import solve_exact
 from mindspeed_autoparallel.operators.search.greedy import solve_greedy
-from mindspeed_autoparallel.operators.search.problem import Machine, build_problem
+from mindspeed_autoparallel.operators.search.pricing import Machine
+from mindspeed_autoparallel.operators.search.problem import build_problem
 from mindspeed_autoparallel.operators.search.propagation import solve_propagation
 from mindspeed_autoparallel.operators.search.recursive import solve_recursive
 from mindspeed_autoparallel.operators.search.state import Decisions

@@ -2,14 +2,13 @@
 
 import torch
 import torch.distributed as dist
-from plan_worker import COUNTER, random_plan
+from plan_checks import COUNTER, compare, random_plan
 from ranks import leave_with
 from torch.distributed.device_mesh import init_device_mesh
 
 from mindspeed_autoparallel.operators.strategies import search_graph
 from mindspeed_autoparallel.operators.torch.capture import capture_program
-from mindspeed_autoparallel.operators.torch.planned import PlannedModule
-from mindspeed_autoparallel.operators.torch.redistribute import groups_of, make_groups, whole
+from mindspeed_autoparallel.operators.torch.redistribute import groups_of, make_groups
 
 HEAD = 8
 
@@ -78,31 +77,6 @@ class Decoder(torch.nn.Module):
         return self.head(x)
 
 
-def check(captured, plan, mesh, model, inputs):
-    planned = PlannedModule(captured, plan, model, mesh)
-    expected = model(*inputs)
-    model.zero_grad()
-    expected.pow(2).sum().backward()
-    mesh.sent_bytes = COUNTER.sent = 0
-    found = planned(*inputs)
-    forward, counted = mesh.sent_bytes, COUNTER.sent
-    # Gathering the output at the end is no edge of the plan: what it sends, and no more, is taken off.
-    mesh.sent_bytes = COUNTER.sent = 0
-    placements = plan.decisions.output_placements(captured.outputs[0])
-    whole(mesh.piece(expected.detach(), placements), placements, mesh)
-    forward, counted = forward - mesh.sent_bytes, counted - COUNTER.sent
-    mesh.sent_bytes = COUNTER.sent = 0
-    found.pow(2).sum().backward()
-    backward, counted_backward = mesh.sent_bytes, COUNTER.sent
-    error = (found - expected).detach().abs().max() / max(1.0, float(expected.detach().abs().max()))
-    for name, parameter in model.named_parameters():
-        mine = mesh.piece(parameter.grad, plan.decisions.output_placements(name))
-        scale = max(1.0, float(parameter.grad.abs().max()))
-        error = max(error, (planned.piece_of(name).grad - mine).abs().max() / scale)
-    predicted = [sum(column) for column in zip(*plan.edge_bytes().values(), strict=True)]
-    return float(error), predicted == [forward, backward] == [counted, counted_backward], predicted
-
-
 def main():
     dist.init_process_group("gloo")
     COUNTER.install()
@@ -121,7 +95,7 @@ def main():
             plans.append((mode, search_graph(captured.graph, 4, search_mode=mode, pins=pins)))
         plans.append(("tensor", search_graph(captured.graph, 4, mem_coeff=1e6)))
         for name, plan in plans:
-            row = check(captured, plan, meshes[plan.decisions.mesh], model, inputs)
+            row = compare(model, inputs, captured, plan, meshes[plan.decisions.mesh])[:3]
             rows.append((f"{block.__name__} {name}", *row))
     leave_with(rows)
 

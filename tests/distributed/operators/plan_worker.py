@@ -1,17 +1,16 @@
 """Executes plans on gloo ranks and compares with one process; prints the worst error and any wrong byte count."""
 
 import dataclasses
-import random
 
 import torch
 import torch.distributed as dist
+from plan_checks import COUNTER, random_plan
 from ranks import leave_with
 from torch.nn import functional
 
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.presets import ModelShape, decoder_graph
-from mindspeed_autoparallel.operators.search.state import Decisions
-from mindspeed_autoparallel.operators.strategies import OperatorPlan, search_graph
+from mindspeed_autoparallel.operators.strategies import search_graph
 from mindspeed_autoparallel.operators.torch.calls import look_up
 from mindspeed_autoparallel.operators.torch.execute import execute
 from mindspeed_autoparallel.operators.torch.redistribute import make_groups, whole
@@ -42,53 +41,6 @@ def tiny_graph():
     return Graph({name: dataclasses.replace(node, item_bytes=8) for name, node in nodes.items()})
 
 
-def random_plan(graph, mesh, seed):
-    draw = random.Random(seed)
-    decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
-    for parts in mesh:
-        chosen = {n: draw.choice(node.choices(parts, decisions.cuts(n))) for n, node in graph.nodes.items()}
-        decisions = decisions.extend(parts, chosen)
-    return OperatorPlan(decisions, "random", (), 0.0)
-
-
-class Counter:
-    """Bytes from the buffers that reach torch.distributed, apart from the executor's own count.
-
-    A ring's all-reduce passes on every chunk of the real buffer but one, in each of its two phases.
-    """
-
-    sent = 0
-
-    def install(self):
-        def size(tensor):
-            return tensor.numel() * tensor.element_size()
-
-        def counted(name, sent):
-            real = getattr(dist, name)
-
-            def call(*given, group=None):
-                self.sent += sent(group, *given)
-                return real(*given, group=group)
-
-            setattr(dist, name, call)
-
-        def reduced(group, tensor):
-            number, me = dist.get_world_size(group), dist.get_rank(group)
-            chunks = [size(chunk) for chunk in tensor.view(-1).tensor_split(number)]
-            return 2 * sum(chunks) - chunks[(me + 1) % number] - chunks[(me + 2) % number]
-
-        def gathered(group, outputs, tensor):
-            return sum(size(o) for rank, o in enumerate(outputs) if rank != dist.get_rank(group))
-
-        counted("all_gather", gathered)
-        counted("all_reduce", reduced)
-        counted("reduce_scatter_tensor", lambda group, output, tensor: size(tensor) - size(output))
-        counted("all_to_all_single", lambda group, o, t: size(t) - size(t) // dist.get_world_size(group))
-
-
-COUNTER = Counter()
-
-
 def check(plan, mesh, values, expected):
     mesh.sent_bytes = COUNTER.sent = 0
     graph = plan.decisions.graph
@@ -98,7 +50,7 @@ def check(plan, mesh, values, expected):
     functions = {**FUNCTIONS, "embedding": look_up("embedding", plan.decisions, mesh)}
     made = execute(plan.decisions, pieces, functions, mesh)
     forward, counted_forward = mesh.sent_bytes, COUNTER.sent
-    logits = whole(made["output"], plan.decisions.output_placements("output"), mesh)
+    logits = whole(made["output"], plan.decisions.output_placements("output"), graph.nodes["output"].output_shape, mesh)
     error = (logits - expected["output"]).abs().max()
     mesh.sent_bytes = COUNTER.sent = 0
     logits.pow(2).sum().backward()

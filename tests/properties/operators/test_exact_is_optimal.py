@@ -7,13 +7,14 @@ import pytest
 
 from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
 from mindspeed_autoparallel.operators.search.exact import solve_exact
 from mindspeed_autoparallel.operators.search.greedy import solve_greedy
-from mindspeed_autoparallel.operators.search.problem import Machine, build_problem
+from mindspeed_autoparallel.operators.search.pricing import Machine
+from mindspeed_autoparallel.operators.search.problem import build_problem
 from mindspeed_autoparallel.operators.search.propagation import solve_propagation
 from mindspeed_autoparallel.operators.search.state import Decisions
-from mindspeed_autoparallel.operators.strategies import OperatorPlan
 
 
 def random_graph(seed):

@@ -52,13 +52,13 @@ def test_every_pair_of_placements_on_a_mesh_of_three_dims_arrives():
     for source in placements:
         for target in itertools.product((REPLICATE, 0, 1), repeat=3):
             held = scattered(source)
-            for step in steps(source, target):
+            for step in steps(source, target, WHOLE.shape, MESH):
                 held = take(step, held)
             assert all(numpy.array_equal(held[device], piece(device, target)) for device in held), (source, target)
 
 
 def test_gradients_of_a_replicated_weight_are_reduced_as_one_ring_over_all_devices():
     pending, whole = (PARTIAL,) * 3, (REPLICATE,) * 3
-    assert moved_bytes(pending, whole, 1200, MESH) == 2 * 11 * 1200 // 12
+    assert moved_bytes(pending, whole, (12, 10), 10, MESH) == 2 * 11 * 1200 // 12
     # Scattered over the same devices it is half of that.
-    assert moved_bytes(pending, (0, 0, 0), 1200, MESH) == 600 + 400 + 100
+    assert moved_bytes(pending, (0, 0, 0), (12, 10), 10, MESH) == 1100

@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 from mindspeed_autoparallel.operators import search_strategies  # noqa: E402
-from mindspeed_autoparallel.operators.search.problem import Machine, build_problem  # noqa: E402
+from mindspeed_autoparallel.operators.search.pricing import Machine  # noqa: E402
+from mindspeed_autoparallel.operators.search.problem import build_problem  # noqa: E402
 from mindspeed_autoparallel.operators.search.state import Decisions  # noqa: E402
 from mindspeed_autoparallel.operators.torch.capture import capture  # noqa: E402
 

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mindspeed_autoparallel.operators.torch import capture as capturing  # noqa: E402
+from mindspeed_autoparallel.operators.torch import decompositions  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -44,7 +45,7 @@ def test_change_in_place_is_taken_apart_by_a_second_trace(monkeypatch):
 def test_plain_module_is_traced_once_with_the_same_operators(monkeypatch):
     graph, twice = traced_twice(monkeypatch, Plain(), torch.ones(4, 8))
     assert not twice
-    monkeypatch.setattr(capturing, "_needs_decomposition", lambda program: True)
+    monkeypatch.setattr(decompositions, "_needs_rewriting", lambda program: True)
     assert [n for n, node in capturing.capture(Plain(), (torch.ones(4, 8),)).nodes.items() if node.matmul] == [
         n for n, node in graph.nodes.items() if node.matmul
     ]

@@ -70,7 +70,7 @@ def test_exact_is_never_dearer_than_the_configuration_derived_from_it(batch, dev
 
 
 def test_pins_and_the_limit_of_weights_outlive_the_start_from_the_uniform_plan():
-    graph = preset_graph("llama2-7b", batch=8, sequence=4096, num_layers=1)
+    graph = preset_graph("llama2-7b", batch=32, sequence=4096, num_layers=1)
     free = search_graph(graph, 16, search_mode="exact")
     held = sum(n.output_bytes for n in graph.nodes.values() if n.is_parameter)
     limited = search_graph(graph, 16, search_mode="exact", parameter_limit_bytes=held // 8)

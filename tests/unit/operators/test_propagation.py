@@ -8,7 +8,8 @@ import pytest
 from mindspeed_autoparallel.operators import search_graph
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
-from mindspeed_autoparallel.operators.search.problem import CutProblem, Machine, build_problem
+from mindspeed_autoparallel.operators.search.pricing import Machine
+from mindspeed_autoparallel.operators.search.problem import CutProblem, build_problem
 from mindspeed_autoparallel.operators.search.propagation import solve_propagation
 from mindspeed_autoparallel.operators.search.state import Decisions
 

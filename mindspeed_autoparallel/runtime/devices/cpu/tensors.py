@@ -1,4 +1,7 @@
-"""Tensors asked for on "cuda" are made on the CPU: hundreds of sites in Megatron say ``device=current_device()``."""
+"""Tensors asked for on "cuda" are made on the CPU: hundreds of sites in Megatron say ``device=current_device()``.
+
+So are those asked for on "npu": MindSpeed and the hosts above it say that name themselves, some of it at import.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,18 @@ from typing import Any
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
 
 _LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+_ACCELERATORS = ("cuda", "npu")
 _NEW = ("new_tensor", "new_empty", "new_zeros", "new_ones", "new_full")
 
 
 def names_accelerator(device: Any) -> bool:
-    """Whether ``device`` means the current accelerator: "cuda...", a cuda device, or a bare index."""
+    """Whether ``device`` means the current accelerator: "cuda...", "npu...", such a device, or a bare index."""
     import torch
 
     if isinstance(device, torch.device):
-        return bool(device.type == "cuda")
+        return device.type in _ACCELERATORS
     if isinstance(device, str):
-        return device.startswith("cuda")
+        return device.startswith(_ACCELERATORS)
     return isinstance(device, int) and not isinstance(device, bool)
 
 
@@ -40,7 +44,7 @@ def install(edits: Edits) -> None:
     for name in _NEW:
         edits.set(torch.Tensor, name, _on_cpu(getattr(torch.Tensor, name)))
     _tensor_methods(edits)
-    for name, first in (("to", torch.nn.Module.to), ("cuda", None)):
+    for name, first in (("to", torch.nn.Module.to), ("cuda", None), ("npu", None)):
         edits.set(torch.nn.Module, name, _module_to(first) if first else lambda self, device=None: self)
     load = torch.load
 
@@ -109,7 +113,8 @@ def _tensor_methods(edits: Edits) -> None:
 
     edits.set(tensor, "to", _module_to(tensor.to))
     edits.set(tensor, "type", type_name)
-    edits.set(tensor, "cuda", lambda self, *args, **kwargs: self)
+    for name in _ACCELERATORS:
+        edits.set(tensor, name, lambda self, *args, **kwargs: self)
     edits.set(tensor, "pin_memory", lambda self, *args, **kwargs: self)
     edits.set(tensor, "is_pinned", lambda self, *args, **kwargs: False)
     edits.set(tensor, "record_stream", lambda self, stream: None)

@@ -44,7 +44,7 @@ class AutoParallelFlags(FlagGroup):
         metavar="S",
         least=1,
     )
-    auto_parallel_profile: str | None = flag(
+    auto_parallel_profile_file: str | None = flag(
         None,
         "Plan from this profile instead of measuring (our profile or MindSpeed's model_profile.json).",
         metavar="FILE",

@@ -72,8 +72,9 @@ class Measurements:
     def take(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, Any]]:
         """Measure what is missing, in as few launches as possible; points that cannot be measured are told.
 
-        A launch that fails before its first point is no fault of a point: it is tried once more with another point
-        first, and ends the search when it fails in the same way. ``ProfileError`` says what the launches said.
+        A launch that fails before its first point by an error of the script ends the search; another failure there is
+        no fault of a point: it is tried once more with another point first, and ends the search when it fails again.
+        ``ProfileError`` says what the launches said.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self.kept()
@@ -186,10 +187,12 @@ class _Attempts:
         if no_room:
             return unfinished[:1]
         error = _NUMBERS.sub("#", outcome.last_lines[-1] if outcome.last_lines else "")
-        if self._errors and (error == self._errors[-1] or len(self._errors) >= _MOST_SET_UPS):
+        again = self._errors and (error == self._errors[-1] or len(self._errors) >= _MOST_SET_UPS)
+        if again or outcome.is_the_scripts_own:
+            times = f", {len(self._errors) + 1} times now" if again else ""
             raise ProfileError(
-                f"the script ends before the first layout is measured, {len(self._errors) + 1} times now; nothing "
-                f"of it is kept, mend it and start again: {outcome.summary()} (the whole log is {outcome.log})"
+                f"the script ends before the first layout is measured{times}; nothing of it is kept, mend it and start "
+                f"again: {outcome.describe()}"
             )
         self._errors.append(error)
         self._first += 1

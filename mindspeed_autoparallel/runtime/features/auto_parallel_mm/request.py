@@ -113,7 +113,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         num_heads=_heads(arguments, description),
         time_limit_s=float(flags.auto_parallel_time_limit_s),
         output_dir=Path(flags.auto_parallel_output_dir).resolve(),
-        profile_file=Path(flags.auto_parallel_profile) if flags.auto_parallel_profile else None,
+        profile_file=Path(flags.auto_parallel_profile_file) if flags.auto_parallel_profile_file else None,
         hetero_balance=_hetero_balance(arguments, description),
         splits=runnable_splits(arguments, description),
     )
@@ -140,7 +140,7 @@ def _check_points(request: SearchRequest) -> None:
 def _hetero_balance(arguments: argparse.Namespace, description: Description) -> str | None:
     """Return ``--hetero-balance`` of a search that is to try layouts of their own for encoders."""
     flags = read_flags(HeteroFlags, arguments)
-    if not flags.hetero_parallel:
+    if not (flags.hetero_parallel or flags.auto_parallel_hetero):
         return None
     check_script_sizes(
         int(arguments.tensor_model_parallel_size or 1),

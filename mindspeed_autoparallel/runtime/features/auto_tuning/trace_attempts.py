@@ -6,6 +6,7 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.outcome import worst
@@ -56,6 +57,8 @@ class Attempts:
             return lost
         # Nobody came to a point. What hung would take as long to hang again.
         reason = worst([end.outcome for end in dead])
+        if reason.is_the_scripts_own:
+            raise LaunchError(f"the script does not start, so nothing can be traced or measured: {reason.describe()}")
         if not self.backwards and reason.status is not LaunchStatus.TIMED_OUT:
             self.backwards = True
             return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,12 +29,6 @@ _REFUSED = {
     "lazy_mpu_init": "the groups of all modules are made at once; leave --lazy-mpu-init out",
 }
 """Arguments of Megatron that cannot go with it, and why."""
-
-
-def hide_from_mindspeed_mm(arguments: argparse.Namespace) -> None:
-    """MindSpeed-MM has a hetero parallel of its own, which reads the same flag of the same arguments: it stays off."""
-    if "mindspeed_mm" in sys.modules:
-        arguments.hetero_parallel = False
 
 
 def check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout) -> None:
@@ -100,7 +93,6 @@ def prepare(arguments: argparse.Namespace) -> None:
     arguments.context_parallel_size = backbone.context
     check_checkpoint_format(arguments, layout)
     current_job().begin(layout, scales, arguments)
-    hide_from_mindspeed_mm(arguments)
     if os.environ.get("RANK", "0") == "0":
         lines = [
             f"{module.name} tp {module.tensor} pp {module.pipeline} cp {module.context} "

@@ -10,12 +10,18 @@ from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
 class HeteroFlags(FlagGroup):
     """Flags of ``--hetero-parallel``; what is out of range is refused with the numbers of the step, not by argparse."""
 
+    USED_BY = ("--hetero-parallel", "--auto-parallel-hetero")
     TITLE = "hetero-parallel: every module under its own layout"
 
     hetero_parallel: bool = flag(
         False,
         "Train every module of model.json that carries tp, pp or cp under these sizes of its own, all on the "
         "same devices. The script's TP, PP and CP must be 1.",
+    )
+    auto_parallel_hetero: bool = flag(
+        False,
+        "The same as --hetero-parallel, for hosts that have a --hetero-parallel of their own (MindSpeed-MM): that flag "
+        "is left to such a host.",
     )
     hetero_model: str | None = flag(
         None,

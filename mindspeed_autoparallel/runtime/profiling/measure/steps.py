@@ -42,8 +42,11 @@ def step_arguments(built: Any, forward_step: Callable[..., Any]) -> dict[str, An
     """What the host's own ``train_step`` is called with; empty where this release's wants what is not known here."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.utils import get_model_config
-    from megatron.training import training
+    from megatron.training import get_args, training
 
+    arguments = get_args()
+    if not hasattr(arguments, "curr_iteration"):
+        arguments.curr_iteration = 0  # 0.12: its train sets it and train_step reads it
     chunks = built.model if isinstance(built.model, list) else [built.model]
     known = {
         "forward_step_func": forward_step,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import itertools
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -20,10 +16,11 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.line_process import LineProcess
 from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_tracing_code
 
-_COMMAND = (sys.executable, "-m", "mindspeed_autoparallel.runtime.profiling.trace", "fake")
+_COMMAND = ("-m", "mindspeed_autoparallel.runtime.profiling.trace", "fake")
 _PREFIX = "TRACE "
 _FORGOTTEN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUM_ERROR_LINES = 5
@@ -123,15 +120,7 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
-        self._process = subprocess.Popen(
-            _COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=self._environment,
-        )
+        self._process = LineProcess(_COMMAND, self._environment)
         if self._ended:  # meanwhile
             self.kill()
 
@@ -165,28 +154,23 @@ class _Worker:
 
     def _answers(self, requests: list[TraceRequest]) -> list[dict[str, Any]]:
         """Fewer than requests where the process died."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         answers: list[dict[str, Any]] = []
-        with contextlib.suppress(BrokenPipeError):  # it died; what it said is read later
-            print(json.dumps([dataclasses.asdict(item) for item in requests]), file=self._process.stdin, flush=True)
-            while len(answers) < len(requests) and (line := self._process.stdout.readline()):
-                if line.startswith(_PREFIX):
-                    answer = json.loads(line[len(_PREFIX) :])
-                    del answer["index"]
-                    answers.append(answer)
-                    self._has_answered = True
+        self._process.send(json.dumps([dataclasses.asdict(item) for item in requests]))
+        while len(answers) < len(requests) and (line := self._process.receive()):
+            if line.startswith(_PREFIX):
+                answer = json.loads(line[len(_PREFIX) :])
+                del answer["index"]
+                answers.append(answer)
+                self._has_answered = True
         return answers
 
     def _last_words(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        last = "\n".join(self._errors.read().strip().splitlines()[-_NUM_ERROR_LINES:])
+        code, last = self._process.last_words(_NUM_ERROR_LINES)
         return f"tracing failed (exit code {code}); measure instead. Last lines:\n{last}"
 
     def kill(self) -> None:
         self._ended = True
-        self._process.kill()
-        self._process.wait()
+        self._process.end()
 
 
 def _kill(workers: Sequence[_Worker]) -> None:

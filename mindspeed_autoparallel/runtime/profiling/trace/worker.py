@@ -43,6 +43,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
     convert_by_replacing,
     keep_dispatch_real,
     pretend_ranks,
+    silence_timers,
 )
 from mindspeed_autoparallel.runtime.profiling.trace.layer_signatures import kinds_by_computing
 from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import has_room
@@ -63,6 +64,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     convert_by_replacing()
     balance_routing()
     keep_dispatch_real()
+    silence_timers()
     # The whole model is set up first: it tells which layers are alike.
     worker.prepare(arguments, {**data["measure"], "num_layers": {"text_decoder": arguments.num_layers}})
     arguments.num_workers = 0

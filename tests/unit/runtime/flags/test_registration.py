@@ -2,7 +2,14 @@
 
 import argparse
 
-from mindspeed_autoparallel.runtime.flags import add_missing_flags, flag_groups, flags_given, flags_of
+from mindspeed_autoparallel.runtime.flags import (
+    add_missing_flags,
+    flag_groups,
+    flags_given,
+    flags_of,
+    flags_of_host,
+    without_switches,
+)
 
 
 def test_flags_the_host_has_already_stay_the_hosts():
@@ -33,3 +40,16 @@ def test_flag_names_are_unique_and_documented():
     names = [flag.name for group in flag_groups() for flag in flags_of(group)]
     assert len(set(names)) == len(names)
     assert all(flag.help for group in flag_groups() for flag in flags_of(group))
+
+
+def test_flags_that_the_host_has_are_told():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nproc_per_node", type=int)
+    parser.add_argument("--hetero-parallel", action="store_true")
+    assert flags_of_host(parser) == {"--nproc-per-node", "--hetero-parallel"}
+
+
+def test_the_command_of_a_process_of_ours_has_no_switch_that_starts_a_feature():
+    """MindSpeed-MM started a search of its own by our flag, inside our measuring processes."""
+    argv = ["train.py", "--lr", "1", "--auto_parallel_mm", "--auto-parallel-work-dir", "work", "--auto-tuning"]
+    assert without_switches(argv) == ["train.py", "--lr", "1", "--auto-parallel-work-dir", "work"]

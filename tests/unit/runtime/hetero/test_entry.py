@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import sys
-import types
 
 import pytest
 
@@ -88,17 +86,6 @@ def test_what_cannot_be_is_refused_with_its_numbers(job, tmp_path, changes, mess
 def test_an_incomplete_last_window_of_the_scale_is_allowed(job, tmp_path):
     entry.prepare(arguments(tmp_path, hetero_encoder_mbs_scale=3, global_batch_size=16))
     assert job.scales["image_encoder"] == 3
-
-
-def test_mindspeed_mms_own_hetero_parallel_does_not_see_the_flag(job, tmp_path, monkeypatch):
-    given = arguments(tmp_path, hetero_parallel=True)
-    entry.prepare(given)
-    assert given.hetero_parallel is True
-    monkeypatch.setitem(sys.modules, "mindspeed_mm", types.ModuleType("mindspeed_mm"))
-    given = arguments(tmp_path, hetero_parallel=True)
-    entry.prepare(given)
-    assert given.hetero_parallel is False
-    assert job.layout is not None
 
 
 def test_a_script_without_a_model_flag_names_the_file_with_ours(job, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_autoparallel.runtime.launch.environment import child_environment
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes, whole_error
 
 
 def run(tmp_path, code, **options):
@@ -108,19 +108,36 @@ def test_stopping_on_request_ends_the_children(tmp_path):
     assert outcome.status is LaunchStatus.TIMED_OUT
 
 
-def test_children_see_an_allow_listed_environment_only():
+def test_children_see_what_the_users_training_would_see():
+    """Seen on MindSpeed-MM: a launch script's own variable was missing, and every measuring launch died of it."""
     parent = {
         "PATH": "/bin",
-        "HF_TOKEN": "secret",
+        "MY_DATA": "/data",
+        "HF_TOKEN": "hf_hunter2",
+        "SLURM_JOB_ID": "9",
         "RANK": "7",
+        "SLURM_PROCID": "7",
         "TORCHELASTIC_RUN_ID": "1",
-        "HCCL_CONNECT_TIMEOUT": "1200",
         "OOTB_OPTIMIZER_PROFILING": "TRUE",
-        "PYTHONPATH": "x",
     }
     child = child_environment(parent, {"RANK": "0"})
-    assert child == {"PATH": "/bin", "HCCL_CONNECT_TIMEOUT": "1200", "PYTHONPATH": "x", "RANK": "0"}
+    assert child == {
+        "PATH": "/bin",
+        "MY_DATA": "/data",
+        "HF_TOKEN": "hf_hunter2",
+        "SLURM_JOB_ID": "9",
+        "RANK": "0",
+    }
     assert parent["RANK"] == "7"
+
+
+def test_secrets_of_the_environment_reach_the_children_and_stay_out_of_logs(tmp_path):
+    code = "import os; print('token', os.environ['MY_TOKEN']); raise SystemExit('bad ' + os.environ['MY_TOKEN'])"
+    outcome = run(tmp_path, code, parent_environment={**os.environ, "MY_TOKEN": "hunter2hunter2"})
+    assert outcome.last_lines[-1] == "bad ***"
+    logs = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".py"]
+    assert any("token ***" in text for text in logs)
+    assert not any("hunter2hunter2" in text for text in logs)
 
 
 def test_out_of_memory_explains_the_failures_it_causes():
@@ -143,7 +160,7 @@ def test_children_die_with_a_killed_coordinator(tmp_path):
     parent = (
         "from pathlib import Path\n"
         "from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec\n"
-        "from mindspeed_autoparallel.runtime.launch.processes import run_local_processes\n"
+        "from mindspeed_autoparallel.runtime.launch.processes import run_local_processes, whole_error\n"
         f"run_local_processes(LaunchSpec(launch_id='k', argv=({str(script)!r},)), node_rank=0, num_processes=1, num_nodes=1,\n"
         f"    master_addr='localhost', master_port=1, log_dir=Path({str(tmp_path)!r}))\n"
     )
@@ -158,3 +175,13 @@ def test_children_die_with_a_killed_coordinator(tmp_path):
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pid)
+
+
+def test_an_error_is_quoted_whole_with_the_ones_that_led_to_it():
+    noise = ["a line of the log"] * 30
+    first = ["[rank0]: Traceback (most recent call last):", '[rank0]:   File "a.py", line 1', "[rank0]: KeyError: 1"]
+    chain = ["[rank0]: During handling of the above exception, another exception occurred:"]
+    last = ["[rank0]: Traceback (most recent call last):", *[f'  File "b{n}.py"' for n in range(40)], "ValueError: x"]
+    assert whole_error([*noise, *first, *chain, *last]) == (*first, *chain, *last)
+    assert whole_error([*noise, *first, *noise, *last]) == tuple(last)
+    assert whole_error(noise) == tuple(noise[-12:])

@@ -9,7 +9,13 @@ import sys
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime import state
 from mindspeed_autoparallel.runtime.megatron import features
+
+
+@pytest.fixture(autouse=True)
+def first_parse(monkeypatch):
+    monkeypatch.setitem(state._INSTANCES, features.Parses, features.Parses())
 
 
 @pytest.mark.parametrize("other", ["auto_parallel_plan", "auto_tuning"])
@@ -41,10 +47,76 @@ def armed(words, **environment):
 
 
 def test_a_training_by_a_plan_is_watched_and_nothing_measures_it():
-    assert armed(["--auto-parallel-plan"]) == {*ALWAYS, "train_step"}
+    assert armed(["--auto-parallel-plan"]) == {*ALWAYS, "train", "train_step"}
 
 
 def test_a_measuring_process_takes_over_whatever_flags_its_script_was_given():
     taken_over = {"train", "setup_model_and_optimizer", "initialize_model_parallel"}
     assert taken_over <= armed([], **{features.TASK_VARIABLE: "task.json"})
     assert armed(["--lr"]) == ALWAYS
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Names of the handlers that were called; each sets an argument, as applying a plan does."""
+    calls = []
+
+    def load(path):
+        def handler(arguments, *task):
+            calls.append(path.rpartition(":")[2])
+            arguments.tensor_model_parallel_size = 2
+
+        return handler
+
+    monkeypatch.setattr(features, "_load", load)
+    monkeypatch.setattr(features, "_enable", lambda *flags: None)
+    return calls
+
+
+def test_a_second_parse_starts_nothing_and_gives_the_same_arguments(started):
+    """MindSpeed-MM parses twice: a plan was applied twice, and task processes would be prepared twice."""
+    given = {"auto_parallel_plan": "plan.json", "tensor_model_parallel_size": 1, "lr": 0.1}
+    first, second = argparse.Namespace(**given), argparse.Namespace(**given)
+    features.after_parsing(first)
+    features.after_parsing(second)
+    assert started == ["apply_plan"]
+    assert vars(second) == vars(first)
+    assert second.tensor_model_parallel_size == 2
+
+
+def test_who_keeps_the_arguments_keeps_those_of_the_last_parse(started):
+    from mindspeed_autoparallel.runtime.hetero.job import current_job
+
+    job = current_job()
+    before = job.arguments
+    second = argparse.Namespace(hetero_parallel=True)
+    try:
+        features.after_parsing(argparse.Namespace(hetero_parallel=True))
+        features.after_parsing(second)
+        assert job.arguments is second
+    finally:
+        job.arguments = before
+
+
+@pytest.mark.parametrize(
+    ("given", "of_host", "expected"),
+    [
+        ({"hetero_parallel": True, "auto_parallel_hetero": False}, (), ["prepare"]),
+        ({"hetero_parallel": False, "auto_parallel_hetero": True}, (), ["prepare"]),
+        ({"hetero_parallel": True, "auto_parallel_hetero": False}, ("--hetero-parallel",), []),
+        ({"hetero_parallel": False, "auto_parallel_hetero": True}, ("--hetero-parallel",), ["prepare"]),
+    ],
+)
+def test_a_hosts_own_hetero_parallel_stays_the_hosts(started, given, of_host, expected):
+    arguments = argparse.Namespace(**given)
+    features.after_parsing(arguments, of_host)
+    assert started == expected
+    assert arguments.hetero_parallel is given["hetero_parallel"]
+
+
+@pytest.mark.parametrize("other", ["auto_parallel_hetero", "auto_parallel_mm"])
+def test_a_hosts_own_hetero_parallel_does_not_go_with_ours(started, other):
+    arguments = argparse.Namespace(**{"hetero_parallel": True, "auto_parallel_hetero": False, other: True})
+    with pytest.raises(ConfigError, match="--hetero-parallel is this host's own flag, and stays so"):
+        features.after_parsing(arguments, ("--hetero-parallel",))
+    assert started == []

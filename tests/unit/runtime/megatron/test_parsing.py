@@ -21,7 +21,7 @@ def parse(extra_args_provider=None, ignore_unknown_args=False):
 @pytest.fixture
 def seen(monkeypatch):
     calls = []
-    monkeypatch.setattr(parsing, "after_parsing", calls.append)
+    monkeypatch.setattr(parsing, "after_parsing", lambda arguments, of_host: calls.append(arguments))
     return calls
 
 
@@ -63,7 +63,10 @@ def test_a_flag_that_is_on_by_default_is_seen_with_the_defaults_of_the_others(mo
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("--hetero-balance", "global"), "--hetero-balance is for --hetero-parallel, which is not given"),
+        (
+            ("--hetero-balance", "global"),
+            "--hetero-balance is for --hetero-parallel or --auto-parallel-hetero, which is not given",
+        ),
         (("--auto-tuning-verify",), "--auto-tuning-verify is for --auto-tuning"),
         (("--nnodes", "2"), "--nnodes is for --auto-parallel-mm or --auto-tuning or --operator-search"),
         (("--auto-parallel-plan", "p", "--simulated-nnodes", "2"), "--simulated-nnodes is for --auto-parallel-mm"),
@@ -109,7 +112,7 @@ def test_megatrons_side_looks_at_the_arguments_start_no_feature(monkeypatch, see
 def test_an_error_for_people_is_a_line_and_an_exit_code(monkeypatch, capsys):
     with_argv(monkeypatch, "--auto-parallel-mm")
 
-    def refuse(arguments):
+    def refuse(arguments, of_host):
         raise ConfigError("--simulated-nnodes is missing")
 
     monkeypatch.setattr(parsing, "after_parsing", refuse)

@@ -61,8 +61,8 @@ def asked(tmp_path: Path, **changes: Any) -> argparse.Namespace:
         "auto_parallel_memory_limit_mib": None,
         "auto_parallel_time_limit_s": 10.0,
         "auto_parallel_launch_timeout_s": 10.0,
-        "auto_parallel_profile": None,
-        "hetero_parallel": True,
+        "auto_parallel_profile_file": None,
+        "auto_parallel_hetero": True,
         "hetero_balance": "global",
         "num_layers": 4,
     }
@@ -72,7 +72,7 @@ def asked(tmp_path: Path, **changes: Any) -> argparse.Namespace:
 def test_balance_of_the_training_is_planned_with(tmp_path: Path) -> None:
     model_file(tmp_path)
     assert read_request(asked(tmp_path)).hetero_balance == "global"
-    assert read_request(asked(tmp_path, hetero_parallel=False)).hetero_balance is None
+    assert read_request(asked(tmp_path, auto_parallel_hetero=False)).hetero_balance is None
 
 
 @pytest.mark.parametrize(

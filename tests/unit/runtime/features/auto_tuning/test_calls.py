@@ -68,3 +68,17 @@ def test_balanced_routing_gives_every_expert_the_same(tokens, experts, topk):
     routed = balanced_map(tokens, experts, topk)
     assert routed.sum(dim=1).tolist() == [topk] * tokens
     assert set(routed.sum(dim=0).tolist()) == {tokens * topk // experts}
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_the_stride_of_a_single_element_makes_no_other_call(axis):
+    # With micro batch 1 Megatron's first layer reads [sequence, 1, hidden] out of [1, sequence, hidden].
+    shape = [3, 4, 5]
+    shape[axis] = 1
+    plain = torch.ones(shape)
+    strides = list(plain.stride())
+    strides[axis] = 60
+    odd = plain.as_strided(shape, strides)
+    assert operator_of("aten.neg.default", [odd], {}) == operator_of("aten.neg.default", [plain], {})
+    turned = torch.ones(4, 3).t()
+    assert operator_of("aten.neg.default", [turned], {}) != operator_of("aten.neg.default", [torch.ones(3, 4)], {})

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces
@@ -118,11 +118,20 @@ def test_of_points_that_the_script_cannot_be_set_up_in_only_those_are_left_out(t
     assert list(failed(done.found)) == [1]
 
 
-def test_a_script_that_cannot_be_set_up_at_all_gives_every_point_its_last_words(tracing):
-    done = tracing(set_up="sys.exit('asks for data')", num_processes=1)
-    assert done.rounds == ["failed"] * 2
-    assert sorted(failed(done.found)) == [1, 2, 3, 4]
-    assert all("exit code 1" in reason and "asks for data" in reason for reason in failed(done.found).values())
+def test_a_script_that_cannot_be_set_up_at_all_is_started_once_and_quoted_whole(tracing, tmp_path):
+    with pytest.raises(LaunchError, match=r"the script does not start.*exit code 1") as raised:
+        tracing(set_up="print('about to read')\nopen('no such data')", num_processes=1)
+    # Not the last line alone: where it was asked for, too.
+    for words in ("Traceback (most recent call last)", "in set_up", "No such file or directory: 'no such data'"):
+        assert words in str(raised.value)
+    assert len(list((tmp_path / "logs").glob("*.rank0.log"))) == 1
+
+
+def test_a_layout_that_megatron_refuses_at_the_start_is_not_the_scripts_fault(tracing):
+    refuse = "def validate_args():\n    raise AssertionError('TP 1')\nif task.points[0].micro_batch_size == 1:\n"
+    done = tracing(set_up=refuse + "    validate_args()", num_processes=1)
+    assert done.rounds == ["failed", "ok"]
+    assert not failed(done.found)
 
 
 def test_a_set_up_that_hangs_is_not_waited_for_twice(tracing):

@@ -1,6 +1,5 @@
 """Tracing processes share the work, answer in order, and end whatever happens."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def put(act: str = "pass") -> None:
         script = tmp_path / "tracing.py"
         script.write_text(_ECHO.format(act=act))
-        monkeypatch.setattr(process, "_COMMAND", (sys.executable, str(script)))
+        monkeypatch.setattr(process, "_COMMAND", (str(script),))
 
     return put
 

@@ -1,0 +1,194 @@
+"""Find the sequence of collectives that moves the fewest bytes between two placements of a tensor.
+
+A state is one placement per mesh dim. Mesh dims cut a tensor dim from the first to the last, so a step on a mesh dim is
+possible only where no inner mesh dim cuts the tensor dims that it lifts or makes: otherwise the pieces would not be
+contiguous. Bytes are in units of the whole tensor, so one table serves every tensor that divides alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy
+
+from mindspeed_autoparallel.operators.graph.node import PARTIAL, REPLICATE
+
+State = tuple[int, ...]
+Move = tuple[tuple[int, ...], int, int]
+"""Mesh dims, and their placement before and after."""
+
+_STEP = 1e-9
+"""Added per step, in units of the tensor: of equally cheap sequences the shorter one is taken."""
+_LARGEST_TABLE = 260
+"""States up to which all pairs are solved at once."""
+_LARGEST_MATRIX = 630
+_MOST_DIMS = 4
+"""Tensor dims a sequence may use on a mesh of up to three dims: those of its ends, then the most divisible others."""
+
+
+@lru_cache(maxsize=1 << 18)
+def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[Move, ...]:
+    """Return moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
+
+    The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
+    mesh dims, for up to three mesh dims once neighbours with equal ends are taken as one; above that, the least of
+    those whose intermediate placements appear at one of the ends. ``AssertionError`` for a target with a pending sum.
+    """
+    if source == target:
+        return ()
+    assert PARTIAL not in target, "operators read whole or cut tensors, never a pending sum"
+    joined = _joined(source, target)
+    sizes = tuple(math.prod(mesh[d] for d in dims) for dims in joined)
+    first = [dims[0] for dims in joined]
+    start, end = tuple(source[d] for d in first), tuple(target[d] for d in first)
+    used = sorted({p for p in (*start, *end) if p >= 0})
+    devices = math.prod(mesh)
+    if len(sizes) <= 3:
+        others = sorted((d for d in range(len(shape)) if d not in used), key=lambda d: -math.gcd(shape[d], devices))
+        spare = [d for d in others if math.gcd(shape[d], devices) > 1][: max(0, _MOST_DIMS - len(used))]
+        used = sorted([*used, *spare])
+    number = {d: index for index, d in enumerate(used)}
+    caps = tuple(math.gcd(shape[d], devices) for d in used)
+    short = [tuple(number.get(p, p) for p in ends) for ends in (start, end)]
+    moves = _solve(short[0], short[1], sizes, caps)
+
+    def real(placement: int) -> int:
+        return used[placement] if placement >= 0 else placement
+
+    return tuple((tuple(d for at in dims for d in joined[at]), real(a), real(b)) for dims, a, b in moves)
+
+
+def _joined(source: State, target: State) -> list[tuple[int, ...]]:
+    """Group neighbouring mesh dims that begin and end alike: they act as one dim of their product."""
+    groups: list[tuple[int, ...]] = []
+    for d in range(len(source)):
+        if d and source[d] == source[d - 1] and target[d] == target[d - 1]:
+            groups[-1] = (*groups[-1], d)
+        else:
+            groups.append((d,))
+    return groups
+
+
+def _solve(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
+    if (len(caps) + 2) ** len(mesh) <= _LARGEST_TABLE:
+        index, _, follow, moves = _table(mesh, caps)
+        path: list[Move] = []
+        at, end = index[source], index[target]
+        while at != end:
+            after = int(follow[at, end])
+            path.append(moves[at, after])
+            at = after
+        return path
+    return _search(source, target, mesh, caps)
+
+
+@lru_cache(maxsize=4096)
+def _table(
+    mesh: tuple[int, ...], caps: tuple[int, ...]
+) -> tuple[dict[State, int], numpy.ndarray, numpy.ndarray, dict[tuple[int, int], Move]]:
+    """Number the valid states; give the shares sent between any two, the next state on the way, and the move there."""
+    alphabet = (PARTIAL, REPLICATE, *range(len(caps)))
+    states = [s for s in itertools.product(alphabet, repeat=len(mesh)) if is_valid(s, mesh, caps)]
+    index = {state: number for number, state in enumerate(states)}
+    bytes_ = numpy.full((len(states), len(states)), numpy.inf)
+    numpy.fill_diagonal(bytes_, 0.0)
+    follow = numpy.tile(numpy.arange(len(states)), (len(states), 1))
+    moves: dict[tuple[int, int], Move] = {}
+    for a, state in enumerate(states):
+        for move, after, moved in transitions(state, mesh, caps):
+            b = index[after]
+            if moved + _STEP < bytes_[a, b]:
+                bytes_[a, b] = moved + _STEP
+                moves[a, b] = move
+    for middle in range(len(states)):
+        through = bytes_[:, middle, None] + bytes_[None, middle, :]
+        better = through < bytes_ - 1e-12
+        bytes_[better] = through[better]
+        follow = numpy.where(better, follow[:, middle, None], follow)
+    return index, bytes_, follow, moves
+
+
+def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray] | None:
+    """Number the placements of a tensor of ``shape``, and give the share of it that a device sends between any two.
+
+    None where there are too many placements.
+    """
+    caps = tuple(math.gcd(n, math.prod(mesh)) for n in shape)
+    if (len(caps) + 2) ** len(mesh) > _LARGEST_MATRIX or len(mesh) > 4:
+        return None
+    index, shares, _, _ = _table(mesh, caps)
+    smallest = math.prod(mesh) ** 2  # every share is a whole number of these parts; what is over was added per step
+    return index, numpy.round(shares * smallest) / smallest
+
+
+def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
+    """Search from one state to another where there are too many states for a table."""
+    allowed = None
+    if len(mesh) > 4:
+        allowed = [{source[d], target[d], REPLICATE} for d in range(len(mesh))]
+    best: dict[State, float] = {source: 0.0}
+    back: dict[State, tuple[State, Move]] = {}
+    queue: list[tuple[float, State]] = [(0.0, source)]
+    while queue:
+        moved, state = heapq.heappop(queue)
+        if state == target:
+            break
+        if moved > best[state]:
+            continue
+        for move, after, more in transitions(state, mesh, caps):
+            if allowed is not None and any(p not in held for p, held in zip(after, allowed, strict=True)):
+                continue
+            total = moved + more + _STEP
+            if total < best.get(after, math.inf) - 1e-12:
+                best[after], back[after] = total, (state, move)
+                heapq.heappush(queue, (total, after))
+    path: list[Move] = []
+    at = target
+    while at != source:
+        at, move = back[at]
+        path.append(move)
+    return path[::-1]
+
+
+def is_valid(state: Sequence[int], mesh: Sequence[int], caps: Sequence[int]) -> bool:
+    """Tell whether every tensor dim divides: ``caps[d]`` is the largest number of parts of dim ``d``."""
+    return all(
+        cap % math.prod(n for n, p in zip(mesh, state, strict=True) if p == d) == 0 for d, cap in enumerate(caps)
+    )
+
+
+def transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> Iterator[tuple[Move, State, float]]:
+    """Yield every step from ``state``: the move, the state after it, and the share of the tensor one device sends."""
+    local = 1.0 / math.prod(n for n, p in zip(mesh, state, strict=True) if p >= 0)
+    for before in dict.fromkeys(state):
+        dims = [d for d, p in enumerate(state) if p == before]
+        for size in range(1, len(dims) + 1):
+            if size > 1 and before == REPLICATE:
+                break  # slices over several dims are several slices
+            for chosen in itertools.combinations(dims, size):
+                parts = math.prod(mesh[d] for d in chosen)
+                for after in (REPLICATE, *range(len(caps))):
+                    if after == before or (after == REPLICATE and before >= 0 and size > 1):
+                        continue
+                    moved_to = tuple(after if d in chosen else p for d, p in enumerate(state))
+                    if _is_blocked(state, chosen, before, after) or not is_valid(moved_to, mesh, caps):
+                        continue
+                    yield (chosen, before, after), moved_to, bytes_sent(before, after, parts, local)
+
+
+def _is_blocked(state: State, chosen: tuple[int, ...], before: int, after: int) -> bool:
+    cut = {p for p in (before, after) if p >= 0}
+    return any(state[d] in cut for d in range(chosen[0] + 1, len(state)) if d not in chosen)
+
+
+def bytes_sent(before: int, after: int, parts: int, local: float) -> float:
+    """Return what one device sends in a ring of ``parts``, for pieces of ``local`` bytes before the step."""
+    if before == REPLICATE:
+        return 0.0
+    if before == PARTIAL:
+        return (2 if after == REPLICATE else 1) * (parts - 1) * local / parts
+    return (parts - 1) * local * (1.0 if after == REPLICATE else 1.0 / parts)

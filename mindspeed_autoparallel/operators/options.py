@@ -1,0 +1,44 @@
+"""How a graph shall be searched: one record from the command line or Python to every search mode."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.operators.search.pins import Pins
+from mindspeed_autoparallel.operators.search.pricing import Machine
+
+SEARCH_MODES = ("recursive_programming", "sharding_propagation", "exact")
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Say how to search; see docs/operators.md for the modes and units.
+
+    ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph.
+    ``parameter_limit_bytes`` (exact): weights of one device, an error where it cannot be kept.
+    ``memory_limit_bytes`` (exact): weights, gradients, optimizer states and outputs kept for backward of one of
+    ``num_microbatches`` on one device; where it cannot be kept the plan says so in a note. ``most_row_parts``
+    (recursive_programming): parts that rows are cut into.
+    """
+
+    search_mode: str = "recursive_programming"
+    mem_coeff: float = 0.1
+    pins: Pins | None = None
+    tied: bool | None = None
+    machine: Machine = field(default_factory=Machine)
+    parameter_limit_bytes: int | None = None
+    memory_limit_bytes: int | None = 64 * 2**30
+    num_microbatches: int = 1
+    most_row_parts: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.search_mode not in SEARCH_MODES:
+            raise ConfigError(f"search_mode {self.search_mode!r} is none of {', '.join(SEARCH_MODES)}.")
+        if not (isinstance(self.mem_coeff, (int, float)) and 0 < self.mem_coeff < math.inf):
+            raise ConfigError(f"mem_coeff={self.mem_coeff}: give a positive number, for example 0.1.")
+        if self.parameter_limit_bytes is not None and self.search_mode != "exact":
+            raise ConfigError(
+                f"a limit of parameter bytes is kept by search_mode exact only, not by {self.search_mode}."
+            )

@@ -1,0 +1,143 @@
+"""The plan per operator: what a search returns, with the bytes of every edge."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.operators.graph.node import NO_CUT
+from mindspeed_autoparallel.operators.search.pricing import edge_bytes
+from mindspeed_autoparallel.operators.search.recursive import ExplainedCut
+from mindspeed_autoparallel.operators.search.state import Decisions
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Prove how far a plan is from the cheapest: modelled time of one step, and a lower bound on that of every plan.
+
+    ``scope`` says which plans were searched; ``method`` how the bound was found.
+    """
+
+    cost_us: float
+    bound_us: float
+    scope: str
+    method: str
+
+    @property
+    def gap(self) -> float:
+        """Give the share of the cost by which a plan of ``scope`` may still be cheaper; 0 where it is optimal."""
+        return max(0.0, 1 - self.bound_us / self.cost_us) if self.cost_us else 0.0
+
+    def as_json(self) -> dict[str, float | str]:
+        """Write the proof as plain data."""
+        return {
+            "cost_us": self.cost_us,
+            "bound_us": self.bound_us,
+            "gap": self.gap,
+            "scope": self.scope,
+            "method": self.method,
+        }
+
+    def line(self) -> str:
+        """Say it in one line."""
+        if self.gap <= 1e-9:
+            return f"optimal by the cost model over {self.scope} ({self.method})"
+        return f"at most {self.gap:.1%} above the optimum over {self.scope} ({self.method})"
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """Hold what a search found: every operator's choice per mesh dim, by ``search_mode``."""
+
+    decisions: Decisions
+    search_mode: str
+    explained: tuple[ExplainedCut, ...]
+    search_s: float
+    notes: tuple[str, ...] = ()
+    capture_s: float = 0.0
+    stages: int = 1
+    num_microbatches: int = 1
+    bound: Bound | None = None
+    """What the exact mode proved; None of the other modes."""
+
+    @property
+    def devices(self) -> int:
+        """Count the devices of all stages."""
+        return self.stages * math.prod(self.decisions.mesh)
+
+    def edge_bytes(self) -> dict[tuple[str, str, int], tuple[int, int]]:
+        """Map each edge to the bytes one device sends there, (forward, backward), by the steps an executor takes.
+
+        Readers that want a tensor alike share one redistribution: the first of them carries its bytes.
+        """
+        made = self.decisions
+        result = {}
+        seen = set()
+        for producer, consumer, slot in made.graph.edges():
+            wanted = made.wanted(producer.name, consumer.name, slot)
+            moved = (0, 0)
+            if (producer.name, wanted) not in seen:
+                seen.add((producer.name, wanted))
+                moved = edge_bytes(producer, made.output_placements(producer.name), *wanted, made.mesh)
+            result[producer.name, consumer.name, slot] = moved
+        return result
+
+    def degrees(self) -> dict[str, dict[str, int]]:
+        """Map every matrix product to the parts per axis name."""
+        made = self.decisions
+        result = {}
+        for name, node in made.graph.nodes.items():
+            if node.matmul:
+                parts: dict[str, int] = {}
+                for axis, count in made.cuts(name):
+                    parts[node.axes[axis].name] = parts.get(node.axes[axis].name, 1) * count
+                result[name] = parts
+        return result
+
+    def dp_mp(self) -> tuple[int, int]:
+        """Give (data parallel, model parallel) of most matrix products: parts of rows, and of columns or inner."""
+        votes: dict[tuple[int, int], int] = {}
+        for parts in self.degrees().values():
+            # Experts are divided among data-parallel devices.
+            dp = math.prod(n for axis, n in parts.items() if axis.startswith(("rows", "experts")))
+            mp = math.prod(parts.values()) // dp
+            votes[dp, mp] = votes.get((dp, mp), 0) + 1
+        return max(votes, key=lambda pair: votes[pair]) if votes else (1, 1)
+
+    def as_json(self) -> dict[str, object]:
+        """Write cuts, bytes and placements of every operator (tensor dim, -1 whole, -2 pending sum) as plain data."""
+        made, moved = self.decisions, self.edge_bytes()
+        operators: dict[str, object] = {}
+        for name, node in made.graph.nodes.items():
+            operators[name] = {
+                "kind": node.kind,
+                "cut_axes": [None if c == NO_CUT else node.axes[c].name for c in made.choices[name]],
+                "inputs": [
+                    {
+                        "from": source,
+                        "placements": list(made.operand_placements(name, slot)),
+                        "forward_bytes": moved[source, name, slot][0],
+                        "backward_bytes": moved[source, name, slot][1],
+                    }
+                    for slot, source in enumerate(node.inputs)
+                ],
+                "output": list(made.output_placements(name)),
+            }
+        dp, mp = self.dp_mp()
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "search_mode": self.search_mode,
+            "mesh": list(made.mesh),
+            "data_parallel": dp,
+            "model_parallel": mp,
+            "search_s": self.search_s,
+            "bound": self.bound.as_json() if self.bound else None,
+            "pipeline_stages": self.stages,
+            "forward_bytes": sum(f for f, _ in moved.values()),
+            "backward_bytes": sum(b for _, b in moved.values()),
+            "unknown_operators": made.graph.unknown,
+            "notes": list(self.notes),
+            "operators": operators,
+        }

@@ -1,0 +1,211 @@
+"""All cuts at once: the choices of every operator on all mesh dims as one problem, for an optimum or a lower bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy
+
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
+from mindspeed_autoparallel.operators.graph.redistribution import Placements, gradient_of_output
+from mindspeed_autoparallel.operators.graph.shortest import all_pairs
+from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
+from mindspeed_autoparallel.operators.search.pricing import Machine, edge_bytes, work_us
+from mindspeed_autoparallel.operators.search.problem import shape_numbers
+from mindspeed_autoparallel.operators.search.state import Decisions
+
+Choice = tuple[int, ...]
+_ROUND = 1e-3
+"""Bytes: what shares of a tensor may be short of a whole number of them."""
+MOST_CHOICES = 700
+"""Choices of one operator over all mesh dims beyond which the joint problem is not stated."""
+
+
+@dataclass(frozen=True)
+class JointRead:
+    """Hold the redistributions of one tensor: ``cost_us[p, w]`` from producer's choice ``p`` to want ``w``.
+
+    ``readers``: variable, and for each of its choices the index of what it wants. Readers that want alike pay once.
+    """
+
+    producer: int
+    readers: tuple[tuple[int, numpy.ndarray], ...]
+    cost_us: Table
+
+
+@dataclass
+class JointProblem:
+    """State the choices of all operators (or groups of tied ones) over the whole mesh, costs in microseconds."""
+
+    mesh: tuple[int, ...]
+    members: list[list[str]] = field(default_factory=list)
+    choices: list[list[Choice]] = field(default_factory=list)
+    node_us: list[Table] = field(default_factory=list)
+    reads: list[JointRead] = field(default_factory=list)
+
+    def total_us(self, picks: Sequence[int]) -> float:
+        """Price ``picks``, an index into ``choices`` per variable."""
+        total = sum(float(self.node_us[v][p]) for v, p in enumerate(picks))
+        for read in self.reads:
+            wanted = {int(wants[picks[v]]) for v, wants in read.readers}
+            total += sum(float(read.cost_us[picks[read.producer], w]) for w in wanted)
+        return total
+
+    def picks(self, decisions: Decisions) -> list[int] | None:
+        """Find ``decisions`` among the choices; None where tied operators differ."""
+        found = []
+        for names, choices in zip(self.members, self.choices, strict=True):
+            held = {decisions.choices[name] for name in names}
+            if len(held) > 1 or (first := held.pop()) not in choices:
+                return None
+            found.append(choices.index(first))
+        return found
+
+    def decisions(self, graph_decisions: Decisions, picks: Sequence[int]) -> Decisions:
+        """Return spread ``picks`` over the operators of the graph of ``graph_decisions``."""
+        chosen = {name: self.choices[v][p] for v, p in enumerate(picks) for name in self.members[v]}
+        return Decisions(graph_decisions.graph, self.mesh, chosen)
+
+
+def build_joint(
+    start: Decisions, mesh: tuple[int, ...], machine: Machine, pins: Sequence[Mapping[str, int]], *, tied: bool
+) -> JointProblem | None:
+    """State all cuts of ``mesh`` at once, ``start`` being the graph uncut; None where there are too many choices.
+
+    ``pins``: per mesh dim, the axis of every pinned operator.
+    """
+    graph = start.graph
+    problem = JointProblem(mesh)
+    shapes = shape_numbers(start)
+    variable: dict[str, int] = {}
+    groups: dict[object, int] = {}
+    for name, node in graph.nodes.items():
+        fixed = tuple(pin.get(name) for pin in pins)
+        key = (node.role, node.kind, shapes[name], fixed) if tied and node.role else name
+        if key not in groups:
+            choices = all_choices(node, mesh, fixed)
+            if len(choices) > MOST_CHOICES:
+                return None
+            groups[key] = len(problem.members)
+            problem.members.append([])
+            problem.choices.append(choices)
+            parts = [math.prod(n for n, c in zip(mesh, choice, strict=True) if c != NO_CUT) for choice in choices]
+            problem.node_us.append(work_us(graph, node, machine) / numpy.array(parts, dtype=float))
+        variable[name] = groups[key]
+        problem.members[groups[key]].append(name)
+    for v, members in enumerate(problem.members):
+        problem.node_us[v] = problem.node_us[v] * len(members)
+    _add_reads(problem, start, variable, machine)
+    return problem
+
+
+def all_choices(node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None]) -> list[Choice]:
+    """List the choices of ``node`` over the whole mesh, mesh dims with a ``fixed`` axis left to it."""
+    found: list[Choice] = [()]
+    for parts, axis in zip(mesh, fixed, strict=True):
+        longer = []
+        for choice in found:
+            cuts = [(a, n) for a, n in zip(choice, mesh, strict=False) if a != NO_CUT]
+            allowed = [axis] if axis is not None else node.choices(parts, cuts)
+            longer += [(*choice, a) for a in allowed]
+        found = longer
+    return found
+
+
+def _add_reads(problem: JointProblem, start: Decisions, variable: Mapping[str, int], machine: Machine) -> None:
+    graph, mesh = start.graph, problem.mesh
+    times: dict[object, int] = {}
+    examples: dict[object, tuple[str, list[tuple[str, int]]]] = {}
+    for name, readers in graph.consumers().items():
+        if readers:
+            flows = tuple(graph.flows_back(name, reader, slot) for reader, slot in readers)
+            key = (variable[name], tuple((variable[reader], slot) for reader, slot in readers), flows)
+            times[key] = times.get(key, 0) + 1
+            examples.setdefault(key, (name, readers))
+    prices: dict[object, Table] = {}
+    for seen, (name, readers) in examples.items():
+        producer = graph.nodes[name]
+        made = [tuple(producer.output_placement(c) for c in choice) for choice in problem.choices[variable[name]]]
+        wants: dict[tuple[Placements, Placements | None], int] = {}
+        reading: dict[tuple[int, tuple[int, ...]], None] = {}
+        for reader, slot in readers:
+            node, flows_back = graph.nodes[reader], graph.flows_back(name, reader, slot)
+            indices = []
+            for choice in problem.choices[variable[reader]]:
+                want = tuple(node.operand_placement(slot, c) for c in choice)
+                back = tuple(node.gradient_placement(slot, c) for c in choice) if flows_back else None
+                indices.append(wants.setdefault((want, back), len(wants)))
+            reading[variable[reader], tuple(indices)] = None
+        same = (producer.output_shape, producer.item_bytes, tuple(made), tuple(wants))
+        if same not in prices:
+            prices[same] = _prices(producer, made, list(wants), mesh) / machine.link_bytes_per_us
+        found = tuple((v, numpy.array(indices)) for v, indices in reading)
+        problem.reads.append(JointRead(variable[name], found, prices[same] * times[seen]))
+
+
+def _prices(
+    producer: Node, made: list[Placements], wants: list[tuple[Placements, Placements | None]], mesh: tuple[int, ...]
+) -> Table:
+    """Return bytes from each of ``made`` to each of ``wants``, both directions."""
+    shares = all_pairs(producer.output_shape, mesh) if producer.output_bytes % math.prod(mesh) ** 2 == 0 else None
+    if shares is not None:
+        index, table = shares
+        home = [index[gradient_of_output(out)] for out in made]
+        forward = table[numpy.ix_([index[out] for out in made], [index[want] for want, _ in wants])]
+        flowing = [w for w, (_, back) in enumerate(wants) if back is not None]
+        backward = numpy.zeros_like(forward)
+        left = [index[back] for _, back in wants if back is not None]
+        backward[:, flowing] = table[numpy.ix_(left, home)].T
+        whole: Table = numpy.floor((forward + backward) * producer.output_bytes + _ROUND)
+        return whole
+    different = list(dict.fromkeys(made))
+    rows = {
+        out: numpy.array([sum(edge_bytes(producer, out, want, back, mesh)) for want, back in wants], dtype=float)
+        for out in different
+    }
+    result: Table = numpy.stack([rows[out] for out in made])
+    return result
+
+
+def relaxed_factors(problem: JointProblem) -> FactorGraph:
+    """Write the problem with tables over two operators: never above its cost, equal where readers want alike.
+
+    Each of n readers of a tensor pays a share of 1/n of its own redistribution.
+    """
+    graph = FactorGraph([us.copy() for us in problem.node_us])
+    for read in problem.reads:
+        share = 1.0 / len(read.readers)
+        for v, wants in read.readers:
+            graph.add((read.producer, v), read.cost_us[:, wants] * share)
+    return graph
+
+
+def exact_factors(problem: JointProblem, kept: list[Table], largest: int) -> FactorGraph | None:
+    """Write the problem as it is, over the choices ``kept``; None where a table would exceed ``largest`` entries."""
+    graph = FactorGraph([us[k] for us, k in zip(problem.node_us, kept, strict=True)])
+    for read in problem.reads:
+        producer = kept[read.producer]
+        readers = [(v, wants[kept[v]]) for v, wants in read.readers]
+        cost = read.cost_us[producer]
+        scope = (read.producer, *(v for v, _ in readers))
+        shape = [len(producer), *(len(wants) for _, wants in readers)]
+        if math.prod(shape) > largest:
+            return None
+        total = numpy.zeros(shape)
+        rank = len(shape)
+        for index, (_, wants) in enumerate(readers):
+            first = cost[:, wants].reshape([shape[0], *(len(wants) if a == index else 1 for a in range(rank - 1))])
+            total += first * _not_paid_before(readers[:index], wants, index, shape)
+        graph.add(scope, total)
+    return graph
+
+
+def _not_paid_before(earlier: list[tuple[int, Table]], wants: Table, index: int, shape: list[int]) -> Table | float:
+    """Return one where none of the ``earlier`` readers wants the tensor as this one does."""
+    paid: Table | float = 1.0
+    for other, (_, wanted) in enumerate(earlier):
+        differs = (wanted[:, None] != wants[None, :]).astype(float)
+        paid = paid * differs.reshape([1, *(n if a in (other, index) else 1 for a, n in enumerate(shape[1:]))])
+    return paid

@@ -1,0 +1,68 @@
+"""A call of an operator as rules see it, and what a rule says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.operators.graph.node import Axis
+
+Dims = tuple[int | None, ...]
+Shape = tuple[int, ...]
+
+TENSOR = object()
+"""Stands for a tensor among the plain arguments."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Describe one call: the shapes of its tensors in order, its arguments, and the shape of the output.
+
+    ``plain`` has the arguments in the order of the schema, ``TENSOR`` for every tensor; ``index`` is the output that is
+    meant where there are several.
+    """
+
+    operator: str
+    shapes: tuple[Shape, ...]
+    plain: tuple[Any, ...]
+    output: Shape
+    index: int = 0
+
+    def argument(self, position: int, default: Any) -> Any:
+        """Give the argument at ``position``, or ``default`` where it was left out."""
+        return self.plain[position] if len(self.plain) > position else default
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Give the parts of a ``Node`` that the operator's meaning gives."""
+
+    kind: str
+    axes: tuple[Axis, ...]
+    operands: tuple[Dims, ...]
+    output: Dims
+    matmul: tuple[tuple[int, ...], int, int] | None = None
+    flops: int = 0
+
+
+def axes_of(shape: Shape, never: Collection[int] = ()) -> tuple[Axis, ...]:
+    """Make one axis per dim of ``shape``; those in ``never`` are not cut."""
+    return tuple(Axis(f"dim{d}", size, cuttable=d not in never) for d, size in enumerate(shape))
+
+
+def aligned(shape: Shape, output: Shape) -> Dims:
+    """Align the dims of ``shape`` to the right of ``output``; a dim that is broadcast is never cut."""
+    first = len(output) - len(shape)
+    return tuple(first + d if size == output[first + d] else None for d, size in enumerate(shape))
+
+
+def pointwise(call: Call) -> Rule:
+    """Cut every dim; operands are broadcast."""
+    operands = tuple(aligned(shape, call.output) for shape in call.shapes)
+    return Rule("pointwise", axes_of(call.output), operands, tuple(range(len(call.output))))
+
+
+def constant(call: Call) -> Rule:
+    """Make the same tensor on every device."""
+    return Rule("constant", (), (), (None,) * len(call.output))

@@ -1,0 +1,202 @@
+"""Many placements of one problem at once: their times, whether they fit, and what known cuts say of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy
+
+from mindspeed_autoparallel.planner.split.layer_row import LayerRow
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.rank_kinds import RankKinds, RankWays
+from mindspeed_autoparallel.planner.split.recompute_choice import Array
+from mindspeed_autoparallel.planner.split.relaxation import Cut
+from mindspeed_autoparallel.planner.split.solution import Placement, program_of, sends_of
+from mindspeed_autoparallel.schedule import BatchSimulator
+
+MOST_CUTS = 400
+"""Kept for judging candidates: the newest."""
+
+
+@dataclass
+class Candidates:
+    """Rows of placements. Times are numbers of ticks; what does not fit has been left out."""
+
+    ends: Array
+    """``[candidate, num_virtual + 1]``: layers done before every virtual stage, and all."""
+    extra: Array
+    """``[candidate, virtual stage]``: added backward time of recomputation."""
+    forward: Array
+    backward: Array
+    """With recomputation."""
+    tail_stage: Array
+    tail: Array
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def take(self, which: Array) -> Candidates:
+        """Return some of them."""
+        return Candidates(*(getattr(self, name)[which] for name in _FIELDS))
+
+    @staticmethod
+    def join(parts: list[Candidates]) -> Candidates:
+        """Return all of them, in order."""
+        return Candidates(*(numpy.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS))
+
+
+_FIELDS = ("ends", "extra", "forward", "backward", "tail_stage", "tail")
+
+
+class Evaluator:
+    """Times of candidates: by the exact schedule, and from below by the cuts learned on the way."""
+
+    def __init__(self, problem: SplitProblem) -> None:
+        self.problem = problem
+        self.row, self.kinds = LayerRow(problem), RankKinds(problem)
+        self.simulator = BatchSimulator(program_of(problem), sends_of(problem), problem.link, problem.per_operation)
+        self.cuts: dict[Cut, None] = {}
+        self.num_simulated = 0
+        num, size = problem.num_virtual, problem.num_stages
+        self._matrix: Array = numpy.zeros((0, 2 * num))
+        self._constant: Array = numpy.zeros(0)
+        hashing = numpy.random.default_rng(0)
+        shape = (problem.num_chunks, 1, len(problem.segments))
+        self._hashes: Array = hashing.integers(1, 2**62, shape, dtype=numpy.int64)
+        self._shape = (problem.num_chunks, size)
+        self._plain: Array = numpy.array([[s.kinds[0].memory[v] for s in problem.segments] for v in range(num)])
+        self._saved: Array = numpy.array([s.kinds[0].saved for s in problem.segments])
+        self._transient = max(s.kinds[0].transient for s in problem.segments)
+        self._is_free = not any(s.kinds[0].extra_backward for s in problem.segments)
+        self._rooms: Array = numpy.array([problem.room(stage) for stage in range(size)])
+
+    def candidates(self, ends: Array, weights: Array) -> Candidates:
+        """Return those that fit. ``weights``: by virtual stage, what a tick of recomputation costs there."""
+        held = self.row.held(ends)
+        extra, fits = self._least_extra(held, weights)
+        ends, held, extra = ends[fits], held[fits], extra[fits]
+        stage, tail = self.row.tails(held)
+        forward, backward = self.row.forward_times(ends), self.row.backward_times(ends) + extra
+        return Candidates(ends, extra, forward, backward, stage, tail)
+
+    def variants(self, one: Candidates) -> Candidates:
+        """Return a candidate with another way to recompute on one of its ranks, all of them."""
+        held, rows = self.row.held(one.ends)[0], []
+        for rank in range(self.problem.num_stages):
+            ways = self._ways_of(rank, held).extra
+            for way in ways if len(ways) > 1 else ():
+                changed = one.extra[0].copy()
+                changed[rank :: self.problem.num_stages] = way
+                rows.append(changed)
+        return self._with_extra(one.ends[0], numpy.array(rows).reshape(len(rows), self.problem.num_virtual))
+
+    def every_way(self, one: Candidates, most: int) -> Candidates | None:
+        """Return a candidate's layers with all combinations of its ranks' ways to recompute; ``None``: more than
+        ``most``, or more than are known."""
+        held = self.row.held(one.ends)[0]
+        found = [self._ways_of(rank, held) for rank in range(self.problem.num_stages)]
+        ways = [rank.extra for rank in found]
+        if math.prod(map(len, ways)) > most or not all(rank.complete for rank in found):
+            return None
+        rows = [numpy.stack(combined, axis=1).reshape(-1) for combined in itertools.product(*ways)]
+        extra = numpy.array(rows).reshape(len(rows), self.problem.num_virtual)
+        return self._with_extra(one.ends[0], extra)
+
+    def _with_extra(self, ends: Array, extra: Array) -> Candidates:
+        many = numpy.repeat(ends[None], len(extra), axis=0)
+        stage, tail = self.row.tails(self.row.held(many))
+        backward = self.row.backward_times(many) + extra
+        return Candidates(many, extra, self.row.forward_times(many), backward, stage, tail)
+
+    def overrun(self, ends: Array) -> Array:
+        """Return by how much the ranks of every candidate exceed their memory in sum, recomputed as far as helps."""
+        problem = self.problem
+        held = self.row.held(ends)
+        least = [[problem.leanest(segment, v) for segment in problem.segments] for v in range(problem.num_virtual)]
+        memory = numpy.array([[kind.memory[v] for kind in row] for v, row in enumerate(least)])
+        saved = numpy.array([[kind.saved for kind in row] for row in least])
+        transient = max(kind.transient for row in least for kind in row)
+        used = self._used(held, memory, saved) + transient - self._rooms
+        return numpy.maximum(used, 0).sum(axis=1)
+
+    def _used(self, held: Array, memory: Array, saved: Array) -> Array:
+        """Return memory by rank at its fullest moment, ``[candidate, rank]``."""
+        base = (held * memory).sum(axis=2).reshape(-1, *self._shape).sum(axis=1)
+        copies = (held * saved).sum(axis=2).reshape(-1, *self._shape)
+        fullest = [
+            (copies[:, :, stage] @ numpy.array(self.problem.moments(stage)).T).max(axis=1)
+            for stage in range(self.problem.num_stages)
+        ]
+        return base + numpy.stack(fullest, axis=1)
+
+    def _least_extra(self, held: Array, weights: Array) -> tuple[Array, Array]:
+        """Return added backward time, ``[candidate, virtual stage]``, and which candidates fit."""
+        num, size = len(held), self.problem.num_stages
+        extra: Array = numpy.zeros((num, *self._shape), dtype=numpy.int64)
+        fits: Array = numpy.ones(num, dtype=bool)
+        free = self._used(held, self._plain, self._saved) + self._transient <= self._rooms
+        if not self._is_free:
+            free[:] = False
+        candidate, rank = numpy.nonzero(~free)
+        if len(candidate):
+            by_rank = held.reshape(num, *self._shape, -1)
+            keys = (by_rank * self._hashes).sum(axis=(1, 3))[candidate, rank] * size + rank
+            _, first, inverse = numpy.unique(keys, return_index=True, return_inverse=True)
+            best = []
+            for index in first:
+                ways = self._ways_of(int(rank[index]), held[candidate[index]])
+                cost = ways.extra @ weights[rank[index] :: size]
+                best.append(ways.extra[int(cost.argmin())] if len(cost) else numpy.full(self._shape[0], -1))
+            extra[candidate, :, rank] = numpy.array(best)[inverse]
+            fits = (extra >= 0).all(axis=(1, 2))
+        return extra.reshape(num, self.problem.num_virtual), fits
+
+    def _ways_of(self, rank: int, held: Array) -> RankWays:
+        """Return ways for a rank; ``held``: ``[virtual stage, segment]``."""
+        return self.kinds.ways(rank, tuple(map(tuple, held[rank :: self.problem.num_stages].tolist())))
+
+    def steps(self, some: Candidates) -> Array:
+        """Return the step of every candidate, exactly."""
+        self.num_simulated += len(some)
+        return self.simulator.step_times(some.forward, some.backward) + some.tail
+
+    def learn(self, some: Candidates) -> Array:
+        """Return the same, and keep their critical paths as cuts."""
+        self.num_simulated += len(some)
+        times, paths = self.simulator.critical_paths(some.forward, some.backward)
+        fresh = []
+        for index, path in enumerate(paths):
+            row = numpy.array([*path.num_forwards, *path.num_backwards])
+            constant = round(times[index] - row @ numpy.concatenate([some.forward[index], some.backward[index]]))
+            cut = (path.num_forwards, path.num_backwards, int(constant), int(some.tail_stage[index]))
+            if cut not in self.cuts:
+                self.cuts[cut] = None
+                fresh.append((row, constant))
+        if fresh:
+            self._matrix = numpy.concatenate([self._matrix, [row for row, _ in fresh]])[-MOST_CUTS:]
+            self._constant = numpy.concatenate([self._constant, [constant for _, constant in fresh]])[-MOST_CUTS:]
+        return times + some.tail
+
+    def bounds(self, some: Candidates) -> Array:
+        """Return a lower bound on every candidate's step, by the cuts learned."""
+        if not len(self._constant):
+            return some.tail
+        times = numpy.concatenate([some.forward, some.backward], axis=1)
+        return (times @ self._matrix.T + self._constant).max(axis=1) + some.tail
+
+    def placement(self, one: Candidates) -> Placement:
+        """Return the rows of the first candidate."""
+        problem, held = self.problem, self.row.held(one.ends[:1])[0]
+        columns: list[list[tuple[int, ...]]] = [[] for _ in range(problem.num_virtual)]
+        for rank in range(problem.num_stages):
+            ways = self._ways_of(rank, held)
+            way = int((ways.extra == one.extra[0, rank :: problem.num_stages]).all(axis=1).argmax())
+            for chunk, edges in enumerate(ways.edges[way]):
+                v = rank + chunk * problem.num_stages
+                columns[v] = self.kinds.rows(tuple(held[v].tolist()), edges)
+        return tuple(
+            tuple(tuple(column[k][q] for column in columns) for q in range(len(segment.kinds)))
+            for k, segment in enumerate(problem.segments)
+        )

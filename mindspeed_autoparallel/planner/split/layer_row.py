@@ -1,0 +1,88 @@
+"""The layers of a problem in one row, cut into virtual stages at ``num_virtual - 1`` boundaries.
+
+Pre and post blocks go with the first or last layer of their segment. Modules side by side are put one after the other,
+which is one of the orders they may have.
+"""
+
+from __future__ import annotations
+
+import numpy
+
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.recompute_choice import Array
+
+
+def fits_a_row(problem: SplitProblem) -> bool:
+    """Return whether the order of the list keeps all rules: blocks beside a segment are single and next to it."""
+    return all(segment.num_layers == 1 for segment in problem.segments if segment.beside is not None)
+
+
+class LayerRow:
+    """Times and counts of the first i layers, for every i. Boundaries: ``[candidate, num_virtual + 1]``, from 0 to
+    ``num_layers``."""
+
+    def __init__(self, problem: SplitProblem) -> None:
+        self.problem = problem
+        units = self._units()
+        self.num_layers = len(units)
+        self.counts: Array = numpy.zeros((len(units) + 1, len(problem.segments)), dtype=numpy.int64)
+        """``[i, segment]``: its layers among the first i."""
+        self.counts[1:] = numpy.cumsum(units, axis=0)
+        self.forward: Array = self.counts @ numpy.array([s.forward for s in problem.segments])
+        self.backward: Array = self.counts @ numpy.array([s.backward for s in problem.segments])
+        self.least_per_stage = 0 if problem.allow_empty_stages else 1
+        self._ticks: Array = numpy.array([tail.by_segment for tail in problem.tails]).reshape(-1, len(problem.segments))
+        self._fixed: Array = numpy.array([tail.fixed for tail in problem.tails])
+
+    def _units(self) -> list[list[int]]:
+        """Return for every layer in the row how many layers of each segment go with it."""
+        segments = self.problem.segments
+        units: list[list[int]] = []
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for k, segment in enumerate(segments):
+            if segment.beside is None:
+                first[k], last[k] = len(units), len(units) + segment.num_layers - 1
+                units += [[int(j == k) for j in range(len(segments))] for _ in range(segment.num_layers)]
+        for k, segment in enumerate(segments):
+            if segment.beside is not None:
+                units[first[segment.beside] if k < segment.beside else last[segment.beside]][k] += 1
+        return units
+
+    def held(self, ends: Array) -> Array:
+        """Return layers by segment on every virtual stage: ``[candidate, virtual stage, segment]``."""
+        return numpy.diff(self.counts[ends], axis=1)
+
+    def forward_times(self, ends: Array) -> Array:
+        """Return ``[candidate, virtual stage]``."""
+        return numpy.diff(self.forward[ends], axis=1)
+
+    def backward_times(self, ends: Array) -> Array:
+        """Return times without recomputation, ``[candidate, virtual stage]``."""
+        return numpy.diff(self.backward[ends], axis=1)
+
+    def is_cut(self, ends: Array) -> Array:
+        """Return which candidates leave every virtual stage at least the layers it needs."""
+        return (numpy.diff(ends, axis=1) >= self.least_per_stage).all(axis=1)
+
+    def tails(self, held: Array) -> tuple[Array, Array]:
+        """Return the stage whose tail is longest (-1 without tails), and its length, of every candidate."""
+        num = len(held)
+        if not self.problem.tails:
+            return numpy.full(num, -1), numpy.zeros(num, dtype=numpy.int64)
+        shape = (num, self.problem.num_chunks, self.problem.num_stages, held.shape[2])
+        by_rank = held.reshape(shape).sum(axis=1)
+        length: Array = numpy.zeros((num, self.problem.num_stages), dtype=numpy.int64)
+        for ticks, fixed in zip(self._ticks, self._fixed, strict=True):
+            some = by_rank[:, :, ticks != 0].any(axis=2)
+            length = numpy.maximum(length, by_rank @ ticks + numpy.where(some, fixed, 0))
+        return length.argmax(axis=1), length.max(axis=1)
+
+    def even(self, weight: Array, share: Array) -> Array:
+        """Return boundaries that give every virtual stage about its ``share`` of the summed ``weight``."""
+        targets = numpy.cumsum(share)[:-1] / share.sum() * weight[-1]
+        ends = numpy.concatenate([[0], numpy.searchsorted(weight, targets - 1e-9), [self.num_layers]])
+        least = self.least_per_stage
+        places = numpy.arange(len(ends))
+        ends = numpy.maximum.accumulate(ends - least * places) + least * places
+        return numpy.minimum(ends, self.num_layers - least * places[::-1])

@@ -1,0 +1,200 @@
+"""Ways to recompute the layers of one rank that holds several chunks: they share its memory.
+
+Of all ways that fit, those are kept whose added backward times, chunk by chunk, no other way equals or beats: which of
+them is best depends on the rest of the pipeline, so the search tries them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.planner.split.problem import Segment, SplitProblem, order_of_kinds
+from mindspeed_autoparallel.planner.split.recompute_choice import Array, Edges, cuts_of_a_row, row_of_kinds
+
+MOST_COMBINED = 512
+"""Ways of the chunks but the last that are combined; longer lists are thinned evenly."""
+MOST_WAYS = 48
+"""Ways kept of one rank."""
+Held = tuple[int, ...]
+"""Layers of one virtual stage by segment."""
+
+
+@dataclass(frozen=True)
+class _Front:
+    """Ways of one virtual stage, more memory and less time from each to the next."""
+
+    memory: Array
+    saved: Array
+    extra: Array
+    edges: tuple[tuple[Edges, ...], ...]
+    """By way: of every stack held, where each kind's layers begin."""
+
+    def thinned(self, number: int) -> _Front:
+        if len(self.memory) <= number:
+            return self
+        kept = numpy.unique(numpy.linspace(0, len(self.memory) - 1, number).round().astype(int))
+        return _Front(self.memory[kept], self.saved[kept], self.extra[kept], tuple(self.edges[k] for k in kept))
+
+
+@dataclass(frozen=True)
+class RankWays:
+    """What one rank may do with its layers; none: they do not fit."""
+
+    extra: Array
+    """``[way, chunk]``: added backward time."""
+    edges: tuple[tuple[tuple[Edges, ...], ...], ...]
+    """By way and chunk."""
+    complete: bool = True
+    """Whether no other way is as good in some chunk."""
+
+
+class RankKinds:
+    """Remembers what it found."""
+
+    def __init__(self, problem: SplitProblem) -> None:
+        self.problem = problem
+        self._ways: dict[tuple[int, tuple[Held, ...]], RankWays] = {}
+        self._fronts: dict[tuple[int, Held, int], _Front] = {}
+        transients = {kind.transient for segment in problem.segments for kind in segment.kinds}
+        self._transients = sorted(transients)
+
+    def ways(self, rank: int, held: tuple[Held, ...]) -> RankWays:
+        """Return ways to run the layers held by each chunk of a rank."""
+        key = (rank, held)
+        if key not in self._ways:
+            self._ways[key] = self._find(rank, held)
+        return self._ways[key]
+
+    def rows(self, held: Held, edges: tuple[Edges, ...]) -> list[tuple[int, ...]]:
+        """Return layers by segment and kind of one virtual stage."""
+        segments = self.problem.segments
+        rows: list[tuple[int, ...]] = [(0,) * len(s.kinds) for s in segments]
+        for group, cut in zip(self._present(held), edges, strict=True):
+            start = 0
+            for k in group:
+                rows[k] = row_of_kinds(len(segments[k].kinds), cut, start, start + held[k])
+                start += held[k]
+        return rows
+
+    def _present(self, held: Held) -> list[tuple[int, ...]]:
+        return [group for group in self.problem.groups if any(held[k] for k in group)]
+
+    def _find(self, rank: int, held: tuple[Held, ...]) -> RankWays:
+        found: list[tuple[Array, tuple[tuple[Edges, ...], ...]]] = []
+        self._thinned = False
+        for peak in self._transients:
+            fronts = [self._front(rank + chunk * self.problem.num_stages, row, peak) for chunk, row in enumerate(held)]
+            if all(len(front.memory) for front in fronts):
+                found += self._combined(rank, fronts, self.problem.room(rank) - peak)
+            if any(not extra.any() for extra, _ in found):
+                # Nothing recomputed: no way is better, whatever more the transients would allow.
+                break
+        extras = numpy.array([extra for extra, _ in found]).reshape(len(found), self.problem.num_chunks)
+        kept = _undominated(extras)
+        complete = len(kept) < MOST_WAYS and not self._thinned
+        return RankWays(extras[kept], tuple(found[k][1] for k in kept), complete)
+
+    def _combined(
+        self, rank: int, fronts: list[_Front], room: int
+    ) -> list[tuple[Array, tuple[tuple[Edges, ...], ...]]]:
+        """Return ways of all chunks together that fit: for each choice of the others, the quickest of the last
+        chunk."""
+        moments = numpy.array(self.problem.moments(rank))
+        *others, last = fronts
+        most = int(MOST_COMBINED ** (1 / max(1, len(others))))
+        self._thinned |= any(len(front.memory) > most for front in others)
+        others = [front.thinned(most) for front in others]
+        grid: Array = numpy.array(list(itertools.product(*[range(len(front.memory)) for front in others])), dtype=int)
+        used: Array = numpy.zeros((len(grid), len(moments)), dtype=numpy.int64)
+        for chunk, front in enumerate(others):
+            sizes = front.memory[:, None] + front.saved[:, None] * moments[:, chunk]
+            used += sizes[grid[:, chunk]]
+        sizes = last.memory[:, None] + last.saved[:, None] * moments[:, -1]
+        fits = (used[:, None, :] + sizes[None, :, :] <= room).all(axis=2)
+        # The last way that fits is the quickest one that does.
+        place = fits.shape[1] - 1 - fits[:, ::-1].argmax(axis=1)
+        found = []
+        for index in numpy.flatnonzero(fits.any(axis=1)):
+            chosen = [(front, int(way)) for front, way in zip(others, grid[index], strict=True)]
+            chosen.append((last, int(place[index])))
+            found.append(
+                (
+                    numpy.array([front.extra[way] for front, way in chosen]),
+                    tuple(front.edges[way] for front, way in chosen),
+                )
+            )
+        return found
+
+    def _front(self, v: int, held: Held, peak: int) -> _Front:
+        key = (v, held, peak)
+        if key not in self._fronts:
+            moments = self.problem.moments(v % self.problem.num_stages)
+            most = max(moment[v // self.problem.num_stages] for moment in moments)
+            nothing: Array = numpy.zeros(1, dtype=numpy.int64)
+            front = _Front(nothing, nothing, nothing, ((),))
+            for group in self._present(held):
+                front = _product(front, self._group_front(group, held, v, peak), most)
+            self._fronts[key] = front
+        return self._fronts[key]
+
+    def _group_front(self, group: tuple[int, ...], held: Held, v: int, peak: int) -> _Front:
+        segments = [self.problem.segments[k] for k in group]
+        counts = [held[k] for k in group]
+        num_kinds = len(segments[0].kinds)
+        cuts = cuts_of_a_row(sum(counts), num_kinds - 1)
+        ends = numpy.full((len(cuts), 1), sum(counts))
+        edges = numpy.concatenate([numpy.zeros_like(ends), cuts, ends], axis=1)
+
+        def total(value: Any) -> Array:
+            return _sum_over_kinds(segments, counts, edges, value)
+
+        allowed = total(lambda kind: kind.transient > peak) == 0
+        memory, saved, extra = (
+            total(value)[allowed]
+            for value in (
+                lambda kind: kind.memory[v],
+                lambda kind: kind.saved,
+                lambda kind: kind.extra_backward,
+            )
+        )
+        return _Front(memory, saved, extra, tuple((tuple(row),) for row in edges[allowed].tolist()))
+
+
+def _sum_over_kinds(segments: list[Segment], counts: list[int], edges: Array, value: Any) -> Array:
+    """Return a value summed over the layers of a stack, for every way to cut it into kinds."""
+    result: Array = 0
+    for place, q in enumerate(order_of_kinds(len(segments[0].kinds))):
+        each: Array = numpy.repeat(numpy.array([int(value(s.kinds[q])) for s in segments], dtype=numpy.int64), counts)
+        before = numpy.concatenate([[0], numpy.cumsum(each)])
+        result = result + before[edges[:, place + 1]] - before[edges[:, place]]
+    return result
+
+
+def _product(left: _Front, right: _Front, in_flight: int) -> _Front:
+    """Return both together, as far as no way is beaten."""
+    a: Array = numpy.repeat(numpy.arange(len(left.memory)), len(right.memory))
+    b: Array = numpy.tile(numpy.arange(len(right.memory)), len(left.memory))
+    memory, saved = left.memory[a] + right.memory[b], left.saved[a] + right.saved[b]
+    extra = left.extra[a] + right.extra[b]
+    whole = memory + in_flight * saved
+    kept: list[int] = []
+    for index in numpy.lexsort((extra, whole)):
+        if not kept or extra[index] < extra[kept[-1]]:
+            kept.append(int(index))
+    edges = tuple((*left.edges[a[k]], *right.edges[b[k]]) for k in kept)
+    return _Front(memory[kept], saved[kept], extra[kept], edges)
+
+
+def _undominated(extras: Array) -> list[int]:
+    """Return rows that no other row equals or beats everywhere, least sum first."""
+    kept: list[int] = []
+    for index in numpy.argsort(extras.sum(axis=1), kind="stable"):
+        if len(kept) == MOST_WAYS:
+            break
+        if not any((extras[k] <= extras[index]).all() for k in kept):
+            kept.append(int(index))
+    return kept

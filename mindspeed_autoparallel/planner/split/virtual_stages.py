@@ -1,0 +1,273 @@
+"""Pipelines with virtual stages: local search for the plan, cuts over layer counts for the bound, in turns.
+
+What the search learns sharpens the bound, and whole-layer optima under the cuts known are where the search goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import ceil, comb, inf
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.planner.split.candidates import Candidates, Evaluator
+from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
+from mindspeed_autoparallel.planner.split.local_search import LocalSearch
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.recompute_choice import Array
+from mindspeed_autoparallel.planner.split.relaxation import cut_of, relaxed_cuts
+from mindspeed_autoparallel.planner.split.solution import (
+    Placement,
+    longest_tail,
+    stage_memory,
+    stage_times,
+    tick_of,
+)
+
+SIMULATED_PER_EFFORT = 6_000
+"""Replays of the search per unit of effort."""
+MOST_SIMULATED = 30_000
+"""Of one search without a limit of its own."""
+NODES_PER_EFFORT = 200
+MOST_NODES = 4_000
+"""Of the search over whole layers: per round it is doubled from ``FIRST_NODES``."""
+FIRST_NODES = 200
+NEAR = 0.9
+"""Cuts that are shorter than this share of the step where the plan is are left out of that search."""
+FEW_CUTS = 3_000
+"""So many ways to cut the row into stages are all looked at,"""
+MOST_WAYS = 2_000
+"""if each has at most so many ways to recompute its layers."""
+SEARCH_SHARE = 0.5
+"""Of the time, for the local search."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualSolution:
+    """``placement`` is ``None`` when no plan was found below the limit; ``proved`` then says that there is none."""
+
+    placement: Placement | None
+    step_time: int
+    lower_bound: int
+    rounds: int
+    proved: bool = False
+    impossible: bool = False
+    """Proved: nothing fits, whatever it takes."""
+    exhausted: bool = False
+    """Whether cuts over layer counts have no more to say: what is left are transients and the order of modules."""
+    cuts: tuple[Cut, ...] = ()
+    """Critical paths learned on the way."""
+
+
+def solve_virtual(
+    problem: SplitProblem, deadline: float, *, seed: int = 0, below: int | None = None, effort: float = inf
+) -> VirtualSolution:
+    """Return the fastest plan found, and a bound. ``below``: plans that take as long are of no interest.
+
+    ``effort``: limit that does not depend on the machine. Raises ``ConfigError``.
+    """
+    return _Solve(problem, deadline, seed, below, effort).run()
+
+
+class _Solve:
+    def __init__(self, problem: SplitProblem, deadline: float, seed: int, below: int | None, effort: float) -> None:
+        self.problem, self.deadline, self.below, self.effort = problem, deadline, below, effort
+        self.evaluator = Evaluator(problem)
+        begun = time.monotonic()
+        self.search = LocalSearch(self.evaluator, begun + SEARCH_SHARE * (deadline - begun), seed)
+        self.unit, self.lower, self.rounds = tick_of(problem), 0, 0
+        self.impossible = self.exhausted = False
+        self.best: Placement | None = None
+        self.best_time = -1
+
+    def run(self) -> VirtualSolution:
+        relaxed = relaxed_cuts(self.problem, self.deadline, stop_at=self.below)
+        if relaxed is None:
+            self.impossible = True
+            return self._result()
+        self._learn(relaxed)
+        if self._is_closed:
+            return self._result()
+        if self._count_ways() <= FEW_CUTS and self._try_all():
+            self.lower = max(self.lower, self._limit(self.lower))
+            self.impossible = self.best is None and self.below is None
+            return self._result()
+        if self.search.start():
+            self.search.shake(int(min(MOST_SIMULATED, self.effort * SIMULATED_PER_EFFORT)), self.lower)
+            self._take_over()
+        if not self._is_closed:
+            again = relaxed_cuts(self.problem, self.deadline, known=tuple(self.evaluator.cuts))
+            if again is not None:
+                self._learn(again)
+            self._search_whole_layers()
+        return self._result()
+
+    def _learn(self, relaxed: tuple[dict[Cut, None], float]) -> None:
+        self._raise_to(relaxed[1])
+        for cut in relaxed[0]:
+            self.evaluator.cuts.setdefault(cut)
+
+    def _take_over(self) -> None:
+        """Take the local search's plan, if it is of interest."""
+        found = self.search.best
+        if found is not None and found.step < self._limit(inf):
+            self.best, self.best_time = self.evaluator.placement(found.one), found.step
+
+    def _limit(self, otherwise: Any) -> Any:
+        """Return the step that a plan of interest stays below."""
+        limits = [limit for limit in (self.below, self.best_time if self.best else None) if limit is not None]
+        return min(limits, default=otherwise)
+
+    @property
+    def _is_closed(self) -> bool:
+        return bool(self.lower >= self._limit(inf))
+
+    def _raise_to(self, bound: float) -> None:
+        """Set the lower bound higher; steps are whole multiples of the tick."""
+        self.lower = max(self.lower, ceil(bound / self.unit) * self.unit)
+
+    def _count_ways(self) -> int:
+        row, num = self.evaluator.row, self.problem.num_virtual
+        if self.problem.allow_empty_stages:
+            return comb(row.num_layers + num - 1, num - 1)
+        return comb(row.num_layers - 1, num - 1)
+
+    def _try_all(self) -> bool:
+        """Return whether every way to cut a short row, every way to recompute it. Whether that is all there is."""
+        row, num = self.evaluator.row, self.problem.num_virtual
+        ends = _all_cuts(row.num_layers, num, row.least_per_stage)
+        plain = self.evaluator.candidates(ends, numpy.ones(num))
+        best: tuple[int, Candidates] | None = None
+        for start in range(len(plain)):
+            one = plain.take(numpy.array([start]))
+            many = self.evaluator.every_way(one, MOST_WAYS)
+            if many is None:
+                return False
+            bounds = self.evaluator.bounds(many)
+            if best is not None:
+                many = many.take(numpy.flatnonzero(bounds < best[0]))
+            if not len(many):
+                continue
+            steps = self.evaluator.steps(many)
+            place = int(steps.argmin())
+            if best is None or steps[place] < best[0]:
+                chosen = many.take(numpy.array([place]))
+                best = int(steps[place]), chosen
+                self.evaluator.learn(chosen)
+        if best is not None:
+            self.search.keep(best[1], best[0])
+            self._take_over()
+        return is_one_row(self.problem)
+
+    def _search_whole_layers(self) -> None:
+        """Bound and improve by the optimum of whole layers under the cuts known, more cuts each round."""
+        nodes = FIRST_NODES
+        most = min(MOST_NODES, self.effort * NODES_PER_EFFORT)
+        while not self._is_closed and nodes <= most and time.monotonic() < self.deadline:
+            self.rounds += 1
+            limit = self._limit(None)
+            model = CutModel(self.problem, whole=True)
+            for cut in self._cuts_near(limit):
+                model.add(cut)
+            if limit is not None:
+                model.run_plainly(roomy_stages(self.problem, limit))
+            if self.best is not None:
+                model.suggest(self.best)
+            status, bound = model.solve(self.deadline, nodes, None if limit is None else limit * (1 + 2 * ROUNDING))
+            if status == "infeasible":
+                # Memory rows leave transients out: nothing fits, or nothing of interest does.
+                self.impossible = limit is None
+                self._raise_to(limit or 0)
+                return
+            if status == "unknown":
+                nodes *= 4
+                continue
+            self._raise_to(bound if limit is None else min(bound, limit))
+            before = len(self.evaluator.cuts), self.best_time
+            self._go_on_from(model.values())
+            learned = (len(self.evaluator.cuts), self.best_time) != before
+            if status == "optimal" and not learned:
+                self.exhausted = True
+                return
+            if status == "feasible":
+                nodes *= 4
+
+    def _cuts_near(self, step: int | None) -> list[Cut]:
+        """Return cuts that are long where the best plan is."""
+        cuts = list(self.evaluator.cuts)
+        if self.best is None or step is None:
+            return cuts
+        forward, backward = stage_times(self.problem, self.best)
+        tail = longest_tail(self.problem, self.best)[1]
+        near = NEAR * step - tail
+        return [cut for cut in cuts if numpy.dot(cut[0], forward) + numpy.dot(cut[1], backward) + cut[2] >= near]
+
+    def _go_on_from(self, values: list[list[list[float]]]) -> None:
+        """Time the counts found and search around them."""
+        placement: Placement = tuple(tuple(tuple(round(v) for v in row) for row in kinds) for kinds in values)
+        cut, step = cut_of(self.problem, placement)
+        self.evaluator.cuts.setdefault(cut)
+        used = stage_memory(self.problem, placement)
+        if all(a <= b for a, b in zip(used, self.problem.memory_limit, strict=True)) and step < self._limit(inf):
+            self.best, self.best_time = placement, int(step)
+        solid = [
+            [sum(row[v] for row in kinds) for v in range(self.problem.num_virtual)]
+            for kinds, segment in zip(placement, self.problem.segments, strict=True)
+            if segment.beside is None
+        ]
+        ends = numpy.concatenate([[0], numpy.cumsum(numpy.sum(solid, axis=0))])
+        if self.evaluator.row.is_cut(ends[None])[0]:
+            self.search.deadline = self.deadline
+            self.search.add(ends)
+            self._take_over()
+
+    def _result(self) -> VirtualSolution:
+        return VirtualSolution(
+            placement=self.best,
+            step_time=self.best_time,
+            lower_bound=min(self.lower, self.best_time) if self.best else self.lower,
+            rounds=self.rounds,
+            proved=self.impossible or self._is_closed,
+            impossible=self.impossible,
+            exhausted=self.exhausted,
+            cuts=tuple(self.evaluator.cuts),
+        )
+
+
+def roomy_stages(problem: SplitProblem, step: int) -> list[int]:
+    """Return stages that hold their layers whole in every plan that takes at most ``step``: so many fit, in any
+    mixture."""
+    found = []
+    for stage in range(problem.num_stages):
+        most, transient = 0.0, 0
+        for segment in problem.segments:
+            plain, work = segment.kinds[0], segment.forward + segment.backward
+            layers = min(segment.num_layers, step / problem.num_microbatches / work if work else inf)
+            chunks = range(stage, problem.num_virtual, problem.num_stages)
+            largest = max(problem.most_memory(plain, v) for v in chunks)
+            most, transient = most + layers * largest, max(transient, plain.transient)
+        if most + transient <= problem.room(stage) and not any(s.kinds[0].extra_backward for s in problem.segments):
+            found.append(stage)
+    return found
+
+
+def is_one_row(problem: SplitProblem) -> bool:
+    """Return whether every placement is a cut of the row: each segment waits for all before it."""
+    known: list[set[int]] = []
+    for index, segment in enumerate(problem.segments):
+        known.append(set(segment.predecessors).union(*(known[before] for before in segment.predecessors)))
+        if len(known[index]) < index:
+            return False
+    return True
+
+
+def _all_cuts(num_layers: int, num_virtual: int, least: int) -> Array:
+    """Return every ``[num_virtual + 1]`` row of boundaries."""
+    rows = [[0]]
+    for v in range(1, num_virtual):
+        rows = [
+            [*row, end] for row in rows for end in range(row[-1] + least, num_layers - least * (num_virtual - v) + 1)
+        ]
+    return numpy.array([[*row, num_layers] for row in rows], dtype=numpy.int64)

@@ -1,0 +1,31 @@
+"""mindspeed_llm.training.training: MindSpeed-LLM puts a training loop of its own in the place of Megatron's."""
+
+from mindspeed_autoparallel.patches.training_training import (
+    HETERO_FLAGS,
+    TRAINING_FLAGS,
+    log_iteration,
+    take_training_over,
+)
+from mindspeed_autoparallel.patching import Patch
+
+SHEET = [
+    Patch(
+        target="mindspeed_llm.training.training:train",
+        instead_of="megatron.training.training:train",
+        wrapper=take_training_over,
+        distribution="mindspeed-llm",
+        parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
+        flags=TRAINING_FLAGS,
+        why="A measuring or tracing process begins where MindSpeed-LLM's own training would, and ends. Its steps are "
+        "Megatron's.",
+    ),
+    Patch(
+        target="mindspeed_llm.training.training:training_log",
+        instead_of="megatron.training.training:training_log",
+        wrapper=log_iteration,
+        distribution="mindspeed-llm",
+        parameters=("iteration",),
+        flags=HETERO_FLAGS,
+        why="The time of each phase and the bytes moved are logged beside MindSpeed-LLM's iteration.",
+    ),
+]

@@ -1,0 +1,41 @@
+"""mindspeed_mm.training: MindSpeed-MM has a training loop of its own; only the set-up functions are Megatron's."""
+
+from mindspeed_autoparallel.patches.training_training import (
+    HETERO_FLAGS,
+    STEP_FLAGS,
+    TRAINING_FLAGS,
+    log_iteration,
+    take_training_over,
+    watch_step,
+)
+from mindspeed_autoparallel.patching import Patch
+
+SHEET = [
+    Patch(
+        target="mindspeed_mm.training:train",
+        instead_of="megatron.training.training:train",
+        wrapper=take_training_over,
+        distribution="mindspeed-mm",
+        parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
+        flags=TRAINING_FLAGS,
+        why="A measuring process measures where MindSpeed-MM's own training would begin, and ends.",
+    ),
+    Patch(
+        target="mindspeed_mm.training:train_step",
+        instead_of="megatron.training.training:train_step",
+        wrapper=watch_step,
+        distribution="mindspeed-mm",
+        parameters=("forward_step_func", "data_iterator", "model"),
+        flags=STEP_FLAGS,
+        why="Predicted step time and memory are compared with the first steps of MindSpeed-MM's own training.",
+    ),
+    Patch(
+        target="mindspeed_mm.training:training_log",
+        instead_of="megatron.training.training:training_log",
+        wrapper=log_iteration,
+        distribution="mindspeed-mm",
+        parameters=("iteration",),
+        flags=HETERO_FLAGS,
+        why="The time of each phase and the bytes moved are logged beside MindSpeed-MM's iteration.",
+    ),
+]

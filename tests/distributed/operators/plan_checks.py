@@ -1,0 +1,96 @@
+"""Random plans, bytes counted where they reach torch.distributed, and a planned module beside one process."""
+
+import random
+
+import torch
+import torch.distributed as dist
+
+from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.search.state import Decisions
+from mindspeed_autoparallel.operators.torch.planned import PlannedModule
+
+
+def random_plan(graph, mesh, seed):
+    draw = random.Random(seed)
+    decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+    for parts in mesh:
+        chosen = {n: draw.choice(node.choices(parts, decisions.cuts(n))) for n, node in graph.nodes.items()}
+        decisions = decisions.extend(parts, chosen)
+    return OperatorPlan(decisions, "random", (), 0.0)
+
+
+class Counter:
+    """Bytes from the buffers that reach torch.distributed, apart from the executor's own count.
+
+    A ring's all-reduce passes on every chunk of the real buffer but one, in each of its two phases; where chunks are
+    uneven, the average rank counts.
+    """
+
+    sent = 0
+
+    def install(self):
+        def size(tensor):
+            return tensor.numel() * tensor.element_size()
+
+        def counted(name, sent):
+            real = getattr(dist, name)
+
+            def call(*given, group=None):
+                self.sent += sent(group, *given)
+                return real(*given, group=group)
+
+            setattr(dist, name, call)
+
+        def reduced(group, tensor):
+            number = dist.get_world_size(group)
+            return 2 * (number - 1) * size(tensor) // number
+
+        def gathered(group, outputs, tensor):
+            return sum(size(o) for rank, o in enumerate(outputs) if rank != dist.get_rank(group))
+
+        counted("all_gather", gathered)
+        counted("all_reduce", reduced)
+        counted("reduce_scatter_tensor", lambda group, output, tensor: size(tensor) - size(output))
+        counted("all_to_all_single", lambda group, o, t: size(t) - size(t) // dist.get_world_size(group))
+
+
+COUNTER = Counter()
+
+
+def compare(model, values, captured, plan, mesh):
+    """Give the worst relative error of outputs and gradients, and whether bytes sent are those predicted."""
+    planned = PlannedModule(captured, plan, model, mesh)
+    model.zero_grad()
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    torch.manual_seed(7)
+    expected = model(*values)
+    expected.square().sum().backward()
+    updated = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+    torch.manual_seed(7)
+    mesh.sent_bytes = COUNTER.sent = 0
+    mesh.bytes_beyond_plan = 0
+    found = planned(*values)
+    forward, counted = mesh.sent_bytes - mesh.bytes_beyond_plan, COUNTER.sent - mesh.bytes_beyond_plan
+    mesh.bytes_beyond_plan = mesh.sent_bytes = COUNTER.sent = 0
+    found.square().sum().backward()
+    sent = [forward, mesh.sent_bytes], [counted, COUNTER.sent]
+    worst = relative(found.detach(), expected.detach())
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            mine = planned.piece_of(name).grad
+            whole = mesh.piece(parameter.grad, plan.decisions.output_placements(name))
+            scale = max(1.0, float(parameter.grad.abs().max()))
+            worst = max(worst, float((mine - whole).abs().max()) / scale)
+    for name in captured.updates:
+        if updated[name].is_floating_point():
+            piece = mesh.piece(updated[name], plan.decisions.output_placements(name))
+            worst = max(worst, relative(planned.piece_of(name), piece))
+    predicted = [sum(column) for column in zip(*plan.edge_bytes().values(), strict=True)]
+    return worst, sent[0] == sent[1] == predicted, predicted, sent
+
+
+def relative(found, expected):
+    return float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))

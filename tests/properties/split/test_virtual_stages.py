@@ -1,0 +1,144 @@
+"""Pipelines with virtual stages: exact memory of chunks that share a rank, every small case equal to enumeration."""
+
+import itertools
+import random
+
+import numpy
+import pytest
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
+from mindspeed_autoparallel.planner.split.candidates import Evaluator
+from mindspeed_autoparallel.planner.split.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.virtual_stages import roomy_stages
+from mindspeed_autoparallel.schedule import make_program
+
+
+def pipeline(drawn, stages, chunks, microbatches, layers, room):
+    """Two kinds of layers, one after the other; ``room``: memory as a share of what all layers would need evenly."""
+    program = make_program("interleaved", stages, microbatches, chunks)
+    moments = fullest_moments(program)
+    first = drawn.randint(1, layers - 1)
+    virtual = stages * chunks
+    segments = []
+    for index, count in enumerate((first, layers - first)):
+        forward, saved = drawn.randint(5, 40), drawn.randint(4, 20)
+        kinds = (
+            LayerKind(name="none", memory=(3,) * virtual, saved=saved),
+            LayerKind(
+                name="full", memory=(3,) * virtual, saved=1, extra_backward=forward, transient=drawn.choice([0, 5])
+            ),
+        )
+        segments.append(
+            Segment(
+                name=f"m{index}",
+                num_layers=count,
+                forward=forward,
+                backward=2 * forward,
+                kinds=kinds,
+                predecessors=(0,) if index else (),
+            )
+        )
+    whole = sum(s.num_layers * s.kinds[0].saved for s in segments) / virtual
+    limit = int(room * whole * max(sum(moment) for moment in moments[0])) + 3 * layers
+    return SplitProblem(
+        segments=tuple(segments),
+        num_stages=stages,
+        num_chunks=chunks,
+        num_microbatches=microbatches,
+        schedule="interleaved",
+        memory_limit=(limit,) * stages,
+        link=(drawn.randint(0, 4),) * (virtual - 1),
+        in_flight=moments,
+        sends=drawn.choice(["eager", "freed"]),
+    )
+
+
+def enumerated(problem):
+    """The least step of every cut of the row and every number recomputed on each virtual stage, or None."""
+    num, kinds = problem.num_virtual, [s.num_layers for s in problem.segments]
+    best = None
+    for ends in itertools.combinations(range(1, sum(kinds)), num - 1):
+        cuts = [0, *ends, sum(kinds)]
+        held = [
+            [max(0, min(high, edge) - max(low, start)) for low, high in itertools.pairwise(cuts)]
+            for start, edge in ((0, kinds[0]), (kinds[0], sum(kinds)))
+        ]
+        for again in itertools.product(*[range(count + 1) for row in held for count in row]):
+            rows = [again[:num], again[num:]]
+            placement = tuple(
+                (tuple(h - r for h, r in zip(count, row, strict=True)), tuple(row))
+                for count, row in zip(held, rows, strict=True)
+            )
+            if any(a > b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True)):
+                continue
+            step = step_of(problem, placement).step_time
+            best = step if best is None else min(best, step)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_small_cases_equal_enumeration(seed):
+    drawn = random.Random(seed)
+    problem = pipeline(drawn, 2, 2, drawn.choice([2, 4]), drawn.randint(5, 6), drawn.choice([0.35, 0.6, 0.9]))
+    expected = enumerated(problem)
+    if expected is None:
+        with pytest.raises(InfeasiblePlan):
+            solve(problem)
+        return
+    found = solve(problem)
+    assert (found.status, found.step_time, found.lower_bound) == ("optimal", expected, expected)
+
+
+@pytest.mark.parametrize(("stages", "chunks", "layers"), [(2, 2, 12), (2, 3, 11), (4, 2, 12), (3, 3, 12)])
+def test_twelve_layers_without_recomputation_equal_enumeration(stages, chunks, layers):
+    drawn = random.Random(layers * stages)
+    problem = pipeline(drawn, stages, chunks, 2 * stages, layers, 100.0)
+    evaluator = Evaluator(problem)
+    cuts = numpy.array([[0, *ends, layers] for ends in itertools.combinations(range(1, layers), stages * chunks - 1)])
+    steps = evaluator.steps(evaluator.candidates(cuts, numpy.ones(problem.num_virtual)))
+    found = solve(problem)
+    assert (found.status, found.step_time) == ("optimal", int(steps.min()))
+
+
+def test_a_tight_pipeline_has_a_plan_that_fits_and_a_bound_below_it():
+    problem = pipeline(random.Random(3), 4, 2, 8, 40, 0.45)
+    found = solve(problem, time_limit_s=20, effort=0.2)
+    assert all(a <= b for a, b in zip(stage_memory(problem, found.placement), problem.memory_limit, strict=True))
+    assert any(row for rows in found.placement for row in rows[1])
+    assert found.lower_bound <= found.step_time == step_of(problem, found.placement).step_time
+
+
+def test_the_same_effort_finds_the_same():
+    problem = pipeline(random.Random(4), 4, 2, 8, 30, 0.5)
+    first, again = (solve(problem, time_limit_s=600, effort=0.1) for _ in range(2))
+    assert (first.placement, first.lower_bound) == (again.placement, again.lower_bound)
+
+
+@pytest.mark.parametrize("group", [0, 3, 4])
+def test_no_moment_of_the_schedule_is_fuller_than_the_fullest(group):
+    """Chunks' copies at any moment are within one of the moments told, in every chunk."""
+    program = make_program("interleaved", 2, 8, 3, group)
+    for actions, moments in zip(program, fullest_moments(program), strict=True):
+        now = [0] * 3
+        for action in actions:
+            now[action.chunk] += 1 if action.kind == "F" else -1
+            assert any(all(a <= b for a, b in zip(now, moment, strict=True)) for moment in moments)
+
+
+def test_stages_called_roomy_hold_every_plan_within_the_step_plainly():
+    drawn = random.Random(5)
+    called = 0
+    for _ in range(40):
+        problem = pipeline(drawn, 2, 2, 4, 8, drawn.uniform(0.3, 3.0))
+        evaluator = Evaluator(problem)
+        cuts = numpy.array([[0, *ends, 8] for ends in itertools.combinations(range(1, 8), 3)])
+        fitting = evaluator.candidates(cuts, numpy.ones(4))
+        if not len(fitting):
+            continue
+        steps = evaluator.steps(fitting)
+        limit = int(numpy.median(steps))
+        for stage in roomy_stages(problem, limit):
+            called += 1
+            assert not fitting.extra[steps <= limit][:, stage::2].any()
+    assert called
