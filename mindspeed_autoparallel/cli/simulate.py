@@ -73,6 +73,8 @@ def print_plan(plan: Plan) -> None:
             f"{stage.stage:5d}  {stage.forward_us / 1000:10.2f}  {stage.backward_us / 1000:11.2f}  {peak:8.2f}  "
             + ", ".join(cells)
         )
+    from mindspeed_autoparallel.spec.plan import EDITED
+
     hetero = plan.hetero
     for phase in hetero.encoders if hetero is not None else ():
         print(
@@ -95,12 +97,19 @@ def print_plan(plan: Plan) -> None:
     for baseline in plan.baselines:
         if baseline.step_us is not None:
             print(f"{baseline.name} split: {baseline.step_us / 1000:.2f} ms {baseline.note}".rstrip())
-    print(
-        f"{plan.search.status}: bound {plan.search.lower_bound_us / 1000:.3f} ms, gap {plan.search.gap_fraction:.3%}, "
-        f"{plan.search.num_configurations} layouts, {plan.search.num_solved} solved, {plan.search.seconds:.1f} s"
-    )
+    if plan.search.status == EDITED:
+        print("edited by hand: what was proved and compared when it was searched does not hold for this plan")
+    else:
+        _print_proof(plan)
     for limit in plan.search.limits:
         print(f"limit: {limit}")
     for relaxation in plan.search.relaxations:
         if relaxation.gain_fraction is not None:
             print(f"with {relaxation.change}: {relaxation.gain_fraction:.2%} faster per sample")
+
+
+def _print_proof(plan: Plan) -> None:
+    print(
+        f"{plan.search.status}: bound {plan.search.lower_bound_us / 1000:.3f} ms, gap {plan.search.gap_fraction:.3%}, "
+        f"{plan.search.num_configurations} layouts, {plan.search.num_solved} solved, {plan.search.seconds:.1f} s"
+    )

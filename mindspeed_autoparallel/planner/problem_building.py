@@ -17,6 +17,7 @@ from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns, sends_of
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem, Tail
+from mindspeed_autoparallel.planner.split.moments import fullest_moments
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
 from mindspeed_autoparallel.schedule import Program, in_flight, make_program
@@ -43,7 +44,10 @@ def build_problem(
     ``with_tails``: the step includes gradient reduction and optimizer of the rank that has most of them.
     """
     program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
-    held = _held(program, layout.virtual_size, most=safe)
+    moments = _moments(program, layout.virtual_size, safe=safe)
+    # Several moments: their copies are counted by the rows of the problem.
+    several = layout.virtual_size > 1 and not safe
+    held = [0 if several else moment[0][chunk] for chunk in range(layout.virtual_size) for moment in moments]
     mindspeed = profile.memory_semantics == "mindspeed"
     factors = mean_factors(profile.variable_data)
     segments: list[Segment] = []
@@ -93,7 +97,7 @@ def build_problem(
         last[module.name] = len(segments) - 1
     overhead = profile.overhead_bytes(measurement)
     start = _latest_start(profile, measurement, layout, num_microbatches, pipeline_cutoff_us)
-    messages = _messages(profile, measurement, layout, held, start, safe=safe)
+    messages = _messages(profile, measurement, layout, moments, start, safe=safe)
     rows = limits if mindspeed else tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))
     link = _links(profile, measurement, cluster, layout, start)
     per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
@@ -112,6 +116,7 @@ def build_problem(
         sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
         tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
+        in_flight=moments if several else (),
     )
 
 
@@ -173,22 +178,15 @@ def _plain(block: BlockCost) -> PlacedBlock:
     return PlacedBlock(name="block", cost=block)
 
 
-def _held(program: Program, num_chunks: int, *, most: bool) -> list[int]:
-    """Return microbatches in flight by virtual stage. ``most``: the most of each chunk; else those of one fullest
-    moment."""
+def _moments(program: Program, num_chunks: int, *, safe: bool) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Return by stage the microbatches in flight of each chunk at every moment that may be fullest; where ``safe``,
+    one that has the most of each chunk."""
     if num_chunks == 1:
-        return list(in_flight(program))
-    held = [[0] * len(program) for _ in range(num_chunks)]
-    for stage, actions in enumerate(program):
-        now, peak, fullest = [0] * num_chunks, [0] * num_chunks, [0] * num_chunks
-        for action in actions:
-            now[action.chunk] += 1 if action.kind == "F" else -1
-            peak = [max(a, b) for a, b in zip(peak, now, strict=True)]
-            if sum(now) > sum(fullest):
-                fullest = list(now)
-        for chunk in range(num_chunks):
-            held[chunk][stage] = (peak if most else fullest)[chunk]
-    return [count for row in held for count in row]
+        return tuple(((held,),) for held in in_flight(program))
+    found = fullest_moments(program)
+    if safe:
+        return tuple((tuple(map(max, zip(*moments, strict=True))),) for moments in found)
+    return found
 
 
 def _surely_on_top(blocks: list[BlockCost], names: list[str], hidden_bytes: int) -> int:
@@ -237,6 +235,7 @@ def _kinds(
                 extra_backward=plain_extra - block_times_ns(_plain(block), factor)[1],
                 memory=tuple(size + static for size in memory),
                 transient=0 if mindspeed else peaks[name] if safe else sure,
+                saved=0 if any(held) else cost.saved_bytes,
             )
         )
     return tuple(kinds)
@@ -265,7 +264,13 @@ def _latest_start(
 
 
 def _messages(
-    profile: Profile, measurement: Measurement, layout: Layout, held: list[int], latest_start: int, *, safe: bool
+    profile: Profile,
+    measurement: Measurement,
+    layout: Layout,
+    moments: tuple[tuple[tuple[int, ...], ...], ...],
+    latest_start: int,
+    *,
+    safe: bool,
 ) -> list[int]:
     """Return by rank what the limit grows by; may be negative.
 
@@ -275,14 +280,19 @@ def _messages(
     smallest, largest = _message_sizes(profile, measurement, layout, latest_start)
     received = [0, *(largest if safe else smallest)]
     sent = [*(smallest if safe else largest), 0]
-    allowance = [0] * layout.pipeline_size
-    for v in range(layout.num_virtual_stages):
-        rank = v % layout.pipeline_size
-        allowance[rank] += held[v] * (sent[v] - received[v])
+    sides = sum(cost.side.total_bytes for cost in measurement.modules.values())
+    allowance = []
+    for rank in range(layout.pipeline_size):
+        chunks = range(rank, layout.num_virtual_stages, layout.pipeline_size)
+        grown = max(
+            sum(held * (sent[v] - received[v]) for held, v in zip(moment, chunks, strict=True))
+            for moment in moments[rank]
+        )
         if safe:
             # Whatever the schedule still refers to from the microbatch before.
-            allowance[rank] -= 2 * received[v] + ([*largest, 0])[v] + measurement.batch.total_bytes
-            allowance[rank] -= (held[v] + 1) * sum(cost.side.total_bytes for cost in measurement.modules.values())
+            grown -= sum(2 * received[v] + ([*largest, 0])[v] + measurement.batch.total_bytes for v in chunks)
+            grown -= sum((held + 1) * sides for held in moments[rank][0])
+        allowance.append(grown)
     return allowance
 
 

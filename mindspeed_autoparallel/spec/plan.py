@@ -121,6 +121,8 @@ class Relaxation:
     gain_fraction: float | None
 
 
+EDITED = "edited"
+"""Status of a plan that was changed by hand: it was never searched, and nothing is proved about it."""
 ROUNDING = 1e-6
 """A gap of no more than this is rounding to nanoseconds: the plan is called optimal."""
 
@@ -131,7 +133,8 @@ class SearchRecord:
 
     status: str
     """``optimal`` (proved), ``feasible`` (stopped at the time limit), ``improved`` (every layout was solved or proved
-    slower, but where the layers of a pipeline lie was improved step by step)."""
+    slower, but where the layers of a pipeline lie was improved step by step), ``edited`` (by hand: nothing is
+    proved)."""
     lower_bound_us: float
     """No plan of the whole space is faster than this, under the cost model."""
     gap_fraction: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import isclose
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
@@ -11,6 +12,7 @@ from mindspeed_autoparallel.planner.layouts.assembly import COSTS, STAGE_TIMES, 
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec.plan import EDITED, ROUNDING
 
 
 def replay_pipeline(plan: Plan) -> tuple[Plan, Evaluation]:
@@ -40,15 +42,28 @@ def replay_pipeline(plan: Plan) -> tuple[Plan, Evaluation]:
     found = evaluate(
         profile, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), plan.global_batch_size, stage_times_us=edited
     )
+    searched = replace(plan.search, limits=limits_of_plan(found))
+    if edited or not _is_as_searched(plan, found):
+        # What was proved of the plan as searched, and compared with it, says nothing of this one.
+        plan = replace(plan, baselines=(), alternatives=())
+        searched = replace(searched, status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, relaxations=(), verdicts=())
     again = replace(
         plan,
         stages=found.stages,
         memory=found.memory,
         step=found.step,
         throughput_tokens_per_s_per_device=found.throughput,
-        search=replace(plan.search, limits=limits_of_plan(found)),
+        search=searched,
     )
     return again, found
+
+
+def _is_as_searched(plan: Plan, found: Evaluation) -> bool:
+    """Return whether the replay gives the file's own step and peaks."""
+    peaks = [(rank.peak_bytes, rank.limit_bytes) for rank in plan.memory]
+    return isclose(plan.step.total_us, found.step.total_us, rel_tol=ROUNDING) and peaks == [
+        (rank.peak_bytes, rank.limit_bytes) for rank in found.memory
+    ]
 
 
 def _check_edit(plan: Plan) -> None:

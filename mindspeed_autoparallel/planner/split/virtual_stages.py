@@ -40,6 +40,8 @@ FEW_CUTS = 3_000
 """So many ways to cut the row into stages are all looked at,"""
 MOST_WAYS = 2_000
 """if each has at most so many ways to recompute its layers."""
+HOPELESS = 0.06
+"""First placements that are slower by so much than a plan to beat are not improved."""
 SEARCH_SHARE = 0.5
 """Of the time, for the local search."""
 
@@ -94,15 +96,22 @@ class _Solve:
             self.lower = max(self.lower, self._limit(self.lower))
             self.impossible = self.best is None and self.below is None
             return self._result()
-        if self.search.start():
+        if self.search.start() and self._is_promising:
             self.search.shake(int(min(MOST_SIMULATED, self.effort * SIMULATED_PER_EFFORT)), self.lower)
             self._take_over()
         if not self._is_closed:
             again = relaxed_cuts(self.problem, self.deadline, known=tuple(self.evaluator.cuts))
             if again is not None:
                 self._learn(again)
-            self._search_whole_layers()
+            if self._is_promising:
+                self._search_whole_layers()
         return self._result()
+
+    @property
+    def _is_promising(self) -> bool:
+        """Return whether the first placements come near what is to be beaten."""
+        found = self.search.best
+        return self.below is None or (found is not None and found.step <= self.below * (1 + HOPELESS))
 
     def _learn(self, relaxed: tuple[dict[Cut, None], float]) -> None:
         self._raise_to(relaxed[1])

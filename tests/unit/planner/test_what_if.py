@@ -130,3 +130,22 @@ def test_a_stage_left_empty_by_hand_is_named(plan: Plan, tmp_path: Path, capsys:
     first["recompute"] = {}
     assert _simulated(value, tmp_path) == 2
     assert "stage 0" in capsys.readouterr().err
+
+
+def test_after_an_edit_nothing_is_called_proved(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _simulated(to_json(plan), tmp_path) == 0
+    assert "\noptimal: bound" in capsys.readouterr().out
+    value = to_json(plan)
+    for stage in value["stages"]:
+        stage["recompute"] = {name: {"full": count} for name, count in stage["layers"].items() if count}
+    assert _simulated(value, tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "edited by hand" in printed
+    assert not any(word in printed for word in ("optimal", "bound", "even split", "greedy split", "faster per sample"))
+
+
+def test_a_limit_changed_by_hand_is_an_edit(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = to_json(plan)
+    value["cluster"]["memory_limit_bytes"] = 2**40
+    assert _simulated(value, tmp_path) == 0
+    assert "edited by hand" in capsys.readouterr().out
