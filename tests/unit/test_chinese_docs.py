@@ -1,0 +1,74 @@
+"""The Chinese pages have the headings, tables and code of the English ones, so that they cannot drift apart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    ROOT / "README.md": ROOT / "README.zh.md",
+    **{
+        ROOT / "docs" / f"{name}.md": ROOT / "docs" / "zh" / f"{name}.md"
+        for name in ("auto-parallel-mm", "auto-tuning", "hetero-parallel", "weights", "doctor", "flags")
+    },
+}
+PAIRS = pytest.mark.parametrize(("english", "chinese"), PAGES.items(), ids=[page.stem for page in PAGES])
+
+
+def fences(page: Path) -> list[str]:
+    return re.findall(r"(?m)^```.*?^```", page.read_text("utf-8"), flags=re.DOTALL)
+
+
+def without_fences(page: Path) -> str:
+    return re.sub(r"(?m)^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL)
+
+
+def indented(page: Path) -> list[str]:
+    return re.findall(r"(?m)^    .*$", without_fences(page))
+
+
+def tables(page: Path) -> list[list[list[str]]]:
+    found = []
+    for block in re.findall(r"(?m)(?:^\|.*\|$\n?)+", without_fences(page)):
+        found.append([re.split(r" \| ", row.strip("| ")) for row in block.splitlines()])
+    return found
+
+
+def code_in(text: str) -> list[str]:
+    return sorted(re.findall(r"`([^`]+)`", text))
+
+
+@PAIRS
+def test_headings_have_the_same_levels(english: Path, chinese: Path) -> None:
+    levels = [re.findall(r"(?m)^(#+) ", without_fences(page)) for page in (english, chinese)]
+    assert levels[0] == levels[1]
+
+
+@PAIRS
+def test_code_is_the_same(english: Path, chinese: Path) -> None:
+    assert fences(chinese) == fences(english)
+    assert indented(chinese) == indented(english)
+
+
+@PAIRS
+def test_tables_have_the_same_rows_columns_and_code(english: Path, chinese: Path) -> None:
+    ours, theirs = tables(chinese), tables(english)
+    assert [[len(row) for row in table] for table in ours] == [[len(row) for row in table] for table in theirs]
+    first_columns = [[[code_in(row[0]) for row in table] for table in page] for page in (ours, theirs)]
+    assert first_columns[0] == first_columns[1]
+
+
+@PAIRS
+def test_every_flag_of_the_english_page_is_named(english: Path, chinese: Path) -> None:
+    flags = [set(re.findall(r"--[a-z][a-z0-9-]+", page.read_text("utf-8"))) for page in (english, chinese)]
+    assert flags[0] == flags[1]
+
+
+@PAIRS
+def test_the_page_is_in_chinese(english: Path, chinese: Path) -> None:
+    text = re.sub(r"`[^`]*`|\(.*?\)", "", without_fences(chinese))
+    assert len(re.findall(r"[\u4e00-\u9fff]", text)) > 0.3 * len(re.findall(r"[A-Za-z]", text))
+    assert len(re.findall(r"(?m)^#+ .*[\u4e00-\u9fff]", text)) >= len(re.findall(r"(?m)^#+ ", text)) / 2
