@@ -1,5 +1,8 @@
 """Keys of MindSpeed-MM's files that are known and change nothing in the reference training."""
 
+ARCHITECTURES = ("qwen2vl", "qwen2_5vl", "qwen2_audio", "qwen2_5_omni")
+"""``model_id`` of the models that the reference training builds."""
+
 STACK = (
     "model_id",
     "image_size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,12 +113,22 @@ def read_model(file: Path, pipeline_size: int = 1, own_layouts: frozenset[str] =
     return describe_model(read_json(file, "model description (--mm-model)"), file, pipeline_size, own_layouts)
 
 
+def _refuse_other_architecture(values: Mapping[str, Any], file: Path) -> None:
+    model_id = values.get("model_id")
+    if model_id is not None and model_id not in accepted_keys.ARCHITECTURES:
+        raise ConfigError(
+            f"{file}: model_id {model_id!r} is another architecture than the reference training builds "
+            f"({', '.join(accepted_keys.ARCHITECTURES)}). Train it with its own script."
+        )
+
+
 def describe_model(
     values: Any, file: Path, pipeline_size: int = 1, own_layouts: frozenset[str] = frozenset()
 ) -> ModelDescription:
     """Describe the model from values already read, as ``read_model`` does; ``file`` is only named in messages."""
     root = Section(values, file)
     root.accept(accepted_keys.MODEL)
+    _refuse_other_architecture(values, file)
     text_section = root.child("text_decoder")
     virtual_size = virtual_size_in(text_section)
     text = _text(text_section, pipeline_size, virtual_size)

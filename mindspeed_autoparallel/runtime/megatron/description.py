@@ -11,13 +11,14 @@ import copy
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.runtime.megatron.model_file import modules_of_file
 
 MODEL_FILE_ARGUMENT = "mm_model"
 _LAYOUT_KEYS = frozenset(
@@ -131,9 +132,10 @@ def describe(arguments: argparse.Namespace) -> Description:
     content = read_json(path, "model description (--mm-model)")
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(content).__name__}.")
-    found = tuple(_modules(content, path))
-    if not found:
-        raise ConfigError(f"{path} has no block with num_layers; a multimodal model needs at least text_decoder.")
+    found = tuple(
+        DescribedModule(block.name, block.num_layers, block.keys, block.frozen)
+        for block in modules_of_file(content, path)
+    )
     # With a model file the shell's layer count is a formality of Megatron's parser.
     shape.pop("num_layers", None)
     return Description(found, path, content, _hash({"arguments": shape, "model": _without_layout(content)}))
@@ -192,40 +194,6 @@ def _modules_of_flags(arguments: argparse.Namespace) -> tuple[DescribedModule, .
         DescribedModule("vision_model", int(own or layers), (), bool(arguments.freeze_ViT)),
         DescribedModule("language_model", decoder, (), bool(arguments.freeze_LM)),
     )
-
-
-def _modules(content: Mapping[str, Any], path: Path) -> Iterator[DescribedModule]:
-    for name, value in content.items():
-        if not isinstance(value, dict):
-            continue
-        keys = next(_blocks_with_layers(value, (name,)), None)
-        if keys is None:
-            continue
-        block: Any = content
-        for key in keys:
-            block = block[key]
-        layers = block["num_layers"]
-        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
-            raise ConfigError(f"{path}: {'.'.join(keys)}.num_layers must be a positive integer, got {layers!r}.")
-        _check_heads(block, path, keys)
-        yield DescribedModule(name, layers, keys, bool(block.get("freeze", False)))
-
-
-def _check_heads(block: Mapping[str, Any], path: Path, keys: tuple[str, ...]) -> None:
-    for key in ("hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size", "num_query_groups"):
-        value = block.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{path}: {'.'.join(keys)}.{key} must be a positive integer, got {value!r}.")
-
-
-def _blocks_with_layers(block: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    if block.get("num_layers") is not None:
-        yield keys
-        return
-    for key, value in block.items():
-        # A projector has layers of its own in some files; it belongs to its encoder.
-        if isinstance(value, dict) and "projector" not in key:
-            yield from _blocks_with_layers(value, (*keys, key))
 
 
 def _without_layout(value: Any) -> Any:

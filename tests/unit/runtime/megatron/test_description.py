@@ -82,7 +82,7 @@ def test_a_missing_file_and_broken_json_are_named(write, tmp_path):
         describe(arguments(tmp_path / "missing.json"))
     with pytest.raises(ConfigError, match="line 1"):
         describe(arguments(write("{broken")))
-    with pytest.raises(ConfigError, match="no block with num_layers"):
+    with pytest.raises(ConfigError, match="text_decoder has no num_layers"):
         describe(arguments(write({"text_decoder": {}})))
 
 

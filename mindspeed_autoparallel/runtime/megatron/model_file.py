@@ -1,0 +1,83 @@
+"""The modules of a model.json, as MindSpeed-MM writes it; what it describes otherwise is refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+
+BACKBONE = "text_decoder"
+_DIFFUSION = ("predictor", "diffusion")
+_SIZES = ("hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size", "num_query_groups")
+
+
+@dataclass(frozen=True)
+class ModuleBlock:
+    """A block of model.json that has layers."""
+
+    name: str
+    num_layers: int
+    keys: tuple[str, ...]
+    """Where the block is."""
+    frozen: bool
+
+
+def modules_of_file(content: Mapping[str, Any], path: Path) -> tuple[ModuleBlock, ...]:
+    """Return the blocks with layers, encoders in the order of the file and ``text_decoder`` last, as they run.
+
+    Raises ``ConfigError`` where the file describes no text decoder (a diffusion model, an autoencoder, parts for
+    feature extraction), where transformers builds the model and the layers in the file are placeholders, and where a
+    number cannot be one.
+    """
+    _refuse_other_models(content, path)
+    found = [block for name, value in content.items() if (block := _block(content, name, value, path)) is not None]
+    if all(block.name != BACKBONE for block in found):
+        raise ConfigError(f"{path}: {BACKBONE} has no num_layers, so it cannot be cut into stages.")
+    return tuple(sorted(found, key=lambda block: block.name == BACKBONE))
+
+
+def _refuse_other_models(content: Mapping[str, Any], path: Path) -> None:
+    if folder := content.get("init_from_hf_path"):
+        raise ConfigError(
+            f"{path} has its model built by transformers from {folder} (init_from_hf_path): its num_layers are "
+            "placeholders, and such a model trains under FSDP2, without pipeline stages. Give the model.json of a "
+            "model that Megatron builds, or leave our flags out."
+        )
+    if isinstance(content.get(BACKBONE), dict):
+        return
+    blocks = [name for name, value in content.items() if isinstance(value, (dict, list))]
+    kind = "a diffusion model" if any(name in content for name in _DIFFUSION) else "another kind of model"
+    raise ConfigError(
+        f"{path} describes {kind} (blocks: {', '.join(blocks) or 'none'}); planned are models of encoders and a "
+        f"{BACKBONE}, and this one has no {BACKBONE}."
+    )
+
+
+def _block(content: Mapping[str, Any], name: str, value: Any, path: Path) -> ModuleBlock | None:
+    keys = next(_blocks_with_layers(value, (name,)), None) if isinstance(value, dict) else None
+    if keys is None:
+        return None
+    block: Any = content
+    for key in keys:
+        block = block[key]
+    layers = block["num_layers"]
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+        raise ConfigError(f"{path}: {'.'.join(keys)}.num_layers must be a positive integer, got {layers!r}.")
+    for key in _SIZES:
+        size = block.get(key)
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigError(f"{path}: {'.'.join(keys)}.{key} must be a positive integer, got {size!r}.")
+    return ModuleBlock(name, layers, keys, bool(block.get("freeze", False)))
+
+
+def _blocks_with_layers(block: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if block.get("num_layers") is not None:
+        yield keys
+        return
+    for key, value in block.items():
+        # A projector has layers of its own in some files; it belongs to its encoder.
+        if isinstance(value, dict) and "projector" not in key:
+            yield from _blocks_with_layers(value, (*keys, key))
