@@ -77,16 +77,16 @@ def with_switches(
 
 
 def _family(family: Family, switches: Sequence[Switch], parts: Parts) -> Family | None:
-    changed = [_profile(family.profile, switches, parts, share) for share in (COUNTED_ON, 1.0, 0.0)]
-    if not changed[0].measurements:
+    counted, most, least = (_profile(family.profile, switches, parts, share) for share in (COUNTED_ON, 1.0, 0.0))
+    if counted is None or most is None or least is None:
         return None
     shards = next((switch for switch in switches if switch.shards_parameters is not None), None)
     return replace(
         family,
         settings={**family.settings, **{k: v for switch in switches for k, v in switch.settings.items()}},
         environment={k: v for switch in switches for k, v in switch.environment.items()},
-        profile=changed[0],
-        bracket=(changed[1], changed[2]),
+        profile=counted,
+        bracket=(most, least),
         modelled=tuple(switch.title for switch in switches),
         paired=any(switch.paired for switch in switches),
         shards_parameters=shards.shards_parameters if shards else None,
@@ -94,7 +94,8 @@ def _family(family: Family, switches: Sequence[Switch], parts: Parts) -> Family 
     )
 
 
-def _profile(profile: Profile, switches: Sequence[Switch], parts: Parts, share: float) -> Profile:
+def _profile(profile: Profile, switches: Sequence[Switch], parts: Parts, share: float) -> Profile | None:
+    """Return the costs with ``switches`` on, or nothing where no measured point can have them."""
     found = []
     for measurement in profile.measurements:
         changed: Measurement | None = measurement
@@ -103,6 +104,8 @@ def _profile(profile: Profile, switches: Sequence[Switch], parts: Parts, share: 
                 changed = switch.change(changed, parts.get(measurement.at, {}), share)
         if changed is not None:
             found.append(changed)
+    if not found:
+        return None
     return replace(profile, measurements=tuple(found), device=replace(profile.device, hidden_share=share))
 
 

@@ -30,6 +30,8 @@ CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
     resources.check_disk,
     resources.check_open_files,
     launch.check_world_size,
+    launch.check_model_sizes,
+    launch.check_import,
     launch.check_search_launcher,
 )
 

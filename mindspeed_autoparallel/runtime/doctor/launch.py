@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
-from mindspeed_autoparallel.runtime.doctor.finding import Finding, fine, problem, unknown
+from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
 from mindspeed_autoparallel.runtime.doctor.node import Node
+from mindspeed_autoparallel.runtime.doctor.script import Script
 
+_OWN_SPLITS = (
+    "--pipeline-model-parallel-layout",
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+    "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split",
+    "--hybrid-layer-pattern",
+    "--num-layer-list",
+    "--noop-layers",
+    "--heterogeneous-layers-config-path",
+)
+"""Flags under which stages need not hold equally many layers."""
+_SWITCHES = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning", "--operator-search", "--operator-plan")
+_FIRST_MEGATRON = re.compile(r"^\s*(import|from)\s+(megatron|mindspeed)\b(?!_autoparallel)", re.MULTILINE)
 _SIZES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
 
 
 def check_world_size(node: Node) -> Iterable[Finding]:
     """Check that TP x PP x CP divides the number of processes; the global batch divides over the rest."""
     script = node.script
-    if not any(size in script.flags for size in _SIZES):
+    if all(script.given(size) is None for size in _SIZES):
         return
     sizes = [script.number(size) for size in _SIZES]
-    num_nodes, per_node = script.number("--nnodes"), script.number("--nproc-per-node", 0)
-    if None in (*sizes, num_nodes, per_node):
-        yield unknown("sizes", "the script computes its parallel sizes in a way that cannot be read without running it")
+    world = num_processes(script)
+    if None in (*sizes, world):
+        more = f" ({', '.join(script.unread)})" if script.unread else ""
+        yield unknown(
+            "sizes", f"the script's parallel sizes or processes cannot be read without running it{more}: not checked"
+        )
         return
-    if not per_node:
+    if not world:
+        yield unknown(
+            "sizes", "the script does not say how many processes it starts: its parallel sizes are not checked"
+        )
         return
     tensor, pipeline, context = (size or 1 for size in sizes)
-    world, model = (num_nodes or 1) * per_node, tensor * pipeline * context
+    model = tensor * pipeline * context
     said = f"TP {tensor} x PP {pipeline} x CP {context} = {model} on {world} processes"
     if world % model:
         yield problem("sizes", said, "the processes cannot be shared out equally", "choose sizes whose product divides")
@@ -39,6 +62,62 @@ def check_world_size(node: Node) -> Iterable[Finding]:
         )
     else:
         yield fine("sizes", f"{said}, DP {data}")
+
+
+def num_processes(script: Script) -> int | None:
+    """Count the processes of all nodes; 0 where the script does not say, ``None`` where it cannot be read."""
+    if script.given("--worker-num") is not None:  # msrun's, of all nodes together
+        return script.number("--worker-num")
+    num_nodes, per_node = script.number("--nnodes"), script.number("--nproc-per-node", 0)
+    return None if num_nodes is None or per_node is None else num_nodes * per_node
+
+
+def check_model_sizes(node: Node) -> Iterable[Finding]:
+    """Heads, groups, experts and layers divide as Megatron asks; a model.json has its own."""
+    script = node.script
+    if script.given("--mm-model") is not None or all(script.given(size) is None for size in _SIZES):
+        return
+    for divisor, flag, why in (
+        ("--tensor-model-parallel-size", "--num-attention-heads", "every tensor rank computes whole heads"),
+        ("--tensor-model-parallel-size", "--ffn-hidden-size", "every tensor rank holds equally many columns"),
+        ("--expert-model-parallel-size", "--num-experts", "every expert rank holds equally many experts"),
+        ("--num-attention-heads", "--hidden-size", "heads are equally wide"),
+        ("--pipeline-model-parallel-size", "--num-layers", "every stage holds equally many layers"),
+    ):
+        by, count = script.number(divisor), script.number(flag, 0)
+        if by is None or not count or (divisor == "--num-attention-heads" and script.given("--kv-channels")):
+            continue
+        if flag == "--num-layers" and any(script.given(own) is not None for own in _OWN_SPLITS):
+            continue
+        if by > 0 and count % by:
+            yield problem(
+                "sizes",
+                f"{flag} {count} is not a multiple of {divisor} {by}",
+                f"Megatron refuses it: {why}",
+                f"take a divisor of {count}, or another {flag}",
+            )
+    if script.given("--sequence-parallel") is not None and script.number("--tensor-model-parallel-size") == 1:
+        yield advice("sizes", "--sequence-parallel with TP 1", "Megatron switches it off", "leave it out")
+
+
+def check_import(node: Node) -> Iterable[Finding]:
+    """The program imports this package, where the script gives flags of it."""
+    script = node.script
+    given = sorted(flag for flag in _SWITCHES if script.given(flag) is not None)
+    places = [Path(script.program), Path(script.path).parent / script.program] if script.program else []
+    program = next((place for place in places if place.is_file()), None)
+    if not given or program is None:
+        return
+    text = program.read_text(encoding="utf-8", errors="replace")
+    ours, first = text.find("import mindspeed_autoparallel"), _FIRST_MEGATRON.search(text)
+    if ours < 0 or (first is not None and first.start() < ours):
+        said = "does not import mindspeed_autoparallel" if ours < 0 else "imports megatron first"
+        yield problem(
+            "import",
+            f"{program} {said}",
+            f"{', '.join(given)} is not known to Megatron",
+            "put `import mindspeed_autoparallel` above its first import of megatron or mindspeed",
+        )
 
 
 def check_search_launcher(node: Node) -> Iterable[Finding]:

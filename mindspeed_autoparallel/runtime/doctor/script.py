@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.doctor.shell import MAYBE, read_bash, statements
 
-_ASSIGNMENT = re.compile(r"^\s*(export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
-_ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)")
+_MAX_QUOTED = 3
+"""Commands in quotes inside commands in quotes."""
+_PROGRAM = re.compile(r"torchrun|python3?(\.\d+)?|msrun|deepspeed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,27 @@ class Script:
     flags: dict[str, str] = field(default_factory=dict)
     launcher: str = ""
     """``torchrun``, ``python`` or empty when no start of a program was found."""
+    program: str = ""
+    """The Python file that is started, as it is written; empty where none was found."""
+    conditional: frozenset[str] = frozenset()
+    """Flags that a condition adds, with dashes: with or without them is not known."""
+    unread: tuple[str, ...] = ()
+    """Words that stand for more flags and could not be read: ``$EXTRA_ARGS``, and files that could not be sourced."""
+
+    def given(self, flag: str) -> str | None:
+        """Return the value of ``flag`` in either spelling, ``None`` where it is not there."""
+        for spelled in (flag, "--" + flag[2:].replace("-", "_")):
+            if spelled in self.flags:
+                return self.flags[spelled]
+        return None
 
     def number(self, flag: str, default: int = 1) -> int | None:
-        """Return the value of ``flag`` as a count; None if it is there but cannot be read without running the
-        script."""
-        value = self.flags.get(flag, self.flags.get(flag.replace("-", "_").replace("__", "--", 1)))
+        """Return the value of ``flag`` as a count; ``None`` if it cannot be read without running the script."""
+        value = self.given(flag)
+        if flag in self.conditional:
+            return None
         if value is None:
-            return default
+            return None if self.unread else default
         return int(value) if value.isdigit() else None
 
 
@@ -43,89 +57,63 @@ def read_script(path: Path) -> Script:
 
 
 def parse_script(text: str, path: str = "") -> Script:
-    """Return plain assignments, ``${NAME}``, ``$(( ))`` of whole numbers; conditions and loops are not followed."""
-    exports: dict[str, str] = {}
-    variables: dict[str, str] = {}
-    words: list[str] = []
+    """Read what the script sets and the program with most flags that it starts."""
+    reading = read_bash(text, Path(path).parent, _text_of)
+    launches = [words for command in reading.commands for words in _launches(command)]
+    words = max(reversed(launches), key=lambda launch: sum(word.startswith("--") for word in launch), default=[])
+    flags, conditional = _flags(words)
     launcher = ""
-    for line in _logical_lines(text):
-        match = _ASSIGNMENT.match(line)
-        if match:
-            name, value = match.group(2), _evaluate(_unquote(match.group(3)), variables)
-            variables[name] = value
-            if match.group(1):
-                exports[name] = value
-            continue
-        if re.match(r"^\s*export\s+[A-Za-z_]\w*\s*$", line):
-            name = line.split()[1]
-            exports[name] = variables.get(name, "")
-            continue
-        command = _words(_evaluate(line, variables))
-        programs = (word.rsplit("/", 1)[-1] for word in command)
-        started = next((name for name in programs if re.fullmatch(r"torchrun|python3?", name)), "")
-        if started:
-            launcher = "torchrun" if started == "torchrun" or "torch.distributed.run" in command else "python"
-            words = command
-    return Script(path=path, exports=exports, variables=variables, flags=_flags(words), launcher=launcher)
+    if words:
+        distributed = words[0].rsplit("/", 1)[-1] == "torchrun" or "torch.distributed.run" in words
+        distributed |= "torch.distributed.launch" in words
+        launcher = "torchrun" if distributed else "python"
+    return Script(
+        path=path,
+        exports=reading.exports,
+        variables={name: " ".join(value).replace(MAYBE, "") for name, value in reading.values.items()},
+        flags=flags,
+        launcher=launcher,
+        program=next((word for word in words if word.endswith(".py")), ""),
+        conditional=frozenset(conditional),
+        unread=tuple(word for word in words[1:] if _stands_for_flags(word, words)),
+    )
 
 
-def _logical_lines(text: str) -> list[str]:
-    """Return lines with continuations joined and quoted line breaks kept inside one line."""
-    lines, current = [], ""
-    for raw in text.replace("\\\n", " ").splitlines():
-        if not current and raw.lstrip().startswith("#"):
-            continue
-        current = f"{current} {raw}" if current else raw
-        if current.count('"') % 2 == 0:
-            lines.append(current)
-            current = ""
-    return [*lines, current] if current else lines
-
-
-def _unquote(value: str) -> str:
-    value = value.strip()
-    if value[:1] in ("'", '"') and value.count(value[0]) >= 2:
-        return value[1 : value.index(value[0], 1)]
-    return value.partition(" #")[0].strip()
-
-
-def _evaluate(text: str, variables: dict[str, str]) -> str:
-    def arithmetic(match: re.Match[str]) -> str:
-        inside = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), match[1].replace("$", ""))
-        return _calculate(inside.replace("{", "").replace("}", ""), match[0])
-
-    text = _ARITHMETIC.sub(arithmetic, text)
-    return _VARIABLE.sub(lambda match: variables.get(match[1], match[0]), text)
-
-
-def _calculate(expression: str, otherwise: str) -> str:
-    """Return whole-number products and quotients, left to right; ``otherwise`` for anything else."""
-    parts = re.findall(r"\d+|\S", expression)
-    if not parts or len(parts) % 2 == 0 or not all(part.isdigit() for part in parts[::2]):
-        return otherwise
-    result = int(parts[0])
-    for sign, number in zip(parts[1::2], map(int, parts[2::2]), strict=True):
-        if sign == "*":
-            result *= number
-        elif sign == "/" and number:
-            result //= number
-        else:
-            return otherwise
-    return str(result)
-
-
-def _words(line: str) -> list[str]:
+def _text_of(path: Path) -> str | None:
     try:
-        return shlex.split(line, comments=True)
-    except ValueError:
-        return line.split()
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
-def _flags(words: list[str]) -> dict[str, str]:
+def _launches(command: list[str], depth: int = 0) -> list[list[str]]:
+    """Return the Python starts in a command, from the program's word on; those inside a quoted command as well."""
+    if depth > _MAX_QUOTED:
+        return []
+    for index, word in enumerate(command):
+        if _PROGRAM.fullmatch(word.rsplit("/", 1)[-1]):
+            return [command[index:]]
+    quoted = [word for word in command if " " in word and re.search(r"torchrun|python", word)]
+    return [found for word in quoted for words in statements(word) for found in _launches(words, depth + 1)]
+
+
+def _stands_for_flags(word: str, words: list[str]) -> bool:
+    """Return whether ``word`` is an unset variable in the place of flags, not of a flag's value."""
+    if not re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[[@*]\])?\}?", word):
+        return False
+    before = words[words.index(word) - 1]
+    return not before.startswith("--")
+
+
+def _flags(words: list[str]) -> tuple[dict[str, str], set[str]]:
     flags: dict[str, str] = {}
+    conditional: set[str] = set()
     for position, word in enumerate(words):
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            following = words[position + 1] if position + 1 < len(words) else "--"
-            flags[name] = value if equals else ("" if following.startswith("--") else following)
-    return flags
+        name, equals, value = word.lstrip(MAYBE).partition("=")
+        if not name.startswith("--"):
+            continue
+        following = words[position + 1].lstrip(MAYBE) if position + 1 < len(words) else "--"
+        flags[name] = value if equals else ("" if following.startswith("--") else following)
+        if word.startswith(MAYBE):
+            conditional.add(name.replace("_", "-"))
+    return flags, conditional

@@ -164,3 +164,8 @@ def test_a_model_that_only_fits_with_a_modelled_switch_gets_it():
     space.configurations = only + enumerate_space(families, cluster, 8, dimensions).configurations
     (found,) = ranked(space, cluster, 8, dimensions, 3).top
     assert found.configuration.layout.sharding.parameters
+
+
+def test_a_switch_that_no_measured_point_can_have_makes_no_family():
+    plain = family(tensor=(1,))
+    assert with_switches([plain], [[OVERLAP]], [], parts(plain)) == []

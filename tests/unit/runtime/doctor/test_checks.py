@@ -249,3 +249,45 @@ def test_report_gives_each_reason_and_the_same_exports_in_every_form(node_with: 
     assert "export TASK_QUEUE_ENABLE=2" in lines
     assert len(lines) == len(value["exports"])
     assert all(line in text for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--tensor-model-parallel-size 7 --num-attention-heads 32", "--num-attention-heads 32 is not a multiple of"),
+        ("--pipeline-model-parallel-size 5 --num-layers 32", "--num-layers 32 is not a multiple of"),
+        ("--pipeline-model-parallel-size 5 --num-layers 32 --noop-layers 3,4,5", None),
+        ("--tensor-model-parallel-size 2 --expert-model-parallel-size 3 --num-experts 8", "--num-experts 8 is not"),
+        ("--tensor-model-parallel-size 8 --num-attention-heads $HEADS", None),
+        ("--tensor-model-parallel-size 7 --num-attention-heads 32 --mm-model model.json", None),
+    ],
+)
+def test_what_megatron_would_refuse_is_a_problem(node_with: Make, flags: str, said: str | None) -> None:
+    found = list(launch.check_model_sizes(node_with(script=parse_script(f"torchrun t.py {flags}"))))
+    assert statuses(found) == ([PROBLEM] if said else [])
+    assert said is None or said in found[0].what
+
+
+def test_sizes_without_a_number_of_processes_are_unknown(node_with: Make) -> None:
+    script = parse_script("srun python t.py --tensor-model-parallel-size 4")
+    assert statuses(launch.check_world_size(node_with(script=script))) == [UNKNOWN]
+    msrun = parse_script("msrun --worker_num 8 --local_worker_num=8 t.py --tensor-model-parallel-size 4")
+    assert statuses(launch.check_world_size(node_with(script=msrun))) == [OK]
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("import mindspeed_autoparallel\nfrom megatron.training import pretrain\n", []),
+        ("from megatron.training import pretrain\n", [PROBLEM]),
+        ("import torch\nfrom megatron.core import mpu\nimport mindspeed_autoparallel\n", [PROBLEM]),
+    ],
+)
+def test_a_program_that_does_not_import_us_first_is_named(
+    node_with: Make, tmp_path: Path, program: str, status: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(program)
+    script = parse_script("torchrun train.py --auto-tuning", str(tmp_path / "run.sh"))
+    assert statuses(launch.check_import(node_with(script=script))) == status
+    without = parse_script("torchrun train.py", str(tmp_path / "run.sh"))
+    assert statuses(launch.check_import(node_with(script=without))) == []

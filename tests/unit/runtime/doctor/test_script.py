@@ -69,3 +69,76 @@ def test_both_spellings_of_a_flag_count() -> None:
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.sh"):
         read_script(tmp_path / "none.sh")
+
+
+ARRAYS = r"""
+set -e
+PORT=${MASTER_PORT:-6000}
+GPUS=${GPUS_PER_NODE:-$((4 * 2))}
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS
+    --nnodes ${NNODES:-1}   # one node
+    --master_port "$PORT"
+)
+MODEL_ARGS=(--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --step-batch-size-schedule "0:16 2.4B:320")
+MODEL_ARGS+=(--tensor-model-parallel-size 7)
+if [ "$USE_SP" = 1 ]; then
+    MODEL_ARGS+=(--sequence-parallel --context-parallel-size 2)
+fi
+cat <<END
+--tensor-model-parallel-size 16
+END
+torchrun "${DISTRIBUTED_ARGS[@]}" pretrain_gpt.py "${MODEL_ARGS[@]}" "$@" 2>&1 | tee log
+"""
+
+
+def test_arrays_defaults_and_positional_words_are_followed() -> None:
+    script = parse_script(ARRAYS)
+    assert script.flags["--nproc_per_node"] == "8"
+    assert script.flags["--master_port"] == "6000"
+    assert script.flags["--step-batch-size-schedule"] == "0:16 2.4B:320"
+    assert (script.number("--tensor-model-parallel-size"), script.number("--nnodes")) == (7, 1)
+    assert script.number("--micro-batch-size", 3) == 3
+    assert (script.launcher, script.program) == ("torchrun", "pretrain_gpt.py")
+
+
+def test_what_a_condition_adds_is_not_known() -> None:
+    script = parse_script(ARRAYS)
+    assert script.number("--context-parallel-size") is None
+    changed = parse_script("TP=2\nif true; then TP=4; fi\npython t.py --tensor-model-parallel-size $TP --nnodes 2")
+    assert (changed.number("--tensor-model-parallel-size"), changed.number("--nnodes")) == (None, 2)
+
+
+def test_flags_in_a_variable_that_nobody_sets_leave_the_others_unknown() -> None:
+    script = parse_script("torchrun --nproc-per-node 8 t.py --tensor-model-parallel-size 2 $EXTRA_ARGS")
+    assert script.unread == ("$EXTRA_ARGS",)
+    assert script.number("--tensor-model-parallel-size") == 2
+    assert script.number("--pipeline-model-parallel-size") is None
+
+
+@pytest.mark.parametrize(
+    "line", ["source conf/sizes.sh", '. "$(dirname $0)/conf/sizes.sh"', "source ${HERE}/conf/sizes.sh"]
+)
+def test_sourced_files_are_read_beside_the_script(tmp_path: Path, line: str) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "sizes.sh").write_text("TP=4\nARGS=(--tensor-model-parallel-size $TP)\n")
+    (tmp_path / "run.sh").write_text(f"HERE=$(cd $(dirname $0) && pwd)\n{line}\npython t.py ${{ARGS[@]}}\n")
+    assert read_script(tmp_path / "run.sh").number("--tensor-model-parallel-size") == 4
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        'srun -l bash -c "torchrun --nproc-per-node 4 t.py --seed 1"',
+        "CMD='torchrun --nproc-per-node 4 t.py'\neval $CMD --seed 1",
+        "NCCL_DEBUG=INFO nohup python3 -m torch.distributed.launch --nproc_per_node=4 t.py --seed 1 > log 2>&1 &",
+    ],
+)
+def test_starts_inside_other_commands_are_found(start: str) -> None:
+    script = parse_script(start)
+    assert (script.launcher, script.number("--nproc-per-node"), script.number("--seed")) == ("torchrun", 4, 1)
+
+
+@pytest.mark.parametrize("text", ["", "'", '"', "${", "$((", "`", "(", "A=(", "x\\", "<<E\n", 'a "$(b "c")" d', "\0"])
+def test_broken_scripts_are_read_as_far_as_they_go(text: str) -> None:
+    assert parse_script(text).flags == {}

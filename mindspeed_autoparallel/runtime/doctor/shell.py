@@ -1,0 +1,166 @@
+"""What a bash script sets and starts, read without running it: variables, arrays, defaults, sourced files.
+
+What only a run would tell stays as it is written (``$(hostname)``, ``$1``, a variable that nobody sets). What a
+condition or a loop sets is not known either, and words that it adds to an array are marked (``MAYBE``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindspeed_autoparallel.runtime.doctor.expansion import Values, expand, expand_all
+
+MAYBE = "\0"
+"""In front of a word that a condition adds."""
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
+_CLOSING = frozenset({"fi", "done", "esac"})
+_SKIPPED = frozenset({"then", "else", "elif", "do", "!", "time", "exec", "nohup", "sudo", "eval", "{"})
+_MAX_DEPTH = 8
+
+
+@dataclass
+class Reading:
+    """What was read so far; ``commands`` in their order, each as its words."""
+
+    values: Values = field(default_factory=dict)
+    exports: dict[str, str] = field(default_factory=dict)
+    commands: list[list[str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    """Sourced files that could not be found."""
+
+
+def read_bash(text: str, folder: Path, read: Callable[[Path], str | None], depth: int = 0) -> Reading:
+    """Read ``text`` as bash would run it in ``folder``; ``read`` gives a sourced file's text, ``None`` without one."""
+    reading = Reading()
+    _run(text, folder, read, reading, depth)
+    return reading
+
+
+def _run(text: str, folder: Path, read: Callable[[Path], str | None], reading: Reading, depth: int) -> None:
+    nested = 0
+    for words in statements(text):
+        while words and (words[0] in _SKIPPED | _OPENING | _CLOSING or words[0] == "}"):
+            nested += (words[0] in _OPENING) - (words[0] in _CLOSING)
+            words = words[1:] if words[0] in _SKIPPED or words[0] in _CLOSING or words[0] == "}" else []
+        if (len(words) > 1 and words[1] in ("()", "(){")) or (words and words[0].endswith(("()", "(){"))):
+            continue
+        exported = bool(words) and words[0] in ("export", "declare", "local", "readonly")
+        shown = exported and words[0] == "export"
+        words = words[1:] if exported else words
+        while words and (match := _ASSIGNMENT.fullmatch(words[0])):
+            _assign(match, reading, maybe=nested > 0)
+            if shown:
+                reading.exports[match[1]] = " ".join(reading.values[match[1]])
+            words = words[1:]
+        if exported:
+            for name in words:
+                if shown and name in reading.values:
+                    reading.exports[name] = " ".join(reading.values[name])
+            continue
+        if words and words[0] in ("source", ".") and len(words) > 1:
+            _source(" ".join(expand(words[1], reading.values)), folder, read, reading, depth)
+        elif words:
+            reading.commands.append(expand_all(words, reading.values))
+
+
+def _assign(match: re.Match[str], reading: Reading, *, maybe: bool) -> None:
+    name, more, text = match.groups()
+    values = reading.values
+    is_array = text.startswith("(") and text.endswith(")")
+    if is_array:
+        found = expand_all([word for row in statements(text[1:-1]) for word in row], values)
+    else:
+        found = [" ".join(expand(text, values, split=False))]
+    before = values.get(name)
+    if maybe and more:
+        marked = [MAYBE + word for item in found for word in item.split()]
+        values[name] = [*(before or []), *marked] if is_array else [" ".join([*(before or []), *marked])]
+    elif maybe and before != found:
+        values[name] = [f"${name}"]
+    elif more and is_array:
+        values[name] = [*(before or []), *found]
+    else:
+        values[name] = ["".join([*(before or []), *found])] if more else found
+
+
+def _source(path: str, folder: Path, read: Callable[[Path], str | None], reading: Reading, depth: int) -> None:
+    # Of a path that begins with a command or an unset variable only the end is known: look for it around the script.
+    known = re.split(r"[)}`]/|\$\w+/", path)[-1]
+    around = (folder, *folder.absolute().parents[:3])
+    places = [Path(path), *(place / known for place in around)] if known == path else [p / known for p in around]
+    for place in places:
+        text = read(place) if depth < _MAX_DEPTH else None
+        if text is not None:
+            _run(text, folder, read, reading, depth + 1)
+            return
+    reading.unread.append(path)
+
+
+def statements(text: str) -> Iterator[list[str]]:
+    """Split ``text`` into simple commands and these into raw words: quotes, arrays and ``$( )`` stay whole."""
+    text = _without_documents(text.replace("\\\n", " "))
+    words: list[str] = []
+    word = ""
+    index = 0
+    while index < len(text):
+        char = text[index]
+        if char == "#" and not word:
+            index = len(text) if (end := text.find("\n", index)) < 0 else end
+            continue
+        if char in "'\"`" or text.startswith(("$(", "${"), index) or (char == "(" and word.endswith("=")):
+            end = _end_of(text, index)
+            word += text[index:end]
+            index = end
+            continue
+        if char == "\\" and index + 1 < len(text):
+            word += text[index : index + 2]
+            index += 2
+            continue
+        index += 1
+        if char.isspace() or char in ";|&":
+            if word:
+                words.append(word)
+                word = ""
+            if char not in " \t" and words and not (char == "&" and text[index : index + 1] == ">"):
+                yield words
+                words = []
+        else:
+            word += char
+    if word:
+        words.append(word)
+    if words:
+        yield words
+
+
+def _end_of(text: str, start: int) -> int:
+    """Find the index after the quote, substitution or parenthesis that begins at ``start``."""
+    if text[start] == "'" or text[start] == "`":
+        end = text.find(text[start], start + 1)
+        return len(text) if end < 0 else end + 1
+    if text[start] == '"':
+        closing, index = '"', start + 1
+    else:
+        index = start + 1 if text[start] == "(" else start + 2
+        closing = "}" if text.startswith("${", start) else ")"
+    while index < len(text):
+        char = text[index]
+        if char == closing:
+            return index + 1
+        if char == "\\":
+            index += 2
+        elif char == "#" and closing == ")" and text[index - 1].isspace():
+            index = len(text) if (end := text.find("\n", index)) < 0 else end
+        elif text.startswith(("$(", "${"), index) or char in "`" or (closing != '"' and char in "'\"("):
+            index = _end_of(text, index)
+        else:
+            index += 1
+    return len(text)
+
+
+def _without_documents(text: str) -> str:
+    """Drop the bodies of ``<<END`` documents."""
+    return re.sub(r"(<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n).*?^\s*\2\s*$", r"\1", text, flags=re.DOTALL | re.MULTILINE)
