@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--p2p-gbps", type=float, default=25.0, help="GiB/s between stages, for MindSpeed's file")
     parser.add_argument("--schedule", choices=("1f1b", "interleaved", "gpipe"), default="1f1b")
     parser.add_argument("--virtual-pipeline-size", type=int, default=1, help="chunks per stage (interleaved)")
+    parser.add_argument(
+        "--microbatch-group-size",
+        type=int,
+        default=0,
+        help="microbatches of one chunk in a row (interleaved; default: the pipeline size)",
+    )
     parser.add_argument("--time-limit-s", type=float, default=60.0, help="then the best plan so far, with its bound")
     parser.add_argument("--top-k", type=int, default=1, help=f"also the next best plans, up to {MAX_PLANS} in all")
     parser.add_argument("--what-if", action="store_true", help="also what more memory or microbatches gain")
@@ -49,14 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--seed must be 0 to {2**31 - 1}, got {arguments.seed}.")
     profile = read_profile(arguments.profile, p2p_gbps=arguments.p2p_gbps)
 
-    def problem_of(num_microbatches: int, memory_limit_mib: float) -> SplitProblem:
+    def problem_of(num_microbatches: int, memory_limit_mib: float, *, virtual: bool = True) -> SplitProblem:
         return problem_from_profile(
             profile,
             num_stages=arguments.pipeline_size,
             num_microbatches=num_microbatches,
             memory_limit_mib=memory_limit_mib,
-            schedule=arguments.schedule,
-            num_chunks=arguments.virtual_pipeline_size,
+            schedule=arguments.schedule if virtual else "1f1b",
+            num_chunks=arguments.virtual_pipeline_size if virtual else 1,
+            microbatch_group_size=arguments.microbatch_group_size if virtual else 0,
         )
 
     problem = problem_of(arguments.num_microbatches, arguments.memory_limit_mib)
@@ -69,6 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(failure))
         return error.exit_code
     result = _result(problem, solution, baselines(problem))
+    if problem.num_chunks > 1:
+        plain = problem_of(arguments.num_microbatches, arguments.memory_limit_mib, virtual=False)
+        result["without_virtual_stages"] = _without_virtual_stages(plain, solution, arguments)
     if arguments.top_k > 1:
         result |= _alternatives(problem, solution, arguments)
     if arguments.what_if:
@@ -151,6 +161,20 @@ def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: arg
     }
 
 
+def _without_virtual_stages(
+    plain: SplitProblem, solution: SplitSolution, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Solve with one chunk per stage: what virtual stages gain. Null where no plan fits, or none was found in time."""
+    from mindspeed_autoparallel.planner.split import solve
+
+    try:
+        other = solve(plain, time_limit_s=arguments.time_limit_s, seed=arguments.seed)
+    except InfeasiblePlan:
+        return {"step_time_ms": None, "gain_fraction": None}
+    gain = 1 - solution.step_time / other.step_time if other.step_time else 0.0
+    return {"step_time_ms": other.step_time / NS_PER_MS, "gain_fraction": round(gain, 6)}
+
+
 def _what_if(
     solution: SplitSolution, problem_of: Callable[[int, float], SplitProblem], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
@@ -194,9 +218,11 @@ def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[st
 
 
 def _print(result: dict[str, Any]) -> None:
-    for stage in range(len(result["stage_memory_mib"])):
+    num_stages = len(result["stage_memory_mib"])
+    for stage in range(num_stages):
         cells = [
-            f"{name} {result['placement'][name][stage]} ({result['recompute'][name][stage]} recomputed)"
+            f"{name} {_by_chunk(result['placement'][name][stage::num_stages])} "
+            f"({_by_chunk(result['recompute'][name][stage::num_stages])} recomputed)"
             for name in result["placement"]
         ]
         print(f"stage {stage:3d}  {'  '.join(cells)}  {result['stage_memory_mib'][stage]:.0f} MiB")
@@ -212,6 +238,11 @@ def _print(result: dict[str, Any]) -> None:
         f"limits: stage {slowest} takes {limits['share_of_stage'][slowest]:.0%} of the critical path, messages "
         f"{limits['share_of_messages']:.1%}; stages that recompute to fit: {stages}"
     )
+    plain = result.get("without_virtual_stages")
+    if plain is not None and plain["step_time_ms"] is not None:
+        print(f"without virtual stages {plain['step_time_ms']:.3f} ms: they save {plain['gain_fraction']:.2%}")
+    elif plain is not None:
+        print("without virtual stages no plan was found")
     for item in result.get("what_if", ()):
         if item["step_time_ms"] is None:
             print(f"with {item['change']}: no plan fits")
@@ -219,3 +250,8 @@ def _print(result: dict[str, Any]) -> None:
             print(f"with {item['change']}: {item['step_time_ms']:.3f} ms, saves {item['gain_fraction']:.2%} per sample")
     for item in result.get("alternatives", ()):
         print(f"or {item['step_time_ms']:.3f} ms: {item['placement']}")
+
+
+def _by_chunk(counts: list[int]) -> str:
+    """Return ``3+4``: the counts of a stage's chunks."""
+    return "+".join(map(str, counts))

@@ -25,7 +25,7 @@ FORGIVEN = 5e-4
 """How much slower than the current one a placement may be to go on from."""
 RESTART = 30
 """Shakes after which the best one is taken up again."""
-PATIENCE, MORE_PATIENCE = 40, 1.5
+PATIENCE, MORE_PATIENCE = 90, 1.5
 """Shakes without success before it ends; and of the shakes made until the last success."""
 OTHER_PLACES = 0.05
 """Weight of recomputation where the critical path does not pass, in passes per microbatch."""

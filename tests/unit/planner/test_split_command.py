@@ -355,3 +355,36 @@ def test_a_module_of_one_layer_cannot_be_read(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "p.json").write_text(json.dumps(edited("text_decoder", "num_layers", to=1)))
     assert main(command(tmp_path / "p.json")) == 2
     assert "llm_pre and llm_post hold the first and the last one" in capsys.readouterr().err
+
+
+def test_virtual_stages_are_compared_with_one_chunk_per_stage(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    interleaved = {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}
+    result = split(file, capsys, **interleaved)
+    plain = split(file, capsys, num_microbatches=6)
+    told = result["without_virtual_stages"]
+    assert told["step_time_ms"] == plain["step_time_ms"]
+    assert told["gain_fraction"] == pytest.approx(1 - result["step_time_ms"] / plain["step_time_ms"], abs=1e-6)
+    assert "without_virtual_stages" not in plain
+    assert main(command(file, **interleaved)) == 0
+    printed = capsys.readouterr().out
+    first = result["placement"]["llm"][::3]
+    assert f"llm {first[0]}+{first[1]} " in printed
+    assert "without virtual stages" in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_microbatches": 7}, "Give a multiple of the pipeline size"),
+        ({"num_microbatches": 6, "microbatch_group_size": 2}, "groups of 2"),
+        ({"num_microbatches": 6, "virtual_pipeline_size": 4}, "more than the 10 layers"),
+        ({"num_microbatches": 6, "virtual_pipeline_size": 1}, "2 chunks or more"),
+    ],
+)
+def test_virtual_stages_that_cannot_run_are_named(
+    file: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: str
+) -> None:
+    assert main(command(file, **{"schedule": "interleaved", "virtual_pipeline_size": 2, **changes})) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

@@ -1,0 +1,137 @@
+"""Interleaved splits: plan, bound and CPU time beside a plain local search over the same costs.
+
+python tests/benchmarks/split/virtual_stages.py [cases] [seconds of local search] [first seed]
+
+The local search times whole neighbourhoods with the batch simulator and knows neither cuts nor bounds: boundaries i to
+j shifted by one, from four starts, then shaken and repeated. It takes layers whole, so it is run on loose memory only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import sys
+import time
+from dataclasses import replace
+
+import numpy
+
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve
+from mindspeed_autoparallel.planner.split.layer_row import LayerRow
+from mindspeed_autoparallel.planner.split.moments import fullest_moments
+from mindspeed_autoparallel.schedule import BatchSimulator, make_program
+
+LIMIT_S = 20.0
+TIGHT = 0.5
+"""Of what all layers held whole and spread evenly would need."""
+
+
+def random_case(seed: int) -> SplitProblem:
+    """Return 50 to 112 layers of two or three kinds on 4 to 16 ranks with 2 to 4 chunks; every third is tight."""
+    drawn = random.Random(seed)
+    while True:
+        stages, chunks, layers = drawn.choice([4, 8, 16]), drawn.choice([2, 3, 4]), drawn.randint(50, 112)
+        if stages * chunks <= layers:
+            break
+    microbatches = drawn.choice([n for n in (24, 32, 48, 64, 96, 128) if n % stages == 0])
+    virtual, number = stages * chunks, drawn.choice([2, 3])
+    moments = fullest_moments(make_program("interleaved", stages, microbatches, chunks))
+    borders = [0, *sorted(drawn.sample(range(4, layers - 4), number - 1)), layers]
+    segments = []
+    for index, count in enumerate(high - low for low, high in itertools.pairwise(borders)):
+        forward, saved = drawn.randint(5_000, 40_000), drawn.randint(100, 400)
+        kinds = [LayerKind(name="none", memory=(saved,) * virtual, saved=saved)]
+        for name, share, kept in (("selective", 4, saved * 2 // 3), ("full", 1, saved // 10)):
+            kinds.append(replace(kinds[0], name=name, extra_backward=forward // share, saved=kept))
+        segments.append(
+            Segment(
+                name=f"module{index}",
+                num_layers=count,
+                forward=forward,
+                backward=2 * forward,
+                kinds=tuple(kinds),
+                predecessors=(index - 1,) if index else (),
+            )
+        )
+    whole = sum(s.num_layers * s.kinds[0].saved for s in segments) / stages
+    fullest = max(sum(moment) for moment in moments[0]) / chunks + 1
+    limit = int(whole * fullest * (TIGHT if seed % 3 == 2 else 1000))
+    return SplitProblem(
+        segments=tuple(segments),
+        num_stages=stages,
+        num_chunks=chunks,
+        num_microbatches=microbatches,
+        schedule="interleaved",
+        memory_limit=(limit,) * stages,
+        link=(200,) * (virtual - 1),
+        sends="eager",
+        in_flight=moments,
+    )
+
+
+def local_search(problem: SplitProblem, seconds: float) -> float:
+    """Return the best step that plain local search finds in so much CPU time."""
+    row = LayerRow(problem)
+    program = make_program("interleaved", problem.num_stages, problem.num_microbatches, problem.num_chunks)
+    simulator = BatchSimulator(program, problem.sends, problem.link)
+    i, j = numpy.triu_indices(problem.num_virtual - 1)
+    places = numpy.arange(problem.num_virtual + 1)
+    shifts = ((places > i[:, None]) & (places <= j[:, None] + 1)).astype(int)
+    moves, drawn = numpy.concatenate([shifts, -shifts]), numpy.random.default_rng(1)
+    end = time.process_time() + seconds
+    best, best_ends = numpy.inf, None
+    starts = []
+    for lighter in (0.0, 0.1, 0.2, 0.3):
+        share = numpy.ones(problem.num_virtual)
+        share[-problem.num_stages :] *= 1 - lighter
+        share[: problem.num_stages] *= 1 - lighter / 2
+        starts.append(row.even((row.forward + row.backward).astype(float), share))
+    while time.process_time() < end:
+        ends = starts.pop() if starts else best_ends
+        for _ in range(0 if len(starts) or best_ends is None else drawn.integers(2, 7)):
+            moved = ends + moves[drawn.integers(len(moves))]
+            ends = moved if row.is_cut(moved[None])[0] else ends
+        step = numpy.inf
+        while time.process_time() < end:
+            around = ends + moves
+            around = around[row.is_cut(around)]
+            steps = simulator.step_times(row.forward_times(around), row.backward_times(around))
+            if steps.min() >= step:
+                break
+            step, ends = steps.min(), around[int(steps.argmin())]
+        if step < best:
+            best, best_ends = step, ends
+    return float(best)
+
+
+def main() -> None:
+    """Print a row per case, and the distribution."""
+    cases, seconds, first = (float(text) for text in (*sys.argv[1:], *("100", "60", "0")[len(sys.argv) - 1 :]))
+    # One thread that looks at this clock: CPU time, so that other work on the machine changes little.
+    time.monotonic = time.process_time
+    gaps, times, slower = [], [], []
+    print("seed  PP  VPP  microbatches  layers  per_chunk  memory  status      gap_%    cpu_s  local_search_%")
+    for seed in range(int(first), int(first + cases)):
+        problem = random_case(seed)
+        layers, tight = sum(s.num_layers for s in problem.segments), seed % 3 == 2
+        begun = time.process_time()
+        found = solve(problem, time_limit_s=LIMIT_S)
+        times.append(time.process_time() - begun)
+        gaps.append((1 - found.lower_bound / found.step_time) * 100)
+        if not tight and seconds:
+            slower.append((found.step_time / local_search(problem, seconds) - 1) * 100)
+        print(
+            f"{seed:4d} {problem.num_stages:3d} {problem.num_chunks:4d} {problem.num_microbatches:13d} {layers:7d} "
+            f"{layers / problem.num_virtual:10.1f}  {'tight' if tight else 'loose':6s}  {found.status:8s} "
+            f"{gaps[-1]:8.3f} {times[-1]:8.2f}  {slower[-1] if not tight and seconds else float('nan'):+14.3f}",
+            flush=True,
+        )
+    print(f"gap: median {statistics.median(gaps):.2f} %, worst {max(gaps):.2f} %")
+    print(f"CPU: median {statistics.median(times):.1f} s, worst {max(times):.1f} s")
+    if slower:
+        print(f"slower than local search: worst {max(slower):+.3f} %, {sum(x <= 0.1 for x in slower)} of {len(slower)}")
+
+
+if __name__ == "__main__":
+    main()
