@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from mindspeed_autoparallel.cost.analytic.layer_time import correction_key, is_calibrated, layer_time
+from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device, Efficiency
@@ -13,6 +15,10 @@ NOMINAL = 0.9
 """Share of runs that an interval is meant to hold."""
 _HIDDEN_LAUNCHES = 1.03
 """Up to this factor on a layer's device time, what the host takes to launch it counts as hidden."""
+
+
+_NETWORK_FACTOR = 2.0
+"""Within which the share of a network's rate is known where no run over nodes was measured."""
 
 
 def features(work: Workload) -> frozenset[str]:
@@ -52,18 +58,27 @@ def extrapolation(work: Workload, device: Device) -> str:
 
 
 def half_width(work: Workload, device: Device) -> tuple[float, str]:
-    """Return relative half width of the interval that holds nine of ten runs, and the kind of extrapolation.
+    """Return the relative half width of the interval that holds nine of ten runs, and the kind of extrapolation.
 
     A kind of which a device has no held-out runs gets twice the widest of the kinds that it has, or twice its stated
-    mean error, which holds about nine of ten where errors are normal.
+    mean error, which holds about nine of ten where errors are normal. Over several nodes what a network of half the
+    rate would add is joined to it: how far rings reach a datasheet's rate is known to a factor of two.
     """
     efficiency = device.efficiency(work.stack)
     kind = extrapolation(work, device)
     unknown = 2 * max(efficiency.relative_error, *efficiency.intervals.values(), 0.0)
     width = max(efficiency.intervals.get(kind, unknown), efficiency.intervals.get("seen", 0.0))
     if work.num_devices > work.devices_per_node:
-        width = max(width, efficiency.intervals.get("more_devices", unknown))
+        width = max(width, efficiency.intervals.get("more_devices", 0.0))
+        width = math.hypot(width, _network_share(work, device, efficiency))
     return width, kind
+
+
+def _network_share(work: Workload, device: Device, efficiency: Efficiency) -> float:
+    """Return how much longer a step takes, relatively, with networks between nodes of half the rate."""
+    halved = dataclasses.replace(efficiency, inter_fraction=efficiency.inter_fraction / _NETWORK_FACTOR)
+    slower = dataclasses.replace(device, efficiencies={**device.efficiencies, work.stack: halved})
+    return step_time(work, slower).total_ms / step_time(work, device).total_ms - 1
 
 
 def peak_half_width(peak_gib: float) -> float:

@@ -1,0 +1,184 @@
+"""What to measure before a plan is chosen, and which plan regrets least until then.
+
+A plan is fastest by figures that are known to some deviation. Each figure is moved to both ends of nine tenths of its
+range, one at a time; where another plan becomes the fastest, the decision hangs on that figure. The plan with the least
+worst regret over these scenarios is the safe one. An experiment is a layout run for some steps on as few devices as
+hold it; it narrows the figures that its step depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.device import Device
+from mindspeed_autoparallel.predict.calibration import free_figures
+from mindspeed_autoparallel.predict.fitting import with_values
+
+_REACH = 1.645
+"""Standard deviations to either side that nine tenths of a normal range have."""
+_NOISE = 0.02
+"""Relative error of a measured step beside its formulas."""
+_STEPS = 10
+_MOST_EXPERIMENTS = 3
+_SETTLED = 0.005
+"""Regret below which a choice counts as settled."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One cheap run: a layout on few devices, for few microbatches."""
+
+    candidate: int
+    """Which of the plans it shrinks."""
+    work: Workload
+    device_seconds: float
+    worst_regret_after: float
+    """Of the safe plan, once this and the experiments before it are measured."""
+    narrows: tuple[str, ...]
+    """Figures whose deviation it more than halves."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+    """How sure the choice between plans is."""
+
+    fastest: int
+    """Index of the plan that is predicted fastest."""
+    safest: int
+    """Index of the plan with the least worst regret."""
+    worst_regret: Mapping[str, float]
+    """Worst regret of both (``fastest``, ``safest``)."""
+    hangs_on: Mapping[str, float]
+    """Figures within whose range another plan is the fastest, and what taking the first then costs."""
+    experiments: tuple[Experiment, ...]
+
+
+def decide(works: Sequence[Workload], device: Device) -> Decision:
+    """Return how sure the choice between ``works`` (plans of one training) is, and what would settle it."""
+    stack = works[0].stack
+    names, deviations = _figures(device, stack, works)
+    slopes = _slopes(works, device, stack, names)
+    times = np.log([step_time(work, device).total_ms for work in works])
+    fastest = int(np.argmin(times))
+    regrets = _regrets(times, slopes, deviations)
+    safest = _safest(regrets, fastest)
+    hangs_on = {
+        name: float(max(regrets[fastest, 2 * index], regrets[fastest, 2 * index + 1]))
+        for index, name in enumerate(names)
+        if max(regrets[fastest, 2 * index], regrets[fastest, 2 * index + 1]) > _SETTLED
+    }
+    experiments = _experiments(works, device, stack, names, times, slopes, deviations) if hangs_on else ()
+    worst = {"fastest": float(regrets[fastest].max()), "safest": float(regrets[safest].max())}
+    ordered = dict(sorted(hangs_on.items(), key=lambda item: -item[1]))
+    return Decision(fastest=fastest, safest=safest, worst_regret=worst, hangs_on=ordered, experiments=experiments)
+
+
+def _figures(device: Device, stack: str, works: Sequence[Workload]) -> tuple[list[str], NDArray[np.float64]]:
+    """Return the figures that ``works`` depend on, and the standard deviations of their logarithms."""
+    known = device.efficiency(stack).uncertainty
+    free = free_figures(device, stack, works)
+    return [item.name for item in free], np.array([known.get(item.name, item.deviation / 2) for item in free])
+
+
+def _slopes(works: Sequence[Workload], device: Device, stack: str, names: Sequence[str]) -> NDArray[np.float64]:
+    """Return the slopes of log step time over the logarithms of figures, ``[plan, figure]``."""
+    efficiency = device.efficiency(stack)
+    result = np.empty((len(works), len(names)))
+    for column, name in enumerate(names):
+        value = getattr(efficiency, name)
+        high, low = (with_values(device, stack, {name: value * factor}) for factor in (1.05, 1 / 1.05))
+        for row, work in enumerate(works):
+            ratio = step_time(work, high).total_ms / step_time(work, low).total_ms
+            result[row, column] = math.log(ratio) / (2 * math.log(1.05))
+    return result
+
+
+def _regrets(
+    times: NDArray[np.float64], slopes: NDArray[np.float64], deviations: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the regret of every plan at both ends of every figure's range, ``[plan, 2 x figure]``."""
+    moved = slopes * deviations * _REACH
+    scenarios = np.stack([times[:, None] + moved, times[:, None] - moved], axis=2).reshape(len(times), -1)
+    return np.asarray(np.expm1(scenarios - scenarios.min(axis=0)))
+
+
+def _safest(regrets: NDArray[np.float64], fastest: int) -> int:
+    """Return the plan with the least worst regret; the fastest of equals."""
+    worst = regrets.max(axis=1)
+    return fastest if worst[fastest] <= worst.min() + 1e-9 else int(np.argmin(worst))
+
+
+def _shrunk(work: Workload, devices: int) -> Workload:
+    """Return ``work`` on ``devices`` devices with as many microbatches as stages need to be full."""
+    data = devices // (work.tensor * work.pipeline * work.context)
+    microbatches = min(work.num_microbatches, 4 * work.pipeline)
+    return dataclasses.replace(
+        work,
+        num_devices=devices,
+        devices_per_node=min(work.devices_per_node, devices),
+        data=data,
+        global_batch=data * work.micro_batch * microbatches,
+    )
+
+
+def _runs(works: Sequence[Workload]) -> list[tuple[int, Workload]]:
+    """Return what could be run: each plan without replicas, on two nodes, and as it is, with few microbatches."""
+    found = []
+    for index, work in enumerate(works):
+        ranks = work.tensor * work.context
+        least = ranks * work.pipeline * max(1, math.ceil(work.expert * work.expert_tensor / ranks))
+        sizes = {min(least, work.num_devices), work.num_devices}
+        two_nodes = 2 * work.devices_per_node
+        if least <= two_nodes < work.num_devices and two_nodes % least == 0:
+            sizes.add(two_nodes)
+        found += [(index, _shrunk(work, size)) for size in sorted(sizes)]
+    return found
+
+
+def _experiments(
+    works: Sequence[Workload],
+    device: Device,
+    stack: str,
+    names: Sequence[str],
+    times: NDArray[np.float64],
+    slopes: NDArray[np.float64],
+    deviations: NDArray[np.float64],
+) -> tuple[Experiment, ...]:
+    """Choose up to three experiments, each with the most regret removed per device second."""
+    candidates = _runs(works)
+    runs = [run for _, run in candidates]
+    own = _slopes(runs, device, stack, names)
+    costs = [run.num_devices * _STEPS * step_time(run, device).total_ms / 1e3 for run in runs]
+    precision = np.diag(1 / deviations**2)
+    chosen: list[Experiment] = []
+    regret = float(_regrets(times, slopes, deviations).max(axis=1).min())
+    while len(chosen) < _MOST_EXPERIMENTS and regret > _SETTLED:
+        before = np.sqrt(np.diag(np.linalg.inv(precision)))
+        options = []
+        for index in range(len(runs)):
+            after = precision + np.outer(own[index], own[index]) / _NOISE**2
+            spread = np.sqrt(np.diag(np.linalg.inv(after)))
+            left = float(_regrets(times, slopes, spread).max(axis=1).min())
+            options.append(((regret - left) / costs[index], index, left, after, spread))
+        gain, index, left, after, spread = max(options, key=lambda option: option[0])
+        if gain <= 0:
+            break
+        halved = tuple(name for name, new, old in zip(names, spread, before, strict=True) if new < old / 2)
+        chosen.append(
+            Experiment(
+                candidate=candidates[index][0],
+                work=runs[index],
+                device_seconds=costs[index],
+                worst_regret_after=left,
+                narrows=halved,
+            )
+        )
+        precision, regret = after, left
+    return tuple(chosen)
