@@ -146,7 +146,7 @@ class _Solve:
     def _try_all(self) -> bool:
         """Return whether every way to cut a short row, every way to recompute it. Whether that is all there is."""
         row, num = self.evaluator.row, self.problem.num_virtual
-        ends = _all_cuts(row.num_layers, num, row.least_per_stage)
+        ends = all_cuts(row.num_layers, num, row.least_per_stage)
         plain = self.evaluator.candidates(ends, numpy.ones(num))
         best: tuple[int, Candidates] | None = None
         for start in range(len(plain)):
@@ -272,7 +272,7 @@ def is_one_row(problem: SplitProblem) -> bool:
     return True
 
 
-def _all_cuts(num_layers: int, num_virtual: int, least: int) -> Array:
+def all_cuts(num_layers: int, num_virtual: int, least: int) -> Array:
     """Return every ``[num_virtual + 1]`` row of boundaries."""
     rows = [[0]]
     for v in range(1, num_virtual):
