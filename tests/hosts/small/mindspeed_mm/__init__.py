@@ -1,0 +1,1 @@
+"""A small host with the structure of MindSpeed-MM's training package; nothing of its code."""

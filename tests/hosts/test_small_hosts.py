@@ -1,0 +1,76 @@
+"""Every failure seen inside MindSpeed-MM, on a small hand-written host of the same structure (`small/`)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+
+pytest.importorskip("megatron.training")
+pytestmark = [pytest.mark.torch, pytest.mark.megatron]
+
+SMALL = Path(__file__).parent / "small"
+MODEL = ["--num-layers", "1", "--hidden-size", "8", "--num-attention-heads", "1"]
+
+
+def environment(**more):
+    path = os.pathsep.join([str(SMALL), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", **more}
+
+
+def run(*words, **more):
+    command = [sys.executable, "-W", "ignore", str(SMALL / "train.py"), *MODEL, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(**more))
+
+
+def test_a_plan_is_applied_once_to_both_parses_and_the_hosts_own_step_is_watched():
+    done = run("--auto-parallel-plan", "plan.json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["handlers"] == ["apply_plan", "watched step"]
+    assert said["seeds"] == [77, 77]
+    assert said["calls"][-2:] == ["train", "train_step"]
+
+
+def test_a_function_that_a_feature_replaced_after_the_parse_is_named_before_the_first_step():
+    done = run("--auto-parallel-plan", "plan.json", SMALL_HOST_REPLACES="train_step")
+    assert done.returncode == 2
+    assert "--auto-parallel-plan works through mindspeed_mm.training:train_step" in done.stderr
+    assert "__main__.replacing_feature was put in its place" in done.stderr
+    assert "train_step" not in done.stdout
+
+
+def test_the_hosts_own_hetero_parallel_stays_its_own():
+    done = run("--hetero-parallel")
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["handlers"], said["theirs"]) == ([], True)
+    assert "--hetero-parallel is this host's own and is left to it" in done.stderr
+
+
+def test_ours_is_asked_for_by_a_name_of_its_own():
+    done = run("--auto-parallel-hetero")
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["handlers"], said["theirs"]) == (["prepare"], False)
+
+
+def test_a_measuring_process_sees_the_users_environment_and_no_switch_of_ours(tmp_path):
+    """It died of `mindspeed.core.auto_parallel`, and of a variable that the user's script reads."""
+    words = ["--auto-parallel-mm", "--simulated-nnodes", "1"]
+    spec = LaunchSpec(launch_id="small", argv=(str(SMALL / "train.py"), *MODEL, *words), task={"kind": "measure"})
+    parent = environment(A_VARIABLE_OF_THE_SCRIPT="here")
+    outcome = run_local_processes(
+        spec, node_rank=0, num_processes=1, num_nodes=1, log_dir=tmp_path, parent_environment=parent
+    )
+    assert outcome.status is LaunchStatus.OK, outcome.describe()
+    text = next(tmp_path.glob("*.log")).read_text()
+    said = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
+    assert said["handlers"][0] == "prepare"
+    assert said["argv"] == [*MODEL, "--simulated-nnodes", "1"]
+    assert (said["search"], said["variable"]) == (False, "here")
