@@ -10,11 +10,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli import _profile_source
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import made_folder
 from mindspeed_autoparallel.units import MIB
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.spec import Plan
 
 MAX_LIMIT_MIB = 2**30
 """A pebibyte: more is a slip of the unit."""
@@ -60,15 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.planner.results import write_results
     from mindspeed_autoparallel.spec import Cluster, to_json
 
-    limit = arguments.memory_limit_mib
-    if limit is not None and not 0 < limit < MAX_LIMIT_MIB:
-        raise ConfigError(f"--memory-limit-mib must be above 0 and below {MAX_LIMIT_MIB}, got {limit:g}.")
+    limit_bytes = _limit_bytes(arguments)
     virtual_sizes = _virtual_sizes(arguments.virtual_sizes)
     profile = _profile_source.read_profile_of(arguments)
     cluster = Cluster(
         num_nodes=arguments.nnodes,
         devices_per_node=arguments.nproc_per_node,
-        memory_limit_bytes=int(limit * MIB) if limit is not None else None,
+        memory_limit_bytes=limit_bytes,
     )
     if arguments.out is not None:
         made_folder(arguments.out, "--out")
@@ -111,16 +113,27 @@ def run(arguments: argparse.Namespace) -> int:
         write_results(plan, arguments.out)
     if arguments.json:
         print(json.dumps(to_json(plan)))
-        return 0
+    else:
+        _print(plan, arguments.why)
+    return 0
+
+
+def _print(plan: Plan, with_verdicts: bool) -> None:
     from mindspeed_autoparallel.cli.simulate import print_plan
 
     print_plan(plan)
     for name, other in enumerate(plan.alternatives, start=2):
         print(f"{name}. {other.layout.label()}: {other.step_us / 1000:.2f} ms")
-    if arguments.why:
+    if with_verdicts:
         for verdict in plan.search.verdicts:
             print(f"{verdict.layout.label()}: {verdict.outcome}: {verdict.reason}")
-    return 0
+
+
+def _limit_bytes(arguments: argparse.Namespace) -> int | None:
+    limit = arguments.memory_limit_mib
+    if limit is not None and not 0 < limit < MAX_LIMIT_MIB:
+        raise ConfigError(f"--memory-limit-mib must be above 0 and below {MAX_LIMIT_MIB}, got {limit:g}.")
+    return int(limit * MIB) if limit is not None else None
 
 
 def _schedules(text: str) -> tuple[str, ...]:

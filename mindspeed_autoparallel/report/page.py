@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mindspeed_autoparallel.report import data, encoders, sections
+from mindspeed_autoparallel.report import data, encoders, search_sections, sections
 from mindspeed_autoparallel.report.assets import read_asset
 from mindspeed_autoparallel.report.markup import element, text
 from mindspeed_autoparallel.spec.plan import Plan
@@ -19,9 +19,9 @@ SECTIONS = (
     ("encoders", "Encoders", lambda values: encoders.section(values["encoders"])),
     ("memory", "Memory", sections.memory),
     ("timeline", "Timeline", sections.timeline),
-    ("alternatives", "Alternatives", sections.alternatives),
-    ("ruled-out", "Ruled out", sections.ruled_out),
-    ("provenance", "Provenance", sections.provenance),
+    ("alternatives", "Alternatives", search_sections.alternatives),
+    ("ruled-out", "Ruled out", search_sections.ruled_out),
+    ("provenance", "Provenance", search_sections.provenance),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_autoparallel.report import data, encoders
+from mindspeed_autoparallel.report import data, encoders, search_data
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, format_bytes, format_us
 
@@ -30,7 +30,7 @@ def render_table(plan: Plan) -> str:
         gap = f"{head['gap_fraction'] * 100:.1f} %"
         lines.append(f"no plan is faster than {format_us(head['lower_bound_us'])}: gap {gap}")
     lines += [f"limited by: {limit}" for limit in plan.search.limits[:NUM_LIMITS]]
-    for item in data.relaxations(plan)[:NUM_LIMITS]:
+    for item in search_data.relaxations(plan)[:NUM_LIMITS]:
         if item["gain_fraction"]:
             gain = f"{item['gain_fraction'] * 100:.1f} % per sample, step {format_us(item['step_us'])}"
             lines.append(f"would help: {item['change']} ({gain})")
@@ -89,7 +89,7 @@ def _step_line(plan: Plan) -> str:
 
 def _provenance(plan: Plan) -> str:
     profile = plan.profile
-    counts = {group["outcome"]: len(group["rows"]) for group in data.verdicts(plan)}
+    counts = {group["outcome"]: len(group["rows"]) for group in search_data.verdicts(plan)}
     made = ", ".join(filter(None, (profile.device, profile.created_utc)))
     ruled_out = ", ".join(f"{name} {count}" for name, count in counts.items())
     return f"profile {profile.source}, {made}; {plan.search.num_configurations} configurations" + (

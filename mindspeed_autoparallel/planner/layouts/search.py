@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tai
 from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, Found, LayoutSearch
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, shortage_of
 from mindspeed_autoparallel.planner.layouts.relaxations import relaxations_of
-from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import Request
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
@@ -48,38 +48,15 @@ def search(
     ``layouts``: only these. ``num_workers``: processes, 0 for one per core; the result does not depend on it.
     Raises ``InfeasiblePlan`` (tightest stage, missing memory, smallest relaxation) or ``ConfigError``.
     """
-    if global_batch_size < 1:
-        raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
-    if not 0 < time_limit_s < float("inf"):
-        raise ConfigError(f"the time limit must be above 0 s, got {time_limit_s:g}.")
-    if top_k < 1 or num_workers < 0:
-        raise ConfigError(f"top_k must be at least 1 and num_workers at least 0, got {top_k} and {num_workers}.")
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"the seed must be 0 to {2**31 - 1}, got {seed}.")
+    _check(global_batch_size, time_limit_s, top_k, num_workers, seed)
     started = time.monotonic()
     candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options or SpaceOptions(), layouts)
     if not candidates:
         raise _nothing_to_search(verdicts, global_batch_size)
     progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
     deadline = started + time_limit_s
-    bounds = [
-        pipeline_bound_ns(profile, candidate) / NS_PER_US + tail_bound_us(profile, cluster, candidate)
-        for candidate in candidates
-    ]
-    operations = sum(2 * item.layout.num_virtual_stages * item.num_microbatches for item in candidates)
     request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=seed)
-    with Workers(request, (num_workers or usable_cores()) if operations > MANY_OPERATIONS else 1) as workers:
-        layout_search = LayoutSearch(
-            profile.model,
-            candidates,
-            bounds,
-            workers=workers,
-            deadline=deadline,
-            num_alternatives=top_k,
-            progress=progress,
-        )
-        layout_search.warm_up()
-        best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
+    layout_search = _explore(request, candidates, num_workers, deadline, top_k, progress)
     ranked = sorted(layout_search.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
     if not ranked:
         raise _infeasible(profile, cluster, global_batch_size, layout_search)
@@ -113,6 +90,46 @@ def search(
     others = [(found.candidate, result) for found, result in zip(ranked[1:], results[1:], strict=False)]
     plan = assemble_plan(profile, cluster, global_batch_size, best, results[0], others, record)
     return replace(plan, search=replace(plan.search, seconds=time.monotonic() - started))
+
+
+def _check(global_batch_size: int, time_limit_s: float, top_k: int, num_workers: int, seed: int) -> None:
+    if global_batch_size < 1:
+        raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
+    if not 0 < time_limit_s < float("inf"):
+        raise ConfigError(f"the time limit must be above 0 s, got {time_limit_s:g}.")
+    if top_k < 1 or num_workers < 0:
+        raise ConfigError(f"top_k must be at least 1 and num_workers at least 0, got {top_k} and {num_workers}.")
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"the seed must be 0 to {2**31 - 1}, got {seed}.")
+
+
+def _explore(
+    request: Request,
+    candidates: list[Candidate],
+    num_workers: int,
+    deadline: float,
+    num_alternatives: int,
+    progress: Progress,
+) -> LayoutSearch:
+    """Search ``candidates`` until all are settled or time is up."""
+    bounds_us = [
+        pipeline_bound_ns(request.profile, item) / NS_PER_US + tail_bound_us(request.profile, request.cluster, item)
+        for item in candidates
+    ]
+    operations = sum(2 * item.layout.num_virtual_stages * item.num_microbatches for item in candidates)
+    with Workers(request, (num_workers or usable_cores()) if operations > MANY_OPERATIONS else 1) as workers:
+        layout_search = LayoutSearch(
+            request.profile.model,
+            candidates,
+            bounds_us,
+            workers=workers,
+            deadline=deadline,
+            num_alternatives=num_alternatives,
+            progress=progress,
+        )
+        layout_search.warm_up()
+        best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
+    return layout_search
 
 
 def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: Found) -> LayoutResult:

@@ -1,0 +1,82 @@
+"""The page's sections on the search: other layouts, what was ruled out, and what the figures rest on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_autoparallel.report.markup import element, table, text
+from mindspeed_autoparallel.units import format_bytes, format_us
+
+Data = dict[str, Any]
+
+
+def alternatives(values: Data) -> str:
+    """Return other layouts at their best."""
+    rows = [
+        [
+            element("span", text(row["layout"]), class_="cell"),
+            text(format_us(row["step_us"])),
+            f"{row['loss_fraction'] * 100:+.1f} %",
+            text(format_us(row["lower_bound_us"])),
+            format_bytes(row["peak_bytes"]),
+            text(row["num_recomputed"]),
+            text("; ".join(f"{name} {'-'.join(map(str, layers))}" for name, layers in row["layers"].items())),
+        ]
+        for row in values["alternatives"]
+    ]
+    header = ["layout", "step", "against the plan", "bound", "peak", "recomputed", "layers per stage"]
+    body = table(header, rows, range(1, 6)) if rows else element("p", "No other layout was solved.", class_="soft")
+    return element("h2", "Alternatives") + element("p", "The best split of other layouts.", class_="sub") + body
+
+
+def ruled_out(values: Data) -> str:
+    """Return every configuration by what became of it, with a filter."""
+    head, groups = values["headline"], values["verdicts"]
+    chips = "".join(
+        element("button", text(group["outcome"]), type="button", data_outcome=group["outcome"], aria_pressed="false")
+        for group in groups
+    )
+    total = sum(len(group["rows"]) for group in groups)
+    field = '<input id="search" type="search" placeholder="Filter, e.g. TP8 memory" aria-label="Filter">'
+    shown = element("span", text(f"{total} shown"), id="shown", class_="soft")
+    tools = element("div", field + chips + shown, class_="tools")
+    chosen = " " + element("span", "the plan", class_="badge good")
+    drawn = []
+    for group in groups:
+        rows = [
+            [
+                element("span", text(row["layout"]), class_="cell") + (chosen if row["chosen"] else ""),
+                text(row["reason"]),
+                text(format_us(row["step_us"]) if row["step_us"] else "–"),
+                text(format_us(row["lower_bound_us"]) if row["lower_bound_us"] else "–"),
+            ]
+            for row in group["rows"]
+        ]
+        title = element("b", text(group["outcome"])) + f" · {element('span', text(len(rows)), class_='n')} · "
+        summary = element("summary", title + element("span", text(group["meaning"]), class_="soft"))
+        body = table(["layout", "reason", "step", "bound"], rows, (2, 3))
+        opened = {"open": ""} if group["outcome"] == "solved" else {}
+        drawn.append(element("details", summary + body, class_="group", data_group=group["outcome"], **opened))
+    note = f"{head['num_configurations']} configurations, {head['num_solved']} split to the end"
+    note += f" in {head['search_seconds']:.1f} s."
+    return (
+        element("h2", "What was ruled out, and why")
+        + element("p", text(note), class_="sub")
+        + (tools + "".join(drawn) if groups else element("p", "The plan has their numbers only.", class_="soft"))
+    )
+
+
+def provenance(values: Data) -> str:
+    """Return what the figures rest on."""
+    profile = values["headline"]["profile"]
+    rows = [
+        ["profile", text(", ".join(filter(None, (profile["source"], profile["device"], profile["created_utc"]))))],
+        ["profile hash", element("span", text(profile["sha256"] or "–"), class_="mono")],
+        ["model hash", element("span", text(profile["model_hash"] or "–"), class_="mono")],
+    ]
+    notes = "".join(element("li", text(note)) for note in profile["notes"])
+    return (
+        element("h2", "Provenance")
+        + table(["", ""], rows)
+        + (element("h3", "Interpolated or assumed") + element("ul", notes, class_="plain") if notes else "")
+    )
