@@ -73,7 +73,7 @@ def num_processes(script: Script) -> int | None:
 
 
 def check_model_sizes(node: Node) -> Iterable[Finding]:
-    """Heads, groups, experts and layers divide as Megatron asks; a model.json has its own."""
+    """Check that heads, columns, experts and layers divide as Megatron asks; a model.json has its own."""
     script = node.script
     if script.given("--mm-model") is not None or all(script.given(size) is None for size in _SIZES):
         return
@@ -101,7 +101,7 @@ def check_model_sizes(node: Node) -> Iterable[Finding]:
 
 
 def check_import(node: Node) -> Iterable[Finding]:
-    """The program imports this package, where the script gives flags of it."""
+    """Check that the program imports this package, where the script gives flags of it."""
     script = node.script
     given = sorted(flag for flag in _SWITCHES if script.given(flag) is not None)
     places = [Path(script.program), Path(script.path).parent / script.program] if script.program else []

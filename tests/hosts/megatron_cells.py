@@ -1,0 +1,204 @@
+"""Cells of the table hosts x features: tiny models of Megatron-LM's own scripts, run in a source checkout on CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMMON = [
+    "--micro-batch-size",
+    "1",
+    "--tokenizer-type",
+    "NullTokenizer",
+    "--make-vocab-size-divisible-by",
+    "8",
+    "--lr",
+    "1e-3",
+    "--train-iters",
+    "3",
+    "--eval-interval",
+    "1000",
+    "--eval-iters",
+    "0",
+    "--transformer-impl",
+    "local",
+    "--no-gradient-accumulation-fusion",
+    "--no-rope-fusion",
+    "--no-masked-softmax-fusion",
+    "--no-persist-layer-norm",
+    "--num-workers",
+    "0",
+    "--normalization",
+    "RMSNorm",
+    "--disable-bias-linear",
+    "--position-embedding-type",
+    "rope",
+    "--log-interval",
+    "1",
+    "--distributed-backend",
+    "gloo",
+    "--hidden-dropout",
+    "0",
+    "--attention-dropout",
+    "0",
+    "--seed",
+    "1",
+    "--num-layers",
+    "4",
+    "--hidden-size",
+    "64",
+    "--ffn-hidden-size",
+    "160",
+    "--num-attention-heads",
+    "4",
+]
+GPT = [
+    "--seq-length",
+    "64",
+    "--max-position-embeddings",
+    "64",
+    "--global-batch-size",
+    "8",
+    "--mock-data",
+    "--swiglu",
+    "--untie-embeddings-and-output-weights",
+    "--use-distributed-optimizer",
+]
+EXPERTS = [
+    "--num-experts",
+    "4",
+    "--moe-router-topk",
+    "2",
+    "--moe-token-dispatcher-type",
+    "alltoall",
+    "--moe-ffn-hidden-size",
+    "96",
+    "--moe-router-load-balancing-type",
+    "none",
+]
+LATENT = [
+    "--multi-latent-attention",
+    "--q-lora-rank",
+    "32",
+    "--kv-lora-rank",
+    "32",
+    "--qk-head-dim",
+    "16",
+    "--qk-pos-emb-head-dim",
+    "8",
+    "--v-head-dim",
+    "16",
+]
+VLM = [
+    "--seq-length",
+    "576",
+    "--max-position-embeddings",
+    "1024",
+    "--decoder-seq-length",
+    "600",
+    "--global-batch-size",
+    "4",
+    "--img-h",
+    "56",
+    "--img-w",
+    "56",
+    "--patch-dim",
+    "14",
+    "--split",
+    "100,0,0",
+    "--ckpt-format",
+    "torch",
+]
+MODELS = {
+    "dense": GPT,
+    "gqa": [*GPT, "--group-query-attention", "--num-query-groups", "2"],
+    "moe": [*GPT, *EXPERTS],
+    "first_dense": [*GPT, *EXPERTS, "--moe-layer-freq", "([0]*1+[1]*3)"],
+    "mla": [*GPT, *LATENT],
+    "mtp": [*GPT, "--mtp-num-layers", "1"],
+    "vlm": VLM,
+}
+NODE = ["--nnodes", "1", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """How a command ended."""
+
+    exit_code: int
+    output: str
+    seconds: float
+
+    @property
+    def losses(self) -> list[float]:
+        """Losses that the training logged."""
+        return [float(value) for value in re.findall(r"lm loss: ([\d.E+-]+)", self.output)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A source checkout of Megatron-LM, and a copy of its scripts with our import in front."""
+
+    sources: Path
+    folder: Path
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor number."""
+        text = (self.sources / "megatron" / "core" / "package_info.py").read_text()
+        major, minor = (int(re.search(rf"^{name} = (\d+)", text, re.MULTILINE)[1]) for name in ("MAJOR", "MINOR"))
+        return major, minor
+
+    def flags(self, model: str) -> list[str]:
+        """The model's flags as this release spells them."""
+        # 0.12's mock data has tokens up to 4096, whatever the tokenizer.
+        vocabulary = ["--vocab-size", "4096" if self.release < (0, 13) else "512"]
+        return [*COMMON, *MODELS[model], *vocabulary, *(["--use-mcore-models"] if self.release < (0, 17) else [])]
+
+    def script(self, model: str) -> Path:
+        """The script of ``model``, unchanged but for one import."""
+        name = "pretrain_vlm.py" if model == "vlm" else "pretrain_gpt.py"
+        copy = self.folder / name
+        copy.write_text("import mindspeed_autoparallel\n" + (self.sources / name).read_text())
+        return copy
+
+    def run(self, words: list[str], timeout_s: float = 900.0) -> Ran:
+        """Run a Python command in the checkout's environment on CPU."""
+        path = os.pathsep.join([str(self.sources), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        }
+        begin = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, *words],
+            env=environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        return Ran(exit_code=done.returncode, output=done.stdout, seconds=time.monotonic() - begin)
+
+    def search(self, model: str, port: int, *more: str) -> Ran:
+        """``--auto-parallel-mm`` for four devices; its files are in ``folder``."""
+        places = ["--auto-parallel-work-dir", str(self.folder / "work"), "--auto-parallel-output-dir", str(self.folder)]
+        cluster = ["--simulated-nnodes", "1", "--simulated-nproc-per-node", "4"]
+        words = ["--auto-parallel-mm", *NODE, "--master-port", str(port), *cluster, *places, *more]
+        return self.run([str(self.script(model)), *self.flags(model), *words])
+
+    def plan(self) -> dict:
+        """What the search wrote."""
+        return json.loads((self.folder / "plan.json").read_text())

@@ -1,0 +1,82 @@
+"""Megatron-LM source checkouts, run for real: ``MEGATRON_LM_SOURCES`` lists their folders (docs/hosts.md)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("megatron_cells", Path(__file__).with_name("megatron_cells.py"))
+cells = importlib.util.module_from_spec(_spec)
+sys.modules["megatron_cells"] = cells
+_spec.loader.exec_module(cells)
+
+SOURCES = [Path(folder) for folder in os.environ.get("MEGATRON_LM_SOURCES", "").split(os.pathsep) if folder]
+WITHOUT = (
+    "MEGATRON_LM_SOURCES is not set: give it the folders of Megatron-LM source checkouts (core_v0.12.1, core_v0.16.1, "
+    "core_v0.18.2, core_v0.19.0, main), separated by ':'. docs/hosts.md says how to get them."
+)
+pytestmark = [
+    pytest.mark.timeout(3000),
+    pytest.mark.distributed,
+    pytest.mark.torch,
+    pytest.mark.megatron,
+    pytest.mark.skipif(not SOURCES, reason=WITHOUT),
+]
+PORT = 22900
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(params=SOURCES or [None], ids=lambda folder: folder.name if folder else "none")
+def host(request, tmp_path):
+    return cells.Host(sources=request.param, folder=tmp_path)
+
+
+@pytest.mark.parametrize("model", ["dense", "gqa", "moe", "first_dense", "mla", "mtp"])
+def test_a_plan_is_found_that_trains_as_one_process_does(host, model, tmp_path):
+    found = host.search(model, PORT)
+    assert found.exit_code == 0, found.output[-3000:]
+    assert "TP2 CP1" in found.output, "tensor parallel layouts are measured, too"
+    script, flags = str(host.script(model)), host.flags(model)
+    saved = ["--save", str(tmp_path / "checkpoint"), "--save-interval", "1", "--train-iters", "1"]
+    assert host.run([script, *flags, *saved]).exit_code == 0
+    load = ["--load", str(tmp_path / "checkpoint"), "--finetune", "--no-load-optim", "--no-load-rng"]
+    alone = host.run([script, *flags, *load])
+    layout = host.plan()["layout"]
+    world = layout["pipeline_size"] * layout["tensor_size"] * layout["data_size"] * layout["context_size"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    plan = ["--auto-parallel-plan", str(tmp_path / "plan.json")]
+    planned = host.run([*launcher, script, *flags, *load, *plan])
+    assert planned.exit_code == 0, planned.output[-3000:]
+    assert len(alone.losses) == 3
+    assert planned.losses == pytest.approx(alone.losses, rel=TOLERANCE)
+
+
+def test_the_vision_language_script_is_planned_as_it_runs(host):
+    if host.release < (0, 13):
+        pytest.skip("0.12's pretrain_vlm.py imports transformer_engine whatever --transformer-impl says")
+    found = host.search("vlm", PORT)
+    assert found.exit_code == 0, found.output[-3000:]
+    vision, language = (
+        [stage["layers"][name] for stage in host.plan()["stages"]] for name in ("vision_model", "language_model")
+    )
+    assert sum(vision) == vision[0] == 4
+    assert len(set(language)) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--data-path", "no_such_data"], "the script ends before the first layout is measured"),
+        (["--simulated-nnodes", "0"], "--simulated-nnodes"),
+        (["--auto-parallel-profile", "none.json"], "none.json"),
+    ],
+)
+def test_one_wrong_flag_is_named_before_a_second_launch(host, flags, said):
+    found = host.search("dense", PORT, *flags)
+    assert found.exit_code == 2
+    assert said in found.output
+    assert found.output.count("points in one launch") <= 1
