@@ -25,7 +25,7 @@ _PREPARE_BEFORE = (
 
 
 def sheets() -> list[Patch]:
-    """Every patch of every sheet, in the order of the sheets' file names."""
+    """Return every patch of every sheet, in the order of the sheets' file names."""
     found: list[Patch] = []
     for item in sorted(pkgutil.iter_modules(__path__), key=lambda item: item.name):
         found += importlib.import_module(f"{__name__}.{item.name}").SHEET

@@ -41,12 +41,12 @@ class Found:
 
     @property
     def step_us(self) -> float:
-        """Predicted step time."""
+        """Return predicted step time."""
         return self.evaluation.step.total_us
 
     @property
     def peak_bytes(self) -> int:
-        """Of the rank that needs most."""
+        """Return the peak of the rank that needs most."""
         return max(rank.peak_bytes for rank in self.evaluation.memory)
 
 
@@ -176,7 +176,7 @@ def _order(found: Found) -> tuple[float, int, int, str]:
 def solve(
     configuration: Configuration, cluster: Cluster, batch: int, dimensions: Dimensions, cutoff_us: float = math.inf
 ) -> tuple[Found | None, tuple[int, str] | None]:
-    """The best placement that fits, or the peak of the smallest one and its description.
+    """Return the best placement that fits, or the peak of the smallest one and its description.
 
     Placements that cannot be faster than ``cutoff_us`` are passed over.
     """
@@ -202,7 +202,7 @@ def _lightest(
     dimensions: Dimensions,
     limit_us: float,
 ) -> Iterator[Found]:
-    """No recompute, or of some modules in all layers: the fastest that fits.
+    """Yield no recompute, or that of some modules in all layers: the fastest that fits.
 
     A schedule is monotone in its stage times, and what longer backwards hide of the gradient reduction they add to the
     pipeline, so what adds no less to every kind of layers than another that fits is not faster. Where layers are all
@@ -247,7 +247,7 @@ def _whole_layers(
     dimensions: Dimensions,
     limit_us: float,
 ) -> Iterator[Found]:
-    """As few whole layers as fit, the first of every stage; groups of them where not even all of them fit singly."""
+    """Yield as few whole layers as fit, the first of every stage; groups of them where not even all fit singly."""
     low, high = 1, max(layers)
     if not _has_full(configuration, dimensions) or _placement_bound_us(configuration, layers, "full", 1) >= limit_us:
         return
@@ -272,7 +272,7 @@ def _whole_layers(
 def _grouped(
     configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions
 ) -> Iterator[Found]:
-    """Groups of layers, where keeping the input of every single layer is too much: as slow, and less is kept."""
+    """Yield groups of layers, where keeping the input of every single layer is too much: as slow, and less is kept."""
     longest = max(layers)
     # Of sizes that make as many groups on every stage, the smallest computes fewest layers again at once.
     sizes = {-(-count // groups) for count in layers for groups in range(1, count)}
@@ -295,7 +295,7 @@ def _layer(configuration: Configuration) -> BlockCost:
 
 
 def _placement_bound_us(configuration: Configuration, layers: tuple[int, ...], kind: str, number: int) -> float:
-    """No schedule is faster: a rank waits for its first microbatch, works, and its last one travels back.
+    """Bound every schedule: a rank waits for its first microbatch, works, and its last one travels back.
 
     Rank r cannot start before stages 0 to r - 1 have passed a microbatch on, nor can it be the end before they have
     passed a gradient back; between lies its own work of all microbatches.
@@ -334,13 +334,13 @@ def _shortage(found: Found) -> str:
 
 
 def _splits(configuration: Configuration, dimensions: Dimensions) -> list[tuple[int, ...]]:
-    """Evenly many layers, and where they are of several kinds what is even in time or memory."""
+    """Return evenly many layers, and where they are of several kinds what is even in time or memory."""
     balanced = balanced_splits(configuration) if dimensions.uneven_stages else []
     return list(dict.fromkeys([*_even(configuration, dimensions), *balanced]))
 
 
 def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[int, ...]]:
-    """Even where layers divide (or nearly), and the ends relieved of embedding and head where that may pay."""
+    """Yield even splits where layers divide (or nearly), and the ends relieved of embedding and head where that may pay."""
     layers = configuration.family.profile.model.num_layers
     stages = configuration.layout.num_virtual_stages
     small, more = divmod(layers, stages)
@@ -356,7 +356,8 @@ def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tupl
 
 
 def _may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, ...], kind: str, number: int) -> bool:
-    """False where the first rank is proved too full: model state, and what its warm-up holds of the smallest chunk.
+    """Return false where the first rank is proved too full: model state, and what its warm-up holds of the smallest
+    chunk.
 
     Megatron's first rank has ``min(P, M)`` microbatches in flight, interleaved ``min(M v, 2 (P - 1) + (v - 1) P + 1)``
     chunks of them.
@@ -377,7 +378,8 @@ def _may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, 
 
 
 def _saved_bytes(cost: ModuleCost, kind: str, number: int, start: int, count: int) -> int:
-    """Of a stage with ``count`` layers, the first ``number`` of which are recomputed where that is ``full``."""
+    """Return the bytes of a stage with ``count`` layers, the first ``number`` of which are recomputed where that is
+    ``full``."""
     size = policy_of(kind).layers_per_group
     if not size:
         return sum(equal * layer.recompute[kind].saved_bytes for layer, equal in cost.runs(start, count))
@@ -401,7 +403,8 @@ def _evaluated(
     number: int,
     dimensions: Dimensions | None = None,
 ) -> Found:
-    """With the overlaps of ``dimensions`` that shorten the step most; without, those of the configuration."""
+    """Evaluate with the overlaps of ``dimensions`` that shorten the step most; without, with those of the
+    configuration."""
     module = configuration.family.profile.model.modules[0].name
     recompute: dict[str, dict[str, tuple[int, ...]]] = {}
     if kind != "none":

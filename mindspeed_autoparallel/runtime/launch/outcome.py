@@ -37,12 +37,12 @@ class LaunchSpec:
     timeout_s: float = 1800.0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return plain JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LaunchSpec:
-        """Inverse of ``to_json``."""
+        """Return the inverse of ``to_json``."""
         return cls(**{**data, "argv": tuple(data["argv"])})
 
 
@@ -60,27 +60,29 @@ class LaunchOutcome:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return plain JSON."""
         return {**asdict(self), "status": self.status.value}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LaunchOutcome:
-        """Inverse of ``to_json``."""
+        """Return the inverse of ``to_json``."""
         return cls(**{**data, "status": LaunchStatus(data["status"]), "last_lines": tuple(data["last_lines"])})
 
     @property
     def is_the_scripts_own(self) -> bool:
-        """Whether the script failed by an error of its own: no crash, no lost peer, no layout that Megatron refuses."""
+        """Return whether the script failed by an error of its own: no crash, no lost peer, no layout that Megatron
+        refuses."""
         by_itself = self.status is LaunchStatus.FAILED and self.exit_code > 0
         return by_itself and not any(sign in line for line in self.last_lines for sign in _NOT_THE_SCRIPTS)
 
     def summary(self) -> str:
-        """For people, in one line: status, node, exit code or signal, and the last line."""
+        """Return one line for people: status, node, exit code or signal, and the last line."""
         last = (line.strip() for line in self.last_lines[-1:])
         return ": ".join([self._head(), *last])
 
     def describe(self, *, log_is_kept: bool = True) -> str:
-        """For people: status, node, exit code or signal, last lines, and the place of the log unless it goes away."""
+        """Return for people status, node, exit code or signal, last lines, and the place of the log unless it goes
+        away."""
         head = self._head()
         where = [f"(the whole log is {self.log})"] if self.log and log_is_kept else []
         return "\n".join([head, *(f"    {line}" for line in (*self.last_lines, *where))])

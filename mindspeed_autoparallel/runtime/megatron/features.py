@@ -142,7 +142,7 @@ def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
 
 
 def flags_that_are_true(arguments: object) -> list[str]:
-    """The switches of ours that are on in ``arguments``, however they became so."""
+    """Return the switches of ours that are on in ``arguments``, however they became so."""
     on = [_flag(destination) for destination in FEATURES if getattr(arguments, destination, None)]
     return [flag for flag in on if flag != _HETERO or flag not in of_process(Parses).flags_of_host]
 

@@ -70,12 +70,13 @@ class Collective:
 
 
 def is_free(name: str) -> bool:
-    """Whether ``name`` (``aten.view.default``) only looks at memory that exists."""
+    """Return whether ``name`` (``aten.view.default``) only looks at memory that exists."""
     return name.split(".")[1] in _FREE if name.startswith("aten.") else name.startswith("prim")
 
 
 def operator_of(name: str, args: Any, kwargs: Any) -> Operator:
-    """The call without its values: dtypes, orders of dimensions and small numbers in the signature, sizes apart."""
+    """Return the call without its values: dtypes, orders of dimensions and small numbers in the signature, sizes
+    apart."""
     sizes: list[int] = []
     template = [_describe(args, sizes), _describe(kwargs or {}, sizes)]
     return Operator(name=name, signature=json.dumps(template, separators=(",", ":")), sizes=tuple(sizes))
@@ -115,7 +116,8 @@ def _order(tensor: Any) -> list[int]:
 
 
 def rebuild_arguments(operator: Operator, device: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments that make ``operator`` run as it was called, with made-up values; raises ``ValueError`` if unknown."""
+    """Return arguments that make ``operator`` run as it was called, with made-up values; raises ``ValueError`` if
+    unknown."""
     sizes = iter(operator.sizes)
     args, kwargs = json.loads(operator.signature)
     return _build(args, sizes, device), _build(kwargs, sizes, device)

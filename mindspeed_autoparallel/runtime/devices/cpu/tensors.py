@@ -17,7 +17,7 @@ _NEW = ("new_tensor", "new_empty", "new_zeros", "new_ones", "new_full")
 
 
 def names_accelerator(device: Any) -> bool:
-    """Whether ``device`` means the current accelerator: "cuda...", "npu...", such a device, or a bare index."""
+    """Return whether ``device`` means the current accelerator: "cuda...", "npu...", such a device, or a bare index."""
     import torch
 
     if isinstance(device, torch.device):
@@ -59,7 +59,7 @@ def install(edits: Edits) -> None:
 
 
 def _let_scripts_know(edits: Edits, function: Any, wrapper: Any) -> None:
-    """torch.jit.script compiles calls of ``wrapper`` as it did those of ``function``."""
+    """Let torch.jit.script compile calls of ``wrapper`` as it did those of ``function``."""
     from torch.jit import _builtins
 
     operator = _builtins._find_builtin(function)

@@ -65,7 +65,7 @@ class Pretender(TrackedStorages):
         return result
 
     def pretended(self, value: Any) -> Any:
-        """``value`` with every tensor replaced by its shape, which lives at least as long as the tensor."""
+        """Return ``value`` with every tensor replaced by its shape, which lives at least as long as the tensor."""
 
         def convert(item: Any) -> Any:
             if not isinstance(item, torch.Tensor):
@@ -103,7 +103,7 @@ class Pretender(TrackedStorages):
 
 
 def pretend_ranks() -> None:
-    """From now on process groups are torch's fake ones: every collective returns at once."""
+    """Make process groups torch's fake ones from now on: every collective returns at once."""
     import torch.distributed as distributed
     from torch.distributed import distributed_c10d
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -147,7 +147,7 @@ def _say_nothing(*unused: object, **unused_too: object) -> None:
 
 
 def convert_by_replacing() -> None:
-    """Modules convert parameters by replacing them: torch swaps fake ones in place, which fails on referenced ones."""
+    """Convert modules by replacing parameters: torch swaps fake ones in place, which fails on referenced ones."""
 
     def apply(self: Any, function: Callable[..., Any], recurse: bool = True) -> Any:
         for child in self.children() if recurse else ():
@@ -170,7 +170,7 @@ def convert_by_replacing() -> None:
 
 
 def keep_dispatch_real() -> None:
-    """What a token dispatcher computes from the routing has values although its tokens have none."""
+    """Keep values in what a token dispatcher computes from the routing, although its tokens have none."""
     call_after_import("megatron.core.transformer.moe.token_dispatcher", _keep_dispatchers_real)
 
 
@@ -185,7 +185,7 @@ def _keep_dispatchers_real(module: Any) -> None:
 
 
 def _gathered_routing(gather: Callable[..., Any]) -> Callable[..., Any]:
-    """What has values keeps them when it is gathered: pretended ranks route their tokens as this one does."""
+    """Keep values of what is gathered: pretended ranks route their tokens as this one does."""
 
     @functools.wraps(gather)
     def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:

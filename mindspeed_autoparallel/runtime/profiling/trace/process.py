@@ -29,7 +29,7 @@ _MOST_LOST = 3
 
 
 def release_of(package: str) -> str:
-    """Of an installed package."""
+    """Return the release of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -44,7 +44,7 @@ def _code_hash() -> Any:
 
 
 def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 300) -> dict[str, Any]:
-    """The trace of ``request`` (see ``running.trace``); from ``cache`` when the same was traced before.
+    """Return the trace of ``request`` (see ``running.trace``); from ``cache`` when the same was traced before.
 
     Raises ``LaunchError`` with the reason when the block cannot be built or run in that layout, or hangs.
     """
@@ -57,7 +57,7 @@ def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 3
 def trace_all(
     requests: Sequence[TraceRequest], cache: Path | None = None, timeout_s: float = 600, num_processes: int = 1
 ) -> list[dict[str, Any]]:
-    """The traces of ``requests``, in their order; one that is not possible has ``error`` and nothing else.
+    """Return the traces of ``requests``, in their order; one that is not possible has ``error`` and nothing else.
 
     ``num_processes`` share what the cache lacks; what one of them dies at is tried once more. Raises ``LaunchError``
     when they die at whatever they are asked, or do not end in time.
@@ -125,7 +125,7 @@ class _Worker:
             self.kill()
 
     def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, dict[str, Any]]:
-        """Takes from ``layouts`` until there is none left; what a process died at twice has ``error``.
+        """Take from ``layouts`` until there is none left; what a process died at twice has ``error``.
 
         Raises ``LaunchError`` when processes die at whatever they are asked, and when they are ended.
         """
@@ -153,7 +153,7 @@ class _Worker:
                     self._start()
 
     def _answers(self, requests: list[TraceRequest]) -> list[dict[str, Any]]:
-        """Fewer than requests where the process died."""
+        """Return the answers, fewer than requests where the process died."""
         answers: list[dict[str, Any]] = []
         self._process.send(json.dumps([dataclasses.asdict(item) for item in requests]))
         while len(answers) < len(requests) and (line := self._process.receive()):
