@@ -340,7 +340,7 @@ def _splits(configuration: Configuration, dimensions: Dimensions) -> list[tuple[
 
 
 def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[int, ...]]:
-    """Yield even splits where layers divide (or nearly), and the ends relieved of embedding and head where that may pay."""
+    """Yield the even split, or nearly even ones with the ends relieved of embedding and head where that may pay."""
     layers = configuration.family.profile.model.num_layers
     stages = configuration.layout.num_virtual_stages
     small, more = divmod(layers, stages)
