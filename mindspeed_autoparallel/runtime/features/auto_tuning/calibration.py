@@ -104,7 +104,10 @@ class Calibration:
         fallback = [point for point in self.failed if self._is_measurable(point)]
         points = tuple(point for point in dict.fromkeys((*anchors, *fallback)) if point not in recovered)
         pipelines = self._pipelines(anchors) if points or not self._pipelines_are_known() else []
-        _LOGGER.info(f"the knowledge base covers {covered.covered_time_share:.1%} of the traced time")
+        if self.found:
+            _LOGGER.info(f"the knowledge base covers {covered.covered_time_share:.1%} of the traced time")
+        else:
+            _LOGGER.info("nothing could be traced: layouts are measured whole where the devices can hold them")
         if not operators and not collectives and not points and not pipelines:
             _LOGGER.info("nothing has to be measured")
             return covered
