@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.placement import unfold_layout
 from mindspeed_autoparallel.errors import ConfigError
 
 _NO = ("false", "none", "null", "")
@@ -200,7 +201,7 @@ def _parallel(arguments: Arguments) -> dict[str, Any]:
         )
         layout["layers_per_chunk"] = arguments.integer("num_layers_per_virtual_pipeline_stage")
         if layout["pipeline_layout"] and not layout["vpp"]:
-            layout["vpp"] = (str(layout["pipeline_layout"]).count("|") + 1) // pipeline
+            layout["vpp"] = (unfold_layout(str(layout["pipeline_layout"])).count("|") + 1) // pipeline
     if arguments.flag("tp_2d"):
         layout["tp_2d"] = {"x": arguments.integer("tp_x"), "y": arguments.integer("tp_y")}
     return layout

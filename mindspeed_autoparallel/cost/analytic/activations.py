@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, common_kind
 from mindspeed_autoparallel.cost.analytic.parameters import padded_vocabulary
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 
@@ -10,7 +10,7 @@ _PLAIN = LayerKind("attention", "dense")
 
 
 def _kind(work: Workload, kind: LayerKind | None) -> LayerKind:
-    return kind or max(reversed(work.model.layers), key=work.model.layers.count, default=_PLAIN)
+    return kind or common_kind(work.model.layers)
 
 
 def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomputed: bool | None = None) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.analytic.kernels import Times, linear_us, memory_pass_us
 from mindspeed_autoparallel.cost.analytic.mixers import Mixing, mixing
 from mindspeed_autoparallel.cost.analytic.mlps import Widening, exchange_us, widening
-from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, common_kind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
@@ -57,7 +57,7 @@ def is_calibrated(efficiency: Efficiency, key: tuple[float, ...]) -> bool:
 
 def default_kind(work: Workload) -> LayerKind:
     """Return the kind that most layers of the model have; the later of equally frequent ones."""
-    return max(reversed(work.model.layers), key=work.model.layers.count, default=_PLAIN)
+    return common_kind(work.model.layers)
 
 
 def tensor_exposed(work: Workload, efficiency: Efficiency) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,6 +15,12 @@ class LayerKind(NamedTuple):
 
     mixer: Mixer
     mlp: Mlp
+
+
+@functools.lru_cache(maxsize=256)
+def common_kind(layers: tuple[LayerKind, ...]) -> LayerKind:
+    """Return the kind that most of ``layers`` have; the later of equally frequent ones, plain where there are none."""
+    return max(reversed(layers), key=layers.count, default=LayerKind("attention", "dense"))
 
 
 @dataclass(frozen=True, kw_only=True)

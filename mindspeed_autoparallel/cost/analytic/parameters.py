@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, common_kind
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-
-_PLAIN = LayerKind("attention", "dense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +30,7 @@ def layer_parameters(work: Workload, kind: LayerKind | None = None) -> RankParam
     """Count one layer of ``kind`` (the model's most frequent) on one rank, biases and norms included."""
     model, tensor = work.model, work.tensor
     if kind is None:
-        kind = max(reversed(model.layers), key=model.layers.count, default=_PLAIN)
+        kind = common_kind(model.layers)
     bias = _has_bias(work)
     blocks = (kind.mixer != "none") + (kind.mlp != "none")
     shared = blocks * (2 if bias else 1) * model.hidden + _mixer_parameters(work, kind)

@@ -120,7 +120,7 @@ def _uneven_ends(request: PlacementRequest, total: int) -> list[int]:
 
 def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[int]:
     """Return decoder layers of every chunk in ``layout`` (``Ettt|tt|ttmL``; ``t*3`` and ``(tt|)*3`` repeat)."""
-    plain = _unfold(layout.replace(" ", "").replace(",", ""))
+    plain = unfold_layout(layout.replace(" ", "").replace(",", ""))
     parts = plain.split("|")
     if len(parts) != pipeline * virtual:
         raise ConfigError(
@@ -133,14 +133,15 @@ def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[
     return counts
 
 
-def _unfold(layout: str) -> str:
+def unfold_layout(layout: str) -> str:
+    """Return ``layout`` with what it repeats written out."""
     position, result = 0, []
     while position < len(layout):
         found = _TOKEN.match(layout, position)
         if not found:
             raise ConfigError(f"pipeline_layout {layout!r} is not understood at {layout[position:]!r}.")
         inner, many, symbol, times = found.groups()
-        piece = (_unfold(inner) if inner is not None else symbol) * int(many or times or 1)
+        piece = (unfold_layout(inner) if inner is not None else symbol) * int(many or times or 1)
         result.append(piece)
         if sum(map(len, result)) > _LONGEST:
             raise ConfigError("pipeline_layout is longer than any model.")
