@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from mindspeed_autoparallel.errors import ConfigError
 MAX_INPUT_BYTES = 64 * 1024**2
 """Of a file that is read whole: parsed JSON takes up to twenty times its size."""
 _MAX_DIGITS = 300
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def write_text_atomic(path: Path, text: str) -> None:
@@ -78,6 +80,11 @@ def loads_json(text: str | bytes) -> Any:
             raise ValueError(f"{shown(key)} is {constants[0]}, which is no number of JSON: give a finite one")
     except RecursionError as error:
         raise ValueError("it is nested too deeply to be read") from error
+    if _HALF_PAIR.search(text if isinstance(text, bytes) else text.encode(errors="replace")):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("a text in it has half of a surrogate pair, which is no character") from error
     return value
 
 
@@ -94,17 +101,28 @@ def _first_not_finite(value: Any, at: str = "") -> str | None:
     return next((found for name, item in items if (found := _first_not_finite(item, name)) is not None), None)
 
 
+def check_readable(path: Path, what: str) -> None:
+    """Raise ``ConfigError`` where reading ``path`` would wait or never end: a named pipe or a device.
+
+    What a shell passes as ``<(command)`` lies below /dev or /proc, and is read.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot read {what} {shown(path, 200)}: {reason}.") from error
+    passed_by_shell = str(path).startswith(("/dev/fd/", "/proc/")) or str(path) == "/dev/stdin"
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or passed_by_shell):
+        raise ConfigError(f"cannot read {what} {shown(path, 200)}: it is no regular file.")
+
+
 def read_bytes(path: Path, what: str, max_bytes: int = MAX_INPUT_BYTES) -> bytes:
     """Read all of ``path``; ``ConfigError`` names ``what`` and the reason, or that it is too large."""
+    check_readable(path, what)
     try:
-        # Opening a named pipe would wait for its writer; what a shell passes as <(command) lies below /dev or /proc.
-        if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(("/dev/", "/proc/")):
-            raise ConfigError(f"cannot read {what} {shown(path)}: it is a named pipe.")
         with path.open("rb") as stream:
             content = stream.read(max_bytes + 1)
-    except ConfigError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    except OSError as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot read {what} {shown(path, 200)}: {reason}.") from error
     if len(content) > max_bytes:

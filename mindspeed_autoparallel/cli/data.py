@@ -34,7 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--max-samples {arguments.max_samples}: give a number of at least 1.")
     if arguments.output.exists() and not arguments.overwrite:
         raise ConfigError(f"{arguments.output} exists. Choose another --output or give --overwrite.")
-    result = convert(arguments.sources, arguments.images, max_samples=arguments.max_samples, strict=arguments.strict)
+    result = convert(
+        arguments.sources,
+        arguments.images,
+        folder=arguments.output.parent,
+        max_samples=arguments.max_samples,
+        strict=arguments.strict,
+    )
     write_json_atomic(arguments.output, result.records)
     if arguments.json:
         print(

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from mindspeed_autoparallel import cli
-from mindspeed_autoparallel.errors import AutoParallelError, InfeasiblePlan
+from mindspeed_autoparallel.errors import AutoParallelError, ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.interrupts import ended_like_ctrl_c, exit_code_of
+
+_LONGEST_LINE = 500
 
 
 def _command_names() -> list[str]:
@@ -61,11 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(arguments, "json", False):
             print(json.dumps({"status": "infeasible", "reason": str(error)}))
         else:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            print(one_line(error), file=sys.stderr)
         return error.exit_code
     except AutoParallelError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(one_line(error), file=sys.stderr)
         return error.exit_code
+    except MemoryError:
+        print("ConfigError: this machine has not the memory for sizes as large as these.", file=sys.stderr)
+        return ConfigError.exit_code
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
         return exit_code_of(error)
@@ -73,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) went away: not an error of ours; silence the flush at interpreter exit too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def one_line(error: AutoParallelError) -> str:
+    """Write ``error`` as one printable line of at most 500 characters: values from files may be as long as the file."""
+    return shown(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST_LINE)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_text, shown
 
+_MAX_BYTES = 65536
 _KEYS: dict[str, set[str]] = {
     "": {"use_parallel", "parallel", "parallel_config"},
     "parallel": {"parallel_mode", "search_mode", "auto_pipeline"},
@@ -34,12 +36,18 @@ def read_config(path: Path) -> OperatorConfig:
     except ImportError as error:
         raise ConfigError("reading YAML needs pyyaml: pip install 'mindspeed-autoparallel[yaml]'.") from error
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = read_text(path, "configuration", max_bytes=_MAX_BYTES)
+        # Aliases multiply what they stand for: nine in nine lines are a billion, and nothing here needs one.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ConfigError(f"{path} has an alias (*name); write the values out.")
+        given = yaml.safe_load(text)
     except yaml.YAMLError as error:
         # Its own text takes several lines: where the parser was, what it expected, and where that was.
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+        raise ConfigError(f"{path} is not valid YAML: {shown(' '.join(str(error).split()), 200)}.") from error
+    except (ValueError, RecursionError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} cannot be used: {shown(str(error), 200)}.") from error
     return config_from_mapping({} if given is None else given, str(path))
 
 

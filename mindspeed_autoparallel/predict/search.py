@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.layer_time import tensor_exposed
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.request_keys import check_sections
 from mindspeed_autoparallel.cost.analytic.step_time import gradient_exposed
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
@@ -65,7 +66,8 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
     Of layouts predicted equally fast the one with less memory comes first. Raises ``InfeasiblePlan`` naming the layout
     that needs least when none fits, ``ConfigError`` when none is legal or the device is unknown.
     """
-    find_device(str(base.get("hw", {}).get("gpu")), extra_devices)
+    check_sections(base)
+    find_device(str((base.get("hw") or {}).get("gpu")), extra_devices)
     left_out: Counter[str] = Counter()
     fitting: list[tuple[float, float, int, dict[str, Any], dict[str, Any]]] = []
     tightest: tuple[float, str] | None = None

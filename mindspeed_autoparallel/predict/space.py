@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _VIRTUAL = (1, 2, 3, 4)
@@ -18,6 +19,17 @@ def _divisors(number: int, limit: int) -> list[int]:
     return [size for size in range(1, min(number, limit) + 1) if number % size == 0]
 
 
+_MOST_DEVICES, _MOST_LAYERS = 2**20, 4096
+
+
+def _whole(section: Mapping[str, Any], key: str, name: str) -> int:
+    """Return a count of a request, 0 where it says nothing; ``ConfigError`` for anything but a whole number."""
+    value = section.get(key) or 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ConfigError(f"{name}.{key} is {shown(value)}; it must be a whole number of at least 1.")
+    return value
+
+
 def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield every combination of tensor, pipeline, context, expert, expert tensor, virtual, micro batch and recompute.
 
@@ -25,14 +37,19 @@ def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     their collectives are on the critical path of every layer; expert sizes leave it where a model has many experts.
     Raises ``ConfigError`` without devices or layers.
     """
-    hardware, model = base.get("hw", {}), base.get("model", {})
+    hardware, model = base.get("hw") or {}, base.get("model") or {}
     held, train = dict(base.get("parallel") or {}), dict(base.get("train") or {})
     devices, layers = hardware.get("num_gpus"), model.get("num_layers")
     if not isinstance(devices, int) or devices < 1 or not isinstance(layers, int) or layers < 1:
         raise ConfigError(f"hw.num_gpus is {devices!r} and model.num_layers {layers!r}; both must be at least 1.")
-    node = int(hardware.get("gpus_per_node") or min(8, devices))
-    long = int(model.get("seq") or 0) >= 8192
-    experts = model.get("num_experts") or 0
+    if devices > _MOST_DEVICES or layers > _MOST_LAYERS:
+        raise ConfigError(
+            f"hw.num_gpus {shown(devices)} and model.num_layers {shown(layers)}: at most "
+            f"{_MOST_DEVICES} and {_MOST_LAYERS}."
+        )
+    node = _whole(hardware, "gpus_per_node", "hw") or min(8, devices)
+    long = _whole(model, "seq", "model") >= 8192
+    experts = _whole(model, "num_experts", "model")
 
     def choices(name: str, values: list[int]) -> list[Any]:
         return [held[name]] if held.get(name) is not None else values

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.files import check_readable, shown
 
 METADATA = ".metadata"
 
@@ -56,6 +56,7 @@ def read_metadata(folder: Path) -> Any:
     """Return the description of the tensors in a distributed checkpoint; ``ConfigError`` if damaged or not just
     that."""
     path = folder / METADATA
+    check_readable(path, "metadata")
     try:
         with path.open("rb") as stream:
             metadata = _MetadataUnpickler(stream).load()
@@ -107,4 +108,6 @@ def data_file(folder: Path, stored: Any) -> Path:
     path = folder / name
     if Path(name).name != name or path.is_symlink():
         raise ConfigError(f"{folder / METADATA} has data in {shown(name)}, which is no file beside it.")
+    if path.exists():
+        check_readable(path, "data of a checkpoint")
     return path

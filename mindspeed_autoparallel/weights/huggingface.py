@@ -104,9 +104,9 @@ def shard_of_tensor(folder: Path) -> dict[str, Path]:
         weight_map = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(weight_map, dict):
             raise ConfigError(f"{folder / INDEX} has no 'weight_map'. Download it again.")
-        odd = next((file for file in weight_map.values() if not _is_file_name(file)), None)
-        if odd is not None:
-            raise ConfigError(f"{folder / INDEX} names a shard {shown(odd)}, which is no plain file name.")
+        odd = [file for file in weight_map.values() if not _is_file_name(file)]
+        if odd:
+            raise ConfigError(f"{folder / INDEX} names a shard {shown(odd[0])}, which is no plain file name.")
         absent = sorted({file for file in weight_map.values() if not (folder / file).exists()})
         if absent:
             raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.files import check_readable, shown
 
 _PLAIN_PACKAGES = (
     "argparse",
@@ -41,6 +41,7 @@ def load_tensors_only(path: Path, *, mapped: bool = True) -> Any:
     code."""
     import torch
 
+    check_readable(path, "checkpoint")
     try:
         foreign = [
             name

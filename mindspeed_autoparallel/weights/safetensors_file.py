@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import loads_json
+from mindspeed_autoparallel.files import check_readable, loads_json
 from mindspeed_autoparallel.weights.memory import empty
 
 _HEADER_LIMIT_BYTES = 100_000_000  # the format's own
@@ -40,6 +40,8 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists():
+            check_readable(path, "shard")
         try:
             with path.open("rb") as stream:
                 self._header, self._data_begin = self._read_header(stream)

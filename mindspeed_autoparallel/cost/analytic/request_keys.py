@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 
 KNOWN = {
     "model": frozenset(
@@ -117,19 +118,28 @@ def unknown_keys(request: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def check_sections(request: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` where a section of a request is no object."""
+    for name in ("model", "hw", "parallel", "train"):
+        value = request.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is {shown(value)}; it must be an object of keys and values.")
+
+
 def refuse_unmodelled(request: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for a key that changes the answer in a way that is not modelled."""
+    check_sections(request)
     for section, reasons in _REFUSED.items():
         values = request.get(section)
         if not isinstance(values, Mapping):
             continue
         for key, reason in reasons.items():
             value = values.get(key)
-            if value is True or value not in _HARMLESS:
-                raise ConfigError(f"{section}.{key} is {value!r}: {reason}; the answer would be another run's.")
-    schedule = request.get("parallel", {}).get("schedule")
-    if schedule is not None and schedule not in SCHEDULES:
+            if value is True or isinstance(value, (list, dict)) or value not in _HARMLESS:
+                raise ConfigError(f"{section}.{key} is {shown(value)}: {reason}; the answer would be another run's.")
+    schedule = (request.get("parallel") or {}).get("schedule")
+    if schedule is not None and (not isinstance(schedule, str) or schedule not in SCHEDULES):
         raise ConfigError(f"parallel.schedule is {schedule!r}; known: {', '.join(SCHEDULES)}.")
-    optimizer = request.get("train", {}).get("optimizer")
-    if optimizer is not None and optimizer not in OPTIMIZERS:
+    optimizer = (request.get("train") or {}).get("optimizer")
+    if optimizer is not None and (not isinstance(optimizer, str) or optimizer not in OPTIMIZERS):
         raise ConfigError(f"train.optimizer is {optimizer!r}; known: {', '.join(OPTIMIZERS)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.files import shown
 
 SCHEMA_VERSION = 1
 PATIENCE_S = 60.0
@@ -92,10 +94,13 @@ class KnowledgeBase:
         # A connection per use: sqlite handles are safe neither across threads nor across forks.
         connection = None
         try:
-            connection = sqlite3.connect(self.path, timeout=PATIENCE_S, isolation_level=None)
+            check = self.path.exists() and not os.access(self.path.parent, os.W_OK)
+            # Where nothing can be written beside it, a base is read as it lies there: sqlite makes files to lock it.
+            name = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1" if check else str(self.path)
+            connection = sqlite3.connect(name, timeout=PATIENCE_S, isolation_level=None, uri=check)
             yield connection
-        except sqlite3.Error as error:
-            raise self._unusable(error) from error
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+            raise self._unusable(shown(str(error), 200)) from error
         finally:
             if connection is not None:
                 connection.close()

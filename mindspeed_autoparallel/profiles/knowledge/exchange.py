@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
-from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.files import read_json, shown, write_json_atomic
 from mindspeed_autoparallel.profiles.knowledge.base import SCHEMA_VERSION, KnowledgeBase, Operator, Sample
 
 
@@ -35,8 +35,9 @@ def import_knowledge(base: KnowledgeBase, path: Path) -> int:
     for index, entry in enumerate(samples):
         try:
             grouped[str(entry["device"]), str(entry["software"])].append(_entry(entry))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProfileError(f"knowledge export {path}: sample {index} is broken: {error!r}.") from error
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            reason = shown(repr(error), 200)
+            raise ProfileError(f"knowledge export {path}: sample {index} is broken: {reason}.") from error
     for (device, software), entries in grouped.items():
         base.record(device, software, entries)
     return len(samples)

@@ -175,6 +175,13 @@ def _check_order(model: ModelDescription) -> None:
                 f"{encoder.stack.stages.last_chunk}, after the first layer of text_decoder on stage {first_text}. "
                 "An encoder must end on the text decoder's first stage or before it."
             )
+    stacks = [one.stack for one in (model.vision, model.audio, model.text) if one is not None]
+    first = min(stack.stages.first_chunk for stack in stacks)
+    if first > 0 and not model.own_layouts:
+        raise ConfigError(
+            f"{model.file}: pipeline_num_layers of all modules leave stage 0 without a layer, the first is on stage "
+            f"{first}: a stage needs parameters to train. Move a layer there, or use fewer stages."
+        )
     if model.own_layouts and first_text > 0:
         raise ConfigError(
             f"{model.file}: text_decoder.pipeline_num_layers leaves the first stage without a layer; encoders with a "

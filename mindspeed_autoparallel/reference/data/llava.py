@@ -27,11 +27,17 @@ class _BrokenRecord(Exception):
 
 
 def convert(
-    sources: Sequence[Path], images: Path, *, max_samples: int | None = None, strict: bool = False
+    sources: Sequence[Path],
+    images: Path,
+    *,
+    folder: Path = Path(),
+    max_samples: int | None = None,
+    strict: bool = False,
 ) -> Conversion:
     """Read ``sources`` one after another until ``max_samples`` records are good.
 
-    Pictures are looked for under ``images`` and must exist. ``strict``: the first broken record is ``ConfigError``
+    Pictures are looked for under ``images`` and must exist; relative paths are written as seen from ``folder``, which
+    will be the data set's dataset_dir. ``strict``: the first broken record is ``ConfigError``
     instead of being left out.
     """
     if not images.is_dir():
@@ -42,7 +48,7 @@ def convert(
         if max_samples is not None and len(records) == max_samples:
             break
         try:
-            records.append(_convert_one(value, images))
+            records.append(_convert_one(value, images, folder))
         except _BrokenRecord as reason:
             if strict:
                 raise ConfigError(
@@ -64,7 +70,7 @@ def _all_records(sources: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             yield f"{source}[{index}]{label}", value
 
 
-def _convert_one(value: Any, images: Path) -> dict[str, Any]:
+def _convert_one(value: Any, images: Path, folder: Path) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get("conversations"), list) or not value["conversations"]:
         raise _BrokenRecord("no 'conversations'")
     messages = []
@@ -75,6 +81,8 @@ def _convert_one(value: Any, images: Path) -> dict[str, Any]:
         messages.append({"role": role, "content": turn["value"]})
     if messages[-1]["role"] != "assistant":
         raise _BrokenRecord("no answer: the last turn is not by 'gpt'")
+    if value.get("video"):
+        raise _BrokenRecord("a video, which this conversion has no place for")
     listed = value.get("image") or []
     names = [listed] if isinstance(listed, str) else listed
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -85,4 +93,12 @@ def _convert_one(value: Any, images: Path) -> dict[str, Any]:
     for name in names:
         if not (images / name).is_file():
             raise _BrokenRecord(f"no picture {images / name}")
-    return {"messages": messages, "images": [str(images / name) for name in names]}
+    return {"messages": messages, "images": [str(_seen_from(folder, images / name)) for name in names]}
+
+
+def _seen_from(folder: Path, picture: Path) -> Path:
+    """Return ``picture`` as a reader finds it whose dataset_dir is ``folder``, which it puts before relative paths."""
+    if picture.is_absolute():
+        return picture
+    there, here = picture.resolve(), folder.resolve()
+    return there.relative_to(here) if there.is_relative_to(here) else there

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_text
 from mindspeed_autoparallel.runtime.doctor.shell import MAYBE, read_bash, statements
 
+_MAX_BYTES = 2**20
 _MAX_QUOTED = 3
 """Commands in quotes inside commands in quotes."""
 _PROGRAM = re.compile(r"torchrun|python3?(\.\d+)?|msrun|deepspeed")
@@ -45,15 +46,12 @@ class Script:
             return None
         if value is None:
             return None if self.unread else default
-        return int(value) if value.isdigit() else None
+        return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
 
 
 def read_script(path: Path) -> Script:
     """Raise ``ConfigError`` if the file cannot be read."""
-    try:
-        return parse_script(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read script {path}: {getattr(error, 'strerror', None) or error}.") from error
+    return parse_script(read_text(path, "script", max_bytes=_MAX_BYTES), str(path))
 
 
 def parse_script(text: str, path: str = "") -> Script:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 
+_MOST_RANKS = 2**20
 SIZES = ("tp", "pp", "cp")
 BACKBONE = "text_decoder"
 
@@ -92,8 +94,12 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
     sizes: dict[str, Any] = {}
     for key in (*SIZES, "mbs"):
         value = block.get(key, None if key == "mbs" else 1)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{source}: {where}.{key} is {value!r}; it must be a whole number from 1 up.")
+        if key == "mbs" and value is None:
+            sizes[key] = None
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST_RANKS:
+            said = shown(repr(value) if isinstance(value, str) else value)
+            raise ConfigError(f"{source}: {where}.{key} is {said}; it must be a whole number from 1 up.")
         sizes[key] = value
     extra = block.get("hetero", {})
     unknown = set(extra) - {"attr", "role", "adapter"} if isinstance(extra, Mapping) else {"(not an object)"}
@@ -106,6 +112,12 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
                     f"{source}: {where}: {heads} attention heads cannot be divided by {key} {sizes[key]}. Take a "
                     f"divisor of {heads}."
                 )
+    for width in _ffn_sizes(block):
+        if width % sizes["tp"]:
+            raise ConfigError(
+                f"{source}: {where}: ffn_hidden_size {width} cannot be divided by tp {sizes['tp']}. Take a divisor of "
+                f"{width}."
+            )
     role = extra.get("role", "backbone" if path[0] == BACKBONE else "encoder")
     if role not in ("backbone", "encoder"):
         raise ConfigError(f"{source}: {where}.hetero.role is {role!r}; it must be 'backbone' or 'encoder'.")
@@ -119,6 +131,16 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
         role,
         extra.get("adapter"),
     )
+
+
+def _ffn_sizes(block: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the feed-forward widths of the block and of the blocks in it, projectors included."""
+    width = block.get("ffn_hidden_size")
+    if isinstance(width, int) and not isinstance(width, bool):
+        yield width
+    for child in block.values():
+        if isinstance(child, Mapping):
+            yield from _ffn_sizes(child)
 
 
 def _heads(block: Mapping[str, Any]) -> Iterator[int]:
@@ -164,9 +186,10 @@ def check_batch(global_batch_size: int, micro_batch_size: int, data_parallel_siz
     return global_batch_size // per_step
 
 
-def check_scale(scale: int, num_microbatches: int) -> None:
-    """Refuse an encoder batch scale that is not between 1 and the number of microbatches of a step."""
+def check_scale(scale: int, num_microbatches: int, said_by: str = "--hetero-encoder-mbs-scale") -> None:
+    """Refuse an encoder batch scale that is not between 1 and the number of microbatches of a step.
+
+    ``said_by``: what the user wrote it with, the flag or a module's mbs.
+    """
     if not 1 <= scale <= num_microbatches:
-        raise ConfigError(
-            f"--hetero-encoder-mbs-scale {scale} must lie between 1 and the {num_microbatches} microbatches of a step."
-        )
+        raise ConfigError(f"{said_by} {scale} must lie between 1 and the {num_microbatches} microbatches of a step.")

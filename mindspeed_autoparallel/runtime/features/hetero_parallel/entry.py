@@ -86,8 +86,10 @@ def prepare(arguments: argparse.Namespace) -> None:
     else:
         global_batch_size = arguments.global_batch_size or micro_batch_size * replicas
         num_microbatches = check_batch(global_batch_size, micro_batch_size, replicas)
-    for scale in scales.values():
-        check_scale(scale, num_microbatches)
+    for module in layout.encoders:
+        own = f"{module.name}.mbs {module.micro_batch_size} means a scale that"
+        said_by = "--hetero-encoder-mbs-scale" if module.micro_batch_size is None else f"{path}: {own}"
+        check_scale(scales[module.name], num_microbatches, said_by)
     arguments.tensor_model_parallel_size = backbone.tensor
     arguments.pipeline_model_parallel_size = backbone.pipeline
     arguments.context_parallel_size = backbone.context
