@@ -70,7 +70,7 @@ def test_the_vision_language_script_is_planned_as_it_runs(host):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--data-path", "no_such_data"], "the script ends before the first layout is measured"),
+        (["--spec", "no_such_module", "spec"], "the script ends before the first layout is measured"),
         (["--simulated-nnodes", "0"], "--simulated-nnodes"),
         (["--auto-parallel-profile", "none.json"], "none.json"),
     ],

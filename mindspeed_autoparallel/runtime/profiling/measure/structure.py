@@ -22,6 +22,8 @@ _WRAPPERS = (
     "FullyShardedDataParallel",
     "TorchFullyShardedDataParallel",
 )
+_PREDICTION = "mtp"
+"""Layers of multi-token prediction run after the last layer, on the last stage: part of what comes after the stack."""
 _LANGUAGE_MODEL_STACKS = ("decoder", "transformer", "model", "language_model", "encoder")
 
 
@@ -77,7 +79,7 @@ def find_stacks(model: Any, kinds: Mapping[str, Sequence[int]] | None = None) ->
         known = tuple((kinds or {}).get(name, ()))[: len(layers)]
         return Stack(name, path, layers, top, known if len(known) == len(layers) else kinds_of(layers))
 
-    found = list(_module_lists(model))
+    found = [(path, layers) for path, layers in _module_lists(model) if path.split(".")[0] != _PREDICTION]
     if not found:
         raise ProfileError(
             f"{type(model).__name__} has no repeated layers (no ModuleList of two or more layers of one class), so it "

@@ -90,6 +90,15 @@ def test_a_bare_language_model_is_the_text_decoder():
     assert (stack.name, stack.result_key, stack.path) == ("text_decoder", "llm", "decoder.layers")
 
 
+def test_layers_of_multi_token_prediction_are_no_stack_of_their_own():
+    model = torch.nn.Module()
+    model.decoder, model.mtp = torch.nn.Module(), torch.nn.Module()
+    model.decoder.layers = torch.nn.ModuleList([Layer(), Layer()])
+    model.mtp.layers = torch.nn.ModuleList([Layer(), Layer()])
+    (stack,) = find_stacks(model)
+    assert (stack.name, stack.path) == ("text_decoder", "decoder.layers")
+
+
 def test_lists_inside_a_layer_are_no_stacks():
     model = Host()
     for layer in model.text_decoder.blocks:
