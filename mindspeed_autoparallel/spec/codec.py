@@ -15,6 +15,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 
 T = TypeVar("T")
+_LARGEST = 2**53
+"""Of whole numbers: beyond it JSON readers elsewhere lose digits, and no size of a training lies there."""
 
 
 def to_json(value: Any) -> Any:
@@ -66,10 +68,11 @@ def _decode_scalar(kind: Any, value: Any, where: str, error: type[AutoParallelEr
         if not math.isfinite(value):
             raise error(f"{where}: expected a finite number, got {value}.")
         return float(value)
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
+    if kind is int and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if abs(value) > _LARGEST:
+            raise error(f"{where}: expected a whole number of at most {_LARGEST}, got {_short(value)}.")
+        if isinstance(value, int) or value.is_integer():
+            return int(value)
     if kind in (str, bool) and isinstance(value, kind):
         return value
     raise error(f"{where}: expected {kind.__name__}, got {_short(value)}.")
