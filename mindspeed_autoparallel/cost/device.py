@@ -58,7 +58,7 @@ class Efficiency:
     fp8_fraction: float = 0.75
     """What of their efficiency in two bytes products in eight bits keep of the eight-bit peak."""
     expert_fraction: float = 0.6
-    """Share of a single product's speed that the grouped products of experts reach; decision 0078 has its runs."""
+    """Share of a single product's speed that the grouped products of experts reach; docs/how/tuning.md has its runs."""
     corrections: tuple[tuple[float, ...], ...] = ()
     """Rows (log2 tokens, log2 hidden, log2 tensor size, log2 heads per rank, log correction) from measured layers; a
     correction of 0 says that the shape was measured and the formulas stand."""

@@ -2,7 +2,7 @@
 
 The exact peak (program points, see cost/memory.py) is not linear in layer counts. ``relaxed`` rows count what every
 placement surely holds: its optimum is a proved lower bound. ``safe`` rows count the largest transient everywhere: what
-they accept fits. See docs/decisions/0016-memory-rows.md.
+they accept fits. See docs/decisions/0004-memory-rows.md.
 """
 
 from __future__ import annotations

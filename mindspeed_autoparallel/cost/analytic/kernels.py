@@ -10,7 +10,7 @@ from mindspeed_autoparallel.cost.device import Device, Efficiency
 _TILE = 128
 _LAST_WAVE = 0.3
 """How much of a wave of tiles a product wastes at its end. Libraries choose tile shapes and split products, so that
-less is lost than where every product has to fill whole waves; decision 0050 compares the two."""
+less is lost than where every product has to fill whole waves; docs/how/tuning.md compares the two."""
 _QUANTIZE_BYTES = 4
 """Bytes moved per element that is quantized: read in two bytes, written in one along rows and one along columns."""
 

@@ -2,7 +2,7 @@
 
 An item is refined step by step, each time to a higher bound: the cheap bound of a backbone layout, then every choice
 of encoder layouts beside it, then the linear relaxation, then the exact solve.
-Proofs: docs/decisions/0063-planning-hetero.md.
+Proofs: docs/decisions/0012-planning-hetero.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What no placement can beat, without solving: the sieve of the outer search.
 
-Proofs: docs/decisions/0015-outer-search.md.
+Proofs: docs/decisions/0003-outer-search.md.
 """
 
 from __future__ import annotations

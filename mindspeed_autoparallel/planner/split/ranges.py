@@ -2,7 +2,7 @@
 
 For a chain with one chunk per stage the order of layers leaves each stage a range of them, and of all ways to recompute
 a range only the one with the least added backward time that fits its stage's memory matters: every schedule is
-monotone in stage times. A plan is a path of this graph. See docs/decisions/0019-paths-of-ranges.md.
+monotone in stage times. A plan is a path of this graph. See docs/decisions/0006-paths-of-ranges.md.
 """
 
 from __future__ import annotations

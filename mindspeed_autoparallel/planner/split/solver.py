@@ -1,7 +1,7 @@
 """Critical-path cuts: an integer master that knows a few paths, and the simulator that finds the path it forgot.
 
 The master's bound never exceeds the optimum (every cut is a path of every plan); when it equals the simulated time of
-the best plan seen, that plan is proved optimal. See docs/decisions/0019-paths-of-ranges.md.
+the best plan seen, that plan is proved optimal. See docs/decisions/0006-paths-of-ranges.md.
 """
 
 from __future__ import annotations
