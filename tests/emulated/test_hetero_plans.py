@@ -9,7 +9,7 @@ from emulated_device.hetero_plans import (
     LOADS,
     PP4,
     TP2_PP2,
-    Way,
+    Variant,
     forced,
     forced_data_parallel,
     hetero_plan,
@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.emulated, pytest.mark.megatron, pytest.mark.torch]
 
 
 @functools.cache
-def planned_and_measured() -> dict[str, dict[str, tuple[Way, float]]]:
+def planned_and_measured() -> dict[str, dict[str, tuple[Variant, float]]]:
     """By load and way: the plan, and its step on the device in microseconds."""
     pytest.importorskip("megatron.core")
     chosen = [(load, way) for load in LOADS for way in ways(load)]
-    found: dict[str, dict[str, tuple[Way, float]]] = {load.name: {} for load in LOADS}
+    found: dict[str, dict[str, tuple[Variant, float]]] = {load.name: {} for load in LOADS}
     for (load, way), step_us in zip(chosen, measured_us(chosen), strict=True):
         found[load.name][way.name] = (way, step_us)
     return found

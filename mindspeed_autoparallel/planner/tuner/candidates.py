@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.cost.buckets import megatron_bucket_elements
@@ -65,16 +65,16 @@ class Configuration:
 
     @property
     def layout(self) -> Layout:
-        """Its sizes."""
+        """Return its sizes."""
         return self.candidate.layout
 
     def under(self, layout: Layout) -> Configuration:
-        """The same with other overlaps."""
+        """Return the same configuration with other overlaps."""
         return replace(self, candidate=replace(self.candidate, layout=layout))
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two recommendations different for a user: sizes, not switches or ways to run the same layers."""
+        """Return what makes two recommendations different for a user: sizes, not switches."""
         layout = self.layout
         return (
             layout.tensor_size,
@@ -94,8 +94,8 @@ class Space:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def enumerate_space(families: list[Family], cluster: Cluster, batch: int, dimensions: Dimensions) -> Space:
-    """All combinations, bounds included; the same order for the same input."""
+def enumerate_space(families: Sequence[Family], cluster: Cluster, batch: int, dimensions: Dimensions) -> Space:
+    """Return all combinations, bounds included; the same order for the same input."""
     space = Space()
     for family in families:
         layouts = list(_layouts(family, cluster, dimensions))
@@ -164,7 +164,7 @@ def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) 
 
 
 def overlaps(layout: Layout, dimensions: Dimensions) -> list[Layout]:
-    """``layout`` with every legal overlap of gradient reduction and parameter gathering: what they change is the tail.
+    """Return ``layout`` with every legal overlap of gradient reduction and parameter gathering.
 
     Neither where no rank shares its parameters with another, or where sharded gradients are reduced all the time.
     """

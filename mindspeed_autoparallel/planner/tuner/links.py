@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from mindspeed_autoparallel.cost.device import Device
-from mindspeed_autoparallel.planner.tuner.samples import sample_of
+from mindspeed_autoparallel.profiles.calibration_records import LinkRow
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, Collective, LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
 
@@ -17,29 +16,23 @@ SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 
 
 def link_operator(kind: str, tier: str, num_ranks: int, size_bytes: int) -> Operator:
-    """Under what a collective's sample is kept."""
+    """Return under what a collective's sample is kept."""
     signature = json.dumps({"tier": tier, "ranks": num_ranks}, separators=(",", ":"))
     return Operator(name=f"collective.{kind}", signature=signature, sizes=(size_bytes,))
 
 
-def link_samples(rows: Iterable[Mapping[str, Any]], source: str) -> list[tuple[Operator, Sample]]:
-    """Knowledge base entries of what a calibrating launch wrote."""
-    return [
-        (
-            link_operator(row["kind"], row["tier"], row["ranks"], row["size_bytes"]),
-            sample_of(row, source),
-        )
-        for row in rows
-    ]
+def link_samples(rows: Iterable[LinkRow], source: str) -> list[tuple[Operator, Sample]]:
+    """Return the knowledge base's entries of what a calibrating launch wrote."""
+    return [(link_operator(row.kind, row.tier, row.ranks, row.size_bytes), row.sample(source)) for row in rows]
 
 
 def steps_of(kind: str, num_ranks: int) -> int:
-    """Ring steps of a collective (formulas C1 to C3 of docs/cost-model.md)."""
+    """Return ring steps of a collective (formulas C1 to C3 of docs/cost-model.md)."""
     return {"p2p": 1, "broadcast": 1, "all_reduce": 2 * (num_ranks - 1)}.get(kind, num_ranks - 1)
 
 
 def fit(kind: str, num_ranks: int, samples: Sequence[tuple[int, float]]) -> Collective:
-    """Latency of a ring step and bandwidth of a rank's link from ``(size_bytes, time_us)`` of one group size.
+    """Return latency of a ring step and bandwidth of a rank's link from ``(size_bytes, time_us)`` of one group size.
 
     Least squares of the relative error, so that small messages count as much as large ones.
     """
@@ -56,7 +49,7 @@ def fit(kind: str, num_ranks: int, samples: Sequence[tuple[int, float]]) -> Coll
 
 
 def fitted_tiers(base: KnowledgeBase, device: str, software: str) -> dict[str, LinkTier]:
-    """The tiers that were sampled; of several group sizes the largest is taken."""
+    """Return the tiers that were sampled; of several group sizes the largest is taken."""
     found: dict[str, dict[str, dict[int, list[tuple[int, float]]]]] = {tier: {} for tier in TIERS}
     for kind in COLLECTIVES:
         for operator, sample in base.of_name(device, software, f"collective.{kind}"):
@@ -73,7 +66,7 @@ def fitted_tiers(base: KnowledgeBase, device: str, software: str) -> dict[str, L
 
 
 def catalogue_tier(device: Device, tier: str, devices_per_node: int) -> LinkTier:
-    """A tier nobody sampled, from the device catalogue."""
+    """Return a tier nobody sampled, from the device catalogue."""
     efficiency = next(iter(device.efficiencies.values()))
     if tier == "intra":
         rate = device.link_gb_per_s * 1e9 * efficiency.link_fraction

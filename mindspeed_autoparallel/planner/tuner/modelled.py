@@ -21,7 +21,7 @@ COUNTED_ON = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ExposedParts:
     """Parts of a traced block's time in one direction, in microseconds."""
 
     tensor_us: float = 0.0
@@ -36,8 +36,8 @@ class Shown:
 
 BlockKey = tuple[str, str, str]
 """Module, block (``pre``, one per kind of layers, ``post``), direction."""
-Parts = Mapping[MeasuredAt, Mapping[BlockKey, Shown]]
-Change = Callable[[Measurement, Mapping[BlockKey, Shown], float], Measurement | None]
+Parts = Mapping[MeasuredAt, Mapping[BlockKey, ExposedParts]]
+Change = Callable[[Measurement, Mapping[BlockKey, ExposedParts], float], Measurement | None]
 """Costs with a switch on, counting on a share of what it hides; ``None`` where it makes no difference or cannot run."""
 
 
@@ -66,7 +66,7 @@ Group = Sequence[Switch]
 def with_switches(
     families: Sequence[Family], groups: Sequence[Group], alone: Group, parts: Mapping[str, Parts]
 ) -> list[Family]:
-    """A family per family, and combination of one switch per group; those in ``alone`` go with no other."""
+    """Return a family per given one and combination of one switch per group; those in ``alone`` go with no other."""
     chosen = [
         [switch for switch in combination if switch is not None]
         for combination in itertools.product(*[[None, *group] for group in groups])
@@ -109,20 +109,20 @@ def _profile(profile: Profile, switches: Sequence[Switch], parts: Parts, share: 
     return replace(profile, measurements=tuple(found), device=replace(profile.device, hidden_share=share))
 
 
-def unchanged(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
-    """Blocks cost the same: what changes is the layout's business."""
+def unchanged(measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float) -> Measurement | None:
+    """Return ``measurement``: blocks cost the same, and what changes is the layout's business."""
     return measurement
 
 
 def tensor_overlap(num_chunks: Callable[[MeasuredAt], int]) -> Change:
-    """Collectives of tensor parallel ranks pass the matrix products beside them in ``num_chunks`` chunks (O1)."""
+    """Let collectives of tensor ranks pass the matrix products beside them in ``num_chunks`` chunks (O1)."""
 
-    def change(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+    def change(measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float) -> Measurement | None:
         if measurement.at.tensor_size == 1 or not measurement.at.sequence_parallel:
             return None
 
         def saving(module: str, block: str, direction: str) -> float:
-            shown = parts.get((module, block, direction), Shown())
+            shown = parts.get((module, block, direction), ExposedParts())
             return pipelined_saving_us(shown.product_us, shown.tensor_us, num_chunks(measurement.at))
 
         if not any(saving(*key) for key in parts):
@@ -136,14 +136,16 @@ def tensor_overlap(num_chunks: Callable[[MeasuredAt], int]) -> Change:
     return change
 
 
-def expert_overlap(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
-    """Exchanges of tokens hide behind another microbatch's computing (O2); whole layers cannot be recomputed then."""
+def expert_overlap(
+    measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float
+) -> Measurement | None:
+    """Hide exchanges of tokens behind another microbatch's computing (O2); no whole layer is recomputed then."""
     if not any(shown.exchange_us for shown in parts.values()):
         return None
 
     def faster(module: str, block: str, cost: BlockCost) -> BlockCost:
         cost = _without_whole_layers(cost)
-        exchanges = [parts.get((module, block, way), Shown()).exchange_us for way in ("forward", "backward")]
+        exchanges = [parts.get((module, block, way), ExposedParts()).exchange_us for way in ("forward", "backward")]
         forward, backward = (
             Pass(computing_us=max(0.0, total - exchange), exchange_us=min(total, exchange))
             for total, exchange in zip((cost.forward_us, cost.backward_us), exchanges, strict=True)
@@ -155,14 +157,14 @@ def expert_overlap(measurement: Measurement, parts: Mapping[BlockKey, Shown], sh
 
 
 def tokens_sent_once(num_experts_per_token: int) -> Change:
-    """Copies of a token to the same node, or rank inside a node, are sent once (O4)."""
+    """Send copies of a token to the same node, or rank inside a node, once (O4)."""
 
-    def change(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+    def change(measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float) -> Measurement | None:
         if not any(shown.exchange_us for shown in parts.values()):
             return None
 
         def saving(module: str, block: str, direction: str) -> float:
-            shown = parts.get((module, block, direction), Shown())
+            shown = parts.get((module, block, direction), ExposedParts())
             return share * shown.exchange_us * (1 - sent_once_share(num_experts_per_token, shown.num_destinations))
 
         def faster(module: str, block: str, cost: BlockCost) -> BlockCost:
@@ -174,14 +176,14 @@ def tokens_sent_once(num_experts_per_token: int) -> Change:
 
 
 def activation_offload(shape: Callable[[MeasuredAt], Offload], host_bytes_per_s: float) -> Change:
-    """Layers keep ``freed_bytes`` less and move ``moved_bytes`` each way beside their computing (O3).
+    """Let layers keep ``freed_bytes`` less and move ``moved_bytes`` each way beside their computing (O3).
 
     Only where a forward is no shorter than the copy it hides: nothing waits for copies, so that shorter ones would pile
     up on the device. One layer's copy may be under way in forward; in backward the last layer, which never leaves, and
     the next one, which is on its way back. No recompute: the two are not combined.
     """
 
-    def change(measurement: Measurement, parts: Mapping[BlockKey, Shown], share: float) -> Measurement | None:
+    def change(measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float) -> Measurement | None:
         offload = shape(measurement.at)
         copy_us = offload.moved_bytes / host_bytes_per_s * 1e6
         layers = [layer for module in measurement.modules.values() for layer in module.distinct_layers]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, p2p_us, reduce_scatter_us
 from mindspeed_autoparallel.planner.tuner.host import BlockSums, HostModel
@@ -12,36 +11,23 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
 from mindspeed_autoparallel.profiles.knowledge.estimate import Estimate, estimate
-
-DIRECTIONS = ("forward", "backward")
-
-Trace = Mapping[str, Any]
-"""One variant of one point, as the tracing process writes it."""
+from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace, CollectiveCalls, ModuleRecord
 
 
-def operators_of(trace: Trace) -> list[Operator]:
-    """The distinct operators of a trace, in the order its blocks refer to them."""
-    return [
-        Operator(name=item["name"], signature=item["signature"], sizes=tuple(item["sizes"]))
-        for item in trace["operators"]
-    ]
-
-
-def calls_of(traces: Iterable[Trace]) -> dict[Operator, int]:
-    """Every operator of ``traces`` and how often it is called in them."""
+def calls_of(traces: Iterable[BlockTrace]) -> dict[Operator, int]:
+    """Return every operator of ``traces`` and how often it is called in them."""
     total: dict[Operator, int] = {}
     for trace in traces:
-        operators = operators_of(trace)
-        for module in trace["modules"]:
-            for block in module["calls"].values():
+        for module in trace.modules:
+            for block in module.calls.values():
                 for direction in DIRECTIONS:
-                    for place, count in block[direction]["operators"]:
-                        operator = operators[place]
+                    for place, count in block.of(direction).operators:
+                        operator = trace.operators[place]
                         total[operator] = total.get(operator, 0) + max(1, round(count))
     return total
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Prices:
     """Looks prices up once per operator."""
 
@@ -54,53 +40,58 @@ class Prices:
     host: HostModel = field(default_factory=HostModel)
     _known: dict[Operator, Estimate | None] = field(default_factory=dict)
 
-    def sums(self, trace: Trace, module: Mapping[str, Any], block: str, direction: str) -> BlockSums:
-        """What one block adds up to; operators that nobody knows count as calls only."""
-        calls = module["calls"][block][direction]
-        operators = operators_of(trace)
+    def sums(self, trace: BlockTrace, module: ModuleRecord, block: str, direction: str) -> BlockSums:
+        """Return what one block adds up to; operators that nobody knows count as calls only."""
+        calls = module.calls[block].of(direction)
         total = 0.0
-        for place, count in calls["operators"]:
-            found = self.operator(operators[place])
+        for place, count in calls.operators:
+            found = self.operator(trace.operators[place])
             total += found.time_us * count if found is not None else 0.0
         return BlockSums(
             operators_us=total,
-            num_calls=calls["num_calls"],
-            communication_us=self._communication_us(calls["collectives"]),
+            num_calls=calls.num_calls,
+            communication_us=self._communication_us(calls.collectives),
         )
 
-    def _communication_us(self, collectives: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    def _communication_us(self, collectives: Iterable[CollectiveCalls]) -> dict[str, float]:
         total: dict[str, float] = {}
         for item in collectives:
-            total[item["name"]] = total.get(item["name"], 0.0) + self.collective_us(item) * item["count"]
+            total[item.name] = total.get(item.name, 0.0) + self.collective_us(item) * item.count
         return total
 
     def operator(self, operator: Operator) -> Estimate | None:
-        """Measured, interpolated, or ``None``."""
+        """Return the measured or interpolated time; ``None`` where there is neither."""
         if operator not in self._known:
             self._known[operator] = estimate(self.base, self.device, self.software, operator)
         return self._known[operator]
 
-    def collective_us(self, call: Mapping[str, Any]) -> float:
-        """One call: ring formulas C1 to C3 on the slowest link of its group."""
-        ranks, size = call["ranks"], call["size_bytes"]
-        nodes = {rank // self.devices_per_node for rank in ranks}
+    def collective_us(self, call: CollectiveCalls) -> float:
+        """Return the time of one call: ring formulas C1 to C3 on the slowest link of its group."""
+        nodes = {rank // self.devices_per_node for rank in call.ranks}
         link = self.tiers["intra" if len(nodes) == 1 else "inter"]
-        return _collective_us(call["name"], size, len(ranks), link)
+        return _collective_us(call.name, call.size_bytes, len(call.ranks), link)
 
-    def timed(self, trace: Trace, at: MeasuredAt) -> dict[str, Any]:
-        """``trace`` with ``forward_us`` and ``backward_us`` in every block, as a measurement has them."""
-        modules = []
-        for module in trace["modules"]:
-            blocks = {}
-            for name, block in module["blocks"].items():
-                sums = {direction: self.sums(trace, module, name, direction) for direction in DIRECTIONS}
-                times = {
-                    f"{direction}_us": self.host.block_us(name, direction, at, sums[direction])
-                    for direction in DIRECTIONS
-                }
-                blocks[name] = {**block, **times}
-            modules.append({**module, "blocks": blocks})
-        return {**trace, "modules": modules}
+    def timed(self, trace: BlockTrace, at: MeasuredAt) -> BlockTrace:
+        """Return ``trace`` with ``forward_us`` and ``backward_us`` in every block, as a measurement has them."""
+
+        def time_us(module: ModuleRecord, block: str, direction: str) -> float:
+            return self.host.block_us(block, direction, at, self.sums(trace, module, block, direction))
+
+        modules = (
+            replace(
+                module,
+                blocks={
+                    name: replace(
+                        block,
+                        forward_us=time_us(module, name, "forward"),
+                        backward_us=time_us(module, name, "backward"),
+                    )
+                    for name, block in module.blocks.items()
+                },
+            )
+            for module in trace.modules
+        )
+        return replace(trace, modules=tuple(modules))
 
 
 def _collective_us(kind: str, size_bytes: int, num_ranks: int, link: LinkTier) -> float:

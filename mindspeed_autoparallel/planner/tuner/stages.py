@@ -9,11 +9,11 @@ parameters agree on norms and on whether to update.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.profiles.calibration_records import PipelineResult, RankTimes
 from mindspeed_autoparallel.profiles.device import StageOverhead
 from mindspeed_autoparallel.schedule import Program, StepTimes, make_program, simulate
 
@@ -57,8 +57,8 @@ class _Found:
     interleaved: bool
 
 
-def fit_stages(samples: Sequence[tuple[Mapping[str, Any], Modelled]]) -> PipelineCost | None:
-    """The middle of what ``samples`` say (see ``measuring.pipelines`` for their content); ``None`` without any."""
+def fit_stages(samples: Sequence[tuple[PipelineResult, Modelled]]) -> PipelineCost | None:
+    """Return the middle of what ``samples`` say; ``None`` without any."""
     found = [_found(sample, modelled) for sample, modelled in samples]
     if not found:
         return None
@@ -78,10 +78,10 @@ def _middle(values: Sequence[float]) -> float:
     return max(0.0, statistics.median(values))
 
 
-def _found(sample: Mapping[str, Any], modelled: Modelled) -> _Found:
-    stages, ranks = sample["stages"], _of_one_pipeline(sample)
-    chunks, number = stages["virtual_size"], stages["num_microbatches"]
-    program = make_program("interleaved" if chunks > 1 else "1f1b", len(ranks), number, chunks)
+def _found(sample: PipelineResult, modelled: Modelled) -> _Found:
+    stages, ranks = sample.stages, _of_one_pipeline(sample)
+    chunks, kind = stages.virtual_size, "interleaved" if stages.interleaved else "1f1b"
+    program = make_program(kind, len(ranks), stages.num_microbatches, chunks)
     forward, backward = (_by_stage(ranks, program, chunks, kind) for kind in ("F", "B"))
     passes_us = [
         statistics.fmean(one) + statistics.fmean(other) - blocks_us - modelled.step.per_microbatch_us
@@ -95,23 +95,23 @@ def _found(sample: Mapping[str, Any], modelled: Modelled) -> _Found:
 
     return _Found(
         passes_us=passes_us,
-        message_us=_least(simulated_us, ranks[0]["schedule_us"]),
+        message_us=_least(simulated_us, ranks[0].schedule_us),
         step_us=_end_us(sample, ranks) - _modelled_end_us(ranks, modelled),
-        interleaved=chunks > 1,
+        interleaved=stages.interleaved,
     )
 
 
-def _of_one_pipeline(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A rank per stage; replicas and tensor ranks do the same."""
-    ranks = {rank["stage"]: rank for rank in reversed(sample["ranks"])}
+def _of_one_pipeline(sample: PipelineResult) -> list[RankTimes]:
+    """Return a rank per stage; replicas and tensor ranks do the same."""
+    ranks = {rank.stage: rank for rank in reversed(sample.ranks)}
     return [ranks[stage] for stage in sorted(ranks)]
 
 
-def _by_stage(ranks: Sequence[Mapping[str, Any]], program: Program, num_chunks: int, kind: str) -> list[list[float]]:
-    """By virtual stage, the times of a rank's forwards or backwards by microbatch."""
+def _by_stage(ranks: Sequence[RankTimes], program: Program, num_chunks: int, kind: str) -> list[list[float]]:
+    """Collect by virtual stage the times of a rank's forwards or backwards by microbatch."""
     found: list[dict[int, float]] = [{} for _ in range(len(ranks) * num_chunks)]
     for stage, (rank, actions) in enumerate(zip(ranks, program, strict=True)):
-        times = rank["forward_us" if kind == "F" else "backward_us"]
+        times = rank.forward_us if kind == "F" else rank.backward_us
         ran = [action for action in actions if action.kind == kind]
         for action, time_us in zip(ran, times, strict=True):
             found[action.chunk * len(ranks) + stage][action.microbatch] = time_us
@@ -119,7 +119,7 @@ def _by_stage(ranks: Sequence[Mapping[str, Any]], program: Program, num_chunks: 
 
 
 def _least(simulated_us: Callable[[float], float], measured_us: float) -> float:
-    """The time of a message with which the simulation takes as long as the measurement; 0 where it does without."""
+    """Find the time of a message with which the simulation takes as long as the measurement; at least 0."""
     low, high = 0.0, _MOST_MESSAGE_US
     for _ in range(_NUM_HALVINGS):
         middle = (low + high) / 2
@@ -127,12 +127,12 @@ def _least(simulated_us: Callable[[float], float], measured_us: float) -> float:
     return low
 
 
-def _end_us(sample: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> float:
-    """Of the first stage, which begins and ends the schedule: what is left of the step."""
-    reduction_us = ranks[0]["finalize_us"] if sample["data_size"] > 1 else 0.0  # S1 has it
-    return float(ranks[0]["step_us"] - ranks[0]["schedule_us"] - reduction_us)
+def _end_us(sample: PipelineResult, ranks: Sequence[RankTimes]) -> float:
+    """Return what is left of the step on the first stage, which begins and ends the schedule."""
+    reduction_us = ranks[0].finalize_us if sample.data_size > 1 else 0.0  # S1 has it
+    return ranks[0].step_us - ranks[0].schedule_us - reduction_us
 
 
-def _modelled_end_us(ranks: Sequence[Mapping[str, Any]], modelled: Modelled) -> float:
-    most = max(rank["updated_bytes"] for rank in ranks)
-    return float(modelled.step.per_step_us + modelled.optimizer_us_per_byte * most)
+def _modelled_end_us(ranks: Sequence[RankTimes], modelled: Modelled) -> float:
+    most = max(rank.updated_bytes for rank in ranks)
+    return modelled.step.per_step_us + modelled.optimizer_us_per_byte * most

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.profiles import layer_block
-
-_DIRECTIONS = ("forward", "backward")
+from mindspeed_autoparallel.profiles.records import DIRECTIONS, PointResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +19,13 @@ class StepCost:
     per_step_us: float = 0.0
 
 
-def fit_steps(results: Sequence[Mapping[str, Any]]) -> StepCost | None:
-    """The middle of what ``results`` (measurements of layouts) say; ``None`` where no whole step was measured.
+def fit_steps(results: Sequence[PointResult]) -> StepCost | None:
+    """Return the middle of what ``results`` (measurements of layouts) say; ``None`` where no whole step was measured.
 
     A step of ``n`` microbatches takes ``n (blocks + per_microbatch) + finalize + optimizer + per_step``: steps of two
     lengths tell both.
     """
-    found = [_cost(result) for result in results if result.get("steps")]
+    found = [_cost(result) for result in results if result.steps.num_microbatches]
     if not found:
         return None
     return StepCost(
@@ -36,20 +34,20 @@ def fit_steps(results: Sequence[Mapping[str, Any]]) -> StepCost | None:
     )
 
 
-def _cost(result: Mapping[str, Any]) -> StepCost:
-    steps, optimizer = result["steps"], result["optimizer"]
-    microbatch_us = max(0.0, (steps["many_us"] - steps["one_us"]) / (steps["num_microbatches"] - 1))
-    rest_us = steps["one_us"] - microbatch_us - optimizer["finalize_us"] - optimizer["step_us"]
+def _cost(result: PointResult) -> StepCost:
+    steps, optimizer = result.steps, result.optimizer
+    microbatch_us = max(0.0, (steps.many_us - steps.one_us) / (steps.num_microbatches - 1))
+    rest_us = steps.one_us - microbatch_us - optimizer.finalize_us - optimizer.step_us
     return StepCost(per_microbatch_us=max(0.0, microbatch_us - _blocks_us(result)), per_step_us=max(0.0, rest_us))
 
 
-def _blocks_us(result: Mapping[str, Any]) -> float:
+def _blocks_us(result: PointResult) -> float:
     return float(
         sum(
-            costs[f"{direction}_us"] * numbers.get(block, 1)
-            for module in result["modules"]
-            for numbers in [Counter(map(layer_block, module["kinds"]))]
-            for block, costs in module["blocks"].items()
-            for direction in _DIRECTIONS
+            costs.time_us(direction) * numbers.get(block, 1)
+            for module in result.modules
+            for numbers in [Counter(map(layer_block, module.kinds))]
+            for block, costs in module.blocks.items()
+            for direction in DIRECTIONS
         )
     )

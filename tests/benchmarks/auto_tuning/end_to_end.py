@@ -19,9 +19,10 @@ from pathlib import Path
 
 from mindspeed_autoparallel.planner.tuner.host import Anchor, fit_host
 from mindspeed_autoparallel.planner.tuner.links import fitted_tiers
-from mindspeed_autoparallel.planner.tuner.pricing import DIRECTIONS, Prices
+from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
+from mindspeed_autoparallel.profiles.records import DIRECTIONS, trace_of
 from mindspeed_autoparallel.runtime.launch import LaunchSpec
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
@@ -153,14 +154,14 @@ def _compare(work: Path, traces: dict[str, dict], fitted: dict[str, dict], round
 
 
 def _anchors(prices: Prices, trace: dict, result: dict) -> list[Anchor]:
-    variant, at = trace["variants"]["|none"], MeasuredAt(**trace["at"])
+    variant, at = trace_of(trace, "trace").plain, MeasuredAt(**trace["at"])
     blocks = result["modules"][0]["blocks"]
     return [
         Anchor(
             block=block,
             direction=direction,
             at=at,
-            sums=prices.sums(variant, variant["modules"][0], block, direction),
+            sums=prices.sums(variant, variant.modules[0], block, direction),
             measured_us=blocks[block][f"{direction}_us"],
         )
         for block in ("pre", "layer", "post")

@@ -110,7 +110,7 @@ def _block(forward_us: float, samples: int) -> BlockCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class Variant:
     """One way to train the load on four devices, each the planner's best of its kind."""
 
     name: str
@@ -146,7 +146,7 @@ def homogeneous_plan(load: Load, layout: Layout, *, scale: int = 1) -> Plan:
     )
 
 
-def ways(load: Load, scale: int = 1) -> list[Way]:
+def ways(load: Load, scale: int = 1) -> list[Variant]:
     """Hetero with the encoder at TP1 and at TP2; homogeneous TP2-PP2; homogeneous PP4, the encoder on its stages."""
     plans = {
         "ViT DP4, hetero": hetero_plan(load, 1, scale=scale),
@@ -155,7 +155,7 @@ def ways(load: Load, scale: int = 1) -> list[Way]:
         "ViT TP2, LLM TP2-PP2": homogeneous_plan(load, TP2_PP2, scale=scale),
         "ViT as stages of PP4": homogeneous_plan(load, PP4, scale=scale),
     }
-    return [Way(name=name, plan=plan, predicted_us=_without_tail(plan)) for name, plan in plans.items()]
+    return [Variant(name=name, plan=plan, predicted_us=_without_tail(plan)) for name, plan in plans.items()]
 
 
 def _without_tail(plan: Plan) -> float:
@@ -177,7 +177,7 @@ class Forced:
     """Transfers and messages take so many times as long."""
 
     def predicted_us(self) -> float:
-        """As ``Way.predicted_us``, for this choice."""
+        """As ``Variant.predicted_us``, for this choice."""
         profile = profile_of(self.load, slower_link=self.slower_link)
         encoder = profile.model.modules[0]
         (costs,), _ = costs_of(profile, encoder, FOUR, [self.tensor_size])
@@ -234,7 +234,7 @@ def forced_data_parallel(load: Load) -> list[Forced]:
     return found
 
 
-def measured_us(chosen: Sequence[tuple[Load, Way]], *, sleeping: bool = False, scale: int = 1) -> list[float]:
+def measured_us(chosen: Sequence[tuple[Load, Variant]], *, sleeping: bool = False, scale: int = 1) -> list[float]:
     """Step times on the device, in the order of ``chosen``."""
     hetero = [_hetero_case(load, way.plan, sleeping, scale) for load, way in chosen if way.plan.hetero]
     others = [_case(load, way.plan, sleeping, scale) for load, way in chosen if not way.plan.hetero]

@@ -1,4 +1,4 @@
-"""Asked for something faster than a known plan: the same optimum, or the proof that there is none."""
+"""SearchContext for something faster than a known plan: the same optimum, or the proof that there is none."""
 
 import random
 import time

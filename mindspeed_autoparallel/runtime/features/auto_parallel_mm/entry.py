@@ -10,14 +10,13 @@ from typing import Any
 from mindspeed_autoparallel.interrupts import leaving_kept
 from mindspeed_autoparallel.profiles import Profile, read_profile
 from mindspeed_autoparallel.progress import show_progress
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import computed_profile
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.device_cost import device_cost
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.measurements import Measurements
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.profile_building import build_profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest, read_request
 from mindspeed_autoparallel.runtime.features.measuring import coordinator, serve_main_node
 from mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one
-from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
+from mindspeed_autoparallel.runtime.profiling.sources.analytic import computed_profile
+from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of
+from mindspeed_autoparallel.runtime.profiling.sources.device_cost import device_cost
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -60,16 +59,9 @@ def _profile(request: SearchRequest, arguments: Any) -> Profile:
     cost, notes = device_cost(results)
     for note in notes:
         _LOGGER.info(note)
-    profile = build_profile(
-        request.description,
-        results,
-        cost,
-        sequence_length=int(arguments.seq_length),
-        vocab_size=int(getattr(arguments, "padded_vocab_size", None) or arguments.vocab_size or 0),
-        device_name=fingerprint["device"],
-        software={name: value for name, value in fingerprint.items() if name != "device"},
-        interleaved_sends=interleaved_sends(arguments),
-    )
+    software = {name: value for name, value in fingerprint.items() if name != "device"}
+    provenance = provenance_of(request.description, "measured", fingerprint["device"], software)
+    profile = build_profile(request.description, results, cost, arguments, provenance)
     profile.write(request.work_dir / "profile.json")
     _LOGGER.info(f"profile written to {request.work_dir / 'profile.json'}")
     return profile

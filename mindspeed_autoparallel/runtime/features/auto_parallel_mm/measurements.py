@@ -18,6 +18,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError, LaunchError, ProfileError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.records import PointResult, record_of
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
@@ -69,7 +70,15 @@ class Measurements:
         """Read what earlier runs measured, or found too large for the device; what failed then is tried anew."""
         return {point: result for point, result in self.read().items() if result["status"] in _KEPT}
 
-    def take(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, Any]]:
+    def take(self, coordinator: Coordinator) -> dict[MeasuredAt, PointResult]:
+        """Return the figures of every point that can be measured, after what is missing was."""
+        return {
+            point: record_of(result, f"measurement of {point.label()}", PointResult)
+            for point, result in self.measure(coordinator).items()
+            if result["status"] == "ok"
+        }
+
+    def measure(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, Any]]:
         """Measure what is missing, in as few launches as possible; points that cannot be measured are told.
 
         A launch that fails before its first point by an error of the script ends the search; another failure there is
@@ -212,7 +221,7 @@ def checked_result(result: Any, point: MeasuredAt) -> dict[str, Any]:
 
 
 def _arguments_that_matter(argv: list[str]) -> list[str]:
-    """The command line without what only says where to measure, where to plan for, or where to write."""
+    """Return the command line without what only says where to measure, where to plan for, or where to write."""
     ours = (
         "--auto-parallel",
         "--simulated",

@@ -60,7 +60,7 @@ def _compared_with_hetero(
     cluster: Cluster,
     directory: Path,
 ) -> Plan:
-    """Return both searches; their files, and a model.json with the hetero sizes. Returns the faster plan."""
+    """Search both, write their files and a model.json with the hetero sizes; returns the faster plan."""
     from mindspeed_autoparallel.planner.hetero.compare import compare, summary, write_comparison
     from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import training_flags, write_hetero_model
 

@@ -66,7 +66,7 @@ _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
 def values_of(
     plan: Plan, settings: Mapping[str, Any], recompute: str, num_recomputed: int, num_mtp_layers: int = 0
 ) -> dict[str, Any]:
-    """Argument destinations and values: everything that the configuration decides, switches that are off as well."""
+    """Return argument destinations and values of all that the configuration decides, switches that are off as well."""
     values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather, **settings}
     module = plan.model.modules[0].name
     layers = plan.layers_of(module)
@@ -78,7 +78,7 @@ def values_of(
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """Command line words; what is Megatron's default is left out."""
+    """Return command line words; what is Megatron's default is left out."""
     words: list[str] = []
     kept = (
         "micro_batch_size",
@@ -113,8 +113,8 @@ def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:
     return [argv[0], *_words_whose_flag(stays, argv), *words]
 
 
-def taken_out(argv: Sequence[str], words: Sequence[str]) -> list[str]:
-    """What ``with_configuration`` leaves out of ``argv`` and ``words`` do not say anew.
+def flags_to_remove(argv: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Return what ``with_configuration`` leaves out of ``argv`` and ``words`` do not say anew.
 
     Whoever pastes ``words`` behind a command of theirs has to take these out, for they would stay in force.
     """
@@ -123,7 +123,7 @@ def taken_out(argv: Sequence[str], words: Sequence[str]) -> list[str]:
 
 
 def _words_whose_flag(wanted: Callable[[str], bool], argv: Sequence[str]) -> list[str]:
-    """Flags of ``argv`` (script first) that are ``wanted``, with their values; words before any have an empty one."""
+    """Return ``wanted`` flags of ``argv`` (script first) with their values; words before any have an empty one."""
     found: list[str] = []
     name = ""
     for word in argv[1:]:
@@ -135,7 +135,7 @@ def _words_whose_flag(wanted: Callable[[str], bool], argv: Sequence[str]) -> lis
 
 
 def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list[str]:
-    """``torchrun`` on the first node of the cluster to train on; on the others ``--node-rank`` differs."""
+    """Return ``torchrun`` on the first node of the cluster to train on; on the others ``--node-rank`` differs."""
     processes = ["--nproc-per-node", str(cluster.devices_per_node)]
     if cluster.num_nodes == 1:
         return ["torchrun", "--standalone", *processes]
@@ -144,7 +144,7 @@ def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list
 
 
 def _removed(words: Sequence[str]) -> set[str]:
-    """Flags that a configuration decides, with dashes."""
+    """Return flags that a configuration decides, with dashes."""
     return {_plain("--" + name) for name in _TUNED} | _flags(words)
 
 
@@ -153,7 +153,7 @@ def _flags(words: Sequence[str]) -> set[str]:
 
 
 def _plain(word: str) -> str:
-    """The flag without a value after ``=``, and with dashes: Megatron's may be written either way."""
+    """Return the flag without a value after ``=``, and with dashes: Megatron's may be written either way."""
     return word.split("=", 1)[0].replace("_", "-")
 
 
@@ -161,7 +161,7 @@ _CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master
 
 
 def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size: int) -> str:
-    """Why the host's own ``validate_args`` refuses the configuration, or nothing. ``arguments`` are left alone."""
+    """Return why the host's own ``validate_args`` refuses the configuration, or nothing; ``arguments`` stay."""
     import contextlib
     import copy
     import io

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,33 @@ _PURPOSES = {
 _LOGGER = logging.getLogger(__name__)
 
 
+@dataclass
+class LaunchRecord:
+    """A launch of this run, or of an earlier one in the same work dir."""
+
+    id: str
+    number: int
+    purpose: str
+    status: str
+    """How it ended, ``running`` or ``interrupted``."""
+    started: float
+    """Seconds since the epoch."""
+    outcome: LaunchOutcome | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as ``launches.json`` has it: how it ended beside what it was."""
+        own = {name: value for name, value in vars(self).items() if name != "outcome"}
+        ended = {} if self.outcome is None else self.outcome.to_json()
+        return {**own, **ended, "status": self.status}
+
+
 class Launches:
     """Starts processes for a request and keeps ``launches.json``."""
 
     def __init__(self, request: TuningRequest, coordinator: Coordinator) -> None:
         self.request = request
         self.coordinator = coordinator
-        self.records: list[dict[str, Any]] = []
+        self.records: list[LaunchRecord] = []
         """Of this run."""
         self._earlier = _earlier(request.work_dir / LAUNCHES_FILE)
         self._numbers = itertools.count(1 + max((record["number"] for record in self._earlier), default=0))
@@ -49,12 +70,12 @@ class Launches:
 
     @property
     def num_on_devices(self) -> int:
-        """Launches that used the devices: a trace runs on the CPU of the main node, and not every launch can start."""
+        """Count launches that used the devices: a trace runs on the main node's CPU, and not every launch can start."""
         unused = LaunchStatus.NOT_STARTED.value
-        return sum(record["purpose"] != "trace" and record["status"] != unused for record in self.records)
+        return sum(record.purpose != "trace" and record.status != unused for record in self.records)
 
     def traces(self, tasks: Sequence[dict[str, Any]]) -> list[LaunchOutcome]:
-        """One process on this node's CPU per task, all at once; an interrupt ends them all."""
+        """Run one process on this node's CPU per task, all at once; an interrupt ends them all."""
         with ThreadPoolExecutor(len(tasks)) as pool:
             try:
                 return list(pool.map(self._trace, tasks))
@@ -84,7 +105,7 @@ class Launches:
         argv: tuple[str, ...] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> LaunchOutcome:
-        """The user's script on all devices of all nodes, with ``argv`` in place of its own."""
+        """Run the user's script on all devices of all nodes, with ``argv`` in place of its own."""
         spec = self._spec(purpose, task, argv or tuple(sys.argv), dict(environment or {}))
         return self._kept(purpose, spec, lambda: self.coordinator.launch(spec))
 
@@ -103,41 +124,37 @@ class Launches:
         )
 
     def _kept(self, purpose: str, spec: LaunchSpec, run: Callable[[], LaunchOutcome]) -> LaunchOutcome:
-        record: dict[str, Any] = {
-            "id": spec.launch_id,
-            "number": int(spec.launch_id.rpartition("-")[2]),
-            "purpose": purpose,
-            "status": _RUNNING,
-            "started": time.time(),
-        }
-        self._write(record, record)
+        record = LaunchRecord(
+            id=spec.launch_id,
+            number=int(spec.launch_id.rpartition("-")[2]),
+            purpose=purpose,
+            status=_RUNNING,
+            started=time.time(),
+        )
+        self.records.append(record)
+        self._write()
         try:
             outcome = run()
         except BaseException:
+            record.status = INTERRUPTED
             with contextlib.suppress(ConfigError):  # the disk may be full, and the first error counts
-                self._write(record, {"status": INTERRUPTED})
+                self._write()
             raise
-        if self._stopping.is_set():
-            self._write(record, {**outcome.to_json(), "status": INTERRUPTED})
-            return outcome
-        self._write(record, outcome.to_json())
-        if outcome.status is not LaunchStatus.OK:
+        record.outcome = outcome
+        record.status = INTERRUPTED if self._stopping.is_set() else outcome.status.value
+        self._write()
+        if record.status not in (INTERRUPTED, LaunchStatus.OK.value):
             _LOGGER.warning(f"launch {spec.launch_id}: {outcome.describe()}")
         return outcome
 
-    def _write(self, record: dict[str, Any], news: dict[str, Any]) -> None:
+    def _write(self) -> None:
         with self._lock:
-            record |= news
-            if record not in self.records:
-                self.records.append(record)
-            write_json_atomic(
-                self.request.work_dir / LAUNCHES_FILE,
-                {"schema_version": 1, "launches": [*self._earlier, *self.records]},
-            )
+            launches = [*self._earlier, *(record.to_json() for record in self.records)]
+            write_json_atomic(self.request.work_dir / LAUNCHES_FILE, {"schema_version": 1, "launches": launches})
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:
-    """Launches of earlier runs in this work dir; what was still running then was cut off with its tuner."""
+    """Return launches of earlier runs in this work dir; what was still running then was cut off with its tuner."""
     if not path.exists():
         return []
     try:

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
-from mindspeed_autoparallel.planner.tuner.search import Found
+from mindspeed_autoparallel.planner.tuner.candidates import Space
+from mindspeed_autoparallel.planner.tuner.search import Found, Outcome
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
+from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import CalibrationResult
+from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
+from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import described
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 from mindspeed_autoparallel.units import US_PER_MS
@@ -34,7 +40,7 @@ class Recommendation:
     """The configuration as flags."""
     command: Sequence[str]
     """The user's command line with them, under torchrun."""
-    taken_out: Sequence[str]
+    flags_to_remove: Sequence[str]
     """Words of the user's command line that would stay in force beside ``words``."""
     relative_error: float
     ends: tuple[float, float] = (1.0, 1.0)
@@ -42,12 +48,12 @@ class Recommendation:
 
     @property
     def modelled(self) -> tuple[str, ...]:
-        """Switches of it that no measurement has seen."""
+        """Return switches of it that no measurement has seen."""
         return self.found.configuration.family.modelled
 
     @property
     def title(self) -> str:
-        """How its layers are run, beside what its layout's label says."""
+        """Tell how its layers are run, beside what its layout's label says."""
         layout = self.plan.layout
         told = layout.sharding.label if layout.sharding is not None else ""
         names = [self.found.configuration.family.name, *self.modelled]
@@ -55,7 +61,7 @@ class Recommendation:
 
 
 def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
-    """One entry of ``top``."""
+    """Return one entry of ``top``."""
     plan, found = recommendation.plan, recommendation.found
     layout = plan.layout
     step_ms = plan.step.total_us / US_PER_MS
@@ -106,37 +112,91 @@ def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
         "limits": list(plan.search.limits),
         "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
         "argv": list(recommendation.words),
-        "take_out": list(recommendation.taken_out),
+        "take_out": list(recommendation.flags_to_remove),
         "command": shlex.join(masked_words(recommendation.command)),
         "plan": plan_file(number),
     }
 
 
 def plan_file(number: int) -> str:
-    """Name of a configuration's plan."""
+    """Return the name of a configuration's plan."""
     return f"auto_tuning_plan_{number}.json"
 
 
-def write(directory: Path, recommendations: Sequence[Recommendation], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write every file of the result to ``directory``; returns the JSON."""
+@dataclass(frozen=True, kw_only=True)
+class Recommended:
+    """What the search gave."""
+
+    picks: list[Recommendation]
+    """Fastest first."""
+    outcome: Outcome
+    space: Space
+    refused: dict[str, str]
+    """Configurations that Megatron does not take, with what it says."""
+    baseline: Found | str
+    """The script's own configuration, or why it is not known."""
+
+
+def write(
+    request: TuningRequest, profiles: TunedProfiles, recommended: Recommended, launches: Launches
+) -> dict[str, Any]:
+    """Write every file of the result to the work dir; returns the JSON."""
+    directory, picks = request.work_dir, recommended.picks
     result: dict[str, Any] = {
         "schema_version": RESULT_SCHEMA_VERSION,
-        **about,
-        "top": [describe(item, number) for number, item in enumerate(recommendations, start=1)],
+        "ranks": request.num_ranks,
+        "devices_per_node": request.devices_per_node,
+        "device": profiles.costs.device_name,
+        "profile_source": profiles.costs.source,
+        "launches": [record.to_json() for record in launches.records],
+        "num_device_launches": launches.num_on_devices,
+        "knowledge": _knowledge(request, profiles.costs),
+        "searched": profiles.searched,
+        "left_out_dimensions": {**profiles.left_out, **recommended.refused},
+        "left_out": dict(recommended.space.left_out.most_common()),
+        "as_given": described(recommended.baseline),
+        "search": _search(recommended.outcome, recommended.space),
+        "notes": sorted(set(profiles.notes)),
+        "top": [describe(item, number) for number, item in enumerate(picks, start=1)],
     }
-    for number, item in enumerate(recommendations, start=1):
+    for number, item in enumerate(picks, start=1):
         item.plan.write(directory / plan_file(number))
         write_text_atomic(directory / plan_file(number).replace(".json", ".html"), render_page(item.plan))
     rewrite(directory, result)
     return result
 
 
+def _knowledge(request: TuningRequest, costs: CalibrationResult) -> dict[str, Any]:
+    overhead = costs.prices.host
+    return {
+        "file": str(request.knowledge_file),
+        "covered_time_share": costs.coverage.covered_time_share,
+        "num_interpolated": len(costs.coverage.missing),
+        "host_us_per_call": overhead.per_call_us,
+        "kernel_scale": overhead.scale,
+        "num_blocks_measured": overhead.num_anchors,
+        "relative_error": overhead.relative_error,
+    }
+
+
+def _search(outcome: Outcome, space: Space) -> dict[str, Any]:
+    return {
+        "num_candidates": outcome.num_legal + sum(space.left_out.values()),
+        "num_legal": outcome.num_legal,
+        "num_solved": outcome.num_solved,
+        "num_bounded": outcome.num_bounded,
+        "num_without_room": outcome.num_without_room,
+        "seconds": outcome.proof.seconds,
+        "lower_bound_ms": outcome.proof.lower_bound_us / US_PER_MS,
+    }
+
+
 def rewrite(directory: Path, result: Mapping[str, Any]) -> None:
-    """The JSON and the page again, after something was added to ``result``."""
+    """Write the JSON and the page again, after something was added to ``result``."""
     write_json_atomic(directory / RESULT_FILE, result)
     write_text_atomic(directory / PAGE_FILE, render_tuning_page(result))
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """For the terminal."""
+    """Return the result as text for the terminal."""
     return render_table(result)

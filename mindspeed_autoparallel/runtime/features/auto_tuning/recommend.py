@@ -6,33 +6,32 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
-from mindspeed_autoparallel.planner.tuner.candidates import Family, Space, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import enumerate_space
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.planner.tuner.ranking import ranked
 from mindspeed_autoparallel.planner.tuner.search import Found, Outcome
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
+    flags_to_remove,
     illegal,
     launcher_words,
-    taken_out,
     values_of,
     with_configuration,
     words_of,
 )
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
-from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation
+from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation, Recommended
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
 from mindspeed_autoparallel.runtime.features.auto_tuning.switching import (
     environment_words,
     sharding_values,
     with_environment,
 )
-from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import as_given
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import user_baseline
 from mindspeed_autoparallel.spec.plan import Alternative, Plan
 
 NUM_RECOMMENDED = 3
@@ -40,37 +39,22 @@ _SPARE = 9
 """More than are recommended, because the host's own validation has the last word."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recommended:
-    """What a search gave."""
-
-    picks: list[Recommendation]
-    """Fastest first."""
-    outcome: Outcome
-    space: Space
-    given: Found | str
-    """The script's own configuration, or why it is not known."""
-
-
-def recommend(
-    request: TuningRequest, plan: SearchPlan, families: list[Family], prices: Prices, arguments: argparse.Namespace
-) -> Recommended:
-    """The three fastest configurations that fit and that the host's ``validate_args`` takes."""
-    cluster = Cluster(
-        num_nodes=max(1, request.num_ranks // request.devices_per_node), devices_per_node=request.devices_per_node
-    )
-    space = enumerate_space(families, cluster, request.global_batch_size, plan.dimensions)
-    outcome = ranked(space, cluster, request.global_batch_size, plan.dimensions, NUM_RECOMMENDED + _SPARE)
+def recommend(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace) -> Recommended:
+    """Return the three fastest configurations that fit and that the host's ``validate_args`` takes."""
+    cluster, batch, dimensions = request.cluster, request.global_batch_size, profiles.plan.dimensions
+    space = enumerate_space(profiles.families, cluster, batch, dimensions)
+    outcome = ranked(space, cluster, batch, dimensions, NUM_RECOMMENDED + _SPARE)
+    refused: dict[str, str] = {}
 
     mtp = int(getattr(arguments, "mtp_num_layers", None) or 0)
 
     def legal(candidates: Iterable[Found]) -> Iterator[Recommendation]:
         for found in candidates:
-            pick = _recommendation(request, cluster, found, prices, outcome, mtp)
+            pick = _recommendation(request, found, profiles.costs.prices, outcome, mtp)
             with with_environment(found.configuration.family.environment):
                 reason = illegal(arguments, pick.values, request.num_ranks)
             if reason:
-                plan.left_out[f"{pick.plan.layout.label()} {pick.title}".strip()] = f"Megatron refuses it: {reason}"
+                refused[f"{pick.plan.layout.label()} {pick.title}".strip()] = f"Megatron refuses it: {reason}"
             else:
                 yield pick
 
@@ -81,19 +65,20 @@ def recommend(
         picks = [*picks, *itertools.islice(plain, 1)]
         picks = [*picks[: NUM_RECOMMENDED - 1], *picks[NUM_RECOMMENDED - 1 :][-1:]]
     if not picks:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items() if "refuses" in reason)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise ConfigError(f"Megatron's own validation refuses every configuration found: {reasons}")
     plans = [pick.plan for pick in picks]
     return Recommended(
         picks=[replace(pick, plan=_beside(pick.plan, plans)) for pick in picks],
         outcome=outcome,
         space=space,
-        given=as_given(arguments, space, cluster, request.global_batch_size),
+        refused=refused,
+        baseline=user_baseline(arguments, space, cluster, batch),
     )
 
 
 def _beside(plan: Plan, plans: list[Plan]) -> Plan:
-    """``plan`` with the other recommendations as its alternatives."""
+    """Return ``plan`` with the other recommendations as its alternatives."""
     module = plan.model.modules[0].name
     return replace(
         plan,
@@ -113,16 +98,11 @@ def _beside(plan: Plan, plans: list[Plan]) -> Plan:
 
 
 def _recommendation(
-    request: TuningRequest,
-    cluster: Cluster,
-    found: Found,
-    prices: Prices,
-    outcome: Outcome,
-    num_mtp_layers: int,
+    request: TuningRequest, found: Found, prices: Prices, outcome: Outcome, num_mtp_layers: int
 ) -> Recommendation:
     configuration = found.configuration
     family = configuration.family
-    profile, batch = family.profile, request.global_batch_size
+    profile, batch, cluster = family.profile, request.global_batch_size, request.cluster
     evaluation = evaluate(profile, cluster, configuration.layout, found.placement, batch)
     ends = [
         evaluate(end, cluster, configuration.layout, found.placement, batch).step.total_us / found.step_us
@@ -150,7 +130,7 @@ def _recommendation(
             *launcher_words(cluster, request.master_addr, request.master_port),
             *with_configuration(sys.argv, words),
         ],
-        taken_out=taken_out(sys.argv, words),
+        flags_to_remove=flags_to_remove(sys.argv, words),
         relative_error=2 * prices.host.relative_error,
         ends=(ends[0], ends[1]) if ends else (1.0, 1.0),
     )

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, 
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import describe, refuse_hybrid
+from mindspeed_autoparallel.spec import Cluster
 
 _FEATURE = "--auto-tuning"
 MINIMUM_CONTEXT_TOKENS = 1024
@@ -36,8 +37,15 @@ class TuningRequest(MeasuringRequest):
     log_level: str
 
     @property
+    def cluster(self) -> Cluster:
+        """Return the cluster to tune for."""
+        return Cluster(
+            num_nodes=max(1, self.num_ranks // self.devices_per_node), devices_per_node=self.devices_per_node
+        )
+
+    @property
     def devices_per_node(self) -> int:
-        """Of the cluster to tune for: as many as a measuring node has, or fewer where fewer are asked for."""
+        """Return those of the cluster to tune for: as many as a measuring node has, or fewer where that is asked."""
         return min(self.num_processes_per_node, self.num_ranks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import find_device
@@ -14,17 +14,16 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.tuner.candidates import Family
 from mindspeed_autoparallel.planner.tuner.modelled import with_switches
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.records import PLAIN, TraceResult, VariantName
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.modelled import Target, modelled_switches
-from mindspeed_autoparallel.runtime.features.auto_tuning.exposed_communication import shown_parts
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import PLAIN, variant_name
+from mindspeed_autoparallel.runtime.features.auto_tuning.exposed_communication import exposed_parts
 from mindspeed_autoparallel.spec import Layout
 
 
 def target_of(device_name: str, chosen: Device | None) -> Target:
-    """``chosen``: the device of the catalogue that is computed for; nothing is known of its host's packages then."""
+    """Return what will train; ``chosen``: a device of the catalogue, of whose host's packages nothing is known."""
     if chosen is not None:
         return Target(device=chosen, installed=lambda package: True)
     try:
@@ -35,27 +34,29 @@ def target_of(device_name: str, chosen: Device | None) -> Target:
 
 
 def modelled_families(
-    families: list[Family], plan: SearchPlan, asked: Asked, calibration: Calibration, prices: Prices, target: Target
-) -> list[Family]:
-    """Families with modelled switches on; ``plan`` learns which were searched and why others were not."""
-    offered = modelled_switches(asked, target)
-    plan.left_out.update(asked.left_out)
+    families: Sequence[Family],
+    context: SearchContext,
+    traces: Mapping[MeasuredAt, TraceResult],
+    prices: Prices,
+    target: Target,
+) -> tuple[list[Family], list[str]]:
+    """Return families with modelled switches on, and the switches; ``context`` learns why others were left out."""
+    offered = modelled_switches(context, target)
     if not offered.titles:
-        return []
-    plan.searched["modelled, not measured"] = ", ".join(offered.titles)
+        return [], []
     parts = {
         family.name: {
-            point: shown_parts(trace, point, prices)
-            for point, result in calibration.found.items()
-            if (trace := result["variants"].get(variant_name(family.name, PLAIN), {})).get("status") == "ok"
+            point: exposed_parts(trace, point, prices)
+            for point, result in traces.items()
+            if (trace := result.variants.get(VariantName(family.name, PLAIN))) is not None
         }
         for family in families
     }
-    return with_switches(families, offered.groups, offered.alone, parts)
+    return with_switches(families, offered.groups, offered.alone, parts), offered.titles
 
 
 def sharding_values(layout: Layout) -> dict[str, Any]:
-    """Megatron's arguments of a layout that shards gradients or parameters."""
+    """Return Megatron's arguments of a layout that shards gradients or parameters."""
     if layout.sharding is None:
         return {}
     return {
@@ -65,7 +66,7 @@ def sharding_values(layout: Layout) -> dict[str, Any]:
 
 
 def environment_words(environment: Mapping[str, str]) -> list[str]:
-    """What stands before a command that needs ``environment``; empty values must not be set."""
+    """Return what stands before a command that needs ``environment``; empty values must not be set."""
     if not environment:
         return []
     unset = [word for name, value in environment.items() if not value for word in ("-u", name)]
@@ -74,7 +75,7 @@ def environment_words(environment: Mapping[str, str]) -> list[str]:
 
 @contextlib.contextmanager
 def with_environment(environment: Mapping[str, str]) -> Iterator[None]:
-    """``environment`` within the block, as a training would have it."""
+    """Set ``environment`` within the block, as a training would have it."""
     before = {name: os.environ.get(name) for name in environment}
     try:
         for name, value in environment.items():

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.records import TraceResult
 
 
 def tell_untraced(
-    failed: Collection[MeasuredAt], measured: Collection[MeasuredAt], found: Mapping[MeasuredAt, Mapping[str, Any]]
+    failed: Collection[MeasuredAt], measured: Collection[MeasuredAt], found: Mapping[MeasuredAt, TraceResult]
 ) -> tuple[list[str], dict[str, str]]:
-    """Notes on the layouts that were measured in place of a trace, and of the others ``{layouts: reason}``.
+    """Return notes on layouts that were measured in place of a trace, and of the others ``{layouts: reason}``.
 
-    ``failed``: layouts without a trace; ``found``: what tracing said of each, with a ``summary`` of the reason.
+    ``failed``: layouts without a trace; ``found``: what tracing said of each.
     """
     groups: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
     for point in failed:
-        groups[point in measured, str(found[point]["summary"])].append(point.label())
+        groups[point in measured, found[point].summary].append(point.label())
     notes, left_out = [], {}
     for (whole, reason), labels in groups.items():
         names = _names(labels)
@@ -29,11 +29,11 @@ def tell_untraced(
     return notes, left_out
 
 
-def tell_refused(refused: Mapping[MeasuredAt, Mapping[str, Any]]) -> dict[str, str]:
-    """``{layouts: reason}`` of layouts that Megatron itself does not take."""
+def tell_refused(refused: Mapping[MeasuredAt, TraceResult]) -> dict[str, str]:
+    """Return ``{layouts: reason}`` of layouts that Megatron itself does not take."""
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for point, result in refused.items():
-        groups[str(result["summary"])].append(point.label())
+        groups[result.summary].append(point.label())
     return {_names(labels): f"Megatron refuses it: {reason}" for reason, labels in groups.items()}
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
-from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.records import PLAIN, TraceResult, VariantName, read_trace, trace_of
 from mindspeed_autoparallel.progress import changes_logged
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
@@ -28,7 +29,6 @@ from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
 
-PLAIN = "none"
 _PLACES = (
     "--auto-tuning",
     "--nnodes",
@@ -52,11 +52,6 @@ _LOGGER = logging.getLogger(__name__)
 _MAX_PROCESSES = 8
 
 
-def variant_name(family: str, kind: str) -> str:
-    """Of a family of configurations under a recompute kind."""
-    return f"{family}|{kind}"
-
-
 def measure_task(
     request: TuningRequest,
     points: tuple[MeasuredAt, ...],
@@ -64,7 +59,7 @@ def measure_task(
     num_layers: int = MIN_LAYERS,
     kinds: Mapping[str, Sequence[int]] | None = None,
 ) -> MeasureTask:
-    """The first ``num_layers`` layers of the model at ``points``; ``kinds``: of all its layers, by stack."""
+    """Return the first ``num_layers`` layers of the model at ``points``; ``kinds``: of all its layers, by stack."""
     return MeasureTask(
         points=points,
         result_dir=str(folder),
@@ -79,12 +74,12 @@ class Traces:
     """The traces of a request."""
 
     def __init__(self, request: TuningRequest, plan: SearchPlan, room_bytes: int) -> None:
-        """``room_bytes``: of a device for the training; where it is plenty, recompute is not traced."""
+        """Take ``room_bytes`` of a device for the training; where that is plenty, recompute is not traced."""
         self.request = request
         self.plan = plan
         self.room_bytes = room_bytes
         self.variants = {
-            variant_name(way.title, kind): {**way.settings, **recompute}
+            str(VariantName(way.title, kind)): {**way.settings, **recompute}
             for way in plan.ways
             for kind, recompute in {PLAIN: {}, **plan.recompute}.items()
         }
@@ -93,14 +88,17 @@ class Traces:
         self._task = measure_task(request, plan.points, self.folder)
         self._handout = Handout(self.folder / "handout")
 
-    def read(self) -> dict[MeasuredAt, dict[str, Any]]:
-        """The finished points, failed ones too, unless they lack what was not needed when there was more room."""
+    def read(self) -> dict[MeasuredAt, TraceResult]:
+        """Return the finished points, failed ones too, unless they lack what more headroom made unnecessary."""
         files = {point: self._task.result_file(point) for point in self._task.points}
-        found = {point: read_json(file, "trace") for point, file in files.items() if file.exists()}
-        return {point: result for point, result in found.items() if result.get("room_bytes", 0) <= self.room_bytes}
+        found = {point: read_trace(file) for point, file in files.items() if file.exists()}
+        return {point: result for point, result in found.items() if result.room_bytes <= self.room_bytes}
 
-    def take(self, launches: Launches) -> dict[MeasuredAt, dict[str, Any]]:
-        """Trace what is missing in a few processes; a point that ends its process is recorded and passed over."""
+    def take(self, launches: Launches) -> tuple[dict[MeasuredAt, TraceResult], dict[str, str]]:
+        """Trace what is missing in a few processes; a point that ends its process is recorded and passed over.
+
+        Returns the points that Megatron takes, traced or not, and ``{layouts: reason}`` of the others.
+        """
         self._forget_given_up()
         found = self.read()
         if found:
@@ -126,7 +124,7 @@ class Traces:
         return self._without_refused(found)
 
     def _round(self, launches: Launches, points: list[MeasuredAt], number: int) -> list[Ended]:
-        """``number`` processes share ``points``, each beginning at its own; how each of them ended."""
+        """Let ``number`` processes share ``points``, each beginning at its own; return how each of them ended."""
         self._handout.lay_out(points, number)
         try:
             starts = [process * len(points) // number for process in range(number)]
@@ -142,14 +140,16 @@ class Traces:
         finally:
             self._handout.clear()
 
-    def _without_refused(self, found: dict[MeasuredAt, dict[str, Any]]) -> dict[MeasuredAt, dict[str, Any]]:
-        """What Megatron refuses is left out and not measured."""
-        refused = {point: result for point, result in found.items() if result.get("refused")}
-        self.plan.left_out.update(tell_refused(refused))
+    def _without_refused(
+        self, found: dict[MeasuredAt, TraceResult]
+    ) -> tuple[dict[MeasuredAt, TraceResult], dict[str, str]]:
+        """Leave out what Megatron refuses: it is not measured."""
+        refused = {point: result for point, result in found.items() if result.failure and result.failure.refused}
         if len(refused) == len(found):
-            reasons = "; ".join(sorted({str(result["summary"]) for result in refused.values()}))
+            reasons = "; ".join(sorted({result.summary for result in refused.values()}))
             raise ConfigError(f"Megatron refuses this model in every layout: {reasons}")
-        return {point: result for point, result in found.items() if point not in refused}
+        taken = {point: result for point, result in found.items() if point not in refused}
+        return taken, tell_refused(refused)
 
     def _progress(self, missing: list[MeasuredAt]) -> Callable[[], str]:
         files, started = [self._task.result_file(point) for point in missing], time.time()
@@ -169,18 +169,18 @@ class Traces:
         }
 
     def _wanted(self, point: MeasuredAt) -> list[str]:
-        """Variants that differ at ``point``; the script's own comes first."""
-        titles = [way.title for way in self.plan.ways if way.matters(point)]
-        return [name for name in self.variants if name.rsplit("|", 1)[0] in titles]
+        """Return variants that differ at ``point``; the script's own comes first."""
+        titles = [way.title for way in self.plan.ways if way.applies_to(point)]
+        return [name for name in self.variants if VariantName.parse(name).variant in titles]
 
     def _forget_given_up(self) -> None:
-        """What ended or hung in an earlier run is tried again: a longer time limit or another machine may do."""
+        """Try again what ended or hung in an earlier run: a longer time limit or another machine may do."""
         for point, result in self.read().items():
-            if result.get("given_up"):
+            if result.given_up:
                 self._task.result_file(point).unlink()
 
-    def _give_up(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, Any]:
-        result: dict[str, Any] = {
+    def _give_up(self, point: MeasuredAt, outcome: LaunchOutcome) -> TraceResult:
+        result = {
             "at": asdict(point),
             "status": "failed",
             "given_up": True,
@@ -189,7 +189,7 @@ class Traces:
             "variants": {},
         }
         write_json_atomic(self._task.result_file(point), result)
-        return result
+        return trace_of(result, point.label())
 
     def _key(self) -> str:
         digest = hash_of_sources(Path(sys.argv[0]))
@@ -230,7 +230,7 @@ def _release(package: str) -> str:
 
 
 def without_places(argv: Sequence[str]) -> list[str]:
-    """A command line without flags that only say where something is, or what is searched anyway."""
+    """Return a command line without flags that only say where something is, or what is searched anyway."""
     kept, skip = [], False
     for word in argv:
         if word.startswith("--"):

@@ -26,8 +26,8 @@ _MEGATRONS_MODULES = ("core_attn",)
 """What it recomputes of every layer where no modules are named."""
 
 
-def as_given(arguments: argparse.Namespace, space: Space, cluster: Cluster, batch: int) -> Found | str:
-    """How the script would train on ``cluster`` by its own flags, fitting or not; or why that is not known."""
+def user_baseline(arguments: argparse.Namespace, space: Space, cluster: Cluster, batch: int) -> Found | str:
+    """Return how the script would train on ``cluster`` by its own flags, fitting or not; or why that is not known."""
     own = vars(arguments)
     for name in _OWN_STAGES:
         if own.get(name):
@@ -102,7 +102,7 @@ def _priced(configuration: Configuration, own: Mapping[str, Any], cluster: Clust
 
 
 def _recompute(own: Mapping[str, Any]) -> tuple[str, int]:
-    """A kind of ``spec.recompute``, and of how many layers of a stage; 0: of all."""
+    """Return a kind of ``spec.recompute``, and of how many layers of a stage; 0: of all."""
     granularity = own.get("recompute_granularity") or ("selective" if own.get("recompute_activations") else None)
     if granularity is None:
         return "none", 0
@@ -113,7 +113,7 @@ def _recompute(own: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def described(given: Found | str) -> dict[str, Any]:
-    """For the result file."""
+    """Return it as the result file has it."""
     if isinstance(given, str):
         return {"reason": given}
     worst = max(given.evaluation.memory, key=lambda rank: rank.peak_bytes)

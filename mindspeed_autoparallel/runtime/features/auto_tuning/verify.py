@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
+from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
-from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation
+from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation, rewrite
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import without_places
 from mindspeed_autoparallel.runtime.launch import LaunchStatus
@@ -31,20 +32,19 @@ _NUM_STEPS = 16
 """The first is not timed, the second tells memory, and the later half of the others the time."""
 
 
-def verify(
-    request: TuningRequest,
-    picks: Sequence[Recommendation],
-    launches: Launches,
-    device: Any,
-) -> Iterator[dict[str, Any]]:
-    """One launch per configuration that fits the measuring devices; the others say why they were not run.
+def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: Launches, result: dict[str, Any]) -> None:
+    """Launch each configuration that fits the measuring devices; the others say why they were not run.
 
     With fewer devices than ranks the data-parallel size is reduced, and the prediction compared is that of the reduced
-    job. What an earlier run measured of the same command on the same device is not measured again.
+    job. What an earlier run measured of the same command on the same device is not measured again. ``result`` and its
+    files grow with every configuration.
     """
-    sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), fingerprint_of(device).to_json()]
+    sources = [hash_of_sources(Path(sys.argv[0])).hexdigest(), fingerprint_of(current_device()).to_json()]
+    result["verified"] = []
     for number, pick in enumerate(picks, start=1):
-        yield _verified(request, pick, number, launches, sources)
+        result["verified"].append(_verified(request, pick, number, launches, sources))
+        result["num_device_launches"] = launches.num_on_devices
+        rewrite(request.work_dir, result)
 
 
 def _verified(
@@ -87,7 +87,7 @@ def _verified(
 
 
 def reduced_layout(layout: Layout, num_devices: int) -> Layout | None:
-    """``layout`` with the data-parallel size that makes it take exactly ``num_devices``; ``None`` where none does."""
+    """Return ``layout`` with the data-parallel size for exactly ``num_devices``; ``None`` where there is none."""
     shards = layout.num_devices // layout.data_size
     if num_devices % shards:
         return None

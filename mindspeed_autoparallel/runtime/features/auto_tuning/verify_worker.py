@@ -17,7 +17,7 @@ _PATHS = ("load", "save", "tensorboard_dir", "wandb_project")
 
 
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
-    """Handle a task of kind ``verify``: few steps, nothing loaded, saved or evaluated."""
+    """Handle tasks of kind ``verify``: few steps, nothing loaded, saved or evaluated."""
     for name in _PATHS:
         if hasattr(arguments, name):
             setattr(arguments, name, None)

@@ -14,14 +14,15 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.planner.tuner.links import SIZES, link_samples
-from mindspeed_autoparallel.planner.tuner.samples import operator_samples, rows_of
+from mindspeed_autoparallel.planner.tuner.samples import operator_samples
 from mindspeed_autoparallel.profiles.device import COLLECTIVES
-from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
+from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import Fingerprint, fingerprint_of
-from mindspeed_autoparallel.runtime.profiling.calibrate.worker import LINKS_FILE, OPERATORS_FILE, fill
+from mindspeed_autoparallel.runtime.profiling.calibrate.worker import fill, read_links, read_operators
 
 _FINGERPRINT_FILE = "device.json"
 
@@ -43,8 +44,8 @@ def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int,
         outcome = run_local_processes(
             spec, node_rank=0, num_processes=num_processes, num_nodes=1, log_dir=folder / "logs"
         )
-        measured, failed = operator_samples(rows_of(folder / OPERATORS_FILE), "calibrate")
-        links = link_samples(rows_of(folder / LINKS_FILE), "calibrate")
+        measured, failed = operator_samples(read_operators(folder).rows, "calibrate")
+        links = link_samples(read_links(folder).rows, "calibrate")
         if measured or links:
             about = Fingerprint(**read_json(folder / _FINGERPRINT_FILE, "device"))
             base.record(about.device, about.software, [*measured, *links])
@@ -65,7 +66,7 @@ def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int,
 
 
 def main() -> int:
-    """One of the launch's processes."""
+    """Run one of the launch's processes."""
     import torch.distributed as distributed
 
     from mindspeed_autoparallel.files import write_json_atomic
@@ -82,7 +83,7 @@ def main() -> int:
     folder = Path(task["folder"])
     if distributed.get_rank() == 0:
         write_json_atomic(folder / _FINGERPRINT_FILE, fingerprint_of(device).to_json())
-    fill(folder, task["operators"], list(COLLECTIVES), list(SIZES))
+    fill(folder, record_of(task["operators"], "operators of this task", list[Operator]), list(COLLECTIVES), list(SIZES))
     distributed.barrier()
     distributed.destroy_process_group()
     return 0

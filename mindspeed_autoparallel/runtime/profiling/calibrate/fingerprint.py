@@ -18,12 +18,12 @@ class Fingerprint:
     software: str
 
     def to_json(self) -> dict[str, str]:
-        """Return plain JSON."""
+        """Return it as plain JSON."""
         return asdict(self)
 
 
 def fingerprint_of(device: Any) -> Fingerprint:
-    """Return the fingerprint of a device adapter."""
+    """Return the keys of a device adapter."""
     found = device.fingerprint()
     hardware = " ".join(f"{key} {found[key]}" for key in _HARDWARE[1:] if found.get(key))
     return Fingerprint(

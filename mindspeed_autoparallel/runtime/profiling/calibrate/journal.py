@@ -12,7 +12,7 @@ _FILE = "measuring.json"
 """Lies in the folder from before the launch until its figures are in the knowledge base."""
 
 
-class Unfinished:
+class MeasurementJournal:
     """The folder that a launch of ``device`` and ``software`` (keys of the knowledge base) measures into."""
 
     def __init__(self, folder: Path, device: str, software: str) -> None:
@@ -21,19 +21,19 @@ class Unfinished:
         self._about = {"schema_version": 1, "device": device, "software": software}
 
     @property
-    def is_there(self) -> bool:
-        """Whether figures of this device and software lie here that no knowledge base has."""
+    def pending(self) -> bool:
+        """Tell whether figures of this device and software lie here that no knowledge base has."""
         try:
             return self._mark.exists() and read_json(self._mark, "mark of a measuring launch") == self._about
         except ConfigError:
             return False
 
-    def begin(self, results: list[Path]) -> None:
-        """Before a launch that writes ``results``: what earlier ones left, perhaps on another device, goes."""
+    def open(self, results: list[Path]) -> None:
+        """Begin a launch that writes ``results``: what earlier ones left, perhaps on another device, goes."""
         for path in (self.folder / LINKS_FILE, self.folder / OPERATORS_FILE, *results):
             path.unlink(missing_ok=True)
         write_json_atomic(self._mark, self._about)
 
-    def end(self) -> None:
-        """Everything is in the knowledge base."""
+    def commit(self) -> None:
+        """End it: everything is in the knowledge base."""
         self._mark.unlink(missing_ok=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from mindspeed_autoparallel.profiles.calibration_records import LinkRow, OperatorRow, Spread
 from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.runtime.profiling.operator_calls import rebuild_arguments
 
@@ -17,24 +19,24 @@ _NUM_WARMUP = 2
 _NUM_COLLECTIVE_RUNS = 21
 
 
-def replay(operators: Sequence[Operator], device: Any) -> Iterator[dict[str, Any]]:
-    """One row per operator: its times, or the reason why it could not be run; one failure never ends the rest."""
+def replay(operators: Sequence[Operator], device: Any) -> Iterator[OperatorRow]:
+    """Yield one row per operator: its times, or the reason why it could not be run; one failure never ends the rest."""
     import torch
 
     where = torch.device("cpu") if device.name == "cpu" else torch.device(device.name, torch.cuda.current_device())
     for index, operator in enumerate(operators):
-        row: dict[str, Any] = {"name": operator.name, "signature": operator.signature, "sizes": list(operator.sizes)}
+        row = OperatorRow(name=operator.name, signature=operator.signature, sizes=operator.sizes)
         try:
             with torch.no_grad():
-                row |= _times(operator, device, where)
+                row = replace(row, **vars(_times(operator, device, where)))
         except Exception as error:  # out of memory, a kernel that refuses made-up values, an unknown argument
-            row["reason"] = str(error).splitlines()[0] if str(error) else type(error).__name__
+            row = replace(row, reason=str(error).splitlines()[0] if str(error) else type(error).__name__)
         yield row
         if (index + 1) % 200 == 0:
             print(f"replayed {index + 1} of {len(operators)} operators", flush=True)
 
 
-def _times(operator: Operator, device: Any, where: Any) -> dict[str, Any]:
+def _times(operator: Operator, device: Any, where: Any) -> Spread:
     function = _function(operator.name)
     args, kwargs = rebuild_arguments(operator, where)
     for _ in range(_NUM_WARMUP):
@@ -62,22 +64,22 @@ def _function(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
 
-def spread(samples_us: Iterable[float], num_runs: int) -> dict[str, Any]:
-    """Median, 10th and 90th percentile."""
+def spread(samples_us: Iterable[float], num_runs: int) -> Spread:
+    """Return the median, the 10th and the 90th percentile."""
     ordered = sorted(max(sample, 1e-3) for sample in samples_us)
     last = len(ordered) - 1
-    return {
-        "median_us": ordered[last // 2],
-        "p10_us": ordered[round(0.1 * last)],
-        "p90_us": ordered[round(0.9 * last)],
-        "num_runs": num_runs,
-    }
+    return Spread(
+        median_us=ordered[last // 2],
+        p10_us=ordered[round(0.1 * last)],
+        p90_us=ordered[round(0.9 * last)],
+        num_runs=num_runs,
+    )
 
 
 def sample_collectives(
     kinds: Sequence[str], sizes: Sequence[int], device: Any, num_processes_per_node: int
-) -> Iterator[dict[str, Any]]:
-    """One row per collective, tier and size; called on every rank, and the same on every rank.
+) -> Iterator[LinkRow]:
+    """Yield one row per collective, tier and size; called on every rank, and the same on every rank.
 
     Tier ``intra``: the ranks of a node (every node at once); ``inter``: the first ranks of the nodes, one each.
     """
@@ -102,12 +104,12 @@ def sample_collectives(
                 if tier in groups:
                     members, group = groups[tier]
                     times = _sample(kind, size, members, group, device)
-                    yield {"kind": kind, "tier": tier, "ranks": len(members), "size_bytes": size, **times}
+                    yield LinkRow(kind=kind, tier=tier, ranks=len(members), size_bytes=size, **vars(times))
     for _, group in groups.values():
         distributed.destroy_process_group(group)  # its threads would take time from what is measured next
 
 
-def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -> dict[str, Any]:
+def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -> Spread:
     import torch.distributed as distributed
 
     call = _call(kind, size, members, group)
@@ -124,7 +126,7 @@ def _sample(kind: str, size: int, members: list[int], group: Any, device: Any) -
 
 
 def _call(kind: str, size: int, members: list[int], group: Any) -> Callable[[], Any]:
-    """The call with tensors of ``size`` bytes (the gathered or scattered one, where they differ)."""
+    """Return the call with tensors of ``size`` bytes (the gathered or scattered one, where they differ)."""
     import torch
     import torch.distributed as distributed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.profiles.calibration_records import LinkRow, LinkRows, OperatorRow, OperatorRows
 from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.records import json_of, read_record, record_of
 from mindspeed_autoparallel.runtime.profiling.calibrate.replay import replay, sample_collectives
 from mindspeed_autoparallel.runtime.profiling.measure import worker
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import shorten
@@ -26,15 +29,18 @@ _SAVE_EVERY_S = 1.0
 
 
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
-    """Handler of tasks of kind ``calibrate``."""
+    """Handle tasks of kind ``calibrate``."""
     balance_routing()
     worker.prepare(arguments, data["measure"])
 
+    operators = record_of(data["operators"], "operators of this task", list[Operator])
+    pipelines = record_of(data["pipelines"], "pipelines of this task", list[Pipeline])
+
     def take_over(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> None:
-        fill(Path(task.result_dir), data["operators"], data["collectives"], data["sizes"])
+        fill(Path(task.result_dir), operators, data["collectives"], data["sizes"])
         if data["measure_points"]:
             built = worker.measure_all(task, forward_step, config, built)
-        for pipeline in map(Pipeline.from_json, data["pipelines"]):  # last: not every model may run so
+        for pipeline in pipelines:  # last: not every model may run so
             release(built.model, built.optimizer)
             del built  # what refers to the old groups keeps their threads
             built = _cut(pipeline)
@@ -43,7 +49,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     worker.measuring().take_over = take_over
 
 
-def fill(folder: Path, operators: list[dict[str, Any]], collectives: list[str], sizes: list[int]) -> None:
+def fill(folder: Path, operators: list[Operator], collectives: list[str], sizes: list[int]) -> None:
     """Replay ``operators`` on rank 0, then sample ``collectives`` on all ranks.
 
     The files grow while that goes on, whole at every moment, so that a launch that hangs leaves what it finished.
@@ -54,10 +60,7 @@ def fill(folder: Path, operators: list[dict[str, Any]], collectives: list[str], 
 
     device, rank = current_device(), distributed.get_rank()
     if rank == 0 and operators:
-        wanted = [
-            Operator(name=item["name"], signature=item["signature"], sizes=tuple(item["sizes"])) for item in operators
-        ]
-        _keep(folder / OPERATORS_FILE, replay(wanted, device))
+        _keep(folder / OPERATORS_FILE, replay(operators, device))
     if collectives and distributed.get_world_size() > 1:
         rows = sample_collectives(collectives, sizes, device, int(os.environ["LOCAL_WORLD_SIZE"]))
         # Every rank takes part in every sample; the first one writes them down.
@@ -65,8 +68,23 @@ def fill(folder: Path, operators: list[dict[str, Any]], collectives: list[str], 
     distributed.barrier()
 
 
+def read_operators(folder: Path, since: float = 0.0) -> OperatorRows:
+    """Return what was replayed into ``folder``; nothing where no launch came to that after ``since``."""
+    path = folder / OPERATORS_FILE
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_mtime >= since:
+            return read_record(path, "calibration", OperatorRows)
+    return OperatorRows()
+
+
+def read_links(folder: Path) -> LinkRows:
+    """Return what was sampled into ``folder``; nothing where no launch came to that."""
+    path = folder / LINKS_FILE
+    return read_record(path, "calibration", LinkRows) if path.exists() else LinkRows()
+
+
 def _cut(pipeline: Pipeline) -> Built:
-    """The model in stages, in the place of what was built before."""
+    """Build the model in stages, in the place of what was built before."""
     import torch.distributed as distributed
     from megatron.training import get_args
 
@@ -75,8 +93,8 @@ def _cut(pipeline: Pipeline) -> Built:
     return rebuild(session.calls, arguments, pipeline.at, distributed.get_world_size(), pipeline.stages)
 
 
-def _keep(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    kept: list[dict[str, Any]] = []
+def _keep(path: Path, rows: Iterable[OperatorRow | LinkRow]) -> None:
+    kept: list[OperatorRow | LinkRow] = []
     saved_at = time.monotonic()
     for row in rows:
         kept.append(row)
@@ -87,5 +105,12 @@ def _keep(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     print(f"wrote {len(kept)} rows to {path}", flush=True)
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    write_json_atomic(path, {"schema_version": CALIBRATION_SCHEMA_VERSION, "rows": rows})
+def _write(path: Path, rows: list[OperatorRow | LinkRow]) -> None:
+    write_json_atomic(path, {"schema_version": CALIBRATION_SCHEMA_VERSION, "rows": [_as_written(row) for row in rows]})
+
+
+def _as_written(row: OperatorRow | LinkRow) -> dict[str, Any]:
+    """Return ``row`` as its file has it: without times where it could not be run, without a reason where it could."""
+    failed = isinstance(row, OperatorRow) and bool(row.reason)
+    kept = ("name", "signature", "sizes", "reason")
+    return {name: value for name, value in json_of(row).items() if (name in kept if failed else name != "reason")}

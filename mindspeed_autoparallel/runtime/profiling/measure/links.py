@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+from mindspeed_autoparallel.profiles.device import Collective
 
 _SMALL_BYTES = 4 * 1024
 _LARGE_BYTES = 4 * 1024 * 1024
 _REPEATS = 5
 
 
-def measure_links(device: Any, num_processes_per_node: int) -> dict[str, dict[str, dict[str, float]]]:
-    """``{tier: {operation: {latency_us, bytes_per_s}}}`` for ``p2p`` and ``all_reduce``; collective on all ranks."""
+def measure_links(device: Any, num_processes_per_node: int) -> dict[str, dict[str, Collective]]:
+    """Return ``{tier: {operation: cost}}`` for ``p2p`` and ``all_reduce``; collective on all ranks."""
     import torch
     import torch.distributed as distributed
 
     world_size, rank = distributed.get_world_size(), distributed.get_rank()
-    result: dict[str, dict[str, dict[str, float]]] = {}
+    result: dict[str, dict[str, Collective]] = {}
     if world_size == 1:
         return result
     where = {"device": torch.cuda.current_device()}
@@ -45,11 +48,11 @@ def measure_links(device: Any, num_processes_per_node: int) -> dict[str, dict[st
     # One rank moves 2 (n - 1) / n of the buffer; the bandwidth is that of its link.
     moved = 2 * (world_size - 1) / world_size
     fitted = _fit(reduce, device)
-    result.setdefault(tier, {})["all_reduce"] = {**fitted, "bytes_per_s": fitted["bytes_per_s"] * moved}
+    result.setdefault(tier, {})["all_reduce"] = replace(fitted, bytes_per_s=fitted.bytes_per_s * moved)
     return result
 
 
-def _fit(operation: Callable[[int], None], device: Any) -> dict[str, float]:
+def _fit(operation: Callable[[int], None], device: Any) -> Collective:
     import torch.distributed as distributed
 
     seconds = []
@@ -67,4 +70,4 @@ def _fit(operation: Callable[[int], None], device: Any) -> dict[str, float]:
         seconds.append(min(samples))
     small, large = seconds
     slope = max((large - small) / (_LARGE_BYTES - _SMALL_BYTES), 1e-13)
-    return {"latency_us": max(0.0, small - slope * _SMALL_BYTES) * 1e6, "bytes_per_s": 1.0 / slope}
+    return Collective(latency_us=max(0.0, small - slope * _SMALL_BYTES) * 1e6, bytes_per_s=1.0 / slope)

@@ -16,7 +16,8 @@ from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, Stages
+from mindspeed_autoparallel.profiles.calibration_records import Stages
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built
 from mindspeed_autoparallel.runtime.profiling.measure.steps import step_arguments
 
 _NUM_WARMUP, _NUM_TIMED = 2, 7
@@ -31,13 +32,8 @@ class Pipeline:
     stages: Stages
     num_layers: int
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Pipeline:
-        """Inverse of ``dataclasses.asdict``."""
-        return cls(at=MeasuredAt(**data["at"]), stages=Stages(**data["stages"]), num_layers=data["num_layers"])
-
     def result_file(self, folder: Path) -> Path:
-        """Where its times go."""
+        """Return where its times go."""
         size, chunks = self.stages.pipeline_size, self.stages.virtual_size
         return folder / f"pipeline_PP{size}_VPP{chunks}_{self.at.label().replace(' ', '_')}.json"
 
@@ -90,7 +86,7 @@ def time_pipeline(pipeline: Pipeline, built: Built, forward_step: Callable[..., 
 
 
 def _medians(steps: list[dict[str, list[float]]]) -> dict[str, Any]:
-    """Of every position in the step; what there is once is a number."""
+    """Return the median of every position in the step; what there is once is a number."""
     found: dict[str, Any] = {
         f"{name}_us": [statistics.median(values) for values in zip(*(step[name] for step in steps), strict=True)]
         for name in _PARTS
@@ -109,14 +105,14 @@ class _Watch:
         self._readings: dict[str, list[tuple[Any, Any]]] = {name: [] for name in _PARTS}
 
     def times_us(self) -> dict[str, list[float]]:
-        """After the step, in the order things ran."""
+        """Return times after the step, in the order things ran."""
         return {
             name: [self._device.seconds_between(*pair) * 1e6 for pair in pairs]
             for name, pairs in self._readings.items()
         }
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, read before and after."""
+        """Return ``function`` with clock readings before and after."""
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -129,12 +125,12 @@ class _Watch:
         return run
 
     def watched(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of ``train_step`` with the schedule watched."""
+        """Return arguments of ``train_step`` with the schedule watched."""
         return {**given, "forward_backward_func": self.timed("schedule", given["forward_backward_func"])}
 
     @contextlib.contextmanager
     def around(self, given: dict[str, Any]) -> Iterator[None]:
-        """Inside, passes, the end of the schedule and the optimizer are watched."""
+        """Watch passes, the end of the schedule and the optimizer inside the block."""
         from megatron.core.distributed import finalize_model_grads
         from megatron.core.pipeline_parallel import schedules
 

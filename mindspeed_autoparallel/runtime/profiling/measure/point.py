@@ -5,10 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mindspeed_autoparallel.profiles import layer_block
+from mindspeed_autoparallel.profiles.records import (
+    BlockParameters,
+    BlockRecord,
+    ModuleRecord,
+    OptimizerRecord,
+    ParameterCount,
+    PointResult,
+    StepsRecord,
+)
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built
@@ -29,8 +38,8 @@ _NUM_STEPS = 3
 
 def measure_point(
     built: Built, forward_step: Callable[..., Any], arguments: Any, device: Any, task: MeasureTask
-) -> dict[str, Any]:
-    """Everything about one layout as plain JSON (see ``search.profile_building`` for its reader)."""
+) -> PointResult:
+    """Measure everything about one layout but the links between ranks."""
     chunks = built.model if isinstance(built.model, list) else [built.model]
     model = unwrap(chunks)
     stacks = find_stacks(model, task.kinds)
@@ -48,33 +57,25 @@ def measure_point(
     microbatch.iterator = largest_of_next(microbatch.iterator)
     tracked = microbatch.run(tracked=True)
     kept = resident_bytes(model, built.optimizer)
-    ratio = bytes_per_parameter(model, built.optimizer, num_optimizer_shards(arguments))
+    shards = num_optimizer_shards(arguments)
     parameters = parameters_by_block(model, stacks, order)
     costs = block_costs(timed, tracked, device.seconds_between)
-    steps = whole_steps(built, forward_step, arguments, device) if task.with_steps else {}
-    return {
-        "modules": [
-            {
-                **describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
-                "side_bytes": tracked.side_bytes.get(stack.name, (0, 0)),
-            }
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return PointResult(
+        modules=tuple(
+            describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch, tracked)
             for stack in tracked.stacks
-        ],
-        "batch_bytes": batch_bytes(tracked),
-        "bytes_per_trained_parameter": {"gradient": ratio.gradient, "optimizer": ratio.optimizer},
-        "optimizer": {
-            "step_us": optimizer_us,
-            "finalize_us": finalize_us,
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-            // num_optimizer_shards(arguments),
-        },
-        "steps": steps,
-        "relative_times": _relative_times(timed, device.seconds_between),
-        "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
-        "workspace_bytes": workspace_bytes(),
-        "host_bytes": max(0, tracked.marks["forward begin"].live_bytes - kept - workspace_bytes()),
-        "memory_capacity_bytes": device.total_memory_bytes(),
-    }
+        ),
+        batch_bytes=batch_bytes(tracked),
+        bytes_per_trained_parameter=bytes_per_parameter(model, built.optimizer, shards),
+        optimizer=OptimizerRecord(step_us=optimizer_us, finalize_us=finalize_us, parameter_bytes=trained // shards),
+        steps=whole_steps(built, forward_step, arguments, device) if task.with_steps else StepsRecord(),
+        relative_times=_relative_times(timed, device.seconds_between),
+        tied_embeddings=not getattr(arguments, "untie_embeddings_and_output_weights", False),
+        workspace_bytes=workspace_bytes(),
+        host_bytes=max(0, tracked.marks["forward begin"].live_bytes - kept - workspace_bytes()),
+        memory_capacity_bytes=device.total_memory_bytes(),
+    )
 
 
 class Microbatch:
@@ -94,7 +95,7 @@ class Microbatch:
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def run(self, tracked: bool, *, forward_only: bool = False) -> Run:
-        """One microbatch; ``tracked`` also follows live memory, which makes times meaningless."""
+        """Run one microbatch; ``tracked`` also follows live memory, which makes times meaningless."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.utils import get_model_config
 
@@ -134,7 +135,7 @@ class Microbatch:
 
 
 def _step(chunks: list[Any], optimizer: Any, device: Any) -> tuple[float, float]:
-    """Microseconds of finalizing gradients (with their reduction) and of the optimizer's step."""
+    """Return microseconds of finalizing gradients (with their reduction) and of the optimizer's step."""
     from megatron.core.distributed import finalize_model_grads
 
     times = []
@@ -160,51 +161,53 @@ def num_optimizer_shards(arguments: Any) -> int:
 
 def describe_stack(
     stack: Stack,
-    costs: dict[str, dict[str, float]],
-    parameters: dict[str, list[Any]],
-    shapes: dict[str, tuple[int, ...]],
-    arguments: Any,
-) -> dict[str, Any]:
-    config = stack.config
-    shape = shapes.get(f"{stack.name} 1", ())
+    costs: Mapping[str, Mapping[str, float]],
+    parameters: Mapping[str, list[Any]],
+    microbatch: Microbatch,
+    tracked: Run,
+) -> ModuleRecord:
+    """Return a stack as a module: sizes, and figures and parameters by block; ``costs``: as ``block_costs`` gives."""
+    config, arguments = stack.config, microbatch.arguments
+    shape = microbatch.shapes.get(f"{stack.name} 1", ())
     # [sequence, batch, hidden]; a packed encoder has batch 1 and all tokens of the microbatch in the sequence.
     split = arguments.tensor_model_parallel_size if getattr(config, "sequence_parallel", False) else 1
     tokens = shape[0] * shape[1] * split * arguments.context_parallel_size if len(shape) == 3 else 0
     layers = Counter(map(layer_block, stack.kinds))
-    blocks = {
-        block: {**costs[block], "parameters": _count(parameters[block], layers.get(block, 1))}
-        for block in blocks_of(stack)
-    }
-    return {
-        "name": stack.name,
-        "result_key": stack.result_key,
-        "frozen": stack.frozen,
-        "num_layers": len(stack.layers),
-        "kinds": stack.kinds,
-        "hidden_size": int(shape[-1]) if shape else 0,
-        "tokens_per_sample": tokens // arguments.micro_batch_size,
-        "num_heads": int(getattr(config, "num_attention_heads", 0) or 0),
-        "num_kv_heads": int(getattr(config, "num_query_groups", 0) or 0),
-        "num_experts": int(getattr(config, "num_moe_experts", 0) or 0),
-        "blocks": blocks,
-    }
+    return ModuleRecord(
+        name=stack.name,
+        result_key=stack.result_key,
+        frozen=stack.frozen,
+        num_layers=len(stack.layers),
+        kinds=stack.kinds,
+        hidden_size=int(shape[-1]) if shape else 0,
+        tokens_per_sample=tokens // arguments.micro_batch_size,
+        num_heads=int(getattr(config, "num_attention_heads", 0) or 0),
+        num_kv_heads=int(getattr(config, "num_query_groups", 0) or 0),
+        num_experts=int(getattr(config, "num_moe_experts", 0) or 0),
+        side_bytes=tracked.side_bytes.get(stack.name, (0, 0)),
+        blocks={
+            block: BlockRecord(**costs[block], parameters=_count(parameters[block], layers.get(block, 1)))
+            for block in blocks_of(stack)
+        },
+    )
 
 
-def _count(parameters: list[Any], divisor: int) -> dict[str, dict[str, int]]:
-    """Numbers and bytes per layer, dense and expert parameters (Megatron marks experts with ``allreduce=False``)."""
-    counts = {}
-    for kind, expert in (("dense", False), ("expert", True)):
+def _count(parameters: list[Any], divisor: int) -> BlockParameters:
+    """Count parameters per layer, dense and expert ones (Megatron marks experts with ``allreduce=False``)."""
+
+    def count(expert: bool) -> ParameterCount:
         own = [parameter for parameter in parameters if (not getattr(parameter, "allreduce", True)) is expert]
-        counts[kind] = {
-            "num_parameters": sum(parameter.numel() for parameter in own) // divisor,
-            "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in own) // divisor,
-            "num_trained": sum(parameter.numel() for parameter in own if parameter.requires_grad) // divisor,
-        }
-    return counts
+        return ParameterCount(
+            num_parameters=sum(parameter.numel() for parameter in own) // divisor,
+            parameter_bytes=sum(parameter.numel() * parameter.element_size() for parameter in own) // divisor,
+            num_trained=sum(parameter.numel() for parameter in own if parameter.requires_grad) // divisor,
+        )
+
+    return BlockParameters(dense=count(False), expert=count(True))
 
 
-def _relative_times(timed: list[Run], seconds_between: Callable[[Any, Any], float]) -> dict[str, list[float]]:
-    """Per stack: forward time of its layers in every timed microbatch, relative to their mean."""
+def _relative_times(timed: list[Run], seconds_between: Callable[[Any, Any], float]) -> dict[str, tuple[float, ...]]:
+    """Return per stack: forward time of its layers in every timed microbatch, relative to their mean."""
     result = {}
     for stack in timed[0].stacks:
         seconds = [
@@ -212,5 +215,5 @@ def _relative_times(timed: list[Run], seconds_between: Callable[[Any, Any], floa
             for run in timed
         ]
         mean = sum(seconds) / len(seconds)
-        result[stack.name] = [value / mean if mean > 0 else 1.0 for value in seconds]
+        result[stack.name] = tuple(value / mean if mean > 0 else 1.0 for value in seconds)
     return result

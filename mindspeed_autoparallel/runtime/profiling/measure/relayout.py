@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.calibration_records import Stages
 
 
 @dataclass
@@ -41,20 +42,6 @@ class HostCalls:
         """Remember the call and make it."""
         setattr(self, name, RecordedCall(function, args, dict(kwargs)))
         return function(*args, **kwargs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """How a model is cut into pipeline stages."""
-
-    pipeline_size: int = 1
-    virtual_size: int = 1
-    num_microbatches: int = 1
-
-    @property
-    def interleaved(self) -> bool:
-        """Whether a rank has several chunks of the model."""
-        return self.virtual_size > 1
 
 
 WHOLE = Stages()
@@ -139,7 +126,7 @@ def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int
 
 
 def _iterator_of_chunk(recorded: RecordedCall, chunk: int) -> Any:
-    """As Megatron asks for it: the provider is told its chunk."""
+    """Build it as Megatron asks for it: the provider is told its chunk."""
     provider, *rest = recorded.args
     of_chunk = functools.partial(provider, vp_stage=chunk)
     vars(of_chunk).update(vars(provider))
@@ -166,7 +153,7 @@ def tear_down(parallel_state: Any) -> None:
 
 
 def _groups(module: Any) -> list[Any]:
-    """Every process group a module's variables refer to, once."""
+    """Return every process group a module's variables refer to, once."""
     from torch.distributed import ProcessGroup
 
     found = [*vars(module).values()]
@@ -176,7 +163,7 @@ def _groups(module: Any) -> list[Any]:
 
 
 def set_num_microbatches(arguments: Any) -> None:
-    """As many as the arguments' batch sizes make."""
+    """Set as many as the arguments' batch sizes make."""
     from megatron.core import num_microbatches_calculator as calculator
 
     calculator.destroy_num_microbatches_calculator()

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.profiles import layer_block
+from mindspeed_autoparallel.profiles.records import BytesPerParameter
 from mindspeed_autoparallel.runtime.profiling.measure.costs import blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 
-@dataclass(frozen=True)
-class BytesPerParameter:
-    """What a trained parameter costs beside itself, measured on this optimizer."""
-
-    gradient: float
-    optimizer: float
-    """Whole, before a distributed optimizer splits it."""
-
-
 def parameters_by_block(model: Any, stacks: Iterable[Stack], executed: list[str]) -> dict[str, dict[str, list[Any]]]:
-    """Parameters of pre, of all layers of a kind, and of post of every stack; each parameter once.
+    """Return parameters of pre, of all layers of a kind, and of post of every stack; each parameter once.
 
     ``executed``: paths of modules and ``<stack> first`` in the order they ran (see ``execution_order``).
     """
@@ -46,7 +37,7 @@ def parameters_by_block(model: Any, stacks: Iterable[Stack], executed: list[str]
 
 
 def _place(path: str, executed: list[str], stacks: list[Stack]) -> tuple[str, str]:
-    """The block of a module outside the layers: by when it ran, and by whose child it is."""
+    """Return the block of a module outside the layers: by when it ran, and by whose child it is."""
     owners = [stack for stack in stacks if stack.path.split(".")[0] == path.split(".")[0]]
     ran = executed.index(path) if path in executed else -1
     for stack in owners or stacks:
@@ -57,7 +48,7 @@ def _place(path: str, executed: list[str], stacks: list[Stack]) -> tuple[str, st
 
 
 def execution_order(model: Any, stacks: Iterable[Stack]) -> tuple[list[str], list[Any]]:
-    """A list that fills with module paths as they run, and the hook handles to remove afterwards."""
+    """Return a list that fills with module paths as they run, and the hook handles to remove afterwards."""
     order: list[str] = []
     handles = [
         module.register_forward_pre_hook(lambda module, args, path=path: order.append(path))
@@ -71,14 +62,14 @@ def execution_order(model: Any, stacks: Iterable[Stack]) -> tuple[list[str], lis
 
 
 def bytes_per_parameter(model: Any, optimizer: Any, num_replicas: int, missing_bytes: int = 0) -> BytesPerParameter:
-    """Gradient and optimizer bytes of a trained parameter after a step was taken.
+    """Return gradient and optimizer bytes of a trained parameter after a step was taken.
 
     ``num_replicas``: ranks a distributed optimizer splits its state over; 1 for a whole one. ``missing_bytes``: state
     that the first step would create, where none was taken.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
-        return BytesPerParameter(0.0, 0.0)
+        return BytesPerParameter(gradient=0.0, optimizer=0.0)
     count = sum(parameter.numel() for parameter in trained)
     gradients = sum(_gradient_bytes(parameter) for parameter in trained)
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
@@ -88,11 +79,11 @@ def bytes_per_parameter(model: Any, optimizer: Any, num_replicas: int, missing_b
         if tensor.untyped_storage()._cdata not in own
     }
     state_bytes = sum(storages.values()) + missing_bytes
-    return BytesPerParameter(gradients / count, _nearly_whole(state_bytes * num_replicas / count))
+    return BytesPerParameter(gradient=gradients / count, optimizer=_nearly_whole(state_bytes * num_replicas / count))
 
 
 def resident_bytes(model: Any, optimizer: Any) -> int:
-    """Parameters, their gradients and optimizer state of this rank, as they are now; each storage once."""
+    """Return parameters, their gradients and optimizer state of this rank, as they are now; each storage once."""
     tensors = list(model.parameters())
     tensors += [parameter.main_grad for parameter in tensors if getattr(parameter, "main_grad", None) is not None]
     buffers = {tensor.untyped_storage()._cdata for tensor in tensors}
@@ -107,7 +98,7 @@ def resident_bytes(model: Any, optimizer: Any) -> int:
 
 
 def workspace_bytes() -> int:
-    """Megatron's global memory buffer: one storage per use and type, as large as its largest use so far.
+    """Return Megatron's global memory buffer: one storage per use and type, as large as its largest use so far.
 
     Attention scores and gathered sequences go through it, so it grows with the microbatch and outlives it.
     """
@@ -129,7 +120,7 @@ def release(model: Any, optimizer: Any) -> None:
 
 
 def optimizer_tensors(optimizer: Any) -> Iterator[Any]:
-    """Every tensor a Megatron optimizer keeps: moments, and master weights in its parameter groups."""
+    """Yield every tensor a Megatron optimizer keeps: moments, and master weights in its parameter groups."""
     import torch
 
     for part in getattr(optimizer, "chained_optimizers", None) or [optimizer]:

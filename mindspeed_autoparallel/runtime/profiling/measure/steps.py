@@ -8,38 +8,39 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_autoparallel.profiles.records import StepsRecord
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import set_num_microbatches
 
 _NUM_WARMUP, _NUM_TIMED = 1, 5
 NUM_MICROBATCHES = 4
 
 
-def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, device: Any) -> dict[str, float]:
-    """``one_us`` and ``many_us``: medians of the host's own ``train_step`` with one and ``num_microbatches``.
+def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, device: Any) -> StepsRecord:
+    """Time the host's own ``train_step`` with one microbatch and with several; medians.
 
-    Empty where this release's ``train_step`` wants something that is not known here.
+    Nothing is timed where this release's ``train_step`` wants something that is not known here.
     """
     from megatron.core.distributed import finalize_model_grads
     from megatron.training import training
 
     given = step_arguments(built, forward_step)
     if not given:
-        return {}
+        return StepsRecord()
     config = given["config"]
     before, config.finalize_model_grads_func = config.finalize_model_grads_func, finalize_model_grads
     try:
-        times = {}
+        times: dict[str, float] = {}
         for name, number in (("one_us", 1), ("many_us", NUM_MICROBATCHES)):
             _set_num_microbatches(arguments, number)
             times[name] = _median_us(lambda: training.train_step(**given), device)
     finally:
         config.finalize_model_grads_func = before
         _set_num_microbatches(arguments, 1)
-    return {**times, "num_microbatches": NUM_MICROBATCHES}
+    return StepsRecord(**times, num_microbatches=NUM_MICROBATCHES)
 
 
 def step_arguments(built: Any, forward_step: Callable[..., Any]) -> dict[str, Any]:
-    """What the host's own ``train_step`` is called with; empty where this release's wants what is not known here."""
+    """Return what the host's ``train_step`` is called with; empty where this release's wants what is not known."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.utils import get_model_config
     from megatron.training import get_args, training

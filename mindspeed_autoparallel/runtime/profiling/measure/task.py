@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.records import PointResult, record_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +30,12 @@ class MeasureTask:
     """Of every layer of the whole model, by stack, where it is known which compute alike."""
 
     def to_json(self) -> dict[str, Any]:
-        """With the kind that ``runtime.megatron.features`` dispatches on."""
+        """Return it with the kind that ``runtime.megatron.features`` dispatches on."""
         return {"kind": "measure", **asdict(self)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> MeasureTask:
-        """Inverse of ``to_json``."""
+        """Read what ``to_json`` gives."""
         fields = {key: value for key, value in data.items() if key != "kind"}
         return cls(**{**fields, "points": tuple(MeasuredAt(**point) for point in fields["points"])})
 
@@ -42,5 +44,13 @@ class MeasureTask:
         return Path(self.result_dir) / "begun.json"
 
     def result_file(self, point: MeasuredAt) -> Path:
-        """Where the result of ``point`` goes."""
+        """Return where the result of ``point`` goes."""
         return Path(self.result_dir) / f"{point.label().replace(' ', '_')}.json"
+
+
+def read_point(path: Path) -> PointResult | None:
+    """Return the measurement in ``path``; ``None`` where there is none, or the layout could not be measured."""
+    if not path.exists():
+        return None
+    values = read_json(path, "measurement")
+    return record_of(values, f"measurement {path}", PointResult) if values["status"] == "ok" else None

@@ -6,12 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
@@ -84,7 +86,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
 
 
 def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around a set-up function of the host: remembered in a measuring process, passed through elsewhere."""
+    """Remember a set-up function of the host in a measuring process; pass it through elsewhere."""
     session = measuring()
     if session.task is None:
         return wrapped(*args, **kwargs)
@@ -92,7 +94,7 @@ def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
 
 
 def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Around the host's ``train``: in a measuring process it measures every point and ends the process."""
+    """Measure every point where the host's ``train`` begins in a measuring process, and end it."""
     session = measuring()
     if session.task is None:
         return wrapped(*args, **kwargs)
@@ -113,7 +115,7 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def _let_experts_follow() -> None:
-    """Megatron's checks put the first layout's tensor-parallel size where the user gave none for experts."""
+    """Clear the first layout's tensor-parallel size, which Megatron's checks put where none was given for experts."""
     from megatron.training import get_args
 
     arguments = get_args()
@@ -123,7 +125,7 @@ def _let_experts_follow() -> None:
 
 
 def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any, built: Built) -> Built:
-    """Every point of ``task``, one after the other; what was built for the last."""
+    """Measure every point of ``task``, one after the other; returns what was built for the last."""
     import torch
     from megatron.training import get_args
 
@@ -155,13 +157,11 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
             # Other ranks may be inside a collective: end the launch; the coordinator goes on with the next point.
             _finish(task, point, {"status": "out_of_memory", "reason": str(error).splitlines()[0]}, 0)
             sys.exit(OUT_OF_MEMORY_EXIT_CODE)
-        _finish(task, point, {"status": "ok", "links": links, **result}, rank)
+        _finish(task, point, {"status": "ok", **json_of(replace(result, links=links))}, rank)
     return built
 
 
 def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any], rank: int) -> None:
     if rank == 0:
-        from dataclasses import asdict
-
         write_json_atomic(task.result_file(point), {"schema_version": 1, "at": asdict(point), **result})
         print(f"measured {point.label()}: {result['status']}", flush=True)

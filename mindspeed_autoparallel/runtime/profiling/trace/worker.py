@@ -14,15 +14,25 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.records import (
+    BlockCalls,
+    BlockTrace,
+    Calls,
+    CollectiveCalls,
+    Failure,
+    VariantName,
+    json_of,
+)
 from mindspeed_autoparallel.runtime.profiling.measure import worker
-from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
+from mindspeed_autoparallel.runtime.profiling.measure.costs import Interval, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS, fewest_layers, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.point import Microbatch, describe_stack, num_optimizer_shards
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, HostCalls, RecordedCall, rebuild
@@ -36,6 +46,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.state import (
 )
 from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, unwrap
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
+from mindspeed_autoparallel.runtime.profiling.operator_calls import Collective
 from mindspeed_autoparallel.runtime.profiling.trace.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
     Log,
@@ -46,7 +57,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
     silence_timers,
 )
 from mindspeed_autoparallel.runtime.profiling.trace.layer_signatures import kinds_by_computing
-from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import has_room
+from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import fits_without_recompute
 from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
 
 TRACE_SCHEMA_VERSION = 1
@@ -54,7 +65,7 @@ _NUM_ERROR_LINES = 6
 
 
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
-    """Handler of tasks of kind ``trace``: a measuring task on pretended ranks, in several variants."""
+    """Handle tasks of kind ``trace``: a measuring task on pretended ranks, in several variants."""
     session = worker.measuring()
     world_size = int(data["world_size"])
     # The script's launcher started one process; Megatron reads the world from here.
@@ -93,7 +104,7 @@ class _PretendedCalls(HostCalls):
         self._iterators: dict[int, Any] = {}
 
     def record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Pretending begins with the first model; what the data loader reads is real until it is handed over."""
+        """Remember the call and make it; tensors are fake from the first model on, data once it is handed over."""
         if name == "build_data_iterators":
             function = functools.partial(self._real_data, function)
         if name == "setup_model_and_optimizer":
@@ -172,7 +183,7 @@ def _trace_all(
     room_bytes: int,
     take: Callable[[MeasuredAt], bool],
 ) -> None:
-    """``wanted``: variants by point; ``take``: whether a point is left for this process."""
+    """Trace what the queue leaves this process; ``wanted``: variants by point."""
     import torch
     from megatron.training import get_args
 
@@ -188,7 +199,7 @@ def _trace_all(
         result: dict[str, Any] = {"status": "ok", "variants": {}}
         roomy: set[str] = set()
         for variant in names:
-            way = variant.partition("|")[0]
+            way = VariantName.parse(variant).variant
             if way in roomy:
                 result["variants"][variant] = {"status": "not_needed"}
                 result["room_bytes"] = room_bytes
@@ -201,23 +212,20 @@ def _trace_all(
             try:
                 built = rebuild(calls, arguments, point, world_size)
                 traced = _trace(built, forward_step, arguments, calls.pretender, kinds)
-                result["variants"][variant] = traced
-                if has_room(traced, room_bytes):
+                result["variants"][variant] = {"status": "ok", **json_of(traced)}
+                if fits_without_recompute(traced, room_bytes):
                     roomy.add(way)
             except Exception as error:  # whatever the user's code raises in this layout: the others go on
                 built = Built(None, None, None)
-                result["variants"][variant] = {
-                    "status": "failed",
-                    "reason": _reason(error),
-                    "refused": _is_refusal(error),
-                }
+                failure = Failure(reason=_reason(error), refused=_is_refusal(error))
+                result["variants"][variant] = {"status": "failed", **asdict(failure)}
         _finish(task, point, result)
 
 
 def _kinds_of_layers(
     built: Built, forward_step: Callable[..., Any], arguments: Any, pretender: Pretender
 ) -> dict[str, tuple[int, ...]]:
-    """Of the whole model, as the host set it up; empty where no point can be traced, which every point tells."""
+    """Return the kinds of the whole model's layers; empty where no point can be traced, which every point tells."""
     import torch
 
     chunks = built.model if isinstance(built.model, list) else [built.model]
@@ -252,7 +260,7 @@ def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> Non
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Megatron itself says no, as it would on real ranks: there is nothing to measure either."""
+    """Tell whether Megatron itself says no, as it would on real ranks: there is nothing to measure either."""
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
     says_no = isinstance(error, (AssertionError, ValueError, NotImplementedError))
     return says_no and "megatron" in Path(raised_in).parts
@@ -269,8 +277,8 @@ def _trace(
     arguments: Any,
     pretender: Pretender,
     kinds: Mapping[str, Sequence[int]],
-) -> dict[str, Any]:
-    """Blocks of one layout as ``measure_point`` gives them, with calls in the place of times.
+) -> BlockTrace:
+    """Trace the blocks of one layout as ``measure_point`` measures them, with calls in the place of times.
 
     ``kinds``: of every layer of the whole model's stacks.
     """
@@ -290,42 +298,35 @@ def _trace(
     )
     parameters = parameters_by_block(model, stacks, order)
     costs = block_costs([], tracked, lambda start, end: 0.0)
-    table: dict[Any, int] = {}
-    return {
-        "status": "ok",
-        "modules": [
-            {
-                **describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch.shapes, arguments),
-                "kinds": kinds[stack.name],
-                "side_bytes": tracked.side_bytes.get(stack.name, (0, 0)),
-                "calls": {
-                    block: {
-                        direction: _calls(tracked, stack, block, direction, pretender.log, table)
-                        for direction in ("forward", "backward")
-                    }
-                    for block in blocks_of(stack)
-                },
-            }
-            for stack in tracked.stacks
-        ],
-        "operators": [asdict(operator) for operator in table],
-        "batch_bytes": batch_bytes(tracked),
-        "bytes_per_trained_parameter": {"gradient": ratio.gradient, "optimizer": ratio.optimizer},
-        "workspace_bytes": workspace_bytes(),
-        "host_bytes": max(
-            0,
-            tracked.marks["forward begin"].live_bytes - resident_bytes(model, built.optimizer) - workspace_bytes(),
-        ),
-        "trained_parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
-        "tied_embeddings": not getattr(arguments, "untie_embeddings_and_output_weights", False),
-    }
+    table: dict[Operator, int] = {}
+    modules = []
+    for stack in tracked.stacks:
+        calls = {
+            block: BlockCalls(
+                forward=_calls(tracked.forward(stack, block), pretender.log, table),
+                backward=_calls(tracked.backward(stack, block), pretender.log, table),
+            )
+            for block in blocks_of(stack)
+        }
+        module = describe_stack(stack, costs[stack.name], parameters[stack.name], microbatch, tracked)
+        modules.append(replace(module, kinds=tuple(kinds[stack.name]), calls=calls))
+    resident = resident_bytes(model, built.optimizer) + workspace_bytes()
+    return BlockTrace(
+        modules=tuple(modules),
+        operators=tuple(table),
+        batch_bytes=batch_bytes(tracked),
+        bytes_per_trained_parameter=ratio,
+        workspace_bytes=workspace_bytes(),
+        host_bytes=max(0, tracked.marks["forward begin"].live_bytes - resident),
+        trained_parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
+        tied_embeddings=not getattr(arguments, "untie_embeddings_and_output_weights", False),
+    )
 
 
-def _calls(tracked: Run, stack: Any, block: str, direction: str, log: Log, table: dict[Any, int]) -> dict[str, Any]:
-    """``operators``: [place in the table, calls per layer]; ``num_calls``: all, those that compute nothing too."""
-    intervals = getattr(tracked, direction)(stack, block)
+def _calls(intervals: Sequence[Interval], log: Log, table: dict[Operator, int]) -> Calls:
+    """Return what ran within ``intervals`` of equal blocks, per block; ``table``: operators by their place, grows."""
     counts: Counter[int] = Counter()
-    collectives: Counter[Any] = Counter()
+    collectives: Counter[Collective] = Counter()
     num_calls = 0
     for interval in intervals:
         start, end = interval.start.clock, interval.end.clock
@@ -337,15 +338,15 @@ def _calls(tracked: Run, stack: Any, block: str, direction: str, log: Log, table
             if place in log.collectives:
                 collectives[log.collectives[place]] += 1
     share = 1 / max(1, len(intervals))
-    return {
-        "operators": [[place, count * share] for place, count in sorted(counts.items())],
-        "collectives": [{**asdict(call), "count": count * share} for call, count in collectives.items()],
-        "num_calls": num_calls * share,
-    }
+    return Calls(
+        operators=tuple((place, count * share) for place, count in sorted(counts.items())),
+        collectives=tuple(CollectiveCalls(**vars(call), count=count * share) for call, count in collectives.items()),
+        num_calls=num_calls * share,
+    )
 
 
 def missing_state_bytes(optimizer: Any) -> int:
-    """What the optimizer's first step will create, found by one step of the same class on a few real numbers."""
+    """Return what the optimizer's first step will create, found by one step of the same class on a few real numbers."""
     import torch
 
     total = 0

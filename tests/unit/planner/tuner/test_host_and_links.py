@@ -7,6 +7,7 @@ from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us
 from mindspeed_autoparallel.planner.tuner.host import Anchor, BlockSums, HostModel, fit_host
 from mindspeed_autoparallel.planner.tuner.links import SIZES, catalogue_tier, fit, fitted_tiers, link_samples
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.calibration_records import LinkRow
 from mindspeed_autoparallel.profiles.device import LinkTier
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 
@@ -93,7 +94,7 @@ def test_tiers_come_from_the_knowledge_base_with_the_largest_group(tmp_path):
         for size in SIZES
         for time in [scale * (5.0 + size / 1000)]
     ]
-    base.record("gpu", "torch 2", link_samples(rows, "test"))
+    base.record("gpu", "torch 2", link_samples([LinkRow(**row) for row in rows], "test"))
     assert fitted_tiers(base, "other gpu", "torch 2") == {}
     tier = fitted_tiers(base, "gpu", "torch 2")["intra"]
     assert all_reduce_us(SIZES[1], 4, tier) == pytest.approx(3 * (5.0 + SIZES[1] / 1000), rel=1e-6)

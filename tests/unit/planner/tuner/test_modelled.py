@@ -9,7 +9,7 @@ from mindspeed_autoparallel.cost.hiding import Offload
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.planner.tuner.modelled import (
-    Shown,
+    ExposedParts,
     Switch,
     activation_offload,
     expert_overlap,
@@ -24,7 +24,7 @@ from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.units import MIB
 
 LAYER = {
-    ("text_decoder", "layer", way): Shown(tensor_us=90, product_us=400, exchange_us=120)
+    ("text_decoder", "layer", way): ExposedParts(tensor_us=90, product_us=400, exchange_us=120)
     for way in ("forward", "backward")
 }
 CLUSTER, DIMENSIONS = Cluster(num_nodes=1, devices_per_node=8), Dimensions(virtual_sizes=(1, 2))

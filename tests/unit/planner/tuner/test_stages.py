@@ -4,6 +4,8 @@ import pytest
 
 from mindspeed_autoparallel.planner.tuner.stages import Modelled, PipelineCost, fit_stages
 from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.profiles.calibration_records import PipelineResult
+from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 
 STEP = StepCost(per_microbatch_us=40.0, per_step_us=500.0)
@@ -35,7 +37,7 @@ def sample(chunks, *, message, passes, end, number=4, replicas=1, tensor=1):
         for _ in range(replicas * tensor)
     ]
     stages = {"pipeline_size": 2, "virtual_size": chunks, "num_microbatches": number}
-    return {"stages": stages, "ranks": ranks, "data_size": replicas}
+    return record_of({"stages": stages, "ranks": ranks, "data_size": replicas}, "sample", PipelineResult)
 
 
 def fit(*samples):
@@ -44,11 +46,11 @@ def fit(*samples):
             (
                 item,
                 Modelled(
-                    stages_us=[3000.0] * (2 * item["stages"]["virtual_size"]),
+                    stages_us=[3000.0] * (2 * item.stages.virtual_size),
                     message_us=LINK_US,
                     step=STEP,
                     optimizer_us_per_byte=US_PER_BYTE,
-                    sends=SENDS[item["stages"]["virtual_size"]],
+                    sends=SENDS[item.stages.virtual_size],
                 ),
             )
             for item in samples

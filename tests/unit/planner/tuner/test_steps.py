@@ -1,8 +1,11 @@
 """What the host adds to a step is found from steps of two lengths."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindspeed_autoparallel.planner.tuner.steps import StepCost, fit_steps
+from mindspeed_autoparallel.profiles.records import PointResult, StepsRecord, record_of
 
 
 def measured(per_microbatch, per_step, num_microbatches=4, finalize=70.0, optimizer=300.0):
@@ -16,11 +19,12 @@ def measured(per_microbatch, per_step, num_microbatches=4, finalize=70.0, optimi
     def step(number):
         return number * microbatch + finalize + optimizer + per_step
 
-    return {
-        "modules": [{"kinds": [0, 0], "blocks": blocks}],
+    values = {
+        "modules": [{"name": "text", "kinds": [0, 0], "blocks": blocks}],
         "optimizer": {"step_us": optimizer, "finalize_us": finalize},
         "steps": {"one_us": step(1), "many_us": step(num_microbatches), "num_microbatches": num_microbatches},
     }
+    return record_of(values, "measured", PointResult)
 
 
 def test_both_costs_of_the_host_are_found():
@@ -38,4 +42,4 @@ def test_a_step_faster_than_its_blocks_costs_nothing():
 
 def test_without_whole_steps_nothing_is_said():
     assert fit_steps([]) is None
-    assert fit_steps([{**measured(1.0, 1.0), "steps": {}}]) is None
+    assert fit_steps([replace(measured(1.0, 1.0), steps=StepsRecord())]) is None

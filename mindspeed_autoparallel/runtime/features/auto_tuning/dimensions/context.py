@@ -1,33 +1,36 @@
-"""Ways to exchange rows of attention over context ranks."""
+"""What every dimension is asked with."""
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.ways import Way
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
-_RING = "ring attention (--cp-comm-type p2p, a2a+p2p)"
-_HEADS = "all-to-all of attention heads"
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 
 
-def attention_exchanges(asked: Asked) -> list[Way]:
-    """All-to-all beside the script's own, where heads divide; Megatron's local layers take an attention of ours."""
-    if not asked.has("cp_comm_type"):
-        asked.left_out["ways of context parallelism"] = "this Megatron has no --cp-comm-type"
-        return []
-    if asked.value("transformer_impl", "transformer_engine") != "local":
-        asked.left_out["ways of context parallelism"] = (
-            "they are Transformer Engine's attention, whose kernels cannot be traced: kept as the script gives it"
-        )
-        return []
-    asked.left_out[_RING] = "Transformer Engine's attention has it only, and --transformer-impl is local"
-    if list(asked.value("cp_comm_type") or ()) == ["a2a"]:
-        return []
-    request = asked.request
+@dataclass(frozen=True, kw_only=True)
+class SearchContext:
+    """The request, what the host's parser made of the script's flags, and the device that will train."""
 
-    def divide(point: MeasuredAt) -> bool:
-        shards = point.tensor_size * point.context_size
-        heads = (request.num_heads, request.num_query_groups)
-        return point.context_size > 1 and not any(number % shards for number in heads)
+    request: TuningRequest
+    arguments: argparse.Namespace
+    device_name: str
+    """``cpu``, ``cuda`` or ``npu``."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Dimension, or a value of it, to the reason; dimensions add to it."""
 
-    return [Way(title=_HEADS, settings={"cp_comm_type": ["a2a"]}, matters=divide)]
+    def has(self, destination: str) -> bool:
+        """Tell whether this Megatron has the argument."""
+        return hasattr(self.arguments, destination)
+
+    def value(self, destination: str, default: Any = None) -> Any:
+        """Return the script's own value of an argument."""
+        return getattr(self.arguments, destination, default)
+
+
+def words(values: Iterable[Any]) -> str:
+    """Return ``1, 2, 4`` or ``on, off``."""
+    names = {True: "on", False: "off"}
+    return ", ".join(names[value] if isinstance(value, bool) else str(value) for value in values)

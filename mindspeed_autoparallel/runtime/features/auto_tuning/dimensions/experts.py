@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.ways import Way
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants import Variant
 
 
-def dispatchers(asked: Asked) -> list[Way]:
-    """All-to-all and all-gather, whichever the script does not use itself."""
-    if not asked.request.num_experts:
+def dispatchers(context: SearchContext) -> list[Variant]:
+    """Offer all-to-all and all-gather, whichever the script does not use itself."""
+    if not context.request.num_experts:
         return []
-    own = asked.value("moe_token_dispatcher_type")
+    own = context.value("moe_token_dispatcher_type")
     return [
-        Way(title=f"{kind} dispatcher", settings={"moe_token_dispatcher_type": kind})
+        Variant(title=f"{kind} dispatcher", settings={"moe_token_dispatcher_type": kind})
         for kind in ("alltoall", "allgather")
         if own is not None and own != kind
     ]
 
 
-def token_rearrangement(asked: Asked) -> list[Way]:
-    """None: the fused kernels run on accelerators only, and no time of theirs is known."""
-    if asked.request.num_experts:
+def token_rearrangement(context: SearchContext) -> list[Variant]:
+    """Offer none: the fused kernels run on accelerators only, and no time of theirs is known."""
+    if context.request.num_experts:
         name = "fused token rearrangement (--moe-permute-fusion)"
-        if not asked.has("moe_permute_fusion"):
-            asked.left_out[name] = "this Megatron has no --moe-permute-fusion (0.12 and newer have it)"
-        elif asked.device_name == "cpu":
-            asked.left_out[name] = "its kernels run on GPUs (Transformer Engine) and NPUs (MindSpeed) only"
+        if not context.has("moe_permute_fusion"):
+            context.left_out[name] = "this Megatron has no --moe-permute-fusion (0.12 and newer have it)"
+        elif context.device_name == "cpu":
+            context.left_out[name] = "its kernels run on GPUs (Transformer Engine) and NPUs (MindSpeed) only"
         else:
-            asked.left_out[name] = "its kernels cannot be traced: kept as the script gives it, traced as if it were off"
+            context.left_out[name] = (
+                "its kernels cannot be traced: kept as the script gives it, traced as if it were off"
+            )
     return []
 
 
-def whole_experts(asked: Asked) -> list[Way]:
-    """Experts that tensor ranks do not split."""
-    if not asked.request.num_experts or asked.request.devices_per_node == 1:
+def whole_experts(context: SearchContext) -> list[Variant]:
+    """Offer experts that tensor ranks do not split."""
+    if not context.request.num_experts or context.request.devices_per_node == 1:
         return []
-    if asked.value("expert_tensor_parallel_size") is not None or not asked.has("expert_tensor_parallel_size"):
-        asked.left_out["expert tensor parallel"] = "set by the script, or this Megatron has no such flag"
+    if context.value("expert_tensor_parallel_size") is not None or not context.has("expert_tensor_parallel_size"):
+        context.left_out["expert tensor parallel"] = "set by the script, or this Megatron has no such flag"
         return []
     return [
-        Way(
+        Variant(
             title="whole experts",
             settings={"expert_tensor_parallel_size": 1},
-            matters=lambda point: point.tensor_size > 1,
+            applies_to=lambda point: point.tensor_size > 1,
         )
     ]

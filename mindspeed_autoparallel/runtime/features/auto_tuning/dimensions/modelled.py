@@ -20,7 +20,7 @@ from mindspeed_autoparallel.planner.tuner.modelled import (
     unchanged,
 )
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 
 _FUSED_CHUNKS = 2
 """Pieces that MC2's fused operators are counted on to cut: how many they cut is not documented, so the fewest."""
@@ -42,7 +42,7 @@ class Offered:
 
     @property
     def titles(self) -> list[str]:
-        """For people."""
+        """Return the switches' names for people."""
         return [switch.title for group in (*self.groups, self.alone) for switch in group]
 
 
@@ -56,8 +56,8 @@ class Target:
     """Whether a Python package is; always, where nothing but the catalogue is known of the device."""
 
 
-def modelled_switches(asked: Asked, target: Target) -> Offered:
-    """What can be offered; every other gets its reason in ``asked.left_out``."""
+def modelled_switches(context: SearchContext, target: Target) -> Offered:
+    """Return what can be offered; every other gets its reason in ``context.left_out``."""
     offered: dict[str, list[Switch]] = {}
     for title, choose in (
         (_TENSOR, _tensor_overlap),
@@ -66,9 +66,9 @@ def modelled_switches(asked: Asked, target: Target) -> Offered:
         (_OFFLOAD, _offload),
         (_SHARDING, _sharding),
     ):
-        found = choose(asked, target)
+        found = choose(context, target)
         if isinstance(found, str):
-            asked.left_out[title] = found
+            context.left_out[title] = found
             found = []
         offered[title] = found
     groups = (offered[_TENSOR], offered[_PAIRS] + offered[_FLEX], offered[_OFFLOAD])
@@ -80,14 +80,14 @@ Answer = list[Switch] | str
 """Switches, or why there is none."""
 
 
-def _tensor_overlap(asked: Asked, target: Target) -> Answer:
-    if asked.request.num_experts:
+def _tensor_overlap(context: SearchContext, target: Target) -> Answer:
+    if context.request.num_experts:
         return "only attention's products would overlap in layers with experts, which is not modelled"
-    if asked.device_name == "npu":
-        reason = _missing(asked, "use_ascend_mc2", "MindSpeed has it")
+    if context.device_name == "npu":
+        reason = _missing(context, "use_ascend_mc2", "MindSpeed has it")
         title, settings, chunks = "MC2", {"use_ascend_mc2": True}, _fewest
     else:
-        reason = _not_cuda(asked) or _missing(asked, "tp_comm_overlap") or _no_transformer_engine(asked, target)
+        reason = _not_cuda(context) or _missing(context, "tp_comm_overlap") or _no_transformer_engine(context, target)
         # Transformer Engine's ring exchange sends a rank's shard at a time.
         title, settings, chunks = _TENSOR, {"tp_comm_overlap": True}, _shards
     if reason:
@@ -103,19 +103,19 @@ def _shards(at: MeasuredAt) -> int:
     return at.tensor_size
 
 
-def _expert_overlap(asked: Asked, target: Target) -> Answer:
+def _expert_overlap(context: SearchContext, target: Target) -> Answer:
     reason = (
-        _no_experts(asked)
-        or _not_cuda(asked)
-        or _missing(asked, "overlap_moe_expert_parallel_comm", "0.14 and newer have it")
+        _no_experts(context)
+        or _not_cuda(context)
+        or _missing(context, "overlap_moe_expert_parallel_comm", "0.14 and newer have it")
     )
-    if not reason and not (asked.value("bf16") or asked.value("fp16")):
+    if not reason and not (context.value("bf16") or context.value("fp16")):
         reason = "Megatron has it for bf16 and fp16 only"
-    if not reason and asked.value("moe_shared_expert_overlap"):
+    if not reason and context.value("moe_shared_expert_overlap"):
         reason = "Megatron refuses it with --moe-shared-expert-overlap, which the script has"
-    if not reason and (asked.value("mtp_num_layers") or 0) > 1:
+    if not reason and (context.value("mtp_num_layers") or 0) > 1:
         reason = "Megatron refuses it with more than one MTP layer"
-    if not reason and _graphs(asked):
+    if not reason and _graphs(context):
         reason = "with CUDA graphs it is not modelled"
     if reason:
         return reason
@@ -123,13 +123,13 @@ def _expert_overlap(asked: Asked, target: Target) -> Answer:
     return [Switch(title=_PAIRS, settings=settings, change=expert_overlap, paired=True)]
 
 
-def _flex(asked: Asked, target: Target) -> Answer:
-    reason = _no_experts(asked) or _not_cuda(asked)
-    backend = "moe_flex_dispatcher_backend" if asked.has("moe_flex_dispatcher_backend") else "moe_enable_deepep"
-    reason = reason or _missing(asked, backend)
+def _flex(context: SearchContext, target: Target) -> Answer:
+    reason = _no_experts(context) or _not_cuda(context)
+    backend = "moe_flex_dispatcher_backend" if context.has("moe_flex_dispatcher_backend") else "moe_enable_deepep"
+    reason = reason or _missing(context, backend)
     if not reason and not target.installed("deep_ep"):
         reason = "its kernels are DeepEP's, which is not installed here"
-    if not reason and asked.value("moe_pad_expert_input_to_capacity"):
+    if not reason and context.value("moe_pad_expert_input_to_capacity"):
         reason = "Megatron refuses it with --moe-pad-expert-input-to-capacity, which the script has"
     if reason:
         return reason
@@ -138,23 +138,23 @@ def _flex(asked: Asked, target: Target) -> Answer:
         Switch(
             title=_FLEX,
             settings={"moe_token_dispatcher_type": "flex", **chosen},
-            change=tokens_sent_once(int(asked.value("moe_router_topk") or 1)),
+            change=tokens_sent_once(int(context.value("moe_router_topk") or 1)),
         )
     ]
 
 
-def _offload(asked: Asked, target: Target) -> Answer:
-    if asked.device_name == "npu":
-        reason = _missing(asked, "swap_attention", "MindSpeed has it")
+def _offload(context: SearchContext, target: Target) -> Answer:
+    if context.device_name == "npu":
+        reason = _missing(context, "swap_attention", "MindSpeed has it")
     else:
         reason = (
-            _not_cuda(asked)
-            or _missing(asked, "fine_grained_activation_offloading", "0.16 and newer have it")
-            or _no_transformer_engine(asked, target)
+            _not_cuda(context)
+            or _missing(context, "fine_grained_activation_offloading", "0.16 and newer have it")
+            or _no_transformer_engine(context, target)
         )
-    if not reason and asked.value("multi_latent_attention"):
+    if not reason and context.value("multi_latent_attention"):
         reason = "what multi-latent attention saves is not modelled"
-    if not reason and _graphs(asked):
+    if not reason and _graphs(context):
         reason = "with CUDA graphs it is not modelled"
     if not reason and (target.device is None or target.device.host_link_gb_per_s is None):
         name = target.device.name if target.device else "this device"
@@ -167,15 +167,15 @@ def _offload(asked: Asked, target: Target) -> Answer:
     assert target.device is not None
     assert target.device.host_link_gb_per_s is not None
     rate = target.device.host_link_gb_per_s * 1e9
-    if asked.device_name == "npu":
+    if context.device_name == "npu":
         return [
             Switch(
                 title="swap of attention's activations",
                 settings={"swap_attention": True},
-                change=activation_offload(_bytes_of(asked, ATTENTION), rate),
+                change=activation_offload(_bytes_of(context, ATTENTION), rate),
             )
         ]
-    everywhere = asked.request.num_experts and asked.value("moe_layer_freq", 1) == 1
+    everywhere = context.request.num_experts and context.value("moe_layer_freq", 1) == 1
     choices = [ATTENTION, *([EXPERTS, ATTENTION + EXPERTS] if everywhere else [])]
     return [
         Switch(
@@ -183,57 +183,57 @@ def _offload(asked: Asked, target: Target) -> Answer:
             settings={"fine_grained_activation_offloading": True, "offload_modules": list(modules)},
             # Without it Transformer Engine from 2.10 moves weights, too.
             environment={"NVTE_CPU_OFFLOAD_V1": "1"},
-            change=activation_offload(_bytes_of(asked, modules), rate),
+            change=activation_offload(_bytes_of(context, modules), rate),
         )
         for modules in choices
     ]
 
 
-def _bytes_of(asked: Asked, modules: tuple[str, ...]) -> Callable[[MeasuredAt], Offload]:
-    """What ``modules`` of a layer save at a point, by the script's sizes; tokens are routed evenly.
+def _bytes_of(context: SearchContext, modules: tuple[str, ...]) -> Callable[[MeasuredAt], Offload]:
+    """Return what ``modules`` of a layer save at a point, by the script's sizes; tokens are routed evenly.
 
     Experts under tensor parallelism are left alone: whether they are split decides, and ways to run them differ there.
     """
-    request = asked.request
-    hidden = int(asked.value("hidden_size", 0))
-    head = int(asked.value("kv_channels") or hidden // request.num_heads)
-    width = int(asked.value("moe_ffn_hidden_size") or request.ffn_hidden_size) * (2 if asked.value("swiglu") else 1)
+    request = context.request
+    hidden = int(context.value("hidden_size", 0))
+    head = int(context.value("kv_channels") or hidden // request.num_heads)
+    width = int(context.value("moe_ffn_hidden_size") or request.ffn_hidden_size) * (2 if context.value("swiglu") else 1)
 
     def found(at: MeasuredAt) -> Offload:
         if at.tensor_size > 1 and set(modules) & set(EXPERTS):
             return Offload(moved_bytes=0, freed_bytes=0)
         tokens = at.micro_batch_size * request.sequence_length // at.context_size
-        rows = tokens * int(asked.value("moe_router_topk") or 1)
+        rows = tokens * int(context.value("moe_router_topk") or 1)
         shape = LayerShape(
             query=tokens * request.num_heads * head // at.tensor_size,
             key_value=tokens * max(1, request.num_query_groups // at.tensor_size) * head,
             expert_input=rows * hidden,
             expert_hidden=rows * width,
-            element_bytes=2 if asked.value("bf16") or asked.value("fp16") else 4,
+            element_bytes=2 if context.value("bf16") or context.value("fp16") else 4,
         )
         return offloaded(shape, modules)
 
     return found
 
 
-def _sharding(asked: Asked, target: Target) -> Answer:
-    reason = _not_cuda(asked) or _missing(asked, "use_megatron_fsdp", "0.14 and newer have it")
-    if not reason and asked.value("optimizer", "adam") not in ("adam", "sgd"):
-        reason = f"Megatron's FSDP has no {asked.value('optimizer')} optimizer"
-    if not reason and asked.value("use_torch_fsdp2"):
+def _sharding(context: SearchContext, target: Target) -> Answer:
+    reason = _not_cuda(context) or _missing(context, "use_megatron_fsdp", "0.14 and newer have it")
+    if not reason and context.value("optimizer", "adam") not in ("adam", "sgd"):
+        reason = f"Megatron's FSDP has no {context.value('optimizer')} optimizer"
+    if not reason and context.value("use_torch_fsdp2"):
         reason = "the script uses --use-torch-fsdp2"
     if not reason and not target.installed("einops"):
         reason = "Megatron's FSDP needs the package einops, which is not installed here"
     if reason:
         return reason
     settings: dict[str, object] = {"use_megatron_fsdp": True, "gradient_accumulation_fusion": False}
-    if asked.has("ckpt_format"):
+    if context.has("ckpt_format"):
         settings["ckpt_format"] = "fsdp_dtensor"
-    if asked.has("megatron_fsdp_main_grads_dtype") and asked.value("bf16"):
+    if context.has("megatron_fsdp_main_grads_dtype") and context.value("bf16"):
         # Megatron accumulates bf16 training's gradients in fp32; FSDP by itself would not.
         settings["megatron_fsdp_main_grads_dtype"] = "fp32"
-    own = asked.value("suggested_communication_unit_size")
-    unit = int(own) if own else None if asked.has("suggested_communication_unit_size") else 10**9
+    own = context.value("suggested_communication_unit_size")
+    unit = int(own) if own else None if context.has("suggested_communication_unit_size") else 10**9
     return [
         Switch(
             title="ZeRO-3 (Megatron FSDP)" if parameters else "ZeRO-2 (Megatron FSDP)",
@@ -247,28 +247,28 @@ def _sharding(asked: Asked, target: Target) -> Answer:
     ]
 
 
-def _not_cuda(asked: Asked) -> str:
-    return "" if asked.device_name == "cuda" else "needs NVIDIA GPUs"
+def _not_cuda(context: SearchContext) -> str:
+    return "" if context.device_name == "cuda" else "needs NVIDIA GPUs"
 
 
-def _no_experts(asked: Asked) -> str:
-    return "" if asked.request.num_experts else "the model has no experts"
+def _no_experts(context: SearchContext) -> str:
+    return "" if context.request.num_experts else "the model has no experts"
 
 
-def _missing(asked: Asked, destination: str, remark: str = "") -> str:
+def _missing(context: SearchContext, destination: str, remark: str = "") -> str:
     flag = "--" + destination.replace("_", "-")
-    if not asked.has(destination):
+    if not context.has(destination):
         return f"this Megatron has no {flag}" + (f" ({remark})" if remark else "")
-    if asked.value(destination) is True:
+    if context.value(destination) is True:
         return f"the script sets {flag}: kept, and not in the predictions"
     return ""
 
 
-def _no_transformer_engine(asked: Asked, target: Target) -> str:
-    if asked.value("transformer_impl", "transformer_engine") != "transformer_engine":
+def _no_transformer_engine(context: SearchContext, target: Target) -> str:
+    if context.value("transformer_impl", "transformer_engine") != "transformer_engine":
         return "needs --transformer-impl transformer_engine, which the script does not use"
     return "" if target.installed("transformer_engine") else "needs Transformer Engine, which is not installed here"
 
 
-def _graphs(asked: Asked) -> bool:
-    return bool(asked.value("enable_cuda_graph")) or asked.value("cuda_graph_impl", "none") not in ("none", None)
+def _graphs(context: SearchContext) -> bool:
+    return bool(context.value("enable_cuda_graph")) or context.value("cuda_graph_impl", "none") not in ("none", None)

@@ -9,8 +9,8 @@ from typing import Any
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked, words
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import attention_exchanges
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.attention import attention_exchanges
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext, words
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.experts import (
     dispatchers,
     token_rearrangement,
@@ -20,11 +20,11 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.recompute im
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.sizes import Sizes, worthwhile_sizes
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.switches import switches
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.unsearched import name_unsearched
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.ways import Way
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants import Variant
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.spec.recompute import policy_of
 
-_WAYS: tuple[Callable[[Asked], list[Way]], ...] = (
+_WAYS: tuple[Callable[[SearchContext], list[Variant]], ...] = (
     attention_exchanges,
     dispatchers,
     token_rearrangement,
@@ -38,7 +38,7 @@ class SearchPlan:
     """What is traced and searched."""
 
     points: tuple[MeasuredAt, ...]
-    ways: tuple[Way, ...]
+    ways: tuple[Variant, ...]
     """The script's own first."""
     recompute: dict[str, dict[str, Any]]
     """Kinds that are traced beside none: Megatron's argument destinations and values."""
@@ -50,29 +50,29 @@ class SearchPlan:
 
 
 def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_name: str) -> SearchPlan:
-    """Everything worth tracing for ``request`` with what the host's parser (``arguments``) and the device have."""
-    asked = Asked(request=request, arguments=arguments, device_name=device_name)
-    sizes = worthwhile_sizes(asked)
-    ways = [Way(), *(way for dimension in _WAYS for way in dimension(asked))]
+    """Plan all that is worth tracing for ``request`` with what the host's ``arguments`` and the device have."""
+    context = SearchContext(request=request, arguments=arguments, device_name=device_name)
+    sizes = worthwhile_sizes(context)
+    ways = [Variant(), *(way for dimension in _WAYS for way in dimension(context))]
     for way in ways:
-        if not any(way.matters(point) for point in sizes.points):
-            asked.left_out[way.title] = "it differs from the script's own way in no layout that is traced"
-    ways = [way for way in ways if way.title not in asked.left_out]
-    dimensions = switches(asked)
-    recompute = selective_kinds(asked)
-    name_unsearched(asked)
+        if not any(way.applies_to(point) for point in sizes.points):
+            context.left_out[way.title] = "it differs from the script's own way in no layout that is traced"
+    ways = [way for way in ways if way.title not in context.left_out]
+    dimensions = switches(context)
+    recompute = selective_kinds(context)
+    name_unsearched(context)
     return SearchPlan(
         points=sizes.points,
         ways=tuple(ways),
         recompute=recompute,
         dimensions=dimensions,
         searched=_searched(request, sizes, ways, recompute, dimensions),
-        left_out=asked.left_out,
+        left_out=context.left_out,
     )
 
 
 def _searched(
-    request: TuningRequest, sizes: Sizes, ways: list[Way], recompute: Iterable[str], dimensions: Dimensions
+    request: TuningRequest, sizes: Sizes, ways: list[Variant], recompute: Iterable[str], dimensions: Dimensions
 ) -> dict[str, str]:
     kinds = ["none", *(policy_of(kind).words for kind in recompute)]
     if "full" in dimensions.recompute:

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
 _TITLE = "recompute of "
 
 
-def recompute_kinds(asked: Asked) -> tuple[str, ...]:
-    """The kinds that this Megatron has (``spec.recompute``, without what comes after a colon)."""
-    if asked.has("recompute_granularity"):
+def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
+    """Return the kinds that this Megatron has (``spec.recompute``, without what comes after a colon)."""
+    if context.has("recompute_granularity"):
         return ("none", "selective", "full")
-    asked.left_out["recompute"] = "this Megatron has no --recompute-granularity"
+    context.left_out["recompute"] = "this Megatron has no --recompute-granularity"
     return ("none",)
 
 
-def selective_kinds(asked: Asked) -> dict[str, dict[str, Any]]:
-    """Kinds that are traced beside none, with Megatron's arguments; whole layers follow from the plain trace.
+def selective_kinds(context: SearchContext) -> dict[str, dict[str, Any]]:
+    """Return kinds that are traced beside none, with Megatron's arguments; whole layers follow from the plain trace.
 
     Each module alone, all that are cheap to compute again together, and those with each expensive one.
     """
-    if not asked.has("recompute_granularity"):
+    if not context.has("recompute_granularity"):
         return {}
-    if not asked.has("recompute_modules"):
-        asked.left_out["recompute modules"] = "this Megatron has no --recompute-modules: the core attention alone"
+    if not context.has("recompute_modules"):
+        context.left_out["recompute modules"] = "this Megatron has no --recompute-modules: the core attention alone"
         return {str(RecomputePolicy.selective(())): {"recompute_granularity": "selective"}}
-    cheap, dear = _cheap_modules(asked), _dear_modules(asked)
+    cheap, dear = _cheap_modules(context), _dear_modules(context)
     sets: list[tuple[str, ...]] = [*((module,) for module in (*cheap, *dear)), tuple(cheap)]
     # The activation of experts is inside of them.
     sets += [(*(other for other in cheap if (module, other) != ("moe", "moe_act")), module) for module in dear]
-    own = tuple(asked.value("recompute_modules") or ())
+    own = tuple(context.value("recompute_modules") or ())
     if own and not any(set(own) == set(modules) for modules in sets):
         sets.append(own)
     return {
@@ -44,27 +44,27 @@ def selective_kinds(asked: Asked) -> dict[str, dict[str, Any]]:
     }
 
 
-def _cheap_modules(asked: Asked) -> list[str]:
-    """Passes over memory, no matrix products but the attention's own."""
+def _cheap_modules(context: SearchContext) -> list[str]:
+    """Return those that pass over memory, with no matrix products but the attention's own."""
     found = ["core_attn", "layernorm"]
-    if asked.value("multi_latent_attention"):
+    if context.value("multi_latent_attention"):
         found.append("mla_up_proj")
-    if asked.request.num_experts:
-        if asked.value("moe_grouped_gemm"):
+    if context.request.num_experts:
+        if context.value("moe_grouped_gemm"):
             found.append("moe_act")
         else:
-            asked.left_out[f"{_TITLE}moe_act"] = "Megatron has it with --moe-grouped-gemm only"
+            context.left_out[f"{_TITLE}moe_act"] = "Megatron has it with --moe-grouped-gemm only"
     return found
 
 
-def _dear_modules(asked: Asked) -> list[str]:
-    if not asked.request.num_experts:
+def _dear_modules(context: SearchContext) -> list[str]:
+    if not context.request.num_experts:
         return ["mlp"]
     found = ["moe"]
-    if not asked.value("moe_shared_expert_intermediate_size"):
-        asked.left_out[f"{_TITLE}shared_experts"] = "the model has no shared experts"
-    elif asked.value("moe_shared_expert_overlap"):
-        asked.left_out[f"{_TITLE}shared_experts"] = "Megatron refuses it with --moe-shared-expert-overlap"
+    if not context.value("moe_shared_expert_intermediate_size"):
+        context.left_out[f"{_TITLE}shared_experts"] = "the model has no shared experts"
+    elif context.value("moe_shared_expert_overlap"):
+        context.left_out[f"{_TITLE}shared_experts"] = "Megatron refuses it with --moe-shared-expert-overlap"
     else:
         found.append("shared_experts")
     return found

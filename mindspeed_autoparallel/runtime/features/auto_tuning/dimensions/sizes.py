@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.profiles import MeasuredAt
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import MINIMUM_CONTEXT_TOKENS, TuningRequest
 
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -24,16 +24,16 @@ class Sizes:
     """Their legal combinations, with sequence parallelism on and off."""
 
 
-def worthwhile_sizes(asked: Asked) -> Sizes:
-    """The sizes that model, ranks and batch allow; the others go to ``left_out``."""
-    request, left_out = asked.request, asked.left_out
+def worthwhile_sizes(context: SearchContext) -> Sizes:
+    """Return the sizes that model, ranks and batch allow; the others go to ``left_out``."""
+    request, left_out = context.request, context.left_out
     tensor = _tensor_sizes(request, left_out)
-    context = _context_sizes(request, left_out)
+    contexts = _context_sizes(request, left_out)
     expert = _expert_sizes(request, left_out)
     batches = _micro_batches(request, left_out)
     points = []
     for tp in tensor:
-        for cp in context:
+        for cp in contexts:
             for ep in expert:
                 if request.num_ranks % (tp * cp) or (request.num_ranks // tp) % ep:
                     continue
@@ -54,7 +54,7 @@ def worthwhile_sizes(asked: Asked) -> Sizes:
                         )
                         for mbs in batches
                     ]
-    return Sizes(tensor=tensor, context=context, expert=expert, micro_batch=batches, points=tuple(points))
+    return Sizes(tensor=tensor, context=contexts, expert=expert, micro_batch=batches, points=tuple(points))
 
 
 def _indivisible(number: int, parts: int) -> str:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.recompute import recompute_kinds
 
 
-def switches(asked: Asked) -> Dimensions:
-    """What this Megatron has of them."""
-    uneven = asked.has("pipeline_model_parallel_layout")
+def switches(context: SearchContext) -> Dimensions:
+    """Return what this Megatron has of them."""
+    uneven = context.has("pipeline_model_parallel_layout")
     if not uneven:
-        asked.left_out["uneven stages"] = (
+        context.left_out["uneven stages"] = (
             "this Megatron has no --pipeline-model-parallel-layout (0.13 and newer have it)"
         )
-    gathering = asked.has("overlap_param_gather")
+    gathering = context.has("overlap_param_gather")
     if not gathering:
-        asked.left_out["overlap of parameter gathering"] = "this Megatron has no --overlap-param-gather"
-    bucket = asked.value("ddp_bucket_size")
+        context.left_out["overlap of parameter gathering"] = "this Megatron has no --overlap-param-gather"
+    bucket = context.value("ddp_bucket_size")
     return Dimensions(
-        recompute=recompute_kinds(asked),
+        recompute=recompute_kinds(context),
         uneven_stages=uneven,
         bucket_elements=int(bucket) if bucket else None,
         overlap_parameter_gather=(True, False) if gathering else (False,),

@@ -12,9 +12,9 @@ import pytest
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.analytic import computed_profile
 from mindspeed_autoparallel.runtime.features.measuring import target_device
 from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.profiling.sources.analytic import computed_profile
 
 _GPT = {
     "mm_model": None,

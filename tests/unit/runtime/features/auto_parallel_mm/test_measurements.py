@@ -24,7 +24,7 @@ POINTS = tuple(
     for tensor in (1, 2, 4)
 )
 GOOD = {
-    "modules": [{}],
+    "modules": [{"name": "text"}],
     "optimizer": {},
     "memory_capacity_bytes": 1,
     "host_bytes": 1,
@@ -87,10 +87,10 @@ def statuses(found: dict[MeasuredAt, dict[str, Any]]) -> list[str]:
 def test_a_wrong_start_is_not_reused_and_ends_after_one_launch(measurements: Measurements, tmp_path: Path):
     wrong = Coordinator(lambda point: "FileNotFoundError: data.json at line 7", tmp_path)
     with pytest.raises(ProfileError, match=r"(?s)before the first layout is measured; .*data\.json"):
-        measurements.take(wrong)
+        measurements.measure(wrong)
     assert len(wrong.launches) == 1
     assert measurements.kept() == {}
-    assert statuses(measurements.take(Coordinator(lambda point: "ok", tmp_path))) == ["ok"] * 3
+    assert statuses(measurements.measure(Coordinator(lambda point: "ok", tmp_path))) == ["ok"] * 3
 
 
 def test_a_start_that_may_have_failed_by_chance_is_tried_again_with_another_point(
@@ -98,7 +98,7 @@ def test_a_start_that_may_have_failed_by_chance_is_tried_again_with_another_poin
 ):
     lost = Coordinator(lambda point: "RuntimeError: Connection reset by peer", tmp_path)
     with pytest.raises(ProfileError, match=r"before the first layout is measured, 2 times"):
-        measurements.take(lost)
+        measurements.measure(lost)
     assert len(lost.launches) == 2
     assert lost.launches[0][0] != lost.launches[1][0]
 
@@ -107,12 +107,12 @@ def test_a_killed_rank_costs_its_point_one_run_and_is_said(
     measurements: Measurements, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     killed = Coordinator(lambda point: "Killed" if point == POINTS[1] else "ok", tmp_path)
-    assert statuses(measurements.take(killed)) == ["ok", "failed", "ok"]
+    assert statuses(measurements.measure(killed)) == ["ok", "failed", "ok"]
     assert "1 of 3 points were not measured: TP2" in caplog.text
     assert [len(points) for points in killed.launches] == [3, 2, 1]
     again = Coordinator(lambda point: "ok", tmp_path)
     with caplog.at_level(logging.INFO):
-        assert statuses(measurements.take(again)) == ["ok"] * 3
+        assert statuses(measurements.measure(again)) == ["ok"] * 3
     assert "2 of 3 points were measured before" in caplog.text
     assert len(again.launches[0]) == 1
 
@@ -120,26 +120,26 @@ def test_a_killed_rank_costs_its_point_one_run_and_is_said(
 def test_a_process_that_dies_once_is_tried_again(measurements: Measurements, tmp_path: Path):
     deaths = iter(["Killed"])
     coordinator = Coordinator(lambda point: next(deaths, "ok") if point == POINTS[1] else "ok", tmp_path)
-    assert statuses(measurements.take(coordinator)) == ["ok"] * 3
+    assert statuses(measurements.measure(coordinator)) == ["ok"] * 3
 
 
 def test_what_really_ran_out_of_memory_is_kept(measurements: Measurements, tmp_path: Path):
     full = Coordinator(lambda point: "out_of_memory" if point == POINTS[0] else "ok", tmp_path)
-    assert statuses(measurements.take(full)) == ["out_of_memory", "ok", "ok"]
+    assert statuses(measurements.measure(full)) == ["out_of_memory", "ok", "ok"]
     assert list(measurements.kept()) == list(POINTS)
 
 
 def test_what_the_process_refuses_is_tried_again_by_the_next_run(measurements: Measurements, tmp_path: Path):
     refused = Coordinator(lambda point: "refused" if point == POINTS[2] else "ok", tmp_path)
-    assert statuses(measurements.take(refused)) == ["ok", "ok", "failed"]
+    assert statuses(measurements.measure(refused)) == ["ok", "ok", "failed"]
     assert POINTS[2] not in measurements.kept()
-    assert statuses(measurements.take(Coordinator(lambda point: "ok", tmp_path))) == ["ok"] * 3
+    assert statuses(measurements.measure(Coordinator(lambda point: "ok", tmp_path))) == ["ok"] * 3
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"status": "ok"}', "{" * 9999, '{"at": 1, "status": 2}', "\x00"])
 def test_a_damaged_file_counts_as_missing(measurements: Measurements, tmp_path: Path, content: str):
-    measurements.take(Coordinator(lambda point: "ok", tmp_path))
+    measurements.measure(Coordinator(lambda point: "ok", tmp_path))
     measurements._task.result_file(POINTS[1]).write_text(content)
     again = Coordinator(lambda point: "ok", tmp_path)
-    assert statuses(measurements.take(again)) == ["ok"] * 3
+    assert statuses(measurements.measure(again)) == ["ok"] * 3
     assert again.launches == [[POINTS[1].label()]]

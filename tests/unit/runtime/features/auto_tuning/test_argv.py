@@ -1,8 +1,8 @@
 """Flags that a configuration decides replace the user's; everything else stays as it was typed."""
 
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
+    flags_to_remove,
     launcher_words,
-    taken_out,
     with_configuration,
     words_of,
 )
@@ -95,9 +95,9 @@ def test_a_recompute_kind_is_said_in_megatrons_flags_and_replaces_the_users():
 
 def test_words_that_stay_in_force_beside_the_pasted_ones_are_named():
     words = words_of({"tensor_model_parallel_size": 2, "micro_batch_size": 1, "sequence_parallel": False})
-    assert taken_out(USER, words) == ["--sequence-parallel", "--recompute-granularity", "full"]
+    assert flags_to_remove(USER, words) == ["--sequence-parallel", "--recompute-granularity", "full"]
     underscored = ["train.py", "--use_distributed_optimizer", "--context_parallel_size=2", "--micro_batch_size", "4"]
-    assert taken_out(underscored, words) == ["--use_distributed_optimizer", "--context_parallel_size=2"]
+    assert flags_to_remove(underscored, words) == ["--use_distributed_optimizer", "--context_parallel_size=2"]
     assert with_configuration(underscored, words) == ["train.py", *words]
 
 

@@ -7,7 +7,7 @@ from language_profile import language_profile
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.planner.tuner.search import search
-from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import as_given, described
+from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import described, user_baseline
 from mindspeed_autoparallel.spec import Cluster
 
 CLUSTER, BATCH = Cluster(num_nodes=1, devices_per_node=8), 64
@@ -20,7 +20,7 @@ def space_of(**changes):
 
 def given(space, **flags):
     arguments = argparse.Namespace(num_layers=32, micro_batch_size=1, use_distributed_optimizer=True, **flags)
-    return as_given(arguments, space, CLUSTER, BATCH)
+    return user_baseline(arguments, space, CLUSTER, BATCH)
 
 
 def test_the_flags_are_priced_as_the_search_prices_them():
@@ -39,7 +39,7 @@ def test_the_flags_are_priced_as_the_search_prices_them():
         "overlap_grad_reduce": layout.overlap_gradient_reduce,
         "overlap_param_gather": layout.overlap_parameter_gather,
     }
-    own = as_given(argparse.Namespace(**flags), space, CLUSTER, BATCH)
+    own = user_baseline(argparse.Namespace(**flags), space, CLUSTER, BATCH)
     assert own.step_us == pytest.approx(best.step_us)
     assert described(own)["fits"]
 

@@ -155,7 +155,7 @@ def test_rows_of_attention_are_exchanged_for_heads_where_context_and_tensor_rank
     plan = plan_search(replace(request_, num_query_groups=4), host, "cpu")
     (way,) = plan.ways[1:]
     assert way.settings == {"cp_comm_type": ["a2a"]}
-    wanted = {(p.tensor_size, p.context_size) for p in plan.points if way.matters(p)}
+    wanted = {(p.tensor_size, p.context_size) for p in plan.points if way.applies_to(p)}
     assert wanted == {(1, 2), (1, 4), (2, 2)}
     assert any("ring attention" in name for name in plan.left_out)
     odd = plan_search(replace(request_, num_heads=3, num_query_groups=3), host, "cpu")

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.cost.catalogue import find_device
-from mindspeed_autoparallel.planner.tuner.modelled import Shown
+from mindspeed_autoparallel.planner.tuner.modelled import ExposedParts
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.profiles import Collective, LinkTier, MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.profiles.knowledge.estimate import Estimate
+from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
-from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.asked import Asked
+from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.modelled import Target, modelled_switches
-from mindspeed_autoparallel.runtime.features.auto_tuning.exposed_communication import shown_parts
+from mindspeed_autoparallel.runtime.features.auto_tuning.exposed_communication import exposed_parts
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.switching import (
     environment_words,
@@ -82,7 +83,9 @@ def request_of(**changes):
 
 def asked(device="cuda", experts=0, without=(), **changes):
     values = {key: value for key, value in {**NEWEST, **changes}.items() if key not in without}
-    return Asked(request=request_of(num_experts=experts), arguments=argparse.Namespace(**values), device_name=device)
+    return SearchContext(
+        request=request_of(num_experts=experts), arguments=argparse.Namespace(**values), device_name=device
+    )
 
 
 def offered(question, target=H100):
@@ -245,10 +248,11 @@ def test_parts_of_a_trace_are_told_apart_by_operator_and_group():
         {"name": "all_to_all", "size_bytes": 8, "ranks": [0, 2, 4, 6], "count": 3},  # experts, on two nodes: 3 x 6 us
     ]
     calls = {"operators": [[0, 2.0], [1, 1.0]], "collectives": collectives, "num_calls": 8}
-    trace = {
+    values = {
         "operators": [vars(products), vars(others)],
         "modules": [{"name": "text", "calls": {"layer": {"forward": calls, "backward": calls}}}],
     }
+    trace = record_of(values, "trace", BlockTrace)
     at = MeasuredAt(tensor_size=2, context_size=2, expert_size=4, sequence_parallel=True)
-    shown = shown_parts(trace, at, prices)["text", "layer", "forward"]
-    assert shown == Shown(tensor_us=8.0, product_us=14.0, exchange_us=18.0, num_destinations=2)
+    shown = exposed_parts(trace, at, prices)["text", "layer", "forward"]
+    assert shown == ExposedParts(tensor_us=8.0, product_us=14.0, exchange_us=18.0, num_destinations=2)

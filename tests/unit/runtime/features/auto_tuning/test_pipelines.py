@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
 from mindspeed_autoparallel.planner.tuner.steps import StepCost
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.calibration_records import PipelineResult, Stages
 from mindspeed_autoparallel.profiles.device import Collective, LinkTier, StageOverhead
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration
+from mindspeed_autoparallel.profiles.records import ModelRecord
+from mindspeed_autoparallel.runtime.features.auto_tuning.figures import Figures
 from mindspeed_autoparallel.runtime.features.auto_tuning.modelling import _device_cost
 from mindspeed_autoparallel.runtime.features.auto_tuning.pipelines import pipelines_of, stages_us
 
@@ -53,7 +56,7 @@ TIMES = {"pre": 1.0, "layer": 10.0, "layer:1": 100.0, "post": 1000.0}
 
 
 def sample(num_chunks):
-    return {"stages": {"pipeline_size": 2, "virtual_size": num_chunks}, "num_layers": 4}
+    return PipelineResult(stages=Stages(pipeline_size=2, virtual_size=num_chunks), num_layers=4)
 
 
 def test_stages_hold_their_kinds_of_layers_and_the_ends_what_is_beside_them():
@@ -72,60 +75,58 @@ FIGURES = {
 }
 
 
-def priced(figures, num_ranks=4):
-    """The device cost of a run whose knowledge base has ``figures``, and its notes."""
-    tier = LinkTier(default=Collective(latency_us=1.0, bytes_per_s=1e9))
-    calibration = SimpleNamespace(
-        request=SimpleNamespace(num_ranks=num_ranks),
-        notes=[],
-        _known=figures.get,
-        step_cost=StepCost,
-        optimizer_us_per_byte=lambda: 0.5,
-    )
-    calibration.pipeline_cost = lambda: Calibration.pipeline_cost(calibration)
-    prices = SimpleNamespace(tiers={"intra": tier, "inter": tier})
-    return _device_cost(calibration, prices, {PLAIN: {"host_bytes": 0}}, 2**30), calibration.notes
-
-
-def test_what_pipelines_told_is_part_of_every_price():
-    device, notes = priced(FIGURES)
-    assert (device.message_us("1f1b"), device.message_us("interleaved"), device.pipeline_step_us) == (5.0, 9.0, 70.0)
-    assert device.stage_overhead == StageOverhead(first_us=1.0, inner_us=2.0, last_us=3.0)
-    assert notes == []
-
-
-def test_without_an_interleaved_one_its_messages_cost_as_others_do():
-    device, _ = priced({name: value for name, value in FIGURES.items() if name != "interleaved_message"})
-    assert device.message_us("interleaved") == 5.0
-
-
-def test_where_none_was_run_nothing_is_added_and_a_note_says_so():
-    device, notes = priced({})
-    assert (device.message_us("1f1b"), device.pipeline_step_us, device.stage_overhead) == (0.0, 0.0, StageOverhead())
-    assert "no pipeline was run" in notes[0]
-    assert priced({}, num_ranks=1)[1] == []
-
-
 @pytest.fixture
 def of_model(tmp_path):
-    """Calibrations of models that share a knowledge base, by the model's key."""
+    """Figures of models that share a knowledge base, by the model's key."""
     base = KnowledgeBase(tmp_path / "knowledge.sqlite")
+    return lambda key: Figures(base=base, device="cpu", software="torch", model_key=key)
 
-    def calibration(key):
-        made = object.__new__(Calibration)
-        made.base, made.device_key, made.software_key, made.traces = base, "cpu", "torch", SimpleNamespace(key=key)
-        return made
 
-    return calibration
+def priced(figures):
+    """The device cost of a run that knows ``figures``."""
+    tier = LinkTier(default=Collective(latency_us=1.0, bytes_per_s=1e9))
+    costs = SimpleNamespace(
+        step=StepCost(),
+        pipeline=figures.pipeline_cost() or PipelineCost(),
+        optimizer_us_per_byte=0.5,
+        prices=SimpleNamespace(tiers={"intra": tier, "inter": tier}),
+    )
+    return _device_cost(costs, {PLAIN: ModelRecord()}, 2**30)
+
+
+def test_what_pipelines_told_is_part_of_every_price(of_model):
+    of_model("a").keep(**FIGURES)
+    device = priced(of_model("a"))
+    assert (device.message_us("1f1b"), device.message_us("interleaved"), device.pipeline_step_us) == (5.0, 9.0, 70.0)
+    assert device.stage_overhead == StageOverhead(first_us=1.0, inner_us=2.0, last_us=3.0)
+
+
+def test_what_is_kept_of_a_pipeline_is_read_back(of_model):
+    for interleaved in (None, 9.0):
+        cost = PipelineCost(message_us=5.0, interleaved_message_us=interleaved, stage=StageOverhead(last_us=3.0))
+        of_model(str(interleaved)).keep_pipeline_cost(cost)
+    assert of_model("None").pipeline_cost().interleaved_message_us == 9.0  # of the other model
+    assert of_model("9.0").pipeline_cost().stage.last_us == 3.0
+
+
+def test_without_an_interleaved_one_its_messages_cost_as_others_do(of_model):
+    of_model("a").keep(**{name: value for name, value in FIGURES.items() if name != "interleaved_message"})
+    assert priced(of_model("a")).message_us("interleaved") == 5.0
+
+
+def test_where_none_was_run_nothing_is_added(of_model):
+    device = priced(of_model("a"))
+    assert of_model("a").pipeline_cost() is None
+    assert (device.message_us("1f1b"), device.pipeline_step_us, device.stage_overhead) == (0.0, 0.0, StageOverhead())
 
 
 def test_what_one_model_told_of_messages_is_enough_for_another(of_model):
-    assert not of_model("a")._pipelines_are_known()
-    of_model("a")._keep(message=5.0)
-    assert of_model("b")._pipelines_are_known()
+    assert not of_model("a").pipelines_are_known
+    of_model("a").keep(message=5.0)
+    assert of_model("b").pipelines_are_known
 
 
 def test_a_model_that_could_not_be_cut_is_not_tried_again_but_others_are(of_model):
-    of_model("a")._keep(no_pipeline=1.0)
-    assert of_model("a")._pipelines_are_known()
-    assert not of_model("b")._pipelines_are_known()
+    of_model("a").keep_pipeline_cost(None)
+    assert of_model("a").pipelines_are_known
+    assert not of_model("b").pipelines_are_known

@@ -8,13 +8,14 @@ from language_profile import language_profile
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family
 from mindspeed_autoparallel.planner.tuner.host import HostModel
-from mindspeed_autoparallel.planner.tuner.modelled import Shown, Switch, tensor_overlap, with_switches
+from mindspeed_autoparallel.planner.tuner.modelled import ExposedParts, Switch, tensor_overlap, with_switches
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.report.data import warnings
 from mindspeed_autoparallel.report.tuning import render_table
 from mindspeed_autoparallel.runtime.features.auto_tuning import recommend as recommending
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.output import describe
+from mindspeed_autoparallel.spec import Cluster
 
 
 @pytest.fixture
@@ -23,7 +24,9 @@ def recommended(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
     plain = Family(name="", settings={}, profile=language_profile(tensor=(2, 4, 8), batches=(1, 2)))
     # Every collective is worth half of a layer: with the switch all layouts are faster than any without.
-    shown = {("text_decoder", "layer", way): Shown(tensor_us=900, product_us=900) for way in ("forward", "backward")}
+    shown = {
+        ("text_decoder", "layer", way): ExposedParts(tensor_us=900, product_us=900) for way in ("forward", "backward")
+    }
     parts = {"": {found.at: shown for found in plain.profile.measurements}}
     switch = Switch(
         title="overlap", settings={"tp_comm_overlap": True}, environment={"A": "1"}, change=tensor_overlap(lambda at: 8)
@@ -33,10 +36,12 @@ def recommended(monkeypatch):
         points=(), ways=(), recompute={}, dimensions=Dimensions(virtual_sizes=(1,)), searched={}, left_out={}
     )
     prices = Prices(base=None, device="", software="", tiers={}, devices_per_node=8, host=HostModel())
+    cluster = Cluster(num_nodes=1, devices_per_node=8)
     request = argparse.Namespace(
-        num_ranks=8, devices_per_node=8, global_batch_size=64, master_addr="localhost", master_port=6000
+        num_ranks=8, cluster=cluster, global_batch_size=64, master_addr="localhost", master_port=6000
     )
-    return recommending.recommend(request, plan, families, prices, argparse.Namespace(num_layers=32))
+    profiles = argparse.Namespace(families=families, plan=plan, costs=argparse.Namespace(prices=prices))
+    return recommending.recommend(request, profiles, argparse.Namespace(num_layers=32))
 
 
 @pytest.fixture

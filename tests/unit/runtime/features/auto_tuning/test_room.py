@@ -7,7 +7,8 @@ from language_profile import language_profile
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.planner.tuner.search import _evaluated, _splits
-from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import has_room
+from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
+from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import fits_without_recompute
 from mindspeed_autoparallel.spec import Cluster
 
 
@@ -31,7 +32,7 @@ def trace_of(profile, at):
 
     ((name, module),) = profile.at(at).modules.items()
     blocks = {"pre": module.pre, "layer": module.layer, "post": module.post}
-    return {
+    values = {
         "bytes_per_trained_parameter": {"gradient": 4, "optimizer": 12},
         "host_bytes": 0,
         "workspace_bytes": 0,
@@ -45,6 +46,7 @@ def trace_of(profile, at):
             }
         ],
     }
+    return record_of(values, "trace", BlockTrace)
 
 
 @pytest.mark.parametrize("num_layers", [8, 13])
@@ -54,8 +56,8 @@ def test_with_room_every_even_split_of_every_layout_fits_without_recompute(num_l
     cluster, seen = Cluster(num_nodes=1, devices_per_node=8), 0
     for measurement in profile.measurements:
         trace = trace_of(profile, measurement.at)
-        least = next(room for room in range(0, 2**40, 2**28) if has_room(trace, room))
-        assert not has_room(trace, least - 2**28)
+        least = next(room for room in range(0, 2**40, 2**28) if fits_without_recompute(trace, room))
+        assert not fits_without_recompute(trace, least - 2**28)
         tight = replace(profile, device=replace(profile.device, memory_capacity_bytes=least))
         space = enumerate_space([Family(name="", settings={}, profile=tight)], cluster, 64, dimensions)
         for configuration in space.configurations:

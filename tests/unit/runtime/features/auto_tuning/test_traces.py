@@ -1,5 +1,6 @@
 """Tracing processes share points, and what one of them dies of costs no other point: real children, real deaths."""
 
+import json
 import os
 import signal
 import sys
@@ -71,16 +72,16 @@ def tracing(tmp_path, monkeypatch):
         )
         plan = SimpleNamespace(ways=[], recompute={}, points=POINTS, left_out={})
         launches = Launches(request, SimpleNamespace(log_dir=tmp_path / "logs"))
-        found = Traces(request, plan, 0).take(launches)
-        rounds = sorted(record["status"] for record in launches.records)
+        found, _ = Traces(request, plan, 0).take(launches)
+        rounds = sorted(record.status for record in launches.records)
         assert not list((tmp_path / "work").rglob("handout"))
-        return SimpleNamespace(found=found, rounds=rounds, records=launches.records)
+        return SimpleNamespace(found=found, rounds=rounds, records=launches.records, folder=tmp_path / "work")
 
     return run
 
 
 def failed(found):
-    return {point.micro_batch_size: result["reason"] for point, result in found.items() if result["status"] != "ok"}
+    return {point.micro_batch_size: result.failure.reason for point, result in found.items() if result.failure}
 
 
 def test_who_is_free_takes_the_next_point(tracing):
@@ -88,7 +89,8 @@ def test_who_is_free_takes_the_next_point(tracing):
     second = "task.result_file(next(point for point in task.points if point.micro_batch_size == 2))"
     done = tracing(trace=f"wait_for({second}) if size == 1 else None")
     assert done.rounds == ["ok", "ok"]
-    by = [done.found[point]["by"] for point in POINTS]
+    files = {path.stem: json.loads(path.read_text()) for path in done.folder.rglob("*MBS*.json")}
+    by = [files[point.label().replace(" ", "_")]["by"] for point in POINTS]
     assert by[1] == 1 - by[0]
 
 
@@ -96,8 +98,8 @@ def test_of_two_processes_that_both_set_up_one_may_die_and_the_other_does_everyt
     done = tracing(set_up="die(signal.SIGSEGV) if process == 0 else None")
     assert done.rounds == ["failed", "ok"]
     assert not failed(done.found)
-    (dead,) = (record for record in done.records if record["status"] == "failed")
-    assert (dead["exit_code"], dead["last_lines"]) == (-signal.SIGSEGV, ("last words",))
+    (dead,) = (record for record in done.records if record.status == "failed")
+    assert (dead.outcome.exit_code, dead.outcome.last_lines) == (-signal.SIGSEGV, ("last words",))
 
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSEGV"])

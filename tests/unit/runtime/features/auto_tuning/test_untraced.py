@@ -1,6 +1,7 @@
 """A reason that many layouts share is told once."""
 
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.records import TraceResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_failures import tell_refused, tell_untraced
 
 
@@ -12,7 +13,7 @@ def _point(tensor: int, batch: int) -> MeasuredAt:
 
 def test_layouts_are_told_once_per_reason_and_fate() -> None:
     points = [_point(tensor, batch) for tensor in (1, 2, 4) for batch in (1, 2)]
-    found = {point: {"summary": "asks for data" if point.tensor_size < 4 else "too large"} for point in points}
+    found = {point: TraceResult(summary="asks for data" if point.tensor_size < 4 else "too large") for point in points}
     notes, left_out = tell_untraced(points, points[:3], found)
     assert notes == [
         "3 layouts (TP1 CP1 EP1 MBS1 to TP2 CP1 EP1 MBS1) could not be traced and were measured whole: asks for data"
@@ -29,6 +30,6 @@ def test_nothing_is_told_where_all_was_traced() -> None:
 
 def test_what_megatron_refuses_is_told_once_per_reason():
     points = [MeasuredAt(context_size=2, micro_batch_size=size) for size in (1, 2)]
-    assert tell_refused({point: {"summary": "AssertionError: no"} for point in points}) == {
+    assert tell_refused({point: TraceResult(summary="AssertionError: no") for point in points}) == {
         f"2 layouts ({points[0].label()} to {points[1].label()})": "Megatron refuses it: AssertionError: no"
     }

@@ -1,12 +1,16 @@
 """Raw measurements become a profile the planner reads."""
 
+import argparse
+from dataclasses import replace
+
 import pytest
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile, read_profile
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.device_cost import device_cost
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.profile_building import build_profile
+from mindspeed_autoparallel.profiles.records import PointResult, record_of
 from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description
+from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of
+from mindspeed_autoparallel.runtime.profiling.sources.device_cost import device_cost
 
 POINT = MeasuredAt(tensor_size=2)
 
@@ -44,8 +48,7 @@ def module(name, key, frozen=False):
 
 
 def result(*modules):
-    return {
-        "status": "ok",
+    values = {
         "modules": list(modules),
         "bytes_per_trained_parameter": {"gradient": 4.0, "optimizer": 12.0},
         "optimizer": {"step_us": 50.0, "parameter_bytes": 100},
@@ -55,6 +58,7 @@ def result(*modules):
         "host_bytes": 1000,
         "links": {"intra": {"p2p": {"latency_us": 5.0, "bytes_per_s": 1e9}}},
     }
+    return record_of(values, "result", PointResult)
 
 
 def description(*modules):
@@ -63,8 +67,9 @@ def description(*modules):
 
 def build(results, described):
     cost, _ = device_cost(results)
+    arguments = argparse.Namespace(seq_length=16, vocab_size=32, overlap_p2p_comm=False)
     return build_profile(
-        described, results, cost, sequence_length=16, vocab_size=32, device_name="cpu", software={"torch": "x"}
+        described, results, cost, arguments, provenance_of(described, "measured", "cpu", {"torch": "x"})
     )
 
 
@@ -88,14 +93,6 @@ def test_full_recompute_keeps_the_input_and_pays_the_forward_again():
     assert layer.dense.optimizer_bytes == 120
 
 
-def test_points_that_ran_out_of_memory_are_left_out():
-    results = {
-        POINT: result(module("text_decoder", "llm")),
-        MeasuredAt(micro_batch_size=4): {"status": "out_of_memory", "reason": "x"},
-    }
-    assert [item.at for item in build(results, description(("text_decoder", 4))).measurements] == [POINT]
-
-
 def test_modules_that_do_not_match_the_description_are_named():
     results = {POINT: result(module("vision_tower", "vit"))}
     with pytest.raises(ProfileError, match=r"image_encoder.*vision_tower"):
@@ -103,6 +100,6 @@ def test_modules_that_do_not_match_the_description_are_named():
 
 
 def test_assumed_links_are_said():
-    alone = {**result(module("text_decoder", "llm")), "links": {}}
+    alone = replace(result(module("text_decoder", "llm")), links={})
     _, notes = device_cost({POINT: alone})
     assert any("assumed" in note for note in notes)

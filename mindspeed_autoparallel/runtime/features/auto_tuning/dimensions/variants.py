@@ -14,11 +14,11 @@ def _everywhere(point: MeasuredAt) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class Variant:
     """Traced and searched beside the script's own way, whose title is empty."""
 
     title: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     """Megatron's argument destinations and values."""
-    matters: Callable[[MeasuredAt], bool] = _everywhere
+    applies_to: Callable[[MeasuredAt], bool] = _everywhere
     """Where it differs from the script's own way; it is traced and searched there only."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier
+from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier, MeasuredAt
+from mindspeed_autoparallel.profiles.records import OptimizerRecord, PointResult
 
 _RESERVE_FRACTION = 0.06
 """Of the device's memory: contexts, communicator buffers, fragmentation; --auto-parallel-memory-limit-mib overrides."""
 
 
-def device_cost(results: Mapping[Any, dict[str, Any]]) -> tuple[DeviceCost, list[str]]:
-    """Return the device of all good ``results``, and what had to be assumed."""
-    good = [result for result in results.values() if result["status"] == "ok"]
+def device_cost(results: Mapping[MeasuredAt, PointResult]) -> tuple[DeviceCost, list[str]]:
+    """Return the device of ``results``, and what had to be assumed."""
     notes: list[str] = []
-    links: dict[str, dict[str, dict[str, float]]] = {}
-    for result in good:
-        links |= result.get("links", {})
+    links: dict[str, dict[str, Collective]] = {}
+    for result in results.values():
+        links |= result.links
     intra, inter = _tier(links.get("intra")), _tier(links.get("inter"))
     if intra is None and inter is None:
         notes.append("one process measured alone: links are assumed at 10 us and 10 GB/s")
@@ -26,8 +25,8 @@ def device_cost(results: Mapping[Any, dict[str, Any]]) -> tuple[DeviceCost, list
         notes.append("links between nodes were not measured (one node): those inside the node are used for them")
     if intra is None:
         notes.append("links inside a node were not measured (one process per node): those between nodes are used")
-    rates = [_rate(result) for result in good]
-    capacity = min(int(result["memory_capacity_bytes"]) for result in good)
+    rates = [_rate(result.optimizer) for result in results.values()]
+    capacity = min(result.memory_capacity_bytes for result in results.values())
     present = intra or inter
     assert present is not None
     return (
@@ -36,20 +35,17 @@ def device_cost(results: Mapping[Any, dict[str, Any]]) -> tuple[DeviceCost, list
             intra=intra or present,
             inter=inter or present,
             optimizer_step_us_per_byte=min(rates),
-            # What the host keeps beside the model: data, random states, padding of its buffers.
-            runtime_overhead_bytes=min(int(result["host_bytes"]) for result in good),
+            runtime_overhead_bytes=min(result.host_bytes for result in results.values()),
         ),
         notes,
     )
 
 
-def _tier(operations: dict[str, dict[str, float]] | None) -> LinkTier | None:
+def _tier(operations: dict[str, Collective] | None) -> LinkTier | None:
     if not operations:
         return None
-    fitted = {name: Collective(**values) for name, values in operations.items()}
-    return LinkTier(default=fitted.get("all_reduce") or next(iter(fitted.values())), operations=fitted)
+    return LinkTier(default=operations.get("all_reduce") or next(iter(operations.values())), operations=operations)
 
 
-def _rate(result: dict[str, Any]) -> float:
-    optimizer = result["optimizer"]
-    return float(optimizer["step_us"] / optimizer["parameter_bytes"]) if optimizer["parameter_bytes"] else 0.0
+def _rate(optimizer: OptimizerRecord) -> float:
+    return optimizer.step_us / optimizer.parameter_bytes if optimizer.parameter_bytes else 0.0

@@ -1,0 +1,162 @@
+"""What the knowledge base has of one model on one device: blocks that were measured whole, the host, the optimizer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.planner.tuner.host import Anchor, HostModel
+from mindspeed_autoparallel.planner.tuner.links import fitted_tiers
+from mindspeed_autoparallel.planner.tuner.pricing import Prices
+from mindspeed_autoparallel.planner.tuner.samples import single
+from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
+from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.device import LinkTier, StageOverhead
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.records import DIRECTIONS, PointResult, TraceResult
+
+_PIPELINE = ("message", "interleaved_message", "stage_first", "stage_inner", "stage_last", "pipeline_step")
+_LEAST_US = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Reads and records under the keys of a device, its software and a model's traces."""
+
+    base: KnowledgeBase
+    device: str
+    software: str
+    model_key: str
+
+    def record(self, entries: list[tuple[Operator, Sample]]) -> None:
+        """Keep ``entries`` of this device and software."""
+        self.base.record(self.device, self.software, entries)
+
+    def tiers(self) -> dict[str, LinkTier]:
+        """Return the tiers whose collectives were sampled."""
+        return fitted_tiers(self.base, self.device, self.software)
+
+    def block_us(self, point: MeasuredAt, module: str, block: str, direction: str) -> float:
+        """Return the time of a block that was measured whole; 0 where that took no time, or was not done."""
+        sample = self.base.find(self.device, self.software, self._block(point, module, block, direction))
+        return 0.0 if sample is None else sample.median_us
+
+    def keep_point(self, point: MeasuredAt, result: PointResult) -> None:
+        """Keep the blocks and the optimizer step of a layout that was measured whole."""
+        source = source_of_today()
+        entries = [
+            (self._block(point, module.name, name, direction), single(block.time_us(direction), source))
+            for module in result.modules
+            for name, block in module.blocks.items()
+            for direction in DIRECTIONS
+            if block.time_us(direction) > 0
+        ]
+        size = result.optimizer.parameter_bytes
+        if size > 0:
+            step = Operator(name="optimizer.step", signature=self.model_key, sizes=(size,))
+            entries.append((step, single(result.optimizer.step_us, source)))
+        self.record(entries)
+
+    def anchors(self, traces: Mapping[MeasuredAt, TraceResult], prices: Prices) -> Iterator[Anchor]:
+        """Yield the blocks of ``traces`` that were measured whole, with the sums of their parts."""
+        for point, result in traces.items():
+            for module in result.plain.modules:
+                for block in module.blocks:
+                    for direction in DIRECTIONS:
+                        measured_us = self.block_us(point, module.name, block, direction)
+                        if measured_us:
+                            sums = prices.sums(result.plain, module, block, direction)
+                            yield Anchor(block=block, direction=direction, at=point, sums=sums, measured_us=measured_us)
+
+    def optimizer_us_per_byte(self) -> float | None:
+        """Return the time per byte of parameters that a rank updates; ``None`` where no step was measured."""
+        steps = self.base.of_name(self.device, self.software, "optimizer.step")
+        if not steps:
+            return None
+        return sum(sample.median_us for _, sample in steps) / sum(operator.sizes[0] for operator, _ in steps)
+
+    def step_cost(self) -> StepCost | None:
+        """Return what the host adds to microbatches and steps; ``None`` where no whole step was measured."""
+        per_microbatch, per_step = self.known("per_microbatch"), self.known("per_step")
+        if per_microbatch is None or per_step is None:
+            return None
+        return StepCost(per_microbatch_us=per_microbatch, per_step_us=per_step)
+
+    def keep_step_cost(self, cost: StepCost) -> None:
+        """Keep what the host adds to microbatches and steps."""
+        self.keep(per_microbatch=cost.per_microbatch_us, per_step=cost.per_step_us)
+
+    def pipeline_cost(self) -> PipelineCost | None:
+        """Return what cutting a model into stages adds; ``None`` where no pipeline was run."""
+        found = {name: self.known(name) for name in _PIPELINE}
+        if found["message"] is None:
+            return None
+        message, first, inner, last, step = (
+            found[name] or 0.0 for name in ("message", "stage_first", "stage_inner", "stage_last", "pipeline_step")
+        )
+        return PipelineCost(
+            message_us=message,
+            interleaved_message_us=found["interleaved_message"],
+            step_us=step,
+            stage=StageOverhead(first_us=first, inner_us=inner, last_us=last),
+        )
+
+    def keep_pipeline_cost(self, cost: PipelineCost | None) -> None:
+        """Keep what cutting the model into stages adds; ``None``: it could not be run so."""
+        if cost is None:
+            self.keep(no_pipeline=1.0)
+            return
+        interleaved = cost.interleaved_message_us
+        self.keep(
+            message=cost.message_us,
+            stage_first=cost.stage.first_us,
+            stage_inner=cost.stage.inner_us,
+            stage_last=cost.stage.last_us,
+            pipeline_step=cost.step_us,
+            **({} if interleaved is None else {"interleaved_message": interleaved}),
+        )
+
+    @property
+    def pipelines_are_known(self) -> bool:
+        """Tell whether there is nothing to learn from a launch: some model's were run, or this one's could not be."""
+        tried = self.base.find(self.device, self.software, self._host("no_pipeline"))
+        return tried is not None or self.known("message") is not None
+
+    @property
+    def cpu_overhead_is_known(self) -> bool:
+        """Tell whether what a call costs beside its kernel was fitted to some model on this device."""
+        return bool(self.base.of_name(self.device, self.software, "host.per_call"))
+
+    def cpu_overhead(self, asynchronous: bool) -> HostModel | None:
+        """Return what a call costs beside its kernel, by this model's own blocks or by those of others."""
+        per_call, scale = self.known("per_call"), self.known("scale")
+        if per_call is None or scale is None:
+            return None
+        return HostModel(scale=scale, per_call_us=per_call, asynchronous=asynchronous)
+
+    def known(self, name: str) -> float | None:
+        """Return a figure of the host: this model's own, else the median of other models'."""
+        own = self.base.find(self.device, self.software, self._host(name))
+        if own is not None:
+            return own.median_us
+        rows = self.base.of_name(self.device, self.software, f"host.{name}")
+        return sorted(sample.median_us for _, sample in rows)[len(rows) // 2] if rows else None
+
+    def keep(self, **values: float) -> None:
+        """Keep figures of the host as this model's."""
+        self.record([(self._host(name), single(max(value, _LEAST_US), "fit")) for name, value in values.items()])
+
+    def _block(self, point: MeasuredAt, module: str, block: str, direction: str) -> Operator:
+        signature = json.dumps([self.model_key, point.label()], separators=(",", ":"))
+        return Operator(name=f"block.{module}.{block}.{direction}", signature=signature, sizes=())
+
+    def _host(self, name: str) -> Operator:
+        return Operator(name=f"host.{name}", signature=self.model_key, sizes=())
+
+
+def source_of_today() -> str:
+    """Return under what source the entries of this run are kept."""
+    return f"auto-tuning {time.strftime('%Y-%m-%d', time.gmtime())}"

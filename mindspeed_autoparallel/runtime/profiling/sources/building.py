@@ -1,0 +1,187 @@
+"""Builds the profile that the planner reads from what was found at each layout."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.profiles import (
+    BlockCost,
+    DeviceCost,
+    MeasuredAt,
+    Measurement,
+    ModuleCost,
+    Profile,
+    Provenance,
+    RecomputeCost,
+    SharedBytes,
+    StateBytes,
+    VariableData,
+    layer_block,
+    mean_layer,
+)
+from mindspeed_autoparallel.profiles.records import (
+    BlockRecord,
+    BytesPerParameter,
+    ModelRecord,
+    ModuleRecord,
+    ParameterCount,
+)
+from mindspeed_autoparallel.redaction import masked_words
+from mindspeed_autoparallel.runtime.megatron.description import Description
+from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
+from mindspeed_autoparallel.spec.model import Model, Module
+
+_MIN_RELATIVE_SPREAD = 0.05
+
+
+def build_profile(
+    description: Description,
+    results: Mapping[MeasuredAt, ModelRecord],
+    device: DeviceCost,
+    arguments: argparse.Namespace,
+    provenance: Provenance,
+) -> Profile:
+    """Return a profile of every layout in ``results``; the full layer counts come from ``description``.
+
+    ``arguments``: the host's, for the sizes of the model and for how its interleaved schedule sends.
+    """
+    first = next(iter(results.values()))
+    layers = {module.name: module.num_layers for module in description.modules}
+    return Profile(
+        model=_model(description, first, arguments),
+        device=device,
+        measurements=tuple(
+            Measurement(
+                at=point,
+                modules={item.name: _module_cost(item, result, layers[item.name]) for item in result.modules},
+                batch=_shared(result.batch_bytes),
+                workspace_bytes=result.workspace_bytes,
+            )
+            for point, result in results.items()
+        ),
+        provenance=provenance,
+        variable_data=_variable_data(first),
+        interleaved_sends=interleaved_sends(arguments),
+    )
+
+
+def provenance_of(description: Description, source: str, device: str, software: dict[str, str]) -> Provenance:
+    """Return where a profile comes from that this process makes now."""
+    return Provenance(
+        source=source,
+        device=device,
+        created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        model_hash=description.model_hash,
+        software=software,
+        command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
+    )
+
+
+def _model(description: Description, result: ModelRecord, arguments: argparse.Namespace) -> Model:
+    described = {module.name: module for module in description.modules}
+    names = [item.name for item in result.modules]
+    if set(described) != set(names):
+        raise ProfileError(
+            f"the description has the modules {', '.join(described)}, the built model {', '.join(names)}; they must be "
+            "the same. Give every module with layers a block of the name of its attribute in model.json."
+        )
+    modules = []
+    total = 0
+    for item in result.modules:
+        layers = described[item.name].num_layers
+        counts = {block: cost.parameters.num_parameters for block, cost in item.blocks.items()}
+        kinds = [counts[layer_block(kind)] for kind in item.kinds]
+        total += counts["pre"] + counts["post"] + layers * sum(kinds) // len(kinds)
+        modules.append(
+            Module(
+                name=item.name,
+                result_key=item.result_key,
+                num_layers=layers,
+                frozen=item.frozen,
+                hidden_size=item.hidden_size,
+                tokens_per_sample=item.tokens_per_sample,
+                num_heads=item.num_heads,
+                num_kv_heads=item.num_kv_heads,
+                num_experts=item.num_experts,
+                # Encoders run side by side into the last module, which joins them.
+                predecessors=tuple(names[:-1]) if item is result.modules[-1] else (),
+            )
+        )
+    return Model(
+        name=description.model_file.stem if description.model_file else "language_model",
+        modules=tuple(modules),
+        sequence_length=int(arguments.seq_length),
+        vocab_size=int(getattr(arguments, "padded_vocab_size", None) or arguments.vocab_size or 0),
+        tied_embeddings=result.tied_embeddings,
+        num_parameters=total,
+    )
+
+
+def _module_cost(item: ModuleRecord, result: ModelRecord, num_layers: int) -> ModuleCost:
+    ratio, blocks = result.bytes_per_trained_parameter, item.blocks
+    boundary = blocks["pre"].output_bytes or blocks["layer"].output_bytes
+    kinds = tuple(_block(blocks[layer_block(kind)], ratio, boundary) for kind in range(len(set(item.kinds))))
+    # A reduced model alone does not tell where in the whole one its layers are.
+    known = len(kinds) > 1 and len(item.kinds) == num_layers
+    return ModuleCost(
+        layer=mean_layer(kinds, item.kinds) if len(kinds) > 1 else kinds[0],
+        kinds=kinds if known else (),
+        pattern=item.kinds if known else (),
+        pre=_block(blocks["pre"], ratio, None),
+        post=_block(blocks["post"], ratio, None),
+        side=_shared(item.side_bytes),
+    )
+
+
+def _shared(total_and_kept: tuple[int, int]) -> SharedBytes:
+    return SharedBytes(total_bytes=total_and_kept[0], kept_bytes=total_and_kept[1])
+
+
+def _block(block: BlockRecord, ratio: BytesPerParameter, input_bytes: float | None) -> BlockCost:
+    """Return the costs of a block; ``input_bytes``: what full recompute keeps of a layer; None: not recomputable."""
+    saved, forward_peak = round(block.saved_bytes), round(block.forward_peak_bytes)
+    backward_peak, output = round(block.backward_peak_bytes), round(block.output_bytes)
+    recompute = {
+        "none": RecomputeCost(saved_bytes=saved, forward_peak_bytes=forward_peak, backward_peak_bytes=backward_peak)
+    }
+    if input_bytes is not None:
+        kept = min(saved, output)
+        recompute["full"] = RecomputeCost(
+            saved_bytes=kept,
+            extra_backward_us=block.forward_us,
+            # Without saving, the forward's high point stands on less.
+            forward_peak_bytes=saved - kept + forward_peak,
+            # The layer's whole activations come back before its backward begins.
+            backward_peak_bytes=saved - kept + max(backward_peak, forward_peak),
+        )
+    return BlockCost(
+        forward_us=block.forward_us,
+        backward_us=block.backward_us,
+        recompute=recompute,
+        output_bytes=output,
+        dense=_state(block.parameters.dense, ratio),
+        expert=_state(block.parameters.expert, ratio),
+    )
+
+
+def _state(count: ParameterCount, ratio: BytesPerParameter) -> StateBytes:
+    return StateBytes(
+        num_parameters=count.num_parameters,
+        parameter_bytes=count.parameter_bytes,
+        gradient_bytes=round(count.num_trained * ratio.gradient),
+        optimizer_bytes=round(count.num_trained * ratio.optimizer),
+    )
+
+
+def _variable_data(result: ModelRecord) -> VariableData | None:
+    """Return how microbatches differ, where they really do: repeats of equal work vary by noise, too."""
+    times = {name: values for name, values in result.relative_times.items() if len(values) > 1}
+    varying = {name: values for name, values in times.items() if max(values) - min(values) > _MIN_RELATIVE_SPREAD}
+    if not varying or not result.data_varies:
+        return None
+    return VariableData(modules=tuple(varying), samples=tuple(zip(*varying.values(), strict=True)))
