@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -11,7 +12,9 @@ from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfigura
 from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
 from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.search.advice import advise
 from mindspeed_autoparallel.operators.search.pins import Pins
+from mindspeed_autoparallel.operators.search.recursive import ExplainedCut
 from mindspeed_autoparallel.units import format_bytes
 
 
@@ -62,12 +65,23 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
     lines: list[str] = []
     for entry in cuts:
         lines += [f"operator {operator}, cut {entry.cut + 1}", *entry.costs.log_lines()]
-        if entry.costs.choice == "none" and entry.costs.threshold is not None:
-            lines.append(
-                f"mem_coeff where cutting I costs the same: {entry.costs.threshold:.6g}; "
-                f"to cut I set mem_coeff = {entry.costs.value_to_set:g}"
-            )
+        if entry.costs.choice == "none":
+            if entry.costs.threshold is not None:
+                lines.append(f"mem_coeff where cutting I alone costs what no cut does: {entry.costs.threshold:.6g}")
+            lines.append(advise(entry.costs, _choice_at(plan, entry)).line())
     return lines
+
+
+def _choice_at(plan: OperatorPlan, entry: ExplainedCut) -> Callable[[float], str]:
+    """Make the search of the matrix products of ``plan`` with another mem_coeff, for the choice of ``entry``."""
+    assert plan.repeat is not None, "a plan of recursive programming can be searched again"
+    repeat = plan.repeat
+
+    def choice(mem_coeff: float) -> str:
+        found = (other for other in repeat(mem_coeff) if (other.operator, other.cut) == (entry.operator, entry.cut))
+        return next(found).taken
+
+    return choice
 
 
 def _products(plan: OperatorPlan) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT
 from mindspeed_autoparallel.operators.search.pricing import edge_bytes
@@ -61,6 +62,8 @@ class OperatorPlan:
     num_microbatches: int = 1
     bound: Bound | None = None
     """What the exact mode proved; None of the other modes."""
+    repeat: Callable[[float], list[ExplainedCut]] | None = field(default=None, compare=False, repr=False)
+    """Recursive programming: cut the products again with another mem_coeff."""
 
     @property
     def devices(self) -> int:

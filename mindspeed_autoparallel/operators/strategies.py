@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
@@ -10,7 +11,7 @@ from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.pins import pinned_choices
 from mindspeed_autoparallel.operators.search.problem import build_problem
-from mindspeed_autoparallel.operators.search.recursive import ExplainedCut, solve_recursive
+from mindspeed_autoparallel.operators.search.recursive import ExplainedCut, cut_all_products, solve_recursive
 from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
 
 
@@ -32,11 +33,16 @@ def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
     started = time.perf_counter()
     explained: list[ExplainedCut] = []
     bound: Bound | None = None
+    repeat: Callable[[float], list[ExplainedCut]] | None = None
     if mode == "recursive_programming":
-        by_weight = devices > 32 and asked.num_microbatches < 8
-        decisions, explained = solve_recursive(
-            graph, mesh, asked.mem_coeff, fixed, by_weight=by_weight, most_row_parts=asked.most_row_parts
-        )
+        way: dict[str, Any] = {
+            "by_weight": devices > 32 and asked.num_microbatches < 8,
+            "most_row_parts": asked.most_row_parts,
+        }
+        decisions, explained = solve_recursive(graph, mesh, asked.mem_coeff, fixed, **way)
+
+        def repeat(mem_coeff: float) -> list[ExplainedCut]:
+            return cut_all_products(graph, mem_coeff, fixed, **way)[1]
     elif mode == "sharding_propagation":
         decisions = _propagate(graph, mesh, asked, fixed)
         from mindspeed_autoparallel.operators.search.propagation import shared_parameter_conflicts
@@ -52,7 +58,7 @@ def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
         if all(choices[dim] == NO_CUT for choices in decisions.choices.values()):
             notes.append(f"cut {dim + 1} into {parts}: no operator is cut there, those devices repeat the same work.")
     taken = time.perf_counter() - started
-    return OperatorPlan(decisions, mode, tuple(explained), taken, tuple(notes), bound=bound)
+    return OperatorPlan(decisions, mode, tuple(explained), taken, tuple(notes), bound=bound, repeat=repeat)
 
 
 def _propagate(graph: Graph, mesh: tuple[int, ...], asked: SearchOptions, fixed: list[dict[str, int]]) -> Decisions:

@@ -17,6 +17,8 @@ class CutCosts:
     operator: tuple[float, float, float, float]
     rest: tuple[float, float, float, float]
     mem_coeff: float
+    least_other: float = 0.0
+    """The lesser cost of J and K, forbidden or not."""
 
     @property
     def total(self) -> tuple[float, ...]:
@@ -29,21 +31,10 @@ class CutCosts:
 
     @property
     def threshold(self) -> float | None:
-        """Return ``mem_coeff`` at which I costs what no cut costs now (the recipe); None where I is not allowed."""
+        """Give the ``mem_coeff`` at which I costs what no cut costs now, by itself; None where I is not allowed."""
         if self.operator[0] == INFEASIBLE or self.total[3] <= 0:
             return None
         return self.total[0] * self.mem_coeff / self.total[3]
-
-    @property
-    def value_to_set(self) -> float | None:
-        """Return a value slightly above the threshold: two digits, rounded up."""
-        if self.threshold is None:
-            return None
-        from decimal import ROUND_CEILING, Decimal
-
-        exact = Decimal(self.threshold)
-        quantum = Decimal(1).scaleb(exact.adjusted() - 1)
-        return float((exact / quantum).to_integral_value(rounding=ROUND_CEILING) * quantum)
 
     def log_lines(self) -> list[str]:
         """Return the seed's log, one line per allowed cut, then the vector and the choice."""
@@ -89,4 +80,4 @@ def cut_costs(
         k % 2 == 0 and k >= 2 and not j_is_cut,
     )
     cut = [cost if ok else INFEASIBLE for cost, ok in zip(by_axis, allowed, strict=True)]
-    return CutCosts((cut[0], cut[1], cut[2], least * least / 25), rest, mem_coeff)
+    return CutCosts((cut[0], cut[1], cut[2], least * least / 25), rest, mem_coeff, min(by_axis[1:]))

@@ -30,6 +30,8 @@ class ExplainedCut:
     operator: str
     cut: int
     costs: CutCosts
+    taken: str = "none"
+    """What was cut: that of least cost where an axis of it can be divided, or what a pin says."""
 
 
 def main_neighbours(graph: Graph) -> dict[str, list[tuple[str, int, int]]]:
@@ -145,7 +147,7 @@ def cut_main_operators(
             axis = _axis_of(node, costs.choice, cuts, 2, batch.get(node.name))
         chosen[node.name] = NO_CUT if axis is None else axis
         decided[node.name] = _cut_of(node, chosen[node.name])
-        explained.append(ExplainedCut(node.name, len(decisions.mesh), costs))
+        explained.append(ExplainedCut(node.name, len(decisions.mesh), costs, decided[node.name]))
     return chosen, explained
 
 
@@ -163,6 +165,21 @@ def solve_recursive(
     ``pins``: per mesh dim, the axis of every pinned operator.
     """
     assert set(mesh) <= {2}, "every cut is a halving"
+    decisions, explained, decided = cut_all_products(
+        graph, mem_coeff, pins, by_weight=by_weight, most_row_parts=most_row_parts
+    )
+    return fill_rest(decisions, decided), explained
+
+
+def cut_all_products(
+    graph: Graph,
+    mem_coeff: float,
+    pins: Sequence[Mapping[str, int]],
+    *,
+    by_weight: bool = False,
+    most_row_parts: int | None = None,
+) -> tuple[Decisions, list[ExplainedCut], set[str]]:
+    """Cut the matrix products and pinned operators alone; give the decisions, their costs, and who was decided."""
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     explained: list[ExplainedCut] = []
     nothing = dict.fromkeys(graph.nodes, NO_CUT)
@@ -174,4 +191,4 @@ def solve_recursive(
         decided |= {*chosen, *fixed}
         explained += costs
         decisions = decisions.extend(2, {**nothing, **chosen, **fixed})
-    return fill_rest(decisions, decided), explained
+    return decisions, explained, decided

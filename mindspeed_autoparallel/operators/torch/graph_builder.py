@@ -37,6 +37,8 @@ class Captured:
     """What is returned beside tensors, in their places."""
     structure: Any = None
     """How the module nests what it returns."""
+    example: tuple[Any, Any] = ((), {})
+    """The inputs it was captured with, positional and named."""
     updates: dict[str, str] = field(default_factory=dict)
     """Buffers that a forward changes, and the operator that makes their new value."""
 
@@ -91,6 +93,7 @@ class GraphBuilder:
         self.captured.outputs = tuple(by_name.get(getattr(spec.arg, "name", "")) for spec in wanted)
         self.captured.plain_outputs = tuple(getattr(spec.arg, "value", None) for spec in wanted)
         self.captured.structure = self.program.call_spec.out_spec
+        self.captured.example = self.program.example_inputs
 
     def _source(self, node: Any, name: str, parameter: bool) -> None:
         value = node.meta.get("val")

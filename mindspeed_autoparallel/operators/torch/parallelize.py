@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
@@ -25,7 +25,8 @@ from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_ou
 from mindspeed_autoparallel.operators.lowering.roles import CONTEXT, DATA, role_of_cut, votes, winners
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.recursive import carried_axes
-from mindspeed_autoparallel.operators.torch.capture import Captured
+from mindspeed_autoparallel.operators.torch.dry_run import refusal_of_shapes
+from mindspeed_autoparallel.operators.torch.graph_builder import Captured
 
 _MODULES = (torch.nn.Linear, torch.nn.Embedding)
 
@@ -57,9 +58,33 @@ def parallelize_plan(captured: Captured, model: torch.nn.Module, plan: OperatorP
     return _Lowering(captured, model, plan).lower()
 
 
+def nearest_styled(
+    captured: Captured, model: torch.nn.Module, plan: OperatorPlan
+) -> tuple[OperatorPlan, tuple[str, ...]]:
+    """Leave whole what styles cannot say of ``plan``, until they can say the rest; give the plan and what was changed.
+
+    An operator that cannot be said is no longer cut on the tensor-parallel mesh dims; one that is whole already takes
+    the cut from what it reads. Ends where nothing is left to change.
+    """
+    changed: dict[str, None] = {}
+    while True:
+        lowering = _Lowering(captured, model, plan)
+        lowering.lower()
+        uncut = lowering.to_leave_whole() - set(changed)
+        if not uncut:
+            return plan, tuple(changed)
+        changed.update(dict.fromkeys(sorted(uncut)))
+        choices = dict(plan.decisions.choices)
+        for name in uncut:
+            choices[name] = tuple(
+                axis if dim in lowering.data_dims else NO_CUT for dim, axis in enumerate(choices[name])
+            )
+        plan = replace(plan, decisions=replace(plan.decisions, choices=choices))
+
+
 class _Lowering:
     def __init__(self, captured: Captured, model: torch.nn.Module, plan: OperatorPlan) -> None:
-        self.captured, self.plan, self.graph = captured, plan, captured.graph
+        self.captured, self.plan, self.graph, self.model = captured, plan, captured.graph, model
         self.reasons: dict[str, str] = {}
         self.batch = carried_axes(self.graph)
         leading = [winners(ballot)[:1] for ballot in votes(plan.decisions)]
@@ -77,12 +102,49 @@ class _Lowering:
             self.choice[name] = NO_CUT if node.is_parameter else self._choice(node)
         for name, node in self.graph.nodes.items():
             self._flow(name, node)
+        self._check_shared_weights()
         styles: dict[str, ParallelStyle] = {}
         for module in self.modules:
             style = self._style(module)
             if style is not None:
                 styles[module] = style
-        return ParallelizePlan({} if self.reasons else styles, data, math.prod(mesh) // data, tuple(self._told()))
+        tensor = math.prod(mesh) // data
+        if not self.reasons:
+            self._check_sizes(styles, tensor, data)
+        return ParallelizePlan({} if self.reasons else styles, data, tensor, tuple(self._told()))
+
+    def _check_shared_weights(self) -> None:
+        """Refuse to cut a weight that several operators read: styles would make it several weights."""
+        for name, readers in self.graph.consumers().items():
+            if self.graph.nodes[name].is_parameter and len(readers) > 1:
+                for reader, _ in readers:
+                    if reader in self.owner and self.choice[reader] != NO_CUT:
+                        self.reasons[reader] = f"its weight {name} is read elsewhere, too, and styles would part them."
+
+    def _check_sizes(self, styles: dict[str, ParallelStyle], tensor: int, data: int) -> None:
+        """Refuse a module whose code writes the size of a dim that is cut."""
+        refused = refusal_of_shapes(self.model, self.captured.example, styles, tensor, data)
+        if refused:
+            self.reasons["forward"] = (
+                f"it does not run with one rank's shapes: {refused}. Write -1 for a size that is cut."
+            )
+
+    def to_leave_whole(self) -> set[str]:
+        """List the operators whose cut stands in the way of the reasons that were found."""
+        found: set[str] = set()
+        for name in self.reasons:
+            node = self.graph.nodes.get(name)
+            if node is None:
+                continue
+            tensor = [axis for dim, axis in enumerate(self.plan.decisions.choices[name]) if dim not in self.data_dims]
+            if any(axis != NO_CUT for axis in tensor):
+                found.add(name)
+                continue
+            for slot, source in enumerate(node.inputs):
+                wanted = node.operand_placement(slot, self.choice[name])
+                if wanted != self.flowing[source] and not self.graph.nodes[source].is_parameter:
+                    found.add(source)
+        return found
 
     def _told(self) -> Iterator[str]:
         """Yield one line per reason and role: repeated layers say the same."""
@@ -155,13 +217,7 @@ class _Lowering:
                 gradient = node.gradient_placement(slot, self.choice[name])
                 if (gradient,) != gradient_of_output((wanted,)):
                     self.reasons[name] = f"it leaves the gradient of {source} as a pending sum."
-        call = self.captured.calls.get(name)
-        cut = node.output_placement(self.choice[name])
-        if call is not None and cut >= 0 and call.operator in ("view", "reshape", "expand") and len(call.args) > 1:
-            sizes = call.args[1]
-            if isinstance(sizes, (list, tuple)) and sizes[cut] != -1:
-                self.reasons[name] = f"it writes the size {sizes[cut]} of a dim that is cut: write -1 there."
-        if name in self.captured.outputs and cut != REPLICATE:
+        if name in self.captured.outputs and node.output_placement(self.choice[name]) != REPLICATE:
             self.reasons[name] = "the model would return a piece of it."
 
     def _style(self, module: str) -> ParallelStyle | None:

@@ -1,0 +1,133 @@
+"""A parallelized module run on the meta device with one rank's shapes: does its code follow sizes that are cut?"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+)
+from torch.utils import _pytree as pytree
+
+
+def refusal_of_shapes(
+    model: torch.nn.Module, example: tuple[Any, Any], styles: Mapping[str, ParallelStyle], parts: int, replicas: int
+) -> str:
+    """Say why ``model`` does not run with the shapes that ``styles`` leave one of ``parts`` ranks; empty where it does.
+
+    ``example``: positional and named inputs of all ``replicas``. Nothing is computed: code that writes the size of a
+    dim that is cut fails by its shapes, code that asks tensors for their sizes does not.
+    """
+    local = {name: _meta(value, _cut_dim(model, name, styles), parts) for name, value in model.named_parameters()}
+    local.update({name: _meta(value, None, 1) for name, value in model.named_buffers()})
+    arguments, keywords = pytree.tree_map(lambda given: _of_replica(given, replicas), example)
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # tells every shape that does not fit, with its stack
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    with _shapes_as_styled(model, styles, parts):
+        try:
+            torch.export.export(_Local(model, local), arguments, keywords, strict=False)
+        except Exception as error:  # whatever the model's own code raises for a shape that it did not expect
+            return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        finally:
+            logger.setLevel(level)
+    return ""
+
+
+class _Local(torch.nn.Module):
+    """A model with other tensors in the place of its own."""
+
+    def __init__(self, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.model, self.tensors = model, tensors
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        return torch.func.functional_call(self.model, self.tensors, arguments, keywords)
+
+
+def _of_replica(given: Any, replicas: int) -> Any:
+    if not isinstance(given, torch.Tensor):
+        return given
+    shape = (given.shape[0] // replicas, *given.shape[1:]) if given.dim() else given.shape
+    return torch.empty(shape, dtype=given.dtype, device="meta")
+
+
+def _cut_dim(model: torch.nn.Module, name: str, styles: Mapping[str, ParallelStyle]) -> int | None:
+    """Give the dim that the style of parameter ``name``'s module cuts; None for none."""
+    module, _, kind = name.rpartition(".")
+    style = styles.get(module)
+    if not isinstance(style, (ColwiseParallel, RowwiseParallel)):
+        return None
+    if isinstance(model.get_submodule(module), torch.nn.Embedding):
+        return 1 if isinstance(style, ColwiseParallel) else 0
+    if isinstance(style, ColwiseParallel):
+        return 0
+    return 1 if kind == "weight" else None
+
+
+def _meta(value: torch.Tensor, cut: int | None, parts: int) -> torch.Tensor:
+    shape = list(value.shape)
+    if cut is not None:
+        shape[cut] //= parts
+    return torch.empty(shape, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)
+
+
+@contextlib.contextmanager
+def _shapes_as_styled(model: torch.nn.Module, styles: Mapping[str, ParallelStyle], parts: int) -> Iterator[None]:
+    """Change shapes where styles redistribute: before and after the modules that have one."""
+    handles = []
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        table = isinstance(module, torch.nn.Embedding)
+
+        def before(
+            _: Any, given: tuple[Any, ...], style: ParallelStyle = style, table: bool = table
+        ) -> tuple[Any, ...]:
+            return _entered(given, style, parts, table)
+
+        def after(_: Any, given: Any, made: torch.Tensor, style: ParallelStyle = style) -> torch.Tensor:
+            return _left(made, style, parts)
+
+        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _scaled(value: torch.Tensor, layouts: Any, parts: int, *, grow: bool) -> torch.Tensor:
+    layout = (layouts if isinstance(layouts, (tuple, list)) else (layouts,))[0]
+    if not isinstance(layout, Shard):
+        return value
+    shape = list(value.shape)
+    shape[layout.dim] = shape[layout.dim] * parts if grow else shape[layout.dim] // parts
+    return value.new_empty(shape)
+
+
+def _entered(given: tuple[Any, ...], style: ParallelStyle, parts: int, table: bool) -> tuple[Any, ...]:
+    if isinstance(style, (ColwiseParallel, PrepareModuleInput)):
+        return (_scaled(given[0], style.input_layouts, parts, grow=True), *given[1:])
+    if isinstance(style, RowwiseParallel) and not table:
+        whole = _scaled(given[0], style.input_layouts, parts, grow=True)
+        return (_scaled(whole, Shard(-1), parts, grow=False), *given[1:])
+    return given
+
+
+def _left(made: torch.Tensor, style: ParallelStyle, parts: int) -> torch.Tensor:
+    if isinstance(style, ColwiseParallel):
+        return _scaled(_scaled(made, Shard(-1), parts, grow=True), style.output_layouts, parts, grow=False)
+    if isinstance(style, RowwiseParallel):
+        return _scaled(made, style.output_layouts, parts, grow=False)
+    if isinstance(style, PrepareModuleOutput):
+        return _scaled(made, style.desired_output_layouts, parts, grow=False)
+    return made
