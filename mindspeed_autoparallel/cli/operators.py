@@ -6,12 +6,21 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.errors import ConfigError
 
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.operators.graph.node import Graph
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="llama2-7b", metavar="NAME", help="A preset, e.g. llama2-70b or qwen-14b.")
+    parser.add_argument(
+        "--model",
+        default="llama2-7b",
+        metavar="NAME",
+        help="A preset, e.g. llama2-70b, or hf:NAME_OR_CONFIG.json.",
+    )
     parser.add_argument("--devices", type=int, default=8, metavar="N")
     parser.add_argument("--batch", type=int, default=16, metavar="N", help="Samples over all devices.")
     parser.add_argument("--sequence", type=int, default=4096, metavar="TOKENS")
@@ -39,7 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.operators.config import OperatorConfig, read_config
     from mindspeed_autoparallel.operators.configured import SearchResult, explain, search_configured
     from mindspeed_autoparallel.operators.pipeline import Pipeline
-    from mindspeed_autoparallel.operators.presets import preset_graph
     from mindspeed_autoparallel.operators.search.pins import parse_pins
 
     config = read_config(arguments.config) if arguments.config else OperatorConfig()
@@ -48,9 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = dataclasses.replace(config, auto_pipeline=arguments.auto_pipeline or config.auto_pipeline)
     if arguments.layers is not None and arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")
-    graph = preset_graph(
-        arguments.model, batch=arguments.batch, sequence=arguments.sequence, num_layers=arguments.layers
-    )
+    graph = _graph(arguments)
     memory_bytes = int(arguments.memory_gib * 2**30) if arguments.memory_gib < float("inf") else 0
     plan = search_configured(
         graph,
@@ -82,3 +88,18 @@ def _limit(gib: float | None) -> int | None:
     if gib is not None and not 0 < gib < float("inf"):
         raise ConfigError(f"--parameter-limit-gib {gib}: give a positive number.")
     return None if gib is None else int(gib * 2**30)
+
+
+def _graph(arguments: argparse.Namespace) -> Graph:
+    """Make the graph of a preset, or capture that of a Hugging Face configuration."""
+    sizes = {"batch": arguments.batch, "sequence": arguments.sequence, "num_layers": arguments.layers}
+    kind, _, name = arguments.model.partition(":")
+    if kind == "hf" and name:
+        try:
+            from mindspeed_autoparallel.operators.torch.hugging_face import hugging_face_graph
+        except ImportError as error:
+            raise ConfigError("--model hf:.. needs torch and transformers: pip install torch transformers.") from error
+        return hugging_face_graph(name, **sizes)
+    from mindspeed_autoparallel.operators.presets import preset_graph
+
+    return preset_graph(arguments.model, **sizes)

@@ -9,8 +9,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from mindspeed_autoparallel.operators.search.matmul_cut import CUT_NAMES, INFEASIBLE, CutCosts
 
-_DECADES, _STEPS = 6, 4
-"""Values tried beyond those that the costs suggest: this many decades up and down, in steps of 2 per three of them."""
+_DECADES, _STEPS = 9, 8
+"""Values tried beyond those that the costs suggest: this many decades up and down, so many in each."""
 
 
 @dataclass(frozen=True)

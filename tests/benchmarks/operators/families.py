@@ -95,7 +95,7 @@ FAMILIES = {
     "gptj": text("GPTJConfig", **GPT),
     "opt": text("OPTConfig", ffn_dim=64, word_embed_proj_dim=32),
     "bloom": text("BloomConfig", n_layer=2, n_head=4),
-    "falcon": text("FalconConfig"),
+    "falcon": lambda: build("FalconConfig", "AutoModelForCausalLM", {k: v for k, v in SMALL.items() if k != "head_dim"}, tokens),
     "bert": text("BertConfig", "AutoModelForMaskedLM"),
     "roberta": text("RobertaConfig", "AutoModelForMaskedLM"),
     "distilbert": text("DistilBertConfig", "AutoModelForMaskedLM", dim=32, n_layers=2, n_heads=4, hidden_dim=64),

@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
-from mindspeed_autoparallel.operators.strategies import search_graph
+from mindspeed_autoparallel.operators.lowering.roles import DATA, TENSOR
+from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions
+from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.torch.capture import capture_program
 from mindspeed_autoparallel.operators.torch.parallelize import nearest_styled, parallelize_plan
 
@@ -76,11 +77,12 @@ def main():
     for name in sys.argv[1:] or MODELS:
         model, given = build(name), inputs_of(name)
         captured = capture_program(model, (), given)
-        plan = search_graph(captured.graph, dist.get_world_size(), mem_coeff=1e6)
-        plan, whole = nearest_styled(captured, model, derive_megatron(plan).uniform)
+        roles = {2: (TENSOR,), 4: (DATA, TENSOR)}[dist.get_world_size()]
+        decisions = uniform_decisions(captured.graph, (2,) * len(roles), roles, sequence_parallel=False)
+        plan, whole = nearest_styled(captured, model, OperatorPlan(decisions, "uniform", (), 0.0))
         lowered = parallelize_plan(captured, model, plan)
         if lowered.not_expressed:
-            rows.append((name, None, lowered.not_expressed[:3], 0, len(whole)))
+            rows.append((name, None, lowered.not_expressed[:3], 0, len(whole), []))
             continue
         expected = train(build(name), given)
         mesh = init_device_mesh("cpu", (lowered.data_size, lowered.tensor_size), mesh_dim_names=("dp", "tp"))

@@ -24,7 +24,8 @@ def test_log_of_the_published_example_with_its_threshold_and_value():
         "If do NOT cut the axis, the op-cost is 16.7772, the rest-cost is 0, and the total cost is 16.7772",
         "The costs of cutting the I-axis/J-axis/K-axis/no_cut are : [const vector]{20.48, 1.79769e+308, 4096, 16.7772}",
         "Choose NOT to cut",
-        "mem_coeff where cutting I costs the same: 0.012207; to cut I set mem_coeff = 0.013",
+        "mem_coeff where cutting I alone costs what no cut does: 0.012207",
+        "to cut I set mem_coeff = 0.013 (tried: the whole search cuts it there)",
     ]
 
 

@@ -23,7 +23,6 @@ def test_published_triple_and_threshold_are_exact():
     assert costs.total == (20.48, INFEASIBLE, 4096.0, 16.777216)
     assert costs.log_lines()[-1] == "Choose NOT to cut"
     assert costs.threshold == pytest.approx(50 / 4096, rel=1e-12)
-    assert costs.value_to_set == 0.013
     assert cut_costs(8192, 1, 4096, 0.013).choice == "I"
 
 

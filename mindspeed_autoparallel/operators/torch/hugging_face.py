@@ -1,0 +1,102 @@
+"""The operator graph of a Hugging Face model by its configuration alone: random weights that are never made."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.torch.capture import capture_program
+
+_FALLBACK = "AutoModel"
+
+
+def hugging_face_graph(source: str, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
+    """Capture the model that ``source`` names, a hub name or the path of its config.json, on the meta device.
+
+    ``batch`` samples of ``sequence`` tokens (or pictures of the size in the configuration), bf16, in train mode.
+    Raises ``ConfigError`` where transformers is not there, does not know the model, or capture breaks.
+    """
+    if batch < 1 or sequence < 1:
+        raise ConfigError(f"batch {batch} and sequence {sequence} must both be 1 or more.")
+    config = read_model_config(source)
+    if num_layers is not None:
+        if not hasattr(config, "num_hidden_layers"):
+            raise ConfigError(f"--layers: the configuration {source} has no num_hidden_layers to shorten.")
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:num_layers]
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    model = build_on_meta(config, source)
+    return capture_program(model, (), example_inputs(config, model, batch, sequence)).graph
+
+
+def read_model_config(source: str) -> Any:
+    """Read the configuration at a path, or by a name that transformers has in its cache or can reach."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError("--model hf:.. needs transformers: pip install transformers.") from error
+    path = Path(source)
+    if path.suffix == ".json" or path.exists():
+        path = path / "config.json" if path.is_dir() else path
+        content = read_json(path, "model configuration (--model hf:)")
+        kind = content.get("model_type") if isinstance(content, dict) else None
+        if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+            raise ConfigError(
+                f"{path}: model_type {kind!r} is none that transformers {transformers.__version__} knows."
+            )
+        rest = {key: value for key, value in content.items() if key not in ("model_type", "transformers_version")}
+        try:
+            return transformers.AutoConfig.for_model(kind, **rest)
+        except Exception as error:  # its own checks raise what they like
+            raise ConfigError(f"{path} is no configuration of {kind}: {_first_line(error)}") from error
+    try:
+        return transformers.AutoConfig.from_pretrained(source)
+    except Exception as error:  # a dozen kinds, from the network to the file
+        raise ConfigError(
+            f"transformers found no configuration called {source}: {_first_line(error)} Give the path of a config.json."
+        ) from error
+
+
+def build_on_meta(config: Any, source: str) -> torch.nn.Module:
+    """Build the first architecture that the configuration names, or the plain model, without its weights."""
+    import transformers
+
+    names = [*(getattr(config, "architectures", None) or []), _FALLBACK]
+    built = next(found for name in names if (found := getattr(transformers, name, None)) is not None)
+    make = getattr(built, "from_config", None) or built._from_config
+    try:
+        with torch.device("meta"):
+            model: torch.nn.Module = make(config, dtype=torch.bfloat16)
+    except Exception as error:  # whatever a model's constructor raises for its configuration
+        raise ConfigError(f"{names[0]} of {source} cannot be built: {_first_line(error)}") from error
+    with contextlib.suppress(AttributeError, ValueError):  # a model without experts, or an older transformers
+        model.set_experts_implementation("grouped_mm")  # loops over experts cannot be captured
+    return model.train()
+
+
+def example_inputs(config: Any, model: torch.nn.Module, batch: int, sequence: int) -> dict[str, torch.Tensor]:
+    """Make the inputs that the model names as its main one, and those of a decoder beside an encoder."""
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    if main == "pixel_values":
+        size = getattr(config, "image_size", None) or 224
+        high, wide = size if isinstance(size, (list, tuple)) else (size, size)
+        channels = getattr(config, "num_channels", 3)
+        return {main: torch.empty(batch, channels, high, wide, dtype=torch.bfloat16, device="meta")}
+    if main != "input_ids":
+        raise ConfigError(f"{type(model).__name__} takes {main}: capture it in Python with inputs of your own.")
+    tokens = torch.zeros(batch, sequence, dtype=torch.int64, device="meta")
+    both = getattr(config, "is_encoder_decoder", False)
+    return {main: tokens, **({"decoder_input_ids": tokens.clone()} if both else {})}
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".") + "."
