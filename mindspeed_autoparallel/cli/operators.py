@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         config,
         pins=parse_pins(arguments.pin),
         pipeline=Pipeline(arguments.stages, arguments.servers, arguments.micro_batch_num, memory_bytes),
-        tied=not arguments.untied,
+        tied=False if arguments.untied else None,
         parameter_limit_bytes=_limit(arguments.parameter_limit_gib),
     )
     result = SearchResult(plan)

@@ -125,6 +125,7 @@ class SearchResult:
             *_products(plan),
             f"{plan.search_mode} on {plan.devices} devices: stages {plan.stages}, data parallel {dp}, "
             f"model parallel {mp}; {format_bytes(sent)} sent per device and step; searched in {plan.search_s:.2f} s",
+            *([f"  {plan.bound.line()}"] if plan.bound else []),
             *(self.megatron.lines() if self.megatron else [f"Megatron: none: {self.reason}"]),
             *(f"note: {note}" for note in plan.notes),
         ]

@@ -114,6 +114,7 @@ def search_pipelined(
         raise ConfigError(f"{given.stages} pipeline stages are more than the {layers} layers.")
     if devices % given.stages:
         raise ConfigError(f"{given.stages} pipeline stages do not divide {devices} devices.")
+    options.setdefault("memory_limit_bytes", given.device_memory_bytes)
     whole = search_graph(graph, devices, **options)
     note, stages = "", given.stages
     try:
@@ -129,6 +130,7 @@ def search_pipelined(
     if note:
         _LOG.info(note)
     most = max(1, graph.samples // given.micro_batch_num)  # samples of one microbatch on a stage
+    options["memory_limit_bytes"] = (options["memory_limit_bytes"] or 0) * stages or None  # the graph has all stages
     plan = (
         whole
         if stages == 1

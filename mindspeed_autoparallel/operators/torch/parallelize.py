@@ -91,6 +91,10 @@ class _Lowering:
         self.data_dims = {dim for dim, first in enumerate(leading) if first == [DATA]}
         self.modules = {name: module for name, module in model.named_modules() if isinstance(module, _MODULES)}
         self.owner = self._owners()
+        self.from_inputs = set(captured.inputs)
+        for name, node in self.graph.nodes.items():  # anything else takes its sizes from what each replica has
+            if not self.from_inputs.isdisjoint(node.inputs):
+                self.from_inputs.add(name)
         self.last = {module: node for node, module in self.owner.items()}
         self.choice: dict[str, int] = {}
         self.flowing: dict[str, int] = {}
@@ -119,7 +123,8 @@ class _Lowering:
             if self.graph.nodes[name].is_parameter and len(readers) > 1:
                 for reader, _ in readers:
                     if reader in self.owner and self.choice[reader] != NO_CUT:
-                        self.reasons[reader] = f"its weight {name} is read elsewhere, too, and styles would part them."
+                        told = f"its weight {name} is read elsewhere, too, and styles would part them."
+                        self.reasons.setdefault(reader, told)
 
     def _check_sizes(self, styles: dict[str, ParallelStyle], tensor: int, data: int) -> None:
         """Refuse a module whose code writes the size of a dim that is cut."""
@@ -172,7 +177,9 @@ class _Lowering:
         """Return the axis all tensor-parallel mesh dims cut; the data-parallel ones must cut the batch."""
         chosen = self.plan.decisions.choices[node.name]
         for dim in self.data_dims:
-            if node.inputs and chosen[dim] != self.batch.get(node.name, NO_CUT):
+            whole = chosen[dim] == NO_CUT and self.batch.get(node.name, NO_CUT) not in node.choices(2)
+            constant = node.name not in self.from_inputs
+            if node.inputs and not whole and not constant and chosen[dim] != self.batch.get(node.name, NO_CUT):
                 self.reasons[node.name] = "it is not cut by its batch on a mesh dim that divides samples elsewhere."
         others = {axis for dim, axis in enumerate(chosen) if dim not in self.data_dims}
         if len(others) > 1:
