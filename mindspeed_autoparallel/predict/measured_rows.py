@@ -205,7 +205,8 @@ def _batch(train: Mapping[str, Any], layout: Mapping[str, Any], hardware: Mappin
 
 
 def _train(train: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    recompute = {"attn_only": "selective", None: "none"}.get(train.get("recompute"), train.get("recompute"))
+    named = train.get("recompute")
+    recompute = "none" if named is None else "selective" if named == "attn_only" else named
     # What else a source names stays, so that what is not modelled is refused or noted by name.
     kept = {key: value for key, value in train.items() if value is not None and key not in _INFORMATION}
     kept.pop("schedule", None)

@@ -47,7 +47,7 @@ def test_flags_come_before_the_block(tmp_path):
         (("--mem-coeff", "nan"), "mem_coeff is nan"),
         (("--parallel-mode", "3"), "give 0, 1 or 2"),
         (("--search-mode", "magic"), "magic"),
-        (("--operator-config", "nowhere.yaml"), "cannot read nowhere.yaml"),
+        (("--operator-config", "nowhere.yaml"), "cannot read configuration nowhere.yaml"),
     ],
 )
 def test_impossible_settings_are_refused(words, told):
