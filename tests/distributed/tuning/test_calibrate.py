@@ -56,8 +56,8 @@ def test_a_launch_that_dies_leaves_what_it_finished(tmp_path):
     """The second operator ends the process, as a driver might."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\nif 'RANK' in os.environ:\n"
-        "    from mindspeed_autoparallel.runtime.features.auto_tuning import calibrating, replay\n"
-        "    calibrating._SAVE_EVERY_S, times = 0, replay._times\n"
+        "    from mindspeed_autoparallel.runtime.profiling.calibrate import replay, worker\n"
+        "    worker._SAVE_EVERY_S, times = 0, replay._times\n"
         "    replay._times = lambda operator, *rest: os._exit(9) if operator.sizes[0] == 13 else times(operator, *rest)\n"
     )
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))

@@ -171,8 +171,8 @@ def test_what_a_measuring_launch_had_finished_when_it_was_cut_off_is_not_measure
     work = again.copy("knowledge.sqlite", "measurements", "launches.json")
     stuck = tmp_path / "stuck"
     again.hook(
-        "from mindspeed_autoparallel.runtime.features.auto_tuning import calibrating, replay\n"
-        "calibrating._SAVE_EVERY_S, times, seen = 0, replay._times, []\n"
+        "from mindspeed_autoparallel.runtime.profiling.calibrate import replay, worker\n"
+        "worker._SAVE_EVERY_S, times, seen = 0, replay._times, []\n"
         "def until_the_sixth(*call):\n"
         "    seen.append(call)\n"
         f"    if len(seen) > 5: pathlib.Path({str(stuck)!r}).touch(), time.sleep(3600)\n"
