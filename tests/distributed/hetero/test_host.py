@@ -226,7 +226,7 @@ def test_a_host_like_mindspeed_mm_trains_through_its_adapters(job: dict[str, Any
         model,
         *job["common"],
         *job["load"],
-        "--hetero-parallel",
+        "--auto-parallel-hetero",
         "--hetero-encoder-mbs-scale=2",
         script=Path(__file__).with_name("mindspeed_mm_program.py"),
     )

@@ -43,6 +43,7 @@ def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: La
     result["verified"] = []
     for number, pick in enumerate(picks, start=1):
         result["verified"].append(_verified(request, pick, number, launches, sources))
+        result["launches"] = [record.to_json() for record in launches.records]
         result["num_device_launches"] = launches.num_on_devices
         rewrite(request.work_dir, result)
 

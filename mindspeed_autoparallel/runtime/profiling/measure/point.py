@@ -18,6 +18,7 @@ from mindspeed_autoparallel.profiles.records import (
     PointResult,
     StepsRecord,
 )
+from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built
@@ -53,8 +54,9 @@ def measure_point(
     timed = [microbatch.run(tracked=False) for _ in range(task.num_repeats)]
     finalize_us, optimizer_us = _step(chunks, built.optimizer, device)
     # After the step: everything a training keeps is there now, and what is more is the host's own.
-    # Samples differ in size; a plan must fit the largest.
-    microbatch.iterator = largest_of_next(microbatch.iterator)
+    if getattr(arguments, MODEL_FILE_ARGUMENT, None):
+        # Multimodal samples differ in size; a plan must fit the largest.
+        microbatch.iterator = largest_of_next(microbatch.iterator)
     tracked = microbatch.run(tracked=True)
     kept = resident_bytes(model, built.optimizer)
     shards = num_optimizer_shards(arguments)
