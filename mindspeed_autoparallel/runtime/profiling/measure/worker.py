@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
+from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_by_layer, shorten
@@ -146,7 +148,8 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
                 release(built.model, built.optimizer)
                 del built  # what refers to the old groups keeps their threads
                 built = rebuild(measuring().calls, arguments, point, torch.distributed.get_world_size())
-            with without_kept_batches():
+            # A traced microbatch is compared with what is measured here: both as the script has it.
+            with without_kept_batches() if getattr(arguments, MODEL_FILE_ARGUMENT, None) else nullcontext():
                 result = measure_point(built, forward_step, arguments, device, task)
         except AutoParallelError as error:
             _finish(task, point, {"status": "failed", "reason": str(error)}, rank)
