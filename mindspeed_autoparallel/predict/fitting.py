@@ -54,28 +54,40 @@ def _softened(errors: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1)))
 
 
-def least_squares(residuals: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any]) -> Solution:
-    """Minimize the sum of squared ``residuals`` by Levenberg-Marquardt with slopes by differences."""
+def least_squares(
+    residuals: Callable[[NDArray[Any]], NDArray[Any]],
+    start: NDArray[Any],
+    *,
+    difference: float = 1e-3,
+    least_gain: float = 1e-3,
+    most_damping: float = 1e6,
+    rounds: int = _ROUNDS,
+) -> Solution:
+    """Minimize the sum of squared ``residuals`` by Levenberg-Marquardt with slopes over a ``difference``.
+
+    Ends after ``rounds``, at a step that gains less than ``least_gain`` of the sum, or where only steps damped by more
+    than ``most_damping`` would be left.
+    """
     point, damping = start.copy(), 1e-2
     current = residuals(point)
     normal = np.eye(len(point))
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         slopes = np.empty((len(current), len(point)))
         for column in range(len(point)):
             moved = point.copy()
-            moved[column] += 1e-3
-            slopes[:, column] = (residuals(moved) - current) / 1e-3
+            moved[column] += difference
+            slopes[:, column] = (residuals(moved) - current) / difference
         normal = slopes.T @ slopes
         step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -slopes.T @ current)
         candidate = residuals(point + step)
         if candidate @ candidate < current @ current:
             gain = 1 - candidate @ candidate / (current @ current)
             point, current, damping = point + step, candidate, damping * 0.3
-            if gain < 1e-3:
+            if gain < least_gain:
                 break
         else:
             damping *= 6
-            if damping > 1e6:
+            if damping > most_damping:
                 break
     covariance = np.linalg.inv(normal + 1e-9 * np.eye(len(point)))
     return Solution(point, np.sqrt(np.diag(covariance)))

@@ -19,6 +19,7 @@ from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
+from mindspeed_autoparallel.predict.fitting import least_squares
 
 FREE = {
     "megatron-2021": (
@@ -174,26 +175,7 @@ def _least_squares(
         means = np.bincount(shape_of, error) / rows_of
         return np.concatenate([means / SHAPE_DEVIATION, (error - means[shape_of]) / ROW_DEVIATION, held])
 
-    point, damping = start.copy(), 1e-2
-    current = residuals(point)
-    for _ in range(rounds):
-        jacobian = np.empty((len(current), len(point)))
-        for column in range(len(point)):
-            moved = point.copy()
-            moved[column] += 1e-4
-            jacobian[:, column] = (residuals(moved) - current) / 1e-4
-        normal = jacobian.T @ jacobian
-        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), -jacobian.T @ current)
-        candidate = residuals(point + step)
-        if candidate @ candidate < current @ current:
-            gain = 1 - candidate @ candidate / (current @ current)
-            point, current, damping = point + step, candidate, damping * 0.3
-            if gain < 1e-4:
-                break
-        else:
-            damping *= 6
-            if damping > 1e8:
-                break
+    point = least_squares(residuals, start, difference=1e-4, least_gain=1e-4, most_damping=1e8, rounds=rounds).point
     return with_values(device, stack, values(point))
 
 
