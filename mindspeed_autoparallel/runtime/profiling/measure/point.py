@@ -18,11 +18,10 @@ from mindspeed_autoparallel.profiles.records import (
     PointResult,
     StepsRecord,
 )
-from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built
-from mindspeed_autoparallel.runtime.profiling.measure.sampling import largest_of_next
+from mindspeed_autoparallel.runtime.profiling.measure.sampling import largest_of_next, samples_differ
 from mindspeed_autoparallel.runtime.profiling.measure.state import (
     bytes_per_parameter,
     execution_order,
@@ -54,8 +53,8 @@ def measure_point(
     timed = [microbatch.run(tracked=False) for _ in range(task.num_repeats)]
     finalize_us, optimizer_us = _step(chunks, built.optimizer, device)
     # After the step: everything a training keeps is there now, and what is more is the host's own.
-    if getattr(arguments, MODEL_FILE_ARGUMENT, None):
-        # Multimodal samples differ in size; a plan must fit the largest.
+    if samples_differ(arguments):
+        # A plan must fit the largest.
         microbatch.iterator = largest_of_next(microbatch.iterator)
     tracked = microbatch.run(tracked=True)
     kept = resident_bytes(model, built.optimizer)

@@ -6,8 +6,15 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT
+
 NUM_SAMPLED = 16
 """A fixed number, so that all ranks that read the same data choose the same microbatch."""
+
+
+def samples_differ(arguments: Any) -> bool:
+    """Return whether microbatches of this training differ in size: those of a multimodal model do."""
+    return bool(getattr(arguments, MODEL_FILE_ARGUMENT, None))
 
 
 def largest_of_next(iterator: Any, count: int = NUM_SAMPLED) -> Any:

@@ -16,7 +16,6 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
-from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_by_layer, shorten
@@ -134,6 +133,7 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
     from mindspeed_autoparallel.runtime.devices import current_device
     from mindspeed_autoparallel.runtime.profiling.measure.links import measure_links
     from mindspeed_autoparallel.runtime.profiling.measure.point import measure_point
+    from mindspeed_autoparallel.runtime.profiling.measure.sampling import samples_differ
 
     arguments = get_args()
     device = current_device()
@@ -149,7 +149,7 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
                 del built  # what refers to the old groups keeps their threads
                 built = rebuild(measuring().calls, arguments, point, torch.distributed.get_world_size())
             # A traced microbatch is compared with what is measured here: both as the script has it.
-            with without_kept_batches() if getattr(arguments, MODEL_FILE_ARGUMENT, None) else nullcontext():
+            with without_kept_batches() if samples_differ(arguments) else nullcontext():
                 result = measure_point(built, forward_step, arguments, device, task)
         except AutoParallelError as error:
             _finish(task, point, {"status": "failed", "reason": str(error)}, rank)
