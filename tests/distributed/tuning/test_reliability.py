@@ -149,7 +149,7 @@ def test_an_interrupted_trace_is_gone_on_with_and_a_second_tuner_is_refused(agai
     try:
         wait_until(lambda: traces_of(work), first)
         code, text = again.run(work)
-        assert (code, f"another tuning run is at work in {work} (process {first.pid} on " in text) == (2, True), text
+        assert (code, f"another run is at work in {work} (process {first.pid} on " in text) == (2, True), text
         interrupt(first, signal.SIGTERM)
         assert_no_child_is_left(work)
         assert [launch["status"] for launch in launches_of(work)] == ["interrupted"]

@@ -36,11 +36,12 @@ class Attempts:
         self._second: set[MeasuredAt] = set()
 
     def lost(
-        self, ended: Sequence[Ended], left: Collection[MeasuredAt], *, came_forward: bool
+        self, ended: Sequence[Ended], left: Collection[MeasuredAt], *, came_forward: bool, starts: bool
     ) -> dict[MeasuredAt, LaunchOutcome]:
         """Return those of the points that a round ``left`` which are not tried again, with what ended their process.
 
-        ``came_forward``: whether the round finished any point.
+        ``came_forward``: whether the round finished any point. ``starts``: whether the script was traced in any layout,
+        so that what ends it before a point is the point's doing.
         """
         dead = [end for end in ended if end.outcome.status is not LaunchStatus.OK]
         if any(end.looks_like_memory for end in dead):
@@ -57,7 +58,7 @@ class Attempts:
             return lost
         # Nobody came to a point. What hung would take as long to hang again.
         reason = worst([end.outcome for end in dead])
-        if reason.is_the_scripts_own:
+        if reason.is_the_scripts_own and not starts:
             raise LaunchError(f"the script does not start, so nothing can be traced or measured: {reason.describe()}")
         if not self.backwards and reason.status is not LaunchStatus.TIMED_OUT:
             self.backwards = True

@@ -119,7 +119,8 @@ class Traces:
                     f"{sys.argv[0]} ended without coming to training, so there is nothing to trace. It must call "
                     f"megatron.training.pretrain; its output is in {logs}."
                 )
-            for point, outcome in attempts.lost(ended, left, came_forward=len(left) < len(missing)).items():
+            came_forward = len(left) < len(missing)
+            for point, outcome in attempts.lost(ended, left, came_forward=came_forward, starts=bool(found)).items():
                 found[point] = self._give_up(point, outcome)
         return self._without_refused(found)
 
