@@ -14,6 +14,7 @@ import pytest
 from auto_tuning import ENVIRONMENT, GPT, ROOT, SCRIPT, finish, result_of, start, tune
 
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
+from mindspeed_autoparallel.runtime.launch.secret import SECRET_VARIABLE
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 BUILD = "    spec = get_gpt_layer_local_spec("
@@ -198,8 +199,12 @@ def test_what_a_measuring_launch_had_finished_when_it_was_cut_off_is_not_measure
         interrupt(second, signal.SIGTERM)
 
 
-def test_nodes_that_die_are_named_and_the_run_goes_on_where_it_was(again, tmp_path, done):
-    """First in the measuring launch, which leaves too little to search by; then while its result is verified."""
+def test_nodes_that_die_are_named_and_the_run_goes_on_where_it_was(again, tmp_path, monkeypatch):
+    """First in the measuring launch, which leaves too little to search by; then while its result is verified.
+
+    The nodes share no work dir, so both are given the secret.
+    """
+    monkeypatch.setenv(SECRET_VARIABLE, "9a" * 32)
     words = ("--nnodes", 2, "--nproc-per-node", 1, "--auto-tuning-verify", "--master-port")
 
     def run_and_kill(kind, port):
