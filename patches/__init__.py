@@ -56,6 +56,9 @@ def _before_megatron() -> None:
     from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
     from mindspeed_autoparallel.runtime.flags import flags_given
     from mindspeed_autoparallel.runtime.megatron.installation import refuse_unfit_installation
+    from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid_command
 
-    refuse_unfit_installation(flags_given(sys.argv[1:]))
+    flags = flags_given(sys.argv[1:])
+    refuse_unfit_installation(flags)
+    refuse_hybrid_command(flags, sys.argv[1:])
     prepare_for_megatron()

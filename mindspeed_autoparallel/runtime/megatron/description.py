@@ -10,7 +10,6 @@ import argparse
 import copy
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,31 +143,6 @@ def describe(arguments: argparse.Namespace) -> Description:
 def is_llava(arguments: argparse.Namespace) -> bool:
     """Return whether the script is Megatron's own pretrain_vlm.py (two models and a projection)."""
     return hasattr(arguments, "freeze_ViT") and hasattr(arguments, "freeze_LM")
-
-
-def hybrid_pattern(arguments: argparse.Namespace) -> str:
-    """Return the layers of a hybrid model by letter (``M*-M*-``: Mamba, attention, MLP), nothing for others."""
-    for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
-        if pattern := getattr(arguments, name, None):
-            return str(pattern)
-    return (
-        "M" * int(getattr(arguments, "num_layers", None) or 1) if getattr(arguments, "is_hybrid_model", False) else ""
-    )
-
-
-def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
-    """Refuse a model of several kinds of layers in a pattern, which no split of equal layers describes."""
-    pattern = hybrid_pattern(arguments)
-    if not pattern:
-        return
-    names = {"M": "Mamba", "*": "attention", "-": "MLP", "E": "experts", "G": "gated delta net", "D": "attention"}
-    counts = Counter(letter for letter in pattern.partition("/")[0] if letter in names)
-    kinds = ", ".join(f"{number} {names[letter]}" for letter, number in counts.items())
-    raise ConfigError(
-        f"{flag} takes layers that are alike or come in Megatron's --moe-layer-freq; this hybrid model has {kinds} "
-        f"(pattern {pattern}), and Megatron cuts it into stages by that pattern alone. Cut it with '|' in the pattern, "
-        f"and leave {flag} out."
-    )
 
 
 def _shape(arguments: argparse.Namespace) -> dict[str, Any]:

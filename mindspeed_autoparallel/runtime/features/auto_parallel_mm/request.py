@@ -22,8 +22,9 @@ from mindspeed_autoparallel.runtime.features.measuring import (
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
-from mindspeed_autoparallel.runtime.megatron.description import Description, describe, refuse_hybrid
+from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
+from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid
 from mindspeed_autoparallel.spec import Cluster
 
 _FEATURE = "--auto-parallel-mm"

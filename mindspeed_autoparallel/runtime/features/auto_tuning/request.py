@@ -12,7 +12,8 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.flags import AutoTuning
 from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, needed, read_measuring, refuse_launcher
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
-from mindspeed_autoparallel.runtime.megatron.description import describe, refuse_hybrid
+from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid
 from mindspeed_autoparallel.spec import Cluster
 
 _FEATURE = "--auto-tuning"

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.pipeline import Pipeline
 from mindspeed_autoparallel.operators.presets import ModelShape
+from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_several_models
 
+_FEATURE = "--operator-search"
 _SWIGLU_UNIT = 64
 
 
@@ -28,11 +30,8 @@ class Work:
 def read_shape(arguments: argparse.Namespace) -> ModelShape:
     """Return the decoder that the parsed (not yet validated) ``arguments`` describe; ``ConfigError`` names a missing
     flag."""
-    if getattr(arguments, "mm_model", None):
-        raise ConfigError(
-            "--operator-search takes a language model that flags describe. For a multimodal model of --mm-model use "
-            "--auto-parallel-mm."
-        )
+    refuse_several_models(arguments, _FEATURE)
+    refuse_hybrid(arguments, _FEATURE)
     hidden, heads = _needed(arguments, "hidden_size"), _needed(arguments, "num_attention_heads")
     gated = bool(getattr(arguments, "swiglu", False))
     # Megatron's defaults, which its validation fills in later.

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.megatron.description import describe, refuse_hybrid
+from mindspeed_autoparallel.runtime.megatron.description import describe
 
 MODEL = {
     "model_id": "qwen2vl",
@@ -133,10 +133,3 @@ def test_megatrons_vision_language_script_is_described_by_its_flags(flags, layer
         ("language_model", False),
     ]
     assert (vision.num_layers, language.num_layers) == layers
-
-
-@pytest.mark.parametrize("name", ["hybrid_layer_pattern", "hybrid_override_pattern"])
-def test_hybrid_models_are_refused_with_the_kinds_of_their_layers(name):
-    with pytest.raises(ConfigError, match=r"--auto-tuning .* 2 Mamba, 1 attention, 1 MLP \(pattern M\*M-\)"):
-        refuse_hybrid(argparse.Namespace(**GPT, **{name: "M*M-"}), "--auto-tuning")
-    refuse_hybrid(argparse.Namespace(**GPT, **{name: None}), "--auto-tuning")

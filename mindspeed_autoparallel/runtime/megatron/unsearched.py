@@ -1,0 +1,76 @@
+"""Models that no search here describes, refused by their flags: before Megatron is imported where these tell it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT, is_llava
+
+_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+"""Arguments of Megatron with a letter per layer; the second is the name up to 0.16."""
+_SWITCH = "is_hybrid_model"
+_KINDS = {"M": "Mamba", "*": "attention", "-": "MLP", "E": "experts", "G": "gated delta net", "D": "attention"}
+_SEARCHES = ("--auto-parallel-mm", "--auto-tuning", "--operator-search")
+
+
+def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
+    """Refuse a model of several kinds of layers in a pattern, which no split of equal layers describes."""
+    pattern = _pattern(arguments)
+    if not pattern:
+        return
+    counts = Counter(letter for letter in pattern.partition("/")[0] if letter in _KINDS)
+    kinds = ", ".join(f"{number} {_KINDS[letter]}" for letter, number in counts.items())
+    raise ConfigError(
+        f"{flag} takes layers that are alike or come in Megatron's --moe-layer-freq; this hybrid model has {kinds} "
+        f"(pattern {pattern}), and Megatron cuts it into stages by that pattern alone. Cut it with '|' in the pattern, "
+        f"and leave {flag} out."
+    )
+
+
+def refuse_several_models(arguments: argparse.Namespace, flag: str) -> None:
+    """Refuse a model of an encoder and a decoder, where ``flag`` is for a decoder alone."""
+    if getattr(arguments, MODEL_FILE_ARGUMENT, None):
+        described = "--mm-model describes a multimodal model"
+    elif is_llava(arguments):
+        described = "this script trains a vision model beside the language model"
+    else:
+        return
+    raise ConfigError(
+        f"{flag} takes one language model that flags describe, and {described}. Use --auto-parallel-mm, which plans "
+        "both together."
+    )
+
+
+def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
+    """End the process where a search among ``flags`` meets a hybrid model on the command line ``argv``.
+
+    Importing Megatron takes longer than all of the reading here. What ``argv`` does not say, defaults of the script or
+    a YAML file, ``refuse_hybrid`` finds in the parsed arguments.
+    """
+    search = next((flag for flag in _SEARCHES if flag in flags), None)
+    if search is None:
+        return
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in (*_PATTERNS, "num_layers"):
+        parser.add_argument("--" + name.replace("_", "-"), "--" + name)
+    parser.add_argument("--" + _SWITCH.replace("_", "-"), "--" + _SWITCH, action="store_true")
+    try:
+        refuse_hybrid(parser.parse_known_args(list(argv))[0], search)
+    except argparse.ArgumentError:
+        return  # the host's own parser says so better
+    except ConfigError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+def _pattern(arguments: argparse.Namespace) -> str:
+    """Return the layers of a hybrid model by letter (``M*-M*-``: Mamba, attention, MLP), nothing for others."""
+    for name in _PATTERNS:
+        if pattern := getattr(arguments, name, None):
+            return str(pattern)
+    layers = str(getattr(arguments, "num_layers", None) or 1)
+    return "M" * (int(layers) if layers.isdigit() else 1) if getattr(arguments, _SWITCH, False) else ""
