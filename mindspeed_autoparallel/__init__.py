@@ -10,6 +10,7 @@ The map of the house (who may import whom is checked; higher may import lower):
     report, predict,    text, html and timeline of a plan; prediction of step time and memory without a launch;
     operators           operator-level strategy search
     planner             the exact search over plans
+    data                how samples of a data set differ, and how they are shared between replicas
     cost, schedule      one sourced formula per function; pipeline schedules as action programs and one exact simulator
     profiles            measured costs with provenance
     spec                frozen nouns with JSON round trip: cluster, model, layout, plan

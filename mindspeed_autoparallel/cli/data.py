@@ -1,5 +1,7 @@
-"""Convert data sets: LLaVA-instruct JSON to the mllm format of MindSpeed-MM.
+"""Describe how the samples of a data set differ; convert LLaVA-instruct JSON to the mllm format of MindSpeed-MM.
 
+data describe --mm-data data.json --mm-model model.json --output distribution.json --page distribution.html
+data describe --lengths lengths.txt
 data llava-to-mllm llava_instruct_150k.json --images data/COCO2017/train2017 --output data/mllm.json
 """
 
@@ -10,13 +12,20 @@ import json
 import sys
 from pathlib import Path
 
+from mindspeed_autoparallel.cli import _data_describe
 from mindspeed_autoparallel.errors import ConfigError
 
 _SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("conversion", choices=("llava-to-mllm",))
+    commands = parser.add_subparsers(dest="data_command", metavar="describe | llava-to-mllm", required=True)
+    describe = commands.add_parser("describe", help="sizes of samples and how they differ")
+    _data_describe.add_arguments(describe)
+    _add_conversion_arguments(commands.add_parser("llava-to-mllm", help="LLaVA-instruct JSON to the mllm format"))
+
+
+def _add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sources", type=Path, nargs="+", help="one or more LLaVA-instruct files")
     parser.add_argument("--images", type=Path, required=True, help="folder with the pictures")
     parser.add_argument("--output", type=Path, required=True, help="file to write")
@@ -27,6 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return _data_describe.run(arguments) if arguments.data_command == "describe" else _convert(arguments)
+
+
+def _convert(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.files import write_json_atomic
     from mindspeed_autoparallel.reference.data.llava import convert
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from mindspeed_autoparallel.data.media import num_audio_tokens
 from mindspeed_autoparallel.reference.configuration import ModelDescription
 from mindspeed_autoparallel.reference.data.batches import STAND_IN_FRAMES
-from mindspeed_autoparallel.reference.model.audio import AudioEncoder, num_audio_tokens
+from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_of
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, LocalItem

@@ -19,7 +19,12 @@ def flags_of(command: str) -> set[str]:
     """Of a command of ``mindspeed-autoparallel``."""
     (chosen,) = (action for action in build_parser([command])._actions if action.dest == "command")
     assert isinstance(chosen.choices, dict)
-    return {flag for action in chosen.choices[command]._actions for flag in action.option_strings}
+    found = list(chosen.choices[command]._actions)
+    for action in list(found):
+        # A command of commands: the flags of all of them.
+        parts = action.choices.values() if isinstance(action.choices, dict) else ()
+        found += [inner for part in parts for inner in part._actions]
+    return {flag for action in found for flag in action.option_strings}
 
 
 def name_of(page: Path) -> str:

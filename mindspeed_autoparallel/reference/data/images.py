@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy
 import torch
 
+from mindspeed_autoparallel.data.media import fitting_size
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference.configuration import VisionDescription
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 DEVIATION = (0.26862954, 0.26130258, 0.27577711)
-_MOST_ELONGATED = 200
-
-
-def fitting_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return height and width nearest to the picture's, multiples of ``factor``, with a pixel count within the
-    bounds."""
-    if max(height, width) > _MOST_ELONGATED * min(height, width):
-        raise ConfigError(f"a picture of {height} x {width} is longer than {_MOST_ELONGATED} times its width.")
-    fitted = max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor)
-    pixels = fitted[0] * fitted[1]
-    if pixels > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
-        fitted = (
-            max(factor, math.floor(height / shrink / factor) * factor),
-            max(factor, math.floor(width / shrink / factor) * factor),
-        )
-    elif pixels < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        fitted = math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-    return fitted
 
 
 def load_picture(

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from mindspeed_autoparallel.data.media import num_audio_tokens
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription
 from mindspeed_autoparallel.reference.data.audio import load_audio
 from mindspeed_autoparallel.reference.data.images import load_picture
 from mindspeed_autoparallel.reference.data.records import AUDIO_MARK, IMAGE_MARK, Record
 from mindspeed_autoparallel.reference.data.tokens import Tokenizer
-from mindspeed_autoparallel.reference.model.audio import num_audio_tokens
 from mindspeed_autoparallel.reference.model.text import multimodal_positions
 
 IGNORED = -100

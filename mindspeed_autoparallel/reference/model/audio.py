@@ -9,27 +9,12 @@ from typing import Any
 import torch
 from megatron.core.transformer.module import MegatronModule
 
+from mindspeed_autoparallel.data.media import chunk_lengths, num_conv_rows
 from mindspeed_autoparallel.reference.configuration import AudioDescription, ModelDescription
 from mindspeed_autoparallel.reference.model.core_attention import PackedRows
 from mindspeed_autoparallel.reference.model.norm import Norm
 from mindspeed_autoparallel.reference.model.row_shard import shard_rows
 from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec, stack_config
-
-
-def num_conv_rows(num_frames: int, window: int) -> int:
-    """Return rows after the second convolution (stride 2) of one clip of ``num_frames`` mel frames."""
-    return sum((length + 1) // 2 for length in chunk_lengths(num_frames, window))
-
-
-def num_audio_tokens(num_frames: int, window: int) -> int:
-    """Return tokens of one clip in the text: pairs of convolution rows."""
-    return num_conv_rows(num_frames, window) // 2
-
-
-def chunk_lengths(num_frames: int, window: int) -> list[int]:
-    """Return frames of the chunks of one clip: ``2 * window`` each, the last may be shorter."""
-    full, rest = divmod(num_frames, 2 * window)
-    return [2 * window] * full + ([rest] if rest else [])
 
 
 class AudioTransformer(MegatronModule):

@@ -10,9 +10,10 @@ from megatron.core.enums import ModelType
 from megatron.core.tensor_parallel.mappings import scatter_to_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 
+from mindspeed_autoparallel.data.media import num_audio_tokens, num_conv_rows
 from mindspeed_autoparallel.reference.configuration import ModelDescription, StackDescription
 from mindspeed_autoparallel.reference.model import carry
-from mindspeed_autoparallel.reference.model.audio import AudioEncoder, num_audio_tokens, num_conv_rows
+from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.context import own_tokens
 from mindspeed_autoparallel.reference.model.text import TextDecoder
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder

@@ -13,8 +13,13 @@ import mindspeed_autoparallel  # before megatron
 
 assert mindspeed_autoparallel.__version__
 
+import numpy  # noqa: E402
 import torch  # noqa: E402
 
+from mindspeed_autoparallel.data.lengths import read_indexed  # noqa: E402
+from mindspeed_autoparallel.data.media import fitting_size, num_audio_tokens  # noqa: E402
+from mindspeed_autoparallel.data.model_sizes import read_media_sizes  # noqa: E402
+from mindspeed_autoparallel.data.records import RecordSizes, read_format, read_record_set  # noqa: E402
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 from mindspeed_autoparallel.reference.configuration import (  # noqa: E402
     DataDescription,
@@ -23,11 +28,10 @@ from mindspeed_autoparallel.reference.configuration import (  # noqa: E402
 )
 from mindspeed_autoparallel.reference.data.audio import load_audio  # noqa: E402
 from mindspeed_autoparallel.reference.data.batches import MicrobatchStream, collate  # noqa: E402
-from mindspeed_autoparallel.reference.data.images import cut_patches, fitting_size  # noqa: E402
+from mindspeed_autoparallel.reference.data.images import cut_patches  # noqa: E402
 from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
 from mindspeed_autoparallel.reference.data.samples import IGNORED, make_sample  # noqa: E402
 from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
-from mindspeed_autoparallel.reference.model.audio import num_audio_tokens  # noqa: E402
 from mindspeed_autoparallel.reference.model.grid import lay_out_rows  # noqa: E402
 from mindspeed_autoparallel.reference.model.text import multimodal_positions  # noqa: E402
 from mindspeed_autoparallel.reference.model.vlm import put_at_tokens  # noqa: E402
@@ -211,6 +215,58 @@ def _() -> None:
         loudest.append(int(mel.mean(dim=1).argmax()))
         assert num_audio_tokens(mel.shape[1], 100) == mel.shape[1] // 4
     assert loudest == sorted(set(loudest))
+
+
+@check("sizes by headers are those of the samples")
+def _() -> None:
+    model, data = read_model(EXAMPLE / "model_audio.json"), read_data(EXAMPLE / "data_audio.json")
+    for name, records in (("data.json", "pictures.json"), ("data_audio.json", "tones.json")):
+        file, folder = EXAMPLE / "data" / records, EXAMPLE / "data"
+        described = dataclasses.replace(read_format(EXAMPLE / name), folder=folder, files=(file,))
+        sizes = RecordSizes(described, read_media_sizes(EXAMPLE / "model_audio.json"), lambda text: len(text.encode()))
+        found = [sizes.size_of(*record) for record in read_record_set(described).records]
+        samples = [
+            make_sample(record, model, data, TOKENIZER, 10**6)
+            for record in read_records(dataclasses.replace(data, files=(file,), folder=folder))
+        ]
+        assert [size.tokens for size in found] == [len(sample.input_ids) for sample in samples]
+        assert [size.patches for size in found] == [sum(map(len, sample.patches)) for sample in samples]
+        assert [size.frames for size in found] == [sum(c.shape[1] for c in sample.clips) for sample in samples]
+    limit = 60
+    short = RecordSizes(
+        described, read_media_sizes(EXAMPLE / "model_audio.json"), lambda text: len(text.encode()), limit
+    )
+    for (name, raw), record in zip(
+        read_record_set(described).records,
+        read_records(dataclasses.replace(data, files=(file,), folder=folder)),
+        strict=True,
+    ):
+        for size in (10, 20, 30, 40, limit):
+            short._seq_length = size
+            refused = []
+            for attempt in (
+                lambda raw=raw, name=name: short.size_of(name, raw),
+                lambda record=record, size=size: make_sample(record, model, data, TOKENIZER, size),
+            ):
+                try:
+                    attempt()
+                    refused.append(False)
+                except ConfigError:
+                    refused.append(True)
+            assert refused[0] == refused[1], (name, size)
+
+
+@check("index files of Megatron are read")
+def _() -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    prefix = Path(tempfile.mkdtemp()) / "set"
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.int32)
+    documents = [[3, 4], [5], [1, 1, 7]]
+    for lengths in documents:
+        builder.add_document(torch.arange(sum(lengths)), lengths)
+    builder.finalize(f"{prefix}.idx")
+    assert read_indexed(prefix).tolist() == [sum(lengths) for lengths in documents]
 
 
 @check("put_at_tokens keeps the order of samples")

@@ -1,0 +1,170 @@
+"""``data describe``: how the samples of a data set differ, as text, JSON and a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindspeed_autoparallel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.data.distribution import Distribution
+    from mindspeed_autoparallel.data.statistics import Figure
+
+_SHOWN = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``data describe``."""
+    parser.add_argument("--mm-data", type=Path, help="data.json: records in the mllm format")
+    parser.add_argument("--mm-model", type=Path, help="model.json: patch sizes, audio windows, the longest text")
+    parser.add_argument("--lengths", type=Path, help="instead: tokens of every sample, as text, .json or .npy")
+    parser.add_argument("--indexed", type=Path, metavar="PREFIX", help="instead: a data set of Megatron (PREFIX.idx)")
+    parser.add_argument("--seq-length", type=int, default=0, help="where training cuts texts (default: nowhere)")
+    parser.add_argument("--max-read", type=int, default=0, metavar="N", help="read N records drawn at random (all)")
+    parser.add_argument("--seed", type=int, default=0, help="of that draw")
+    parser.add_argument(
+        "--bytes-per-token", type=float, default=0.0, metavar="X", help="estimate tokens by bytes of UTF-8, such as 4"
+    )
+    parser.add_argument("--skip-broken", action="store_true", help="leave broken records out instead of stopping")
+    parser.add_argument("--output", type=Path, help="file to write: the distribution that `plan --data` takes")
+    parser.add_argument("--page", type=Path, help="file to write: a page with histograms")
+    parser.add_argument("--overwrite", action="store_true", help="read again, and replace the output file")
+    parser.add_argument("--json", action="store_true", help="print only JSON: the summary")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, print and write; the command's exit code."""
+    from mindspeed_autoparallel.files import write_text_atomic
+
+    known = _known(arguments)
+    data = _describe(arguments, known)
+    is_known = data is known
+    if arguments.output is not None and not is_known:
+        if arguments.output.exists() and not arguments.overwrite:
+            raise ConfigError(
+                f"{arguments.output} exists and is not of this data and these flags. Choose another --output or give "
+                "--overwrite."
+            )
+        data.write(arguments.output)
+    if arguments.page is not None:
+        from mindspeed_autoparallel.report.data_page import render_data_page
+
+        write_text_atomic(arguments.page, render_data_page(data))
+    if arguments.json:
+        print(json.dumps(_as_json(data)))
+        return 0
+    if is_known:
+        print(f"nothing has changed since {arguments.output} was written: read from there", file=sys.stderr)
+    print("\n".join(text_lines(data)))
+    return 0
+
+
+def _known(arguments: argparse.Namespace) -> Distribution | None:
+    from mindspeed_autoparallel.data.distribution import Distribution
+
+    if arguments.output is None or arguments.overwrite or not arguments.output.exists():
+        return None
+    try:
+        return Distribution.read(arguments.output)
+    except ConfigError:
+        return None
+
+
+def _describe(arguments: argparse.Namespace, known: Distribution | None) -> Distribution:
+    from mindspeed_autoparallel.data.describe import DescribeOptions, describe_lengths, describe_records
+
+    given = [name for name in ("mm_data", "lengths", "indexed") if getattr(arguments, name) is not None]
+    if len(given) != 1:
+        raise ConfigError(f"give one of --mm-data, --lengths and --indexed; {len(given)} were given.")
+    options = DescribeOptions(
+        max_read=arguments.max_read,
+        seed=arguments.seed,
+        seq_length=arguments.seq_length,
+        bytes_per_token=arguments.bytes_per_token,
+        skip_broken=arguments.skip_broken,
+    )
+    if arguments.lengths is not None:
+        return describe_lengths(arguments.lengths, "lengths", options, known, arguments.mm_model)
+    if arguments.indexed is not None:
+        return describe_lengths(arguments.indexed, "indexed", options, known, arguments.mm_model)
+    if arguments.mm_model is None:
+        raise ConfigError("--mm-data needs --mm-model: patches and audio windows are sizes of the model.")
+    data, broken = describe_records(
+        arguments.mm_data,
+        arguments.mm_model,
+        options,
+        known,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    for line in broken[:_SHOWN]:
+        print(f"skipped {line}", file=sys.stderr)
+    if len(broken) > _SHOWN:
+        print(f"skipped {len(broken) - _SHOWN} more", file=sys.stderr)
+    for line in _empty_modalities(arguments.mm_model, data):
+        print(line, file=sys.stderr)
+    return data
+
+
+def _empty_modalities(model_file: Path, data: Distribution) -> list[str]:
+    from mindspeed_autoparallel.data.model_sizes import read_media_sizes
+
+    model, sizes = read_media_sizes(model_file), data.sizes()
+    encoders = (("image", "pictures", model.patch_size, "images"), ("audio", "audio", model.audio_window, "clips"))
+    return [
+        f"no record has {word}, but {model_file} has an {kind}_encoder: it is planned as idle"
+        for kind, word, has_encoder, column in encoders
+        if has_encoder and not sizes[:, data.columns.index(column)].any()
+    ]
+
+
+def text_lines(data: Distribution) -> list[str]:
+    """Return the description for a terminal."""
+    from mindspeed_autoparallel.data import statistics
+
+    source = data.source
+    lines = [
+        f"{', '.join(source.files)}: {source.num_records} samples, "
+        + ("all read" if source.is_whole else f"{source.num_read} read, drawn at random"),
+    ]
+    if source.num_broken or source.num_cut:
+        cut = f"{source.num_cut} texts cut at {source.longest_tokens} tokens" if source.num_cut else "no text cut"
+        lines.append(f"{source.num_broken} broken ones left out, {cut}")
+    if source.kind == "records":
+        lines.append(f"tokens of text by {source.tokens_by}; longest: {source.longest_record}")
+    header = ["mean", *(f"P{round(100 * share)}" for share in statistics.QUANTILES), "largest", "without"]
+    lines.append("".join(["sample".ljust(9), *(name.rjust(18) for name in header)]))
+    for row in statistics.summarize(data):
+        cells = [_cell(figure) for figure in (row.mean, *row.quantiles)]
+        cells += [f"{row.largest}", f"{100 * row.share_without:.1f} %"]
+        lines.append("".join([row.name.ljust(9), *(cell.rjust(18) for cell in cells)]))
+    values, counts = data.column("tokens")
+    padding = [f"{100 * statistics.padding_share(values, counts, group):.0f} % at {group}" for group in (2, 4, 8)]
+    lines.append(f"padding to the longest of a microbatch drawn at random: {', '.join(padding)} samples")
+    if not source.is_whole:
+        unseen = statistics.unseen_share(source.num_read, source.num_records)
+        lines.append(
+            f"intervals hold at 95 %; up to {100 * unseen:.3f} % of the records may be larger than the largest one read"
+        )
+    if source.kind == "indexed":
+        lines.append(
+            "Megatron's GPT data sets cut these documents into samples of --seq-length tokens: they differ only where "
+            "documents are kept whole (fine-tuning, packing)"
+        )
+    return lines
+
+
+def _cell(figure: Figure) -> str:
+    if figure.low == figure.high:
+        return f"{figure.value:.0f}" if figure.value >= 100 or figure.value.is_integer() else f"{figure.value:.1f}"
+    return f"{figure.value:.0f} ({figure.low:.0f}..{figure.high:.0f})"
+
+
+def _as_json(data: Distribution) -> object:
+    from mindspeed_autoparallel.data.statistics import summarize
+    from mindspeed_autoparallel.spec.codec import to_json
+
+    return {"source": to_json(data.source), "summary": to_json(summarize(data)), "num_distinct": len(data.rows)}

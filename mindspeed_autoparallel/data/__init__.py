@@ -1,0 +1,11 @@
+"""The data of a training as it is: sizes of samples, and what follows from their spread.
+
+sample          what one sample costs: tokens, patches, audio frames
+media           sizes of pictures and audio from their headers, and the tokens they become
+model_sizes     what model.json says about patches and audio windows
+records         data.json and the records of a data set in the mllm format
+lengths         lists of lengths, and Megatron's indexed data sets
+describe        a data set -> its distribution
+distribution    the file that planning and training read
+statistics      quantiles with confidence, histograms, padding
+"""

@@ -1,0 +1,225 @@
+"""Read a data set once, or a random part of it, and return how its samples differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
+from mindspeed_autoparallel.data.lengths import read_indexed, read_lengths
+from mindspeed_autoparallel.data.model_sizes import MediaSizes, read_media_sizes
+from mindspeed_autoparallel.data.records import Counter, RecordFormat, RecordSizes, read_format, read_record_set
+from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.errors import ConfigError
+
+Progress = Callable[[str], None]
+_EVERY_S = 5.0
+_NUM_READERS, _AT_ONCE = 8, 4096
+"""Threads that wait for the headers of files, and records handed to them together."""
+VERSION = 1
+"""Of how sizes are found: part of the fingerprint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeOptions:
+    """How to read. ``max_read`` 0: every record."""
+
+    max_read: int = 0
+    seed: int = 0
+    seq_length: int = 0
+    """Where training cuts texts; 0: nowhere, and a text beyond the model's length is an error."""
+    bytes_per_token: float = 0.0
+    """Above 0: tokens of text are estimated by its UTF-8 bytes instead of counted."""
+    skip_broken: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_read", "seq_length"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}.")
+        if not (math.isfinite(self.bytes_per_token) and self.bytes_per_token >= 0):
+            raise ConfigError(f"--bytes-per-token must be above 0, got {self.bytes_per_token:g}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """Samples by name, and records that were broken."""
+
+    samples: list[tuple[str, SampleSize]]
+    broken: list[str]
+
+
+def describe_records(
+    data_file: Path, model_file: Path, options: DescribeOptions, known: Distribution | None, progress: Progress
+) -> tuple[Distribution, tuple[str, ...]]:
+    """Return the distribution of the records that data.json names, and what was wrong with those left out.
+
+    ``known``: an earlier answer, returned as it is where nothing has changed. Raises ``ConfigError`` for the first
+    broken record (unless ``skip_broken``) and for samples that the model cannot take.
+    """
+    data, model = read_format(data_file), read_media_sizes(model_file)
+    _check_length(options, model, model_file)
+    records = read_record_set(data)
+    settings = [data.min_pixels, data.max_pixels, data.tokenizer, str(data.folder), repr(model), repr(options)]
+    fingerprint = _fingerprint(records.sha256, *settings, len(records.records))
+    if known is not None and known.source.fingerprint == fingerprint:
+        return known, ()
+    count, tokens_by = token_counter(data, options.bytes_per_token)
+    chosen = _chosen(len(records.records), options)
+    found = _read(
+        RecordSizes(data, model, count, options.seq_length),
+        (records.records[index] for index in chosen),
+        options,
+        len(chosen),
+        progress,
+    )
+    samples, num_cut = _cut(found.samples, options, model, model_file)
+    source = DataSource(
+        kind="records",
+        files=tuple(map(str, data.files)),
+        sha256=records.sha256,
+        tokens_by=tokens_by,
+        num_records=len(records.records),
+        num_read=len(chosen),
+        num_broken=len(found.broken),
+        num_cut=num_cut,
+        longest_tokens=options.seq_length,
+        seed=options.seed,
+        fingerprint=fingerprint,
+        longest_record=max(found.samples, key=lambda item: item[1].tokens)[0],
+    )
+    return make_distribution(source, samples), tuple(found.broken)
+
+
+def describe_lengths(
+    file: Path,
+    kind: Literal["lengths", "indexed"],
+    options: DescribeOptions,
+    known: Distribution | None,
+    model_file: Path | None = None,
+) -> Distribution:
+    """Return the distribution of a list of lengths, or of the documents of a Megatron data set."""
+    model = read_media_sizes(model_file) if model_file is not None else MediaSizes()
+    _check_length(options, model, model_file)
+    lengths = read_lengths(file) if kind == "lengths" else read_indexed(file)
+    if not len(lengths):
+        raise ConfigError(f"{file} has no documents with tokens.")
+    digest = hashlib.sha256(lengths.tobytes()).hexdigest()
+    fingerprint = _fingerprint(digest, kind, repr(options), model.max_tokens)
+    if known is not None and known.source.fingerprint == fingerprint:
+        return known
+    chosen = _chosen(len(lengths), options)
+    found = [(f"{file}[{index}]", SampleSize(tokens=int(lengths[index]))) for index in chosen]
+    samples, num_cut = _cut(found, options, model, model_file)
+    source = DataSource(
+        kind=kind,
+        files=(str(file),),
+        sha256=digest,
+        tokens_by="given",
+        num_records=len(lengths),
+        num_read=len(chosen),
+        num_cut=num_cut,
+        longest_tokens=options.seq_length,
+        seed=options.seed,
+        fingerprint=fingerprint,
+        longest_record=max(found, key=lambda item: item[1].tokens)[0],
+    )
+    return make_distribution(source, samples)
+
+
+def token_counter(data: RecordFormat, bytes_per_token: float) -> tuple[Counter, str]:
+    """Return how texts are counted, and that in words: by bytes as the reference training does without a tokenizer, by
+    the tokenizer that data.json names, or by an estimate where one is asked for."""
+    if bytes_per_token:
+        words = f"an estimate: {bytes_per_token:g} bytes of UTF-8 a token"
+        return (lambda text: math.ceil(len(text.encode()) / bytes_per_token)), words
+    if data.tokenizer is None:
+        return (lambda text: len(text.encode())), "bytes"
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(data.tokenizer, local_files_only=True)
+    except ImportError as error:
+        raise ConfigError(
+            f"the tokenizer {data.tokenizer} needs the package transformers: pip install transformers, or give "
+            "--bytes-per-token 4 for an estimate."
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"cannot load the tokenizer {data.tokenizer}: {reason} Give --bytes-per-token 4 for an estimate."
+        ) from error
+    return (lambda text: len(tokenizer.encode(text, add_special_tokens=False))), data.tokenizer
+
+
+def _fingerprint(*parts: object) -> str:
+    return hashlib.sha256(json.dumps([VERSION, *map(str, parts)]).encode()).hexdigest()
+
+
+def _chosen(num_records: int, options: DescribeOptions) -> list[int]:
+    """Return which records to read: all, or a sample without replacement, in the order of the data."""
+    if not options.max_read or num_records <= options.max_read:
+        return list(range(num_records))
+    return sorted(random.Random(options.seed).sample(range(num_records), options.max_read))
+
+
+def _read(
+    sizes: RecordSizes,
+    records: Iterator[tuple[str, bytes]],
+    options: DescribeOptions,
+    number: int,
+    progress: Progress,
+) -> _Found:
+    found, broken, reported = [], [], time.monotonic()
+
+    def read(record: tuple[str, bytes]) -> tuple[str, SampleSize] | ConfigError:
+        try:
+            return record[0], sizes.size_of(*record)
+        except ConfigError as error:
+            return error
+
+    with ThreadPoolExecutor(_NUM_READERS) as pool:
+        while part := list(islice(records, _AT_ONCE)):
+            for one in pool.map(read, part):
+                if not isinstance(one, ConfigError):
+                    found.append(one)
+                elif options.skip_broken:
+                    broken.append(str(one))
+                else:
+                    raise ConfigError(f"{one} Mend the record, or leave such ones out with --skip-broken.")
+            if time.monotonic() - reported > _EVERY_S:
+                reported = time.monotonic()
+                progress(f"{len(found) + len(broken)} of {number} records read, {len(broken)} broken")
+    if not found:
+        raise ConfigError(f"all {number} records are broken; the first: {broken[0]}")
+    return _Found(samples=found, broken=broken)
+
+
+def _check_length(options: DescribeOptions, model: MediaSizes, model_file: Path | None) -> None:
+    if model.max_tokens and options.seq_length > model.max_tokens:
+        raise ConfigError(
+            f"--seq-length {options.seq_length} is above max_position_embeddings {model.max_tokens} of {model_file}."
+        )
+
+
+def _cut(
+    samples: list[tuple[str, SampleSize]], options: DescribeOptions, model: MediaSizes, model_file: Path | None
+) -> tuple[list[SampleSize], int]:
+    """Return the samples as training takes them, and how many texts it cuts."""
+    limit = options.seq_length or model.max_tokens
+    longer = [(name, size) for name, size in samples if limit and size.tokens > limit]
+    if longer and not options.seq_length:
+        name, size = max(longer, key=lambda item: item[1].tokens)
+        raise ConfigError(
+            f"{len(longer)} of {len(samples)} samples are longer than max_position_embeddings {limit} of {model_file}; "
+            f"the longest, {name}, has {size.tokens} tokens. Give the training's --seq-length, at which texts are cut."
+        )
+    return [size._replace(tokens=min(size.tokens, limit or size.tokens)) for _, size in samples], len(longer)

@@ -1,0 +1,137 @@
+"""The file that says how the samples of a data set differ: sizes that occur together, and how often."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.data.sample import COLUMNS, SampleSize
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json, shown, write_json_atomic
+from mindspeed_autoparallel.spec.codec import from_json, to_json
+
+Array = Any
+"""A numpy array."""
+FORMAT = "mindspeed-autoparallel/data"
+SCHEMA_VERSION = 1
+KINDS = ("records", "lengths", "indexed")
+_LARGEST = 2**40
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """Which data, and how its sizes were found."""
+
+    kind: str
+    """``records`` (the mllm format), ``lengths`` (a list) or ``indexed`` (documents of a Megatron data set)."""
+    files: tuple[str, ...]
+    sha256: str
+    """Of the content of ``files``; another data set has another one."""
+    tokens_by: str
+    """``bytes``, a tokenizer's folder, an estimate in words, or ``given``."""
+    num_records: int
+    """Of the whole data set."""
+    num_read: int
+    """Of a sample drawn without replacement, or all; broken ones included."""
+    num_broken: int = 0
+    num_cut: int = 0
+    """Texts longer than ``longest_tokens``, which training cuts there."""
+    longest_tokens: int = 0
+    """Where training cuts texts (``--seq-length``); 0: nowhere."""
+    seed: int = 0
+    fingerprint: str = ""
+    """Of the data and of everything that changes the sizes: an equal one needs no second reading."""
+    longest_record: str = ""
+    """Name of the record with the most tokens."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {shown(self.kind)}.")
+        if not 0 <= self.num_broken < self.num_read <= self.num_records:
+            raise ConfigError(
+                f"{self.num_broken} broken of {self.num_read} read of {self.num_records} records cannot be."
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether every record was read."""
+        return self.num_read == self.num_records
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """Weighted samples: ``rows`` are distinct sizes (the columns of ``SampleSize``), ``weights`` how many have them."""
+
+    source: DataSource
+    columns: tuple[str, ...]
+    rows: tuple[tuple[int, ...], ...]
+    weights: tuple[int, ...]
+    format: str = FORMAT
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        if self.columns != COLUMNS:
+            raise ConfigError(f"columns must be {', '.join(COLUMNS)}.")
+        if not self.rows or len(self.rows) != len(self.weights) or min(self.weights) < 1:
+            raise ConfigError(
+                f"{len(self.rows)} rows and {len(self.weights)} weights: every row needs one, at least 1."
+            )
+        for index, row in enumerate(self.rows):
+            if len(row) != len(COLUMNS) or not all(0 <= value <= _LARGEST**2 for value in row) or row[0] < 1:
+                raise ConfigError(f"rows[{index}]: {shown(row)} is no sample of at least one token.")
+        if sum(self.weights) != self.source.num_read - self.source.num_broken:
+            raise ConfigError(f"the weights add up to {sum(self.weights)}, {self.source.num_read} records were read.")
+
+    def sizes(self) -> Array:
+        """Return ``[row, column]``, int64."""
+        return numpy.array(self.rows, dtype=numpy.int64).reshape(-1, len(COLUMNS))
+
+    def shares(self) -> Array:
+        """Return every row's share of the samples; they add up to 1."""
+        weights = numpy.array(self.weights, dtype=numpy.float64)
+        return weights / weights.sum()
+
+    def column(self, name: str) -> tuple[Array, Array]:
+        """Return the values of one column in ascending order, and how often each occurs."""
+        values, weights = self.sizes()[:, COLUMNS.index(name)], numpy.array(self.weights)
+        found, place = numpy.unique(values, return_inverse=True)
+        return found, numpy.bincount(place, weights=weights).astype(numpy.int64)
+
+    def sha256(self) -> str:
+        """Hash of the content, whatever the file's formatting."""
+        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
+
+    def write(self, path: Path) -> None:
+        """Write the distribution as JSON, whole or not at all."""
+        write_json_atomic(path, to_json(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Distribution:
+        """Read and check a file of ``data describe``; ``ConfigError`` says what is foreign or broken."""
+        value = read_json(path, "data distribution")
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise ConfigError(f"{path} is no data distribution (make one with: mindspeed-autoparallel data describe).")
+        if value.get("schema_version") != SCHEMA_VERSION:
+            raise ConfigError(
+                f"{path} has schema_version {shown(value.get('schema_version'))}; this release reads {SCHEMA_VERSION}. "
+                "Describe the data again."
+            )
+        return from_json(cls, value, str(path))
+
+
+def make_distribution(source: DataSource, samples: Iterable[SampleSize]) -> Distribution:
+    """Return ``samples`` with equal ones joined, in ascending order."""
+    counts = sorted(Counter(tuple(sample) for sample in samples).items())
+    return Distribution(
+        source=source,
+        columns=COLUMNS,
+        rows=tuple(row for row, _ in counts),
+        weights=tuple(count for _, count in counts),
+    )

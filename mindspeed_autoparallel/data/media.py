@@ -1,0 +1,76 @@
+"""Pictures and audio by their headers: their size, and the rows and tokens that training makes of them."""
+
+from __future__ import annotations
+
+import math
+import wave
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import ConfigError
+
+MOST_ELONGATED = 200
+MEL_RATE_HZ, MEL_HOP = 16000, 160
+"""Audio is resampled to 16 kHz; a mel frame every 10 ms, as Whisper and Qwen2.5-Omni take them."""
+_SHORTEST_SAMPLES = 640
+
+
+def fitting_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Return height and width nearest to the picture's, multiples of ``factor``, with a pixel count within the
+    bounds."""
+    if max(height, width) > MOST_ELONGATED * min(height, width):
+        raise ConfigError(f"a picture of {height} x {width} is longer than {MOST_ELONGATED} times its width.")
+    fitted = max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor)
+    pixels = fitted[0] * fitted[1]
+    if pixels > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        fitted = (
+            max(factor, math.floor(height / shrink / factor) * factor),
+            max(factor, math.floor(width / shrink / factor) * factor),
+        )
+    elif pixels < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        fitted = math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return fitted
+
+
+def picture_size(path: Path) -> tuple[int, int]:
+    """Return height and width in pixels from the file's header; ``ConfigError`` where it cannot be read."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError("sizes of pictures need the package pillow: pip install pillow.") from error
+    try:
+        with Image.open(path) as opened:
+            width, height = opened.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"cannot read the picture {path}: {error}.") from error
+    return int(height), int(width)
+
+
+def num_mel_frames(path: Path) -> int:
+    """Return the mel frames of a WAV file from its header; ``ConfigError`` where it cannot be read or is too short."""
+    try:
+        with wave.open(str(path), "rb") as opened:
+            rate, length = opened.getframerate(), opened.getnframes()
+    except (OSError, EOFError, wave.Error) as error:
+        raise ConfigError(f"cannot read the audio {path}: {error}.") from error
+    samples = length if rate == MEL_RATE_HZ else int(length * MEL_RATE_HZ / rate)
+    if samples < _SHORTEST_SAMPLES:
+        raise ConfigError(f"the audio {path} lasts {1000 * samples / MEL_RATE_HZ:.0f} ms; at least 40 ms are needed.")
+    return samples // MEL_HOP
+
+
+def chunk_lengths(num_frames: int, window: int) -> list[int]:
+    """Return frames of the chunks of one clip: ``2 * window`` each, the last may be shorter."""
+    full, rest = divmod(num_frames, 2 * window)
+    return [2 * window] * full + ([rest] if rest else [])
+
+
+def num_conv_rows(num_frames: int, window: int) -> int:
+    """Return rows after the second convolution (stride 2) of one clip of ``num_frames`` mel frames."""
+    return sum((length + 1) // 2 for length in chunk_lengths(num_frames, window))
+
+
+def num_audio_tokens(num_frames: int, window: int) -> int:
+    """Return tokens of one clip in the text: pairs of convolution rows."""
+    return num_conv_rows(num_frames, window) // 2

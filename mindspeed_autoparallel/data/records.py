@@ -1,0 +1,247 @@
+"""data.json of MindSpeed-MM and the records it names, each decoded only when its sizes are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mindspeed_autoparallel.data.media import chunk_lengths as audio_chunks
+from mindspeed_autoparallel.data.media import fitting_size, num_audio_tokens, num_mel_frames, picture_size
+from mindspeed_autoparallel.data.model_sizes import MediaSizes
+from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_bytes, shown
+
+MAX_RECORD_BYTES = 16 * 2**30
+"""Of one file of records."""
+_MARKS = re.compile("(<image>|<audio>)")
+_OPENS = _CLOSES = 1
+"""Tokens that mark a turn's start, and its end, beside the role's line and the line end."""
+_AROUND_MEDIA = 2
+"""Tokens that mark a picture's or clip's start and end."""
+Counter = Callable[[str], int]
+"""Text to its number of tokens."""
+
+
+class _Preprocess(msgspec.Struct):
+    model_name_or_path: str | None = None
+    image_min_pixels: int = 0
+    image_max_pixels: int = 1280 * 28 * 28
+
+
+class _Basic(msgspec.Struct):
+    dataset: str | None = None
+    dataset_dir: str = "."
+    max_samples: int | None = None
+
+
+class _Attributes(msgspec.Struct):
+    images: str | None = "images"
+    audios: str | None = "audios"
+    videos: str | None = "videos"
+    messages: str | None = "messages"
+    role_tag: str | None = "role"
+    content_tag: str | None = "content"
+
+
+class _Parameters(msgspec.Struct):
+    dataset_type: str = "huggingface"
+    preprocess_parameters: _Preprocess = msgspec.field(default_factory=_Preprocess)
+    basic_parameters: _Basic = msgspec.field(default_factory=_Basic)
+    attr: _Attributes = msgspec.field(default_factory=_Attributes)
+
+
+class _Data(msgspec.Struct):
+    dataset_param: _Parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordFormat:
+    """Where a data set is and how its records are read; see data.json of MindSpeed-MM."""
+
+    files: tuple[Path, ...]
+    folder: Path
+    tokenizer: str | None
+    min_pixels: int
+    max_pixels: int
+    max_samples: int | None
+    images: str
+    audios: str
+    videos: str
+    messages: str
+    role: str
+    content: str
+
+
+def read_format(file: Path) -> RecordFormat:
+    """Read ``file``, a data.json; ``ConfigError`` names what is wrong, or a kind of data set that is not read."""
+    try:
+        parameters = msgspec.json.decode(read_bytes(file, "data description (--mm-data)"), type=_Data).dataset_param
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"data description {file} cannot be used: {error}.") from error
+    prepare, basic, names = parameters.preprocess_parameters, parameters.basic_parameters, parameters.attr
+    listed = [Path(name.strip()) for name in (basic.dataset or "").split(",") if name.strip()]
+    if parameters.dataset_type != "huggingface" or not listed:
+        raise ConfigError(
+            f"{file}: dataset_type {shown(parameters.dataset_type)} with {len(listed)} files in "
+            "basic_parameters.dataset; records in the mllm format (huggingface) are read. Of other sets give the "
+            "lengths: --lengths FILE."
+        )
+    if not 0 <= prepare.image_min_pixels <= prepare.image_max_pixels or prepare.image_max_pixels < 1:
+        raise ConfigError(
+            f"{file}: image_min_pixels {prepare.image_min_pixels} and image_max_pixels {prepare.image_max_pixels} "
+            "leave no size for a picture."
+        )
+    return RecordFormat(
+        files=tuple(listed),
+        folder=Path(basic.dataset_dir),
+        tokenizer=prepare.model_name_or_path or None,
+        min_pixels=prepare.image_min_pixels,
+        max_pixels=prepare.image_max_pixels,
+        max_samples=basic.max_samples,
+        images=names.images or "images",
+        audios=names.audios or "audios",
+        videos=names.videos or "videos",
+        messages=names.messages or "messages",
+        role=names.role_tag or "role",
+        content=names.content_tag or "content",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSet:
+    """All records of a data set, still encoded."""
+
+    records: tuple[tuple[str, bytes], ...] = field(repr=False)
+    """(name for people, JSON)."""
+    sha256: str
+    """Of the files of records; pictures and audio are not in it."""
+
+
+def read_record_set(data: RecordFormat) -> RecordSet:
+    """Read the files of records: a JSON list, or a record in each line of a ``.jsonl``; ``ConfigError`` names the
+    file."""
+    digest, records = hashlib.sha256(), []
+    for file in data.files:
+        content = read_bytes(file, "data set", MAX_RECORD_BYTES)
+        digest.update(content)
+        try:
+            if file.suffix == ".jsonl":
+                found = [line for line in content.splitlines() if line.strip()]
+            else:
+                found = [bytes(raw) for raw in msgspec.json.decode(content, type=list[msgspec.Raw])]
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"data set {file} must be a list of records: {error}.") from error
+        records += [(f"{file}[{index}]", raw) for index, raw in enumerate(found)]
+    if not records:
+        raise ConfigError(f"the data sets {', '.join(map(str, data.files))} have no records.")
+    return RecordSet(records=tuple(records[: data.max_samples]), sha256=digest.hexdigest())
+
+
+class RecordSizes:
+    """Computes the sizes of records as the reference training makes samples of them.
+
+    Pictures are opened for their headers only; a file that many records share is opened once.
+    """
+
+    def __init__(self, data: RecordFormat, model: MediaSizes, count: Counter, seq_length: int = 0) -> None:
+        self._data, self._model, self._count, self._seq_length = data, model, count, seq_length
+        self._patches: dict[Path, int] = {}
+        self._frames: dict[Path, int] = {}
+
+    def size_of(self, name: str, raw: bytes) -> SampleSize:
+        """Return the sizes of one record; ``ConfigError`` names it and what is wrong."""
+        try:
+            record = msgspec.json.decode(raw)
+            turns = self._turns(record)
+            files = [self._files(record, key) for key in (self._data.images, self._data.audios, self._data.videos)]
+            if files[2]:
+                raise ConfigError("it has videos, whose sizes are not read. Give the lengths: --lengths FILE.")
+            self._check_marks(turns, files)
+            patches = [self._num_patches(path) for path in files[0]]
+            frames = [self._num_frames(path) for path in files[1]]
+        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"{name}: {error}") from error
+        window = self._model.audio_window
+        return SampleSize(
+            tokens=self._num_tokens(name, turns, patches, frames),
+            images=len(patches),
+            patches=sum(patches),
+            squared_patches=sum(number**2 for number in patches),
+            clips=len(frames),
+            frames=sum(frames),
+            squared_frames=sum(chunk**2 for number in frames for chunk in audio_chunks(number, window)),
+        )
+
+    def _num_tokens(
+        self, name: str, turns: Sequence[tuple[str, str]], patches: Sequence[int], frames: Sequence[int]
+    ) -> int:
+        merge, window = self._model.spatial_merge_size**2, self._model.audio_window
+        media = {
+            "<image>": iter([number // merge for number in patches]),
+            "<audio>": iter([num_audio_tokens(number, window) for number in frames]),
+        }
+        total = last_of_media = 0
+        for role, text in turns:
+            total += _OPENS + self._count(f"{role}\n")
+            for piece in _MARKS.split(text):
+                if piece in media:
+                    total += _AROUND_MEDIA + next(media[piece])
+                    last_of_media = total - 1
+                elif piece:
+                    total += self._count(piece)
+            total += _CLOSES + self._count("\n")
+        if 0 < self._seq_length < last_of_media:
+            raise ConfigError(
+                f"{name}: {total} tokens, of which images or audio reach beyond --seq-length {self._seq_length}. "
+                "Raise it, or lower image_max_pixels."
+            )
+        return total
+
+    def _turns(self, record: Any) -> list[tuple[str, str]]:
+        messages = record.get(self._data.messages) if isinstance(record, dict) else None
+        if not isinstance(messages, list):
+            raise ConfigError(f"a record needs a list {self._data.messages!r} of messages.")
+        turns: list[Any] = [
+            (one.get(self._data.role), one.get(self._data.content)) if isinstance(one, dict) else (None, None)
+            for one in messages
+        ]
+        if not all(isinstance(role, str) and isinstance(text, str) for role, text in turns):
+            raise ConfigError(f"a message needs the strings {self._data.role!r} and {self._data.content!r}.")
+        return turns
+
+    def _files(self, record: dict[str, Any], key: str) -> list[Path]:
+        listed = record.get(key) or []
+        listed = [listed] if isinstance(listed, str) else listed
+        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+            raise ConfigError(f"{key!r} must be a list of file names.")
+        return [self._data.folder / item for item in listed]
+
+    def _check_marks(self, turns: Sequence[tuple[str, str]], files: Sequence[Sequence[Path]]) -> None:
+        encoders = (self._model.patch_size, self._model.audio_window)
+        for kind, found, has_encoder in zip(("image", "audio"), files, encoders, strict=False):
+            marks = sum(text.count(f"<{kind}>") for _, text in turns)
+            if marks != len(found):
+                raise ConfigError(f"{marks} <{kind}> marks in the messages, but {len(found)} files for them.")
+            if found and not has_encoder:
+                raise ConfigError(f"it has {kind} files, but model.json has no {kind}_encoder.")
+
+    def _num_patches(self, path: Path) -> int:
+        if path not in self._patches:
+            model, data = self._model, self._data
+            height, width = fitting_size(
+                *picture_size(path), model.patch_size * model.spatial_merge_size, data.min_pixels, data.max_pixels
+            )
+            self._patches[path] = (height // model.patch_size) * (width // model.patch_size)
+        return self._patches[path]
+
+    def _num_frames(self, path: Path) -> int:
+        if path not in self._frames:
+            self._frames[path] = num_mel_frames(path)
+        return self._frames[path]

@@ -1,0 +1,153 @@
+"""A data distribution as one HTML file in the style of the report: histograms, the joint form, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from mindspeed_autoparallel.data.distribution import Distribution
+from mindspeed_autoparallel.data.statistics import (
+    QUANTILES,
+    Figure,
+    Histogram,
+    JointHistogram,
+    Summary,
+    histogram,
+    joint,
+    padding_share,
+    summarize,
+    unseen_share,
+)
+from mindspeed_autoparallel.report.assets import read_asset
+from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, table, text
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_WIDTH, _HEIGHT, _FOOT = 640, 180, 18
+_CELL = 22
+
+
+def render_data_page(data: Distribution) -> str:
+    """Return a self-contained page: no scripts, no network, every name escaped."""
+    rows = summarize(data)
+    sections = [("sizes", "Sizes of samples", _sizes(rows, data))]
+    sections += [(row.name, row.name.capitalize(), _column(row, data)) for row in rows]
+    varying = [row.name for row in rows if len(data.column(row.name)[0]) > 1 and row.name not in ("images", "clips")]
+    drawn = "".join(_joint(joint(data, pair)) for pair in combinations(varying, 2))
+    if drawn:
+        sections.append(("joint", "Together", drawn))
+    sections.append(("padding", "Padding", _padding(data)))
+    links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in sections)
+    title = f"Data · {', '.join(name.rsplit('/', 1)[-1] for name in data.source.files)}"
+    body = (
+        element("header", element("div", element("h1", text(title)) + _headline(data)))
+        + _tiles(rows, data)
+        + element("nav", links, aria_label="Sections")
+        + "".join(element("section", element("h2", text(name)) + inner, id=key) for key, name, inner in sections)
+        + element("footer", text(f"sha256 of the records: {data.source.sha256}"))
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}{read_asset('data.css')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _headline(data: Distribution) -> str:
+    source = data.source
+    read = "all read" if source.is_whole else f"{source.num_read} read, drawn at random (seed {source.seed})"
+    words = f"{source.num_records} samples, {read}. Tokens of text: {source.tokens_by}."
+    return element("p", text(words), class_="sub")
+
+
+def _tiles(rows: Sequence[Summary], data: Distribution) -> str:
+    tokens = rows[0]
+    tiles = [
+        ("mean sample", f"{tokens.mean.value:.0f} tokens", f"median {tokens.quantiles[0].value:.0f}"),
+        ("largest sample", f"{tokens.largest} tokens", f"{tokens.largest / tokens.mean.value:.1f} times the mean"),
+        ("cut", f"{data.source.num_cut}", f"at {data.source.longest_tokens} tokens" if data.source.num_cut else "none"),
+        ("broken", f"{data.source.num_broken}", "records left out"),
+    ]
+    return draw_tiles(tiles)
+
+
+def _sizes(rows: Sequence[Summary], data: Distribution) -> str:
+    header = ["", "mean", *(f"P{round(100 * share)}" for share in QUANTILES), "largest", "samples without"]
+    cells = [
+        [text(row.name), *map(_figure, (row.mean, *row.quantiles)), text(row.largest), text(percent(row.share_without))]
+        for row in rows
+    ]
+    drawn = table(header, cells, numeric=range(1, len(header)))
+    if data.source.is_whole:
+        return drawn
+    unseen = unseen_share(data.source.num_read, data.source.num_records)
+    note = f"Intervals hold at 95 %. Up to {percent(unseen, 3)} of the records may be larger than the largest one read."
+    return drawn + element("p", text(note), class_="sub")
+
+
+def _figure(figure: Figure) -> str:
+    if figure.low == figure.high:
+        return text(f"{figure.value:.1f}".removesuffix(".0"))
+    return text(f"{figure.value:.0f}") + element("span", text(f" {figure.low:.0f}..{figure.high:.0f}"), class_="soft")
+
+
+def _column(row: Summary, data: Distribution) -> str:
+    drawn = _bars(histogram(*data.column(row.name)), row.name)
+    marks = ", ".join(f"P{round(100 * q)} {f.value:.0f}" for q, f in zip(QUANTILES, row.quantiles, strict=True))
+    return drawn + element("p", text(f"Mean {row.mean.value:.1f}, {marks}, largest {row.largest}."), class_="sub")
+
+
+def _bars(found: Histogram, name: str) -> str:
+    highest, step = max(found.counts), _WIDTH / len(found.counts)
+    bars = ""
+    for index, count in enumerate(found.counts):
+        size = _HEIGHT * count / highest
+        tip = f"{found.edges[index]:.0f} to {found.edges[index + 1] - 1:.0f} {name}: {count} samples"
+        bars += element(
+            "rect",
+            element("title", text(tip)),
+            x=f"{index * step:.2f}",
+            y=f"{_HEIGHT - size:.2f}",
+            width=f"{max(step - 1, 0.5):.2f}",
+            height=f"{size:.2f}",
+            class_="bar",
+        )
+    places = [0, len(found.counts) // 2, len(found.counts) - 1]
+    for index, anchor in zip(places, ("start", "middle", "end"), strict=True):
+        at = (index + (0 if anchor == "start" else 1 if anchor == "end" else 0.5)) * step
+        words = text(f"{found.edges[index]:.0f}")
+        bars += element("text", words, x=f"{at:.1f}", y=_HEIGHT + _FOOT - 3, text_anchor=anchor)
+    return element("svg", bars, viewBox=f"0 0 {_WIDTH} {_HEIGHT + _FOOT}", class_="histogram", role="img")
+
+
+def _joint(found: JointHistogram) -> str:
+    highest = max(max(row) for row in found.counts)
+    rows, columns = len(found.counts), len(found.counts[0])
+    cells = ""
+    for i, row in enumerate(found.counts):
+        for j, count in enumerate(row):
+            tip = (
+                f"{found.names[0]} from {found.edges[0][i]:.0f}, {found.names[1]} from {found.edges[1][j]:.0f}: "
+                f"{count} samples"
+            )
+            cells += element(
+                "rect",
+                element("title", text(tip)),
+                x=i * _CELL,
+                y=(columns - 1 - j) * _CELL,
+                width=_CELL - 1,
+                height=_CELL - 1,
+                class_="bar",
+                fill_opacity=f"{(count / highest) ** 0.5 if count else 0.03:.3f}",
+            )
+    words = f"{found.names[0]} (across) and {found.names[1]} (up): correlation {found.correlation:.2f}"
+    drawn = element("svg", cells, viewBox=f"0 0 {rows * _CELL} {columns * _CELL}", class_="joint", role="img")
+    return element("h3", text(words)) + drawn
+
+
+def _padding(data: Distribution) -> str:
+    values, counts = data.column("tokens")
+    rows = [[text(group), text(percent(padding_share(values, counts, group)))] for group in (1, 2, 4, 8, 16)]
+    note = "Share of the tokens that is padding where samples drawn at random are padded to the longest of them."
+    return element("p", text(note), class_="sub") + table(("samples of a microbatch", "padding"), rows, numeric=(0, 1))
