@@ -6,6 +6,9 @@ model_sizes     what model.json says about patches and audio windows
 records         data.json and the records of a data set in the mllm format
 lengths         lists of lengths, and Megatron's indexed data sets
 describe        a data set -> its distribution
+work            work of samples: linear in rows and in sums of squares
+partition       items -> bins, and how light the heaviest bin can be
+balance         a global batch -> replicas and microbatches
 distribution    the file that planning and training read
 statistics      quantiles with confidence, histograms, padding
 """

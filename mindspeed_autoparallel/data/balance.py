@@ -1,0 +1,173 @@
+"""Give the samples of one global batch to replicas and microbatches so that their work is even."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.data.partition import loads_of, lower_bound, partition
+from mindspeed_autoparallel.data.sample import COLUMNS
+from mindspeed_autoparallel.data.work import WorkModel
+from mindspeed_autoparallel.errors import ConfigError
+
+Array = Any
+"""A numpy array."""
+_TOKENS = COLUMNS.index("tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """A global batch: ``num_replicas`` x ``num_microbatches`` x ``micro_batch_size`` samples."""
+
+    num_replicas: int
+    num_microbatches: int
+    """Of one replica."""
+    micro_batch_size: int
+    is_padded: bool = True
+    """Texts of a microbatch are padded to its longest; False: they are packed."""
+    max_tokens: int = 0
+    """Of a microbatch, padding included: what memory allows; 0: any number."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_replicas", "num_microbatches", "micro_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_replicas * self.num_microbatches * self.micro_batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """``samples[replica, microbatch, place]``: indexes into the global batch, every one once."""
+
+    samples: Array
+    loads: Array
+    """``[replica, phase]``: work, in the unit of the model."""
+    lower_bound: float
+    """No assignment to these replicas costs less (of microbatches as they come: their mean)."""
+
+    @property
+    def cost(self) -> float:
+        """Return the sum over phases of the slowest replica's work."""
+        return float(self.loads.max(axis=0).sum())
+
+    @property
+    def imbalance(self) -> float:
+        """Return the slowest replica's work over the mean replica's."""
+        mean = float(self.loads.mean(axis=0).sum())
+        return self.cost / mean if mean else 1.0
+
+    @property
+    def gap(self) -> float:
+        """Return how far the cost lies above the lower bound, as a share of it."""
+        return self.cost / self.lower_bound - 1 if self.lower_bound else 0.0
+
+
+def in_order(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
+    """Return the assignment of a training without rearrangement: microbatch k of every replica, then k + 1."""
+    _check(sizes, shape)
+    samples = numpy.arange(shape.num_samples).reshape(shape.num_microbatches, shape.num_replicas, -1).swapaxes(0, 1)
+    return _assignment(sizes, model, shape, samples, None)
+
+
+def balance(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
+    """Return an assignment with equal numbers of samples everywhere and work as even as is found.
+
+    ``sizes [sample, column]``. The same answer for the same input on every rank. Inside a replica short microbatches
+    come first and last. Raises ``ConfigError`` where the batch does not fill the shape, and names a sample that no
+    microbatch can hold.
+    """
+    _check(sizes, shape)
+    groups = _microbatches(sizes, model, shape)
+    weights = _group_weights(sizes, model, groups, shape.is_padded)
+    shared = partition(weights, shape.num_replicas, shape.num_microbatches)
+    rows = [numpy.flatnonzero(shared.bins == replica) for replica in range(shape.num_replicas)]
+    totals = weights.sum(axis=1)
+    samples = numpy.stack([groups[row[short_at_the_ends(totals[row])]] for row in rows])
+    return _assignment(sizes, model, shape, samples, _bound(sizes, model, shape, weights))
+
+
+def short_at_the_ends(times: Array) -> Array:
+    """Return an order of microbatches in which the shortest come first and last: where a pipeline fills and drains."""
+    rising = numpy.argsort(times, kind="stable")
+    return numpy.concatenate((rising[::2], rising[1::2][::-1]))
+
+
+def _check(sizes: Array, shape: BatchShape) -> None:
+    if len(sizes) < shape.num_replicas:
+        raise ConfigError(f"{len(sizes)} samples are fewer than the {shape.num_replicas} replicas.")
+    if len(sizes) != shape.num_samples:
+        raise ConfigError(
+            f"{len(sizes)} samples do not fill {shape.num_replicas} replicas x {shape.num_microbatches} microbatches x "
+            f"{shape.micro_batch_size} samples."
+        )
+    if shape.max_tokens and (longest := int(sizes[:, _TOKENS].max())) > shape.max_tokens:
+        raise ConfigError(
+            f"sample {int(sizes[:, _TOKENS].argmax())} of the batch has {longest} tokens and fits nowhere: a "
+            f"microbatch may have {shape.max_tokens}."
+        )
+
+
+def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
+    """Return ``[microbatch, place]``: which samples lie together, within the limit of tokens."""
+    size, number = shape.micro_batch_size, shape.num_replicas * shape.num_microbatches
+    tokens = sizes[:, _TOKENS]
+    if size == 1:
+        return numpy.arange(number)[:, None]
+    if shape.is_padded:
+        # Neighbours in length: no other way of forming them pads less.
+        groups = numpy.argsort(-tokens, kind="stable").reshape(number, size)
+        used = tokens[groups].max(axis=1) * size
+    else:
+        for weights in (model.of(sizes), tokens[:, None].astype(numpy.float64)):
+            bins = partition(weights, number, size).bins
+            groups = numpy.argsort(bins, kind="stable").reshape(number, size)
+            used = tokens[groups].sum(axis=1)
+            if not shape.max_tokens or used.max() <= shape.max_tokens:
+                break
+    if shape.max_tokens and used.max() > shape.max_tokens:
+        longest = groups[int(used.argmax())]
+        raise ConfigError(
+            f"samples {', '.join(map(str, longest.tolist()))} of the batch need {int(used.max())} tokens in one "
+            f"microbatch of {size}, which may have {shape.max_tokens}. Lower the micro batch size."
+        )
+    return groups
+
+
+def _group_weights(sizes: Array, model: WorkModel, groups: Array, is_padded: bool) -> Array:
+    """Return ``[microbatch, phase]``: work, that of padding included."""
+    if not is_padded or groups.shape[1] == 1:
+        return model.of(sizes)[groups].sum(axis=1)
+    padded = sizes[groups]
+    padded[:, :, _TOKENS] = padded[:, :, _TOKENS].max(axis=1, keepdims=True)
+    work: Array = model.of(padded.reshape(-1, sizes.shape[1])).reshape(*groups.shape, -1).sum(axis=1)
+    return work
+
+
+def _bound(sizes: Array, model: WorkModel, shape: BatchShape, weights: Array) -> float:
+    """Return a bound over every way of forming microbatches, too.
+
+    Padded: neighbours in length pad least, so their mean is a bound; so is the longest sample with its own padding.
+    """
+    if shape.micro_batch_size == 1:
+        return lower_bound(weights, shape.num_replicas, shape.num_microbatches)
+    if not shape.is_padded:
+        return lower_bound(model.of(sizes), shape.num_replicas, shape.num_microbatches * shape.micro_batch_size)
+    longest = sizes[numpy.repeat(int(sizes[:, _TOKENS].argmax()), shape.micro_batch_size)]
+    no_media = longest.copy()
+    no_media[1:, _TOKENS + 1 :] = 0
+    alone = model.of(no_media).sum(axis=0)
+    return float(numpy.maximum(weights.sum(axis=0) / shape.num_replicas, alone).sum())
+
+
+def _assignment(sizes: Array, model: WorkModel, shape: BatchShape, samples: Array, bound: float | None) -> Assignment:
+    groups = samples.reshape(-1, shape.micro_batch_size)
+    weights = _group_weights(sizes, model, groups, shape.is_padded)
+    bins = numpy.repeat(numpy.arange(shape.num_replicas), shape.num_microbatches)
+    loads = loads_of(weights, bins, shape.num_replicas)
+    mean = float(loads.mean(axis=0).sum())
+    return Assignment(samples=samples, loads=loads, lower_bound=mean if bound is None else bound)

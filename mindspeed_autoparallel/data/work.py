@@ -1,0 +1,58 @@
+"""Work of samples: linear in rows, and in the sum of their squares where attention is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.data.sample import COLUMNS
+from mindspeed_autoparallel.errors import ConfigError
+
+Array = Any
+"""A numpy array."""
+_ROWS = {"tokens": None, "patches": "squared_patches", "frames": "squared_frames"}
+"""Rows of a module, and the column with their squares (of ``tokens``: each sample is one row of attention)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleWork:
+    """Time of one module for one sample, in any unit: ``linear`` x rows + ``quadratic`` x sum of squares."""
+
+    name: str
+    rows: str
+    """``tokens``, ``patches`` or ``frames``."""
+    linear: float
+    quadratic: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rows not in _ROWS:
+            raise ConfigError(f"{self.name}: rows must be {', '.join(_ROWS)}, got {self.rows!r}.")
+        if not (0 <= self.linear < math.inf and 0 <= self.quadratic < math.inf) or self.linear + self.quadratic == 0:
+            raise ConfigError(f"{self.name}: linear {self.linear} and quadratic {self.quadratic} cannot be its work.")
+
+    def of(self, sizes: Array) -> Array:
+        """Return the work of every sample of ``sizes [sample, column]``."""
+        rows = sizes[:, COLUMNS.index(self.rows)].astype(numpy.float64)
+        squares = _ROWS[self.rows]
+        squared = rows**2 if squares is None else sizes[:, COLUMNS.index(squares)]
+        work: Array = self.linear * rows + self.quadratic * squared
+        return work
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkModel:
+    """Modules by phase. Phases follow one another and each ends with its slowest replica: encoders with layouts of
+    their own and the backbone, say. Modules of one phase are one sum."""
+
+    phases: tuple[tuple[ModuleWork, ...], ...]
+
+    def of(self, sizes: Array) -> Array:
+        """Return ``[sample, phase]`` for ``sizes [sample, column]``."""
+        return numpy.stack([sum(module.of(sizes) for module in phase) for phase in self.phases], axis=1)
+
+
+TOKENS = WorkModel(phases=((ModuleWork(name="text_decoder", rows="tokens", linear=1.0),),))
+"""Tokens alone."""
