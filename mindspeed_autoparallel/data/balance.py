@@ -167,7 +167,7 @@ def _bound(sizes: Array, model: WorkModel, shape: BatchShape, weights: Array) ->
 def _assignment(sizes: Array, model: WorkModel, shape: BatchShape, samples: Array, bound: float | None) -> Assignment:
     groups = samples.reshape(-1, shape.micro_batch_size)
     weights = _group_weights(sizes, model, groups, shape.is_padded)
-    bins = numpy.repeat(numpy.arange(shape.num_replicas), shape.num_microbatches)
+    bins: Array = numpy.repeat(numpy.arange(shape.num_replicas), shape.num_microbatches)
     loads = loads_of(weights, bins, shape.num_replicas)
     mean = float(loads.mean(axis=0).sum())
     return Assignment(samples=samples, loads=loads, lower_bound=mean if bound is None else bound)

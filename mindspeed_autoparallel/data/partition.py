@@ -104,7 +104,7 @@ def lower_bound(weights: Array, num_bins: int, per_bin: int = 0) -> float:
 
 def _longest_first(total: Array, num_bins: int, per_bin: int) -> Array:
     """Give items, largest first, to the lightest bin that still takes one."""
-    bins = numpy.empty(len(total), dtype=numpy.int64)
+    bins: Array = numpy.empty(len(total), dtype=numpy.int64)
     open_bins = [(0.0, index) for index in range(num_bins)]
     left = [per_bin or len(total)] * num_bins
     for item in numpy.argsort(-total, kind="stable").tolist():
@@ -133,7 +133,7 @@ def _largest_differences(total: Array, num_bins: int) -> Array:
         members[following] = numpy.concatenate((members.pop(one), members.pop(other)[:, ::-1]))[:, place]
         heapq.heappush(heap, (-float(joined[place[0]] - joined[place[-1]]), following))
         following += 1
-    bins = numpy.empty(len(total), dtype=numpy.int64)
+    bins: Array = numpy.empty(len(total), dtype=numpy.int64)
     (rows,) = members.values()
     bins[rows] = numpy.arange(num_bins)[None, :]
     return bins
@@ -184,7 +184,7 @@ def _best_exchange(
         others = others[numpy.argsort(-weights[others, important])[:: len(others) // _OTHERS]]
     there = bins[others]
     rest = _highest_of_the_rest(loads, heavy)
-    cost = numpy.zeros((len(mine), len(others)))
+    cost: Array = numpy.zeros((len(mine), len(others)))
     for phase in range(weights.shape[1]):
         column, load = weights[:, phase], loads[:, phase]
         change = column[mine][:, None] - column[others][None, :]
