@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +26,49 @@ def write_text_atomic(path: Path, text: str) -> None:
 
     Raises ``ConfigError`` naming the path when the folder is missing, not writable, or the disk is full.
     """
-    temporary = ""
+    write_together({path: text})
+
+
+def write_together(texts: Mapping[Path, str]) -> None:
+    """Write several files of which no later one may be seen without the earlier ones, each as ``write_text_atomic``.
+
+    All texts are on disk before the first file gets its name, so a full disk leaves every old file as it was.
+    """
+    temporary: dict[Path, Path] = {}
+    path = Path()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+            temporary[path] = Path(name)
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
         # mkstemp gives 0600; a result is as readable as any file the user makes.
         umask = os.umask(0)
         os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
+        for path in list(texts)[:0:-1]:
+            path.unlink(missing_ok=True)
+        for path, made in temporary.items():
+            made.chmod(0o666 & ~umask)
+            made.replace(path)
     except OSError as error:
-        if temporary:
+        for made in temporary.values():
             with contextlib.suppress(OSError):
-                Path(temporary).unlink()
+                made.unlink()
         reason = error.strerror or str(error)
         raise ConfigError(f"cannot write {path}: {reason}. Free space there or choose another folder.") from error
 
 
 def write_json_atomic(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON by ``write_text_atomic``; NaN and infinity are refused (``ValueError``)."""
-    write_text_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text_atomic(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return ``value`` as ``write_json_atomic`` writes it."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def made_folder(path: Path, flag: str) -> Path:

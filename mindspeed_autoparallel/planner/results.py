@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.files import json_text, write_together
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import US_PER_MS
 
@@ -14,9 +14,8 @@ PLAN_FILE = "plan.json"
 
 
 def write_results(plan: Plan, directory: Path) -> None:
-    """Write the short result and the full plan, each whole or not at all."""
-    write_json_atomic(directory / RESULT_FILE, result_of(plan))
-    plan.write(directory / PLAN_FILE)
+    """Write the full plan and the short result, each whole or not at all, and no result without its plan."""
+    write_together({directory / PLAN_FILE: plan.text(), directory / RESULT_FILE: json_text(result_of(plan))})
 
 
 def result_of(plan: Plan) -> dict[str, Any]:

@@ -106,6 +106,17 @@ def _number(value: Any, what: str, where: str) -> float:
     return float(value)
 
 
+MAX_BLOCK_BYTES = 2**50
+"""Sums over layers and microbatches then stay within 64 bits."""
+
+
+def _bytes(mib: Any, what: str, where: str) -> int:
+    size = _number(mib, what, where) * MIB
+    if size > MAX_BLOCK_BYTES:
+        raise ProfileError(f"{where}: {what} must be a size in MiB below 1 PiB, got {mib!r}.")
+    return round(size)
+
+
 def _block(value: dict[str, Any], name: str, where: str, output_bytes: int) -> BlockCost:
     block = value.get(name)
     if not isinstance(block, dict):
@@ -114,11 +125,11 @@ def _block(value: dict[str, Any], name: str, where: str, output_bytes: int) -> B
         if key not in block:
             raise ProfileError(f"{where}: {name}.{key} is missing.")
     forward_us = _number(block["fwd_time"], f"{name}.fwd_time", where) * US_PER_MS
-    saved = round(_number(block["act_mem"], f"{name}.act_mem", where) * MIB)
+    saved = _bytes(block["act_mem"], f"{name}.act_mem", where)
     parameters = block["module_param"]
     if not isinstance(parameters, (list, tuple)) or len(parameters) != 3:
         raise ProfileError(f"{where}: {name}.module_param must be [parameters, optimizer, gradients] in MiB.")
-    weights, optimizer, gradients = (round(_number(part, f"{name}.module_param", where) * MIB) for part in parameters)
+    weights, optimizer, gradients = (_bytes(part, f"{name}.module_param", where) for part in parameters)
     # 12 bytes per parameter, whole. A distributed optimizer keeps 4 of them on every rank and splits 8.
     kept = optimizer // 3 if value.get("use_distributed_optimizer") else optimizer
     return BlockCost(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.files import read_json, write_json_atomic
+from mindspeed_autoparallel.files import json_text, read_json, write_text_atomic
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.codec import from_json, to_json
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
@@ -200,7 +200,11 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON, whole or not at all."""
-        write_json_atomic(path, to_json(self))
+        write_text_atomic(path, self.text())
+
+    def text(self) -> str:
+        """Return the plan as ``write`` writes it."""
+        return json_text(to_json(self))
 
     @classmethod
     def read(cls, path: Path) -> Plan:

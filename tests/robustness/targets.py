@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import random
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(Path(__file__).parent)]
 
 import mutations  # noqa: E402
 
+PLANNED = ("--nnodes", "1", "--nproc-per-node", "2", "--global-batch-size", "4", "--time-limit-s", "2")
 Mutation = Callable[[bytes, random.Random], bytes]
 JSON: Mutation = lambda content, source: mutations.mutated_json(content.decode(), source)
 YAML: Mutation = lambda content, source: mutations.mutated_yaml(content.decode(), source)
@@ -34,8 +38,7 @@ class Target:
 
 def targets() -> list[Target]:
     """All of them; a run takes them in turn."""
-    planned = ("--nnodes", "1", "--nproc-per-node", "2", "--global-batch-size", "4", "--time-limit-s", "2")
-    plan = ("plan", *planned, "--num-workers", "1", "--json", "--out", "out")
+    plan = ("plan", *PLANNED, "--num-workers", "1", "--json", "--out", "out")
     split = ("split", "--pipeline-size", "2", "--num-microbatches", "4", "--memory-limit-mib", "900", "--json")
     to_mm = ("convert", "hf-to-mm", "hf", "out")
     back = ("--hf-dir", "hf", "--json")
@@ -94,11 +97,7 @@ def make_seeds(folder: Path) -> None:
 
 
 def _plans(folder: Path) -> None:
-    from example_plan import example_plan
-    from small_profile import small_profile
-
-    small_profile().write(folder / "profile.json")
-    example_plan().write(folder / "plan.json")
+    _write_plan(folder)
     block = {"fwd_time": 2.0, "bwd_time": 3.0, "act_mem": 10, "module_param": [5, 20, 10]}
     mindspeed = {
         **dict.fromkeys(("vit_pre", "vit", "vit_post", "llm_pre", "llm", "llm_post"), block),
@@ -107,6 +106,22 @@ def _plans(folder: Path) -> None:
         "micro_batch_size": 1,
     }
     _write(folder / "model_profile.json", mindspeed)
+
+
+def _write_plan(folder: Path) -> None:
+    """Write profile.json of a model of two modules and the plan.json the planner makes of it."""
+    from small_profile import small_profile
+
+    from mindspeed_autoparallel.cli.main import main
+
+    small_profile().write(folder / "profile.json")
+    where = ("--out", str(folder / "planned"), "--profile", str(folder / "profile.json"))
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        code = main(["plan", *PLANNED, "--num-workers", "1", *where])
+    if code:
+        raise SystemExit(f"the good profile ends with {code}")
+    (folder / "planned" / "plan.json").rename(folder / "plan.json")
+    shutil.rmtree(folder / "planned")
 
 
 def _shapes(folder: Path) -> None:
@@ -154,23 +169,21 @@ def _data(folder: Path) -> None:
 
 
 def _weights(folder: Path) -> None:
-    from example_plan import example_plan
-
     from mindspeed_autoparallel.weights import conversion
     from mindspeed_autoparallel.weights.architecture import TEXT, read_architecture
     from mindspeed_autoparallel.weights.example import write_random_model
     from mindspeed_autoparallel.weights.layouts import make_layout
 
     config = {
-        "model_type": "qwen2_vl", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "model_type": "qwen2_vl", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 30, "tie_word_embeddings": False,
-        "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 4, "patch_size": 2},
+        "vision_config": {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 4, "patch_size": 2},
     }  # fmt: skip
     write_random_model(folder / "hf", config, max_shard_bytes=8192)
     layout = make_layout(read_architecture(folder / "hf"), layers={}, tensor_sizes={TEXT: 1})
     conversion.huggingface_to_checkpoint(folder / "hf", folder / "mm", layout)
     conversion.huggingface_to_checkpoint(folder / "hf", folder / "dist", layout, file_format="torch_dist")
-    example_plan().write(folder / "plan.json")
+    _write_plan(folder)
 
 
 def _write(path: Path, value: object) -> None:

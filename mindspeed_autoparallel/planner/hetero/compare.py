@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.files import json_text, write_together
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
@@ -127,14 +127,14 @@ def _of_one_stage(profile: Profile, cluster: Cluster, global_batch_size: int) ->
 
 
 def write_comparison(comparison: Comparison, directory: Path, model_file: str | None = None) -> None:
-    """Write the short result, the faster plan as ``plan.json``, and the other one beside it; each whole or not at
-    all."""
-    write_json_atomic(directory / RESULT_FILE, comparison_result(comparison, model_file))
-    comparison.best.write(directory / PLAN_FILE)
+    """Write the faster plan as ``plan.json``, the other one beside it, and the short result; no result without its
+    plans."""
+    texts = {directory / PLAN_FILE: comparison.best.text()}
     if comparison.best is not comparison.hetero:
-        comparison.hetero.write(directory / HETERO_PLAN_FILE)
+        texts[directory / HETERO_PLAN_FILE] = comparison.hetero.text()
     elif comparison.homogeneous is not None:
-        comparison.homogeneous.write(directory / HOMOGENEOUS_PLAN_FILE)
+        texts[directory / HOMOGENEOUS_PLAN_FILE] = comparison.homogeneous.text()
+    write_together({**texts, directory / RESULT_FILE: json_text(comparison_result(comparison, model_file))})
 
 
 def comparison_result(comparison: Comparison, model_file: str | None = None) -> dict[str, Any]:

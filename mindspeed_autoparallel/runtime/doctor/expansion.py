@@ -18,9 +18,10 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _PIECE = re.compile(
-    r"(?P<arithmetic>\$\(\((?:[^()]|\([^()]*\))*\)\))|(?P<command>\$\([^)]*\)|`[^`]*`)"
-    r"|\$\{(?P<braced>(?:[^{}]|\$\{[^{}]*\})*)\}|\$(?P<plain>[A-Za-z_]\w*|[@*#?0-9])"
+    r"(?P<arithmetic>\$\(\((?:[^()]|\([^()]{0,999}\)){0,999}\)\))|(?P<command>\$\([^)]{0,4999}\)|`[^`]{0,4999}`)"
+    r"|\$\{(?P<braced>(?:[^{}]|\$\{[^{}]{0,999}\}){0,4999})\}|\$(?P<plain>[A-Za-z_]\w*|[@*#?0-9])"
 )
+"""Bounded, so that thousands of openings without an end don't make it look at the whole word from each."""
 _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*0-9])(?P<index>\[[@*]\])?(?P<rest>.*)", re.DOTALL)
 
 
@@ -100,7 +101,7 @@ def _calculated(expression: str, values: Values, otherwise: str) -> str:
     plain = re.sub(r"[A-Za-z_]\w*", lambda name: (values.get(name[0]) or [name[0]])[0], plain)
     try:
         return str(_number(ast.parse(plain.replace("/", "//"), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return otherwise
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_text
 from mindspeed_autoparallel.runtime.doctor.shell import MAYBE, read_bash, statements
 
@@ -73,14 +75,14 @@ def parse_script(text: str, path: str = "") -> Script:
         launcher=launcher,
         program=next((word for word in words if word.endswith(".py")), ""),
         conditional=frozenset(conditional),
-        unread=tuple(word for word in words[1:] if _stands_for_flags(word, words)),
+        unread=tuple(word for before, word in itertools.pairwise(words) if _stands_for_flags(word, before)),
     )
 
 
 def _text_of(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-    except (OSError, UnicodeDecodeError):
+        return read_text(path, "script", max_bytes=_MAX_BYTES) if path.is_file() else None
+    except (OSError, ValueError, ConfigError):  # ValueError: a NUL in the name
         return None
 
 
@@ -95,12 +97,9 @@ def _launches(command: list[str], depth: int = 0) -> list[list[str]]:
     return [found for word in quoted for words in statements(word) for found in _launches(words, depth + 1)]
 
 
-def _stands_for_flags(word: str, words: list[str]) -> bool:
+def _stands_for_flags(word: str, before: str) -> bool:
     """Return whether ``word`` is an unset variable in the place of flags, not of a flag's value."""
-    if not re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[[@*]\])?\}?", word):
-        return False
-    before = words[words.index(word) - 1]
-    return not before.startswith("--")
+    return not before.startswith("--") and bool(re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[[@*]\])?\}?", word))
 
 
 def _flags(words: list[str]) -> tuple[dict[str, str], set[str]]:

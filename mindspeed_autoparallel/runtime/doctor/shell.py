@@ -6,12 +6,14 @@ condition or a loop sets is not known either, and words that it adds to an array
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindspeed_autoparallel.runtime.doctor.expansion import Values, expand, expand_all
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.doctor.expansion import Values, expand
 
 MAYBE = "\0"
 """In front of a word that a condition adds."""
@@ -19,7 +21,12 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _OPENING = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSING = frozenset({"fi", "done", "esac"})
 _SKIPPED = frozenset({"then", "else", "elif", "do", "!", "time", "exec", "nohup", "sudo", "eval", "{"})
-_MAX_DEPTH = 8
+_DOCUMENT = re.compile(r"(?<!<)<<(?!<)-?\s*['\"]?(\w+)['\"]?")
+_MAX_DEPTH, _MAX_SOURCED = 8, 200
+_MAX_NESTED = 100
+"""Quotes and substitutions inside each other."""
+_MAX_WORD, _MAX_TOTAL = 2**17, 2**24
+"""Characters of one word, which is the most that Linux starts a program with, and of all words of a script."""
 
 
 @dataclass
@@ -31,6 +38,28 @@ class Reading:
     commands: list[list[str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     """Sourced files that could not be found."""
+    num_characters: int = 0
+    """Of all words so far."""
+    num_sourced: int = 0
+
+    def expanded(self, words: list[str]) -> list[str]:
+        """Return ``words`` with their variables; ``ConfigError`` where they grow beyond what a program can be given."""
+        found = []
+        for word in words:
+            self.spend(len(word))
+            for item in expand(word, self.values):
+                found.append(item)
+                self.spend(len(item))
+        return found
+
+    def spend(self, num_characters: int) -> None:
+        """Count what was read; ``ConfigError`` where it is more than any launch script needs."""
+        self.num_characters += num_characters
+        if num_characters > _MAX_WORD or self.num_characters > _MAX_TOTAL:
+            raise ConfigError(
+                f"the script's variables grow beyond {_MAX_WORD} characters a word or {_MAX_TOTAL} in all, which no "
+                "program can be started with. Look for a variable that is added to itself."
+            )
 
 
 def read_bash(text: str, folder: Path, read: Callable[[Path], str | None], depth: int = 0) -> Reading:
@@ -64,7 +93,7 @@ def _run(text: str, folder: Path, read: Callable[[Path], str | None], reading: R
         if words and words[0] in ("source", ".") and len(words) > 1:
             _source(" ".join(expand(words[1], reading.values)), folder, read, reading, depth)
         elif words:
-            reading.commands.append(expand_all(words, reading.values))
+            reading.commands.append(reading.expanded(words))
 
 
 def _assign(match: re.Match[str], reading: Reading, *, maybe: bool) -> None:
@@ -72,7 +101,7 @@ def _assign(match: re.Match[str], reading: Reading, *, maybe: bool) -> None:
     values = reading.values
     is_array = text.startswith("(") and text.endswith(")")
     if is_array:
-        found = expand_all([word for row in statements(text[1:-1]) for word in row], values)
+        found = reading.expanded([word for row in statements(text[1:-1]) for word in row])
     else:
         found = [" ".join(expand(text, values, split=False))]
     before = values.get(name)
@@ -85,6 +114,7 @@ def _assign(match: re.Match[str], reading: Reading, *, maybe: bool) -> None:
         values[name] = [*(before or []), *found]
     else:
         values[name] = ["".join([*(before or []), *found])] if more else found
+    reading.spend(sum(map(len, values[name])) if not is_array else len(values[name]))
 
 
 def _source(path: str, folder: Path, read: Callable[[Path], str | None], reading: Reading, depth: int) -> None:
@@ -95,6 +125,9 @@ def _source(path: str, folder: Path, read: Callable[[Path], str | None], reading
     for place in places:
         text = read(place) if depth < _MAX_DEPTH else None
         if text is not None:
+            reading.num_sourced += 1
+            if reading.num_sourced > _MAX_SOURCED:
+                raise ConfigError(f"the script sources more than {_MAX_SOURCED} files: does {path} source itself?")
             _run(text, folder, read, reading, depth + 1)
             return
     reading.unread.append(path)
@@ -136,8 +169,10 @@ def statements(text: str) -> Iterator[list[str]]:
         yield words
 
 
-def _end_of(text: str, start: int) -> int:
+def _end_of(text: str, start: int, depth: int = 0) -> int:
     """Find the index after the quote, substitution or parenthesis that begins at ``start``."""
+    if depth > _MAX_NESTED:
+        raise ConfigError(f"the script nests quotes and substitutions more than {_MAX_NESTED} deep.")
     if text[start] == "'" or text[start] == "`":
         end = text.find(text[start], start + 1)
         return len(text) if end < 0 else end + 1
@@ -155,7 +190,7 @@ def _end_of(text: str, start: int) -> int:
         elif char == "#" and closing == ")" and text[index - 1].isspace():
             index = len(text) if (end := text.find("\n", index)) < 0 else end
         elif text.startswith(("$(", "${"), index) or char in "`" or (closing != '"' and char in "'\"("):
-            index = _end_of(text, index)
+            index = _end_of(text, index, depth + 1)
         else:
             index += 1
     return len(text)
@@ -163,4 +198,15 @@ def _end_of(text: str, start: int) -> int:
 
 def _without_documents(text: str) -> str:
     """Drop the bodies of ``<<END`` documents."""
-    return re.sub(r"(<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n).*?^\s*\2\s*$", r"\1", text, flags=re.DOTALL | re.MULTILINE)
+    lines = text.split("\n")
+    places: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        places.setdefault(line.strip(), []).append(number)
+    kept, number = [], 0
+    while number < len(lines):
+        kept.append(lines[number])
+        begun = _DOCUMENT.search(lines[number])
+        ends = places.get(begun[1], []) if begun else []
+        after = bisect.bisect_right(ends, number)
+        number = ends[after] + 1 if after < len(ends) else number + 1
+    return "\n".join(kept)

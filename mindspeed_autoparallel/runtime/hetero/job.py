@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_autoparallel.runtime.launch.rank_watch import watch_ranks
 from mindspeed_autoparallel.runtime.state import of_process
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
         states.build(encoder.name, functools.partial(wrapped, **own))
     states.overlay(job.arguments, _overlays(job.layout))
     job.states = states
+    watch_ranks()
     return result
 
 

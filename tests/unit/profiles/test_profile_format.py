@@ -106,6 +106,15 @@ def mindspeed_file() -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize("change", [{"act_mem": 1e308}, {"act_mem": 10**14}, {"module_param": [1, 1e308, 1]}])
+def test_mindspeed_sizes_beyond_every_memory_are_refused(change: dict[str, object], tmp_path: Path) -> None:
+    value = mindspeed_file()
+    value["llm"] = {**value["llm"], **change}  # type: ignore[dict-item]
+    (tmp_path / "model_profile.json").write_text(json.dumps(value))
+    with pytest.raises(ProfileError, match=rf"llm.{next(iter(change))} must be a size in MiB"):
+        read_profile(tmp_path / "model_profile.json")
+
+
 def test_mindspeed_file_keeps_its_meaning(tmp_path: Path) -> None:
     (tmp_path / "model_profile.json").write_text(json.dumps(mindspeed_file()))
     profile = read_profile(tmp_path / "model_profile.json", tensor_size=4)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
+from mindspeed_autoparallel.files import json_text, write_json_atomic, write_text_atomic, write_together
 from mindspeed_autoparallel.planner.tuner.candidates import Space
 from mindspeed_autoparallel.planner.tuner.search import Found, Outcome
 from mindspeed_autoparallel.redaction import masked_words
@@ -159,9 +159,11 @@ def write(
         "notes": sorted(set(profiles.notes)),
         "top": [describe(item, number) for number, item in enumerate(picks, start=1)],
     }
+    texts = {}
     for number, item in enumerate(picks, start=1):
-        item.plan.write(directory / plan_file(number))
-        write_text_atomic(directory / plan_file(number).replace(".json", ".html"), render_page(item.plan))
+        texts[directory / plan_file(number)] = item.plan.text()
+        texts[directory / plan_file(number).replace(".json", ".html")] = render_page(item.plan)
+    write_together({**texts, directory / RESULT_FILE: json_text(result)})
     rewrite(directory, result)
     return result
 

@@ -142,3 +142,44 @@ def test_starts_inside_other_commands_are_found(start: str) -> None:
 @pytest.mark.parametrize("text", ["", "'", '"', "${", "$((", "`", "(", "A=(", "x\\", "<<E\n", 'a "$(b "c")" d', "\0"])
 def test_broken_scripts_are_read_as_far_as_they_go(text: str) -> None:
     assert parse_script(text).flags == {}
+
+
+@pytest.mark.parametrize(
+    "text, error",
+    [
+        ('X="' + "$(" * 50_000 + '"', "more than 100 deep"),
+        ("X=" + "${a" * 50_000, "more than 100 deep"),
+        ('X="' + "$((" * 50_000 + '"', "more than 100 deep"),
+        ("A=1\n" + 'A="$A$A"\n' * 60, "added to itself"),
+        ("A=(1 1)\n" + "A=(${A[@]} ${A[@]})\n" * 60, "added to itself"),
+        ('A="' + "x" * 100_000 + '"\n' + "torchrun $A\n" * 1000, "in all"),
+        ("A=1\n" + 'A+="$A"\n' * 60, "added to itself"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_script_that_grows_or_nests_without_end_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        parse_script(text + "\ntorchrun train.py --lr 1\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cat <<A\n" * 20_000, 'X="' + "\\$(" * 40_000 + '"\n', "X=$((" + "1+" * 30_000 + "1))\n", "ls $a1 " * 20_000],
+    ids=["documents", "escaped", "sum", "words"],
+)
+def test_a_script_of_a_mebibyte_is_read_without_looking_at_it_again_for_every_word(text: str) -> None:
+    assert parse_script(text + "\ntorchrun train.py --lr 1 $MORE $MORE\n").flags["--lr"] == "1"
+
+
+def test_a_script_that_sources_itself_many_times_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text("source ./train.sh\n" * 50 + "torchrun train.py\n")
+    with pytest.raises(ConfigError, match="source itself"):
+        read_script(path)
+
+
+def test_documents_are_no_commands_and_here_strings_are() -> None:
+    script = parse_script(
+        "cat <<-'END' > x\n torchrun other.py --lr 2 --lr 3\n END\nread A <<< END\ntorchrun train.py --lr 1\nEND\n"
+    )
+    assert script.flags == {"--lr": "1"}

@@ -1,0 +1,184 @@
+"""Which rank of a training died: every rank counts up in the training's store, and the others name the one that stops.
+
+torchrun tells which of its processes failed; a training that is started in another way (srun, mpirun, a loop in a
+shell) is left with "connection closed by peer" on gloo, and with ten minutes of silence on NCCL and HCCL. Nothing is
+ended here: a rank is named, and what the training does about it is its own business.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from mindspeed_autoparallel.runtime.launch.liveness import Beats, Watch
+from mindspeed_autoparallel.runtime.state import of_process
+
+SILENCE_S = 15.0
+"""After this a rank is named. Python's other threads run on while torch computes or communicates."""
+LONGEST_WAIT_S = 25.0
+"""What a rank whose communication failed waits for the name of the one that died."""
+_TICK_S = 1.0
+_PUBLISHED, _ENDED = "died", "ended"
+_PEER_WORDS = ("gloo", "nccl", "hccl", "connection", "peer", "store")
+
+
+class RankWatch:
+    """One rank's side; ``tick`` is to be called about once a second.
+
+    Rank 0 looks after all others, rank 1 after rank 0; who finds one dead publishes it for all.
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int, silence_s: float = SILENCE_S) -> None:
+        self.found = ""
+        """What is to be told, once a rank died."""
+        self._store, self._rank = store, rank
+        self._beats = Beats(store, rank)
+        others = range(1, world_size) if rank == 0 else range(min(rank, 1))
+        self._watch = Watch(store, [node for node in others if rank < 2], silence_s)
+        store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
+
+    def tick(self) -> None:
+        """Count up, look after the others, and learn what somebody published; raises what the store raises."""
+        self._beats.beat()
+        if self.found:
+            return
+        if self._store.check([_PUBLISHED]):
+            self.found = self._store.get(_PUBLISHED).decode()
+            return
+        for other in self._watch.gone():
+            reason = self._watch.reasons.get(other)
+            if reason != _ENDED:
+                self._publish(other, reason)
+                return
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Say that this rank ends, and of what; raises what the store raises."""
+        self._beats.leave(_ENDED if error is None else f"ended with {type(error).__name__}: {_first_line(error)}")
+
+    def _publish(self, rank: int, reason: str | None) -> None:
+        key = f"place/{rank}"
+        place = self._store.get(key).decode() if self._store.check([key]) else "never seen"
+        how = reason or "has not been heard since: killed (out of memory?), or its node is gone"
+        self.found = f"rank {rank} ({place}) {how}"
+        self._store.set(_PUBLISHED, self.found)
+
+
+class _RankThread:
+    """Runs this process's ``RankWatch`` beside the training, and tells what it found."""
+
+    def __init__(self) -> None:
+        self._watch: RankWatch | None = None
+        self._over = threading.Event()
+        self._told = threading.Event()
+        self._tell_at_once, self._left = True, False
+        self._previous_hook = sys.excepthook
+
+    def start(self, connect: Callable[[], Any], rank: int, world_size: int, silence_s: float) -> None:
+        """Connect and begin; without a store to meet in nothing is watched, and that is said."""
+        if self._watch is not None or world_size == 1:
+            return
+        try:
+            self._watch = RankWatch(connect(), rank, world_size, silence_s)
+        except (RuntimeError, OSError, ValueError) as error:
+            print(f"ranks are not watched: no store to meet in ({_first_line(error)})", file=sys.stderr, flush=True)
+            return
+        # Every log of a large training would have the line: the two that people read, and those that fail by it.
+        self._tell_at_once = rank in (0, world_size - 1)
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._failed
+        atexit.register(self._end)
+        threading.Thread(target=self._run, args=(self._watch, silence_s), daemon=True, name="rank watch").start()
+
+    def _run(self, watch: RankWatch, silence_s: float) -> None:
+        while not self._over.wait(_TICK_S):
+            try:
+                watch.tick()
+            except (RuntimeError, OSError):
+                # The last ranks of a training that ended well are gone before they see this.
+                if not self._over.wait(silence_s / 2):
+                    watch.found = "the training's store is gone: rank 0, which holds it without torchrun, ended or died"
+            if watch.found:
+                break
+        if watch.found and self._tell_at_once:
+            self._tell(watch)
+        while watch.found and not self._over.wait(_TICK_S):
+            try:
+                watch.tick()  # this rank still lives
+            except (RuntimeError, OSError):
+                return
+
+    def _tell(self, watch: RankWatch) -> None:
+        if not self._told.is_set():
+            self._told.set()
+            print(f"[rank {os.environ.get('RANK', '?')}] {watch.found}", file=sys.stderr, flush=True)
+
+    def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Take the place of ``sys.excepthook``: where a peer was lost, wait until it has a name."""
+        watch = self._watch
+        self._previous_hook(kind, error, trace)
+        if watch is None:
+            return
+        if _lost_a_peer(error):
+            until = time.monotonic() + LONGEST_WAIT_S
+            while not watch.found and time.monotonic() < until:
+                time.sleep(_TICK_S / 10)
+            if watch.found:
+                self._tell(watch)
+                time.sleep(2 * _TICK_S)  # where this rank holds the store, the others must read it, too
+        else:
+            self._leave(error)
+
+    def _end(self) -> None:
+        self._over.set()
+        if not self._told.is_set():
+            self._leave(None)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self._watch is not None and not self._left:
+            self._left = True
+            try:
+                self._watch.leave(error)
+            except (RuntimeError, OSError):
+                return  # the store is gone, and who would read it
+
+
+def watch_ranks(silence_s: float = SILENCE_S) -> None:
+    """Watch the ranks of the training that ``torch.distributed`` was initialized for, by MASTER_ADDR and MASTER_PORT.
+
+    To be called on every rank; a second call does nothing.
+    """
+    import torch
+
+    if torch.distributed.is_initialized():
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        of_process(_RankThread).start(_connected, rank, world_size, silence_s)
+
+
+def _connected() -> Any:
+    """Return a connection of its own to the training's store: one that waits would hold up the training's."""
+    import datetime
+
+    import torch
+
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not address or not port:
+        raise ValueError("MASTER_ADDR or MASTER_PORT is not set")
+    limit = datetime.timedelta(seconds=30)
+    store = torch.distributed.TCPStore(address, int(port), is_master=False, wait_for_workers=False, timeout=limit)
+    return torch.distributed.PrefixStore("mindspeed_autoparallel/ranks", store)
+
+
+def _lost_a_peer(error: BaseException) -> bool:
+    text = f"{type(error).__name__} {error}".lower()
+    return isinstance(error, (RuntimeError, OSError)) and any(word in text for word in _PEER_WORDS)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
