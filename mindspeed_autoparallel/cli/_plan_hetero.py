@@ -47,7 +47,7 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
     print_plan(comparison.hetero)
     print(summary(comparison))
     if model_file is not None:
-        print(f"train the hetero plan with: {training_flags(comparison.hetero, model_file)}")
+        print(f"train the hetero plan with: {training_flags(comparison.hetero, model_file, description)}")
     for name, other in enumerate(comparison.hetero.alternatives, start=2):
         print(f"{name}. {other.layout.label()}: {other.step_us / 1000:.2f} ms")
     if arguments.why:

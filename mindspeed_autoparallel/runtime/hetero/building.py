@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,12 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.job import current_job
 from mindspeed_autoparallel.runtime.hetero.layouts import ModuleLayout
+
+_MINDSPEED_MM = {
+    "image_encoder": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:ImageEncoder",
+    "audio_encoder": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:AudioEncoder",
+}
+"""Encoders of MindSpeed-MM's VLMModel, whose model.json needs no word of ours."""
 
 
 def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -81,9 +88,12 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
 
 
 def _host(module: ModuleLayout) -> Any:
-    """Return how this host builds the module: what model.json names, otherwise what the host offered."""
+    """Return how this host builds the module: what model.json names, what the host offered, MindSpeed-MM's way."""
     job = current_job()
-    if module.adapter is None:
+    adapter = module.adapter
+    if adapter is None and module.name not in job.hosts and "mindspeed_mm" in sys.modules:
+        adapter = _MINDSPEED_MM.get(module.name)
+    if adapter is None:
         if module.name not in job.hosts:
             offered = ", ".join(job.hosts) or "none"
             raise ConfigError(
@@ -92,11 +102,11 @@ def _host(module: ModuleLayout) -> Any:
                 "(docs/hetero-parallel.md)."
             )
         return job.hosts[module.name]
-    path, _, name = module.adapter.partition(":")
+    path, _, name = adapter.partition(":")
     try:
         return getattr(import_module(path), name)()
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{module.name}: adapter {module.adapter!r} cannot be loaded: {error}.") from error
+        raise ConfigError(f"{module.name}: adapter {adapter!r} cannot be loaded: {error}.") from error
 
 
 @contextlib.contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from mindspeed_autoparallel.errors import ConfigError, PatchError
@@ -41,6 +42,9 @@ _ONE_JOB = ("auto_parallel_mm", "auto_tuning", "operator_search", "auto_parallel
 
 _HETERO = "--hetero-parallel"
 """MindSpeed-MM has a flag of this name for a hetero parallel of its own."""
+_HETERO_BESIDE = "--auto-parallel-hetero"
+"""Asks for ours on every host."""
+_MINDSPEED_MM_ADAPTERS = "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:"
 
 _KEEPERS = (
     "mindspeed_autoparallel.runtime.hetero.job:current_job",
@@ -130,15 +134,24 @@ def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
     if ours:
         raise ConfigError(
             f"{_HETERO} is this host's own flag, and stays so; it does not go with {', '.join(ours)}. Leave it out, "
-            "and give --auto-parallel-hetero for layouts of ours."
+            f"and give {_HETERO_BESIDE} for layouts of ours."
         )
     if os.environ.get("RANK", "0") == "0":
         print(
             f"mindspeed_autoparallel: {_HETERO} is this host's own and is left to it; for ours, give "
-            "--auto-parallel-hetero instead.",
+            f"{_HETERO_BESIDE} instead.",
             file=sys.stderr,
             flush=True,
         )
+
+
+def hetero_flag(model: Mapping[str, object] | None = None) -> str:
+    """Return the flag that asks for hetero parallel of ours.
+
+    ``model``: model.json, whose adapters tell the host where none runs, as on the command line.
+    """
+    of_host = _HETERO in of_process(Parses).flags_of_host
+    return _HETERO_BESIDE if of_host or _MINDSPEED_MM_ADAPTERS in json.dumps(model or {}, default=str) else _HETERO
 
 
 def flags_that_are_true(arguments: object) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm, split_arguments
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
@@ -98,6 +99,8 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
     if hasattr(arguments, LAYOUT_ARGUMENT):
         mtp = int(getattr(arguments, "mtp_num_layers", None) or 0)
         return {LAYOUT_ARGUMENT: pipeline_layout(plan, mtp), "num_layers_per_virtual_pipeline_stage": None}
+    if is_mindspeed_llm(arguments):
+        return split_arguments(counts, layout.virtual_size)
     if len(set(counts)) == 1:
         return {"num_layers_per_virtual_pipeline_stage": counts[0]} if layout.virtual_size > 1 else {}
     if layout.virtual_size > 1 or len(set(counts[1:-1])) > 1:

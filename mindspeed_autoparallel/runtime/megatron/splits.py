@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from mindspeed_autoparallel.planner.host_splits import Layers, Splits
 from mindspeed_autoparallel.runtime.megatron.description import Description, is_llava
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import LAYOUT_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm
 from mindspeed_autoparallel.spec import Layout
 
 
@@ -23,7 +24,7 @@ def runnable_splits(arguments: argparse.Namespace, description: Description) -> 
             recompute_by_stage=False,
             description=f"all of {encoder} on the first stage and equally many layers of {decoder} on every one",
         )
-    if hasattr(arguments, LAYOUT_ARGUMENT):
+    if hasattr(arguments, LAYOUT_ARGUMENT) or is_mindspeed_llm(arguments):
         return None
     (name,) = layers
     return Splits(

@@ -16,6 +16,7 @@ from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.features.apply_plan.check import PlanCheck
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.runtime.megatron.features import hetero_flag
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     FIRST_ARGUMENT,
     LAST_ARGUMENT,
@@ -28,6 +29,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     sizes,
     stage_arguments,
 )
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, check_list_was_given
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -35,6 +37,7 @@ _OWN_SPLITS = (
     LAYOUT_ARGUMENT,
     FIRST_ARGUMENT,
     LAST_ARGUMENT,
+    LIST_ARGUMENT,
     "num_layers_per_virtual_pipeline_stage",
     "num_virtual_stages_per_pipeline_rank",
 )
@@ -47,7 +50,7 @@ def apply_plan(arguments: argparse.Namespace) -> None:
     plan = Plan.read(path)
     if plan.hetero is not None:
         raise PlanError(
-            f"{path} gives encoders layouts of their own ({plan.layout.label()}): train it with --hetero-parallel and "
+            f"{path} gives encoders layouts of their own ({plan.layout.label()}): train it with {hetero_flag()} and "
             "the model.json that the search wrote (hetero_parallel.model_file in its result file)."
         )
     description = describe(arguments)
@@ -61,6 +64,7 @@ def apply_plan(arguments: argparse.Namespace) -> None:
         _apply_to_model_file(plan, description, arguments, path)
     else:
         stages = stage_arguments(plan, arguments)
+        check_list_was_given(stages, arguments, path)
         _apply_to_flags(plan, arguments, stages)
     of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps))
     if os.environ.get("RANK", "0") == "0":

@@ -1,4 +1,4 @@
-"""The sizes of a hetero plan as a model.json that ``--hetero-parallel`` trains with, beside the user's."""
+"""The sizes of a hetero plan as a model.json that hetero parallel trains with, beside the user's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.megatron.description import Description
+from mindspeed_autoparallel.runtime.megatron.features import hetero_flag
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import model_keys
 from mindspeed_autoparallel.spec import Plan
 
@@ -32,7 +33,9 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
         raise ConfigError(f"{description.model_file} has the layers {described}, the plan is for {planned}.")
     content: dict[str, Any] = description.with_layers({}, {})
     for module in description.modules:
-        _drop_sizes(content[module.keys[0]])
+        whole = content[module.keys[0]]
+        _drop_sizes(whole)
+        words = _take_hetero_words(whole)
         block: Any = content
         for key in module.keys:
             block = block[key]
@@ -41,12 +44,15 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
         own = plan.layout.modules.get(module.name)
         if own is not None:
             mbs = own.micro_batch_scale * plan.layout.micro_batch_size
-            block |= {"tp": own.tensor_size, "pp": 1, "cp": own.context_size, "mbs": mbs}
+            # On the module as a whole: there MindSpeed-MM reads them too, and there the user names the adapter.
+            whole |= {"tp": own.tensor_size, "pp": 1, "cp": own.context_size, "mbs": mbs}
         else:
             layout = plan.layout
             block |= model_keys(plan, module.name)
             block |= {"tp": layout.tensor_size, "pp": layout.pipeline_size, "cp": layout.context_size}
             block["mbs"] = layout.micro_batch_size
+        if words is not None:
+            whole["hetero"] = words
     return content
 
 
@@ -88,14 +94,12 @@ def write_hetero_model(plan: Plan, description: Description, otherwise: Path) ->
     return path
 
 
-def training_flags(plan: Plan, model_file: Path, *, sizes_alone: bool = False) -> str:
-    """Return what to add to the launch script, whose TP, PP and CP are 1.
-
-    ``sizes_alone``: the file describes no model, as for hosts whose flags do.
-    """
+def training_flags(plan: Plan, model_file: Path, description: Description) -> str:
+    """Return what to add to the launch script, whose TP, PP and CP are 1."""
     assert plan.hetero is not None
+    sizes_alone = description.model_file is None  # the flags describe the models
     flag = "--hetero-model" if sizes_alone else "--mm-model"
-    flags = f"--hetero-parallel {flag} {model_file} --global-batch-size {plan.global_batch_size}"
+    flags = f"{hetero_flag(description.content)} {flag} {model_file} --global-batch-size {plan.global_batch_size}"
     if sizes_alone:
         backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
         (again,) = plan.recomputed_of(backbone, "full")
@@ -114,3 +118,13 @@ def _drop_sizes(block: dict[str, Any]) -> None:
     for child in block.values():
         if isinstance(child, dict):
             _drop_sizes(child)
+
+
+def _take_hetero_words(block: dict[str, Any]) -> Any:
+    """Take what the user wrote for hetero parallel (attr, role, adapter) out of a module's block; None without."""
+    words = block.pop("hetero", None)
+    for child in block.values():
+        if isinstance(child, dict):
+            inner = _take_hetero_words(child)
+            words = inner if words is None else words
+    return words

@@ -83,6 +83,7 @@ class Measurements:
 
         A launch that fails before its first point by an error of the script ends the search; another failure there is
         no fault of a point: it is tried once more with another point first, and ends the search when it fails again.
+        So does an error of the script at the first point, when the next point begins with the same one.
         ``ProfileError`` says what the launches said.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -111,7 +112,9 @@ class Measurements:
                     raise ProfileError(f"the launch ended well but measured nothing; see {coordinator.log_dir}.")
                 continue
             _LOGGER.info(outcome.describe())
-            blamed = attempts.failed(outcome, self._begun(), [point for point in missing if point not in finished])
+            unfinished = [point for point in missing if point not in finished]
+            none_measured = not any(result["status"] == "ok" for result in found.values())
+            blamed = attempts.failed(outcome, self._begun(), unfinished, none_measured=none_measured)
             found |= {point: self._unmeasured(point, outcome) for point in blamed}
         self._tell(found)
         return found
@@ -173,21 +176,31 @@ class _Attempts:
         self._errors: list[str] = []
         """Of launches that failed before their first point, one after the other."""
         self._num_failures = dict.fromkeys(points, 0)
+        self._at_first: tuple[MeasuredAt, str] | None = None
+        """The point at which the script failed before any was measured, and its error."""
 
     def order(self, missing: list[MeasuredAt]) -> list[MeasuredAt]:
-        """Put another point first after a launch that failed before its first one."""
+        """Put another point first after a launch in which none was measured."""
         turn = self._first % len(missing) if missing else 0
         return missing[turn:] + missing[:turn]
 
     def failed(
-        self, outcome: LaunchOutcome, begun: MeasuredAt | None, unfinished: list[MeasuredAt]
+        self,
+        outcome: LaunchOutcome,
+        begun: MeasuredAt | None,
+        unfinished: list[MeasuredAt],
+        *,
+        none_measured: bool = False,
     ) -> list[MeasuredAt]:
         """Name the points that are given up; ``ProfileError`` where the launch would fail with any of them.
 
         ``begun``: the point it was at. A point that a process died at is tried once more, unless memory ran out.
         """
         no_room = outcome.status is LaunchStatus.OUT_OF_MEMORY
+        error = _NUMBERS.sub("#", outcome.last_lines[-1] if outcome.last_lines else "")
         if begun is not None and begun in unfinished:
+            if none_measured and outcome.is_the_scripts_own:
+                self._refuse_a_script_that_fails_everywhere(begun, error, outcome)
             self._errors, self._num_failures[begun] = [], self._num_failures[begun] + 1
             return [begun] if no_room or self._num_failures[begun] > 1 else []
         if begun is not None:
@@ -195,7 +208,6 @@ class _Attempts:
             return []  # the last point it was at is recorded
         if no_room:
             return unfinished[:1]
-        error = _NUMBERS.sub("#", outcome.last_lines[-1] if outcome.last_lines else "")
         again = self._errors and (error == self._errors[-1] or len(self._errors) >= _MOST_SET_UPS)
         if again or outcome.is_the_scripts_own:
             times = f", {len(self._errors) + 1} times now" if again else ""
@@ -206,6 +218,16 @@ class _Attempts:
         self._errors.append(error)
         self._first += 1
         return []
+
+    def _refuse_a_script_that_fails_everywhere(self, point: MeasuredAt, error: str, outcome: LaunchOutcome) -> None:
+        """Raise ``ProfileError`` where another point began with the same error; else put another point first."""
+        before, self._at_first = self._at_first, (point, error)
+        if before is not None and before[0] != point and before[1] == error:
+            raise ProfileError(
+                f"the script fails in the first microbatch of {before[0].label()} and of {point.label()} alike; no "
+                f"layout will do. Mend it and start again: {outcome.describe()}"
+            )
+        self._first += 1
 
 
 def checked_result(result: Any, point: MeasuredAt) -> dict[str, Any]:

@@ -76,6 +76,6 @@ def _compared_with_hetero(
     model_file = write_hetero_model(comparison.hetero, request.description, directory)
     write_comparison(comparison, directory, str(model_file))
     _LOGGER.info(summary(comparison))
-    flags = training_flags(comparison.hetero, model_file, sizes_alone=request.description.model_file is None)
+    flags = training_flags(comparison.hetero, model_file, request.description)
     _LOGGER.info(f"train the hetero plan with: {flags}")
     return comparison.best

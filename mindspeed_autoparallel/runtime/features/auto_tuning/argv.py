@@ -8,10 +8,11 @@ from typing import Any
 
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     RECOMPUTE_ARGUMENTS,
-    pipeline_layout,
     recompute_arguments,
     sizes,
+    stage_arguments,
 )
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, NOOP_ARGUMENT
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -33,6 +34,7 @@ _TUNED = (
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
     _LAYOUT,
+    LIST_ARGUMENT,
     *_VIRTUAL,
     *RECOMPUTE_ARGUMENTS,
     "recompute_activations",
@@ -53,8 +55,10 @@ _SWITCHED = (
     "megatron_fsdp_main_grads_dtype",
     "cp_comm_type",
     "suggested_communication_unit_size",
+    NOOP_ARGUMENT,
+    "num_layers",
 )
-"""What a switch of a configuration sets besides."""
+"""What a switch of a configuration sets besides, and a split by empty layers."""
 SETTABLE_FLAGS = frozenset(
     ["--" + name.replace("_", "-") for name in (*_TUNED, *_SWITCHED)] + ["--no-gradient-accumulation-fusion"]
 )
@@ -64,14 +68,22 @@ _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
 
 
 def values_of(
-    plan: Plan, settings: Mapping[str, Any], recompute: str, num_recomputed: int, num_mtp_layers: int = 0
+    plan: Plan,
+    settings: Mapping[str, Any],
+    recompute: str,
+    num_recomputed: int,
+    arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Return argument destinations and values of all that the configuration decides, switches that are off as well."""
+    """Return argument destinations and values of all that the configuration decides, switches that are off as well.
+
+    ``arguments``: the host's, which tell how it says an uneven split.
+    """
     values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather, **settings}
     module = plan.model.modules[0].name
     layers = plan.layers_of(module)
     if len(set(layers)) > 1:
-        values[_LAYOUT] = pipeline_layout(plan, num_mtp_layers)
+        split = stage_arguments(plan, arguments)
+        values |= {name: value for name, value in split.items() if value is not None}
     elif plan.layout.virtual_size > 1:
         values[_VIRTUAL[0]] = layers[0]
     return values | recompute_arguments(recompute, num_recomputed)
@@ -169,7 +181,7 @@ def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)
-    for name in (*_VIRTUAL, _LAYOUT, *RECOMPUTE_ARGUMENTS, "recompute_activations"):
+    for name in (*_VIRTUAL, _LAYOUT, LIST_ARGUMENT, *RECOMPUTE_ARGUMENTS, "recompute_activations"):
         if hasattr(tried, name):
             setattr(tried, name, None)
     for name, value in values.items():

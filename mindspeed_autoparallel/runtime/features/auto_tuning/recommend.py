@@ -46,11 +46,9 @@ def recommend(request: TuningRequest, profiles: TunedProfiles, arguments: argpar
     outcome = ranked(space, cluster, batch, dimensions, NUM_RECOMMENDED + _SPARE)
     refused: dict[str, str] = {}
 
-    mtp = int(getattr(arguments, "mtp_num_layers", None) or 0)
-
     def legal(candidates: Iterable[Found]) -> Iterator[Recommendation]:
         for found in candidates:
-            pick = _recommendation(request, found, profiles.costs.prices, outcome, mtp)
+            pick = _recommendation(request, found, profiles.costs.prices, outcome, arguments)
             with with_environment(found.configuration.family.environment):
                 reason = illegal(arguments, pick.values, request.num_ranks)
             if reason:
@@ -98,7 +96,7 @@ def _beside(plan: Plan, plans: list[Plan]) -> Plan:
 
 
 def _recommendation(
-    request: TuningRequest, found: Found, prices: Prices, outcome: Outcome, num_mtp_layers: int
+    request: TuningRequest, found: Found, prices: Prices, outcome: Outcome, arguments: argparse.Namespace
 ) -> Recommendation:
     configuration = found.configuration
     family = configuration.family
@@ -117,7 +115,7 @@ def _recommendation(
     plan = plan_of(
         profile, cluster, configuration.layout, configuration.candidate.measurement, evaluation, batch, record
     )
-    values = values_of(plan, family.settings, found.recompute, found.num_recomputed, num_mtp_layers)
+    values = values_of(plan, family.settings, found.recompute, found.num_recomputed, arguments)
     values |= sharding_values(configuration.layout)
     words = words_of(values)
     return Recommendation(

@@ -17,6 +17,8 @@ from mindspeed_autoparallel.units import US_PER_MS
 
 _OWN_STAGES = (
     "pipeline_model_parallel_layout",
+    "num_layer_list",
+    "noop_layers",
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
     "account_for_embedding_in_pipeline_split",

@@ -61,6 +61,8 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
         "pipeline_model_parallel_layout",
         "decoder_first_pipeline_num_layers",
         "decoder_last_pipeline_num_layers",
+        "num_layer_list",
+        "noop_layers",
         "recompute_granularity",
         "recompute_method",
         "recompute_num_layers",

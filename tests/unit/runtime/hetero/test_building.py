@@ -1,5 +1,6 @@
 """An encoder's place on the host's model, and who builds it: what cannot be is refused with a way out."""
 
+import sys
 import types
 
 import pytest
@@ -53,3 +54,11 @@ def test_an_adapter_named_in_the_file_comes_before_the_hosts_own(monkeypatch):
     monkeypatch.setattr(building, "current_job", lambda: job)
     job.offer({"image_encoder": object()})
     assert building._host(module(adapter="collections:OrderedDict")) == {}
+
+
+def test_mindspeed_mm_needs_no_word_of_ours_in_its_model_file(monkeypatch):
+    """Its users had to name our adapter in model.json, and a file without it died on every rank."""
+    pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, "mindspeed_mm", types.ModuleType("mindspeed_mm"))
+    monkeypatch.setattr(building, "current_job", HeteroJob)
+    assert type(building._host(module())).__name__ == "ImageEncoder"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.recompute import recompute_kinds
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT
 
 
 def switches(context: SearchContext) -> Dimensions:
     """Return what this Megatron has of them."""
-    uneven = context.has("pipeline_model_parallel_layout")
+    uneven = context.has("pipeline_model_parallel_layout") or context.has(LIST_ARGUMENT)
     if not uneven:
         context.left_out["uneven stages"] = (
             "this Megatron has no --pipeline-model-parallel-layout (0.13 and newer have it)"

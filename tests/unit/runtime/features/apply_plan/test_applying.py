@@ -176,6 +176,13 @@ def test_a_release_without_layout_strings_gets_first_and_last_stage(layers, said
     assert ("--decoder-first-pipeline-num-layers" in words) is bool(said)
 
 
+def test_mindspeed_llm_gets_a_list_of_any_split():
+    host = SimpleNamespace(num_layer_list=None, noop_layers=None)
+    plan = make_plan({"text_decoder": [4, 3, 5, 2]})
+    words = native_flags(plan, stage_arguments(plan, host))
+    assert words[words.index("--num-layer-list") + 1] == "4,3,5,2"
+
+
 def test_a_release_without_layout_strings_refuses_other_splits():
     with pytest.raises(PlanError, match=r"\[4, 3, 5, 2\] layers on its stages, .* those between may not"):
         stage_arguments(make_plan({"text_decoder": [4, 3, 5, 2]}), SimpleNamespace())

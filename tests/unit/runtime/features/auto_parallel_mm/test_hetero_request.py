@@ -13,6 +13,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.runtime import state
 from mindspeed_autoparallel.runtime.features.apply_plan.entry import apply_plan
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
     hetero_model,
@@ -21,6 +22,7 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model impor
 )
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import read_request
 from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
+from mindspeed_autoparallel.runtime.megatron import features
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.spec import Cluster, Plan
 
@@ -108,15 +110,44 @@ def test_written_model_has_the_plan_sizes_and_nothing_of_the_old_layout(tmp_path
     own = plan.layout.modules["image_encoder"]
     vision, text = content["image_encoder"]["vision_encoder"], content["text_decoder"]
     mbs = own.micro_batch_scale * plan.layout.micro_batch_size
-    assert vision == {"num_layers": 2, "num_attention_heads": 4, "tp": own.tensor_size, "pp": 1, "cp": 1, "mbs": mbs}
+    sizes = {"tp": own.tensor_size, "pp": 1, "cp": 1, "mbs": mbs}
+    assert (vision, {name: content["image_encoder"][name] for name in sizes}) == (
+        {"num_layers": 2, "num_attention_heads": 4},
+        sizes,
+    )
     assert text["pipeline_num_layers"] == list(plan.layers_of("text_decoder"))
     assert text["mbs"] == plan.layout.micro_batch_size
     layout = read_layout(content, world_size=4)
     assert layout.encoders[0].tensor == own.tensor_size
     assert (layout.backbone.tensor, layout.backbone.pipeline) == (plan.layout.tensor_size, plan.layout.pipeline_size)
-    assert training_flags(plan, path).startswith(f"--hetero-parallel --mm-model {path} --global-batch-size 8")
+    flags = training_flags(plan, path, description)
+    assert flags.startswith(f"--hetero-parallel --mm-model {path} --global-batch-size 8")
     assert plan.hetero is not None
-    assert ("--hetero-memory recompute" in training_flags(plan, path)) == (plan.hetero.memory == "recompute")
+    assert ("--hetero-memory recompute" in flags) == (plan.hetero.memory == "recompute")
+
+
+def test_the_file_for_mindspeed_mm_keeps_its_adapter_and_names_the_flag_that_is_ours_there(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file lost an adapter named on the encoder as a whole, and asked for the host's own hetero parallel."""
+    words = {"adapter": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:ImageEncoder"}
+    for place in ("image_encoder", "vision_encoder"):
+        content = copy.deepcopy(MODEL)
+        whole = content["image_encoder"]
+        (whole if place == "image_encoder" else whole[place])["hetero"] = words
+        description = describe(argparse.Namespace(mm_model=str(model_file(tmp_path, content))))
+        path = write_hetero_model(plan, description, tmp_path)
+        (encoder,) = read_layout(json.loads(path.read_text()), world_size=4).encoders
+        assert (encoder.adapter, encoder.tensor) == (
+            words["adapter"],
+            plan.layout.modules["image_encoder"].tensor_size,
+        )
+        assert training_flags(plan, path, description).startswith("--auto-parallel-hetero --mm-model")
+    description = describe(argparse.Namespace(mm_model=str(model_file(tmp_path))))
+    parses = features.Parses()
+    parses.flags_of_host = frozenset({"--hetero-parallel"})
+    monkeypatch.setitem(state._INSTANCES, features.Parses, parses)
+    assert training_flags(plan, path, description).startswith("--auto-parallel-hetero --mm-model")
 
 
 def test_a_read_only_folder_gets_the_file_elsewhere(

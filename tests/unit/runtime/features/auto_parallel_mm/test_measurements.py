@@ -103,6 +103,18 @@ def test_a_start_that_may_have_failed_by_chance_is_tried_again_with_another_poin
     assert lost.launches[0][0] != lost.launches[1][0]
 
 
+def test_a_script_that_fails_in_its_first_microbatch_is_launched_twice_and_not_once_per_point(
+    measurements: Measurements, tmp_path: Path
+):
+    """MindSpeed-MM asserts bf16 in the forward: every point was launched twice, a minute each."""
+    error = "AssertionError: mrope only support bf16 now!"
+    wrong = Coordinator(lambda point: "ok" if point is None else error, tmp_path)
+    with pytest.raises(ProfileError, match=r"(?s)TP1.* and of TP2.* alike; no layout will do\..*mrope only support"):
+        measurements.measure(wrong)
+    assert [points[0][:3] for points in wrong.launches] == ["TP1", "TP2"]
+    assert measurements.kept() == {}
+
+
 def test_a_killed_rank_costs_its_point_one_run_and_is_said(
     measurements: Measurements, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -1,0 +1,49 @@
+"""A split of a language model's layers in MindSpeed-LLM's own words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import PlanError
+
+LIST_ARGUMENT, NOOP_ARGUMENT = "num_layer_list", "noop_layers"
+
+
+def is_mindspeed_llm(arguments: argparse.Namespace) -> bool:
+    """Return whether the script runs under MindSpeed-LLM, which alone has both flags."""
+    return hasattr(arguments, LIST_ARGUMENT) and hasattr(arguments, NOOP_ARGUMENT)
+
+
+def split_arguments(counts: Sequence[int], virtual_size: int) -> dict[str, int | str | None]:
+    """Return destinations and values for layers by virtual stage (``counts``, in the order of the chain).
+
+    Without virtual stages ``--num-layer-list`` takes any numbers. It does not go with virtual stages: there every chunk
+    gets as many layers as the largest, and ``--noop-layers`` names those that do nothing.
+    """
+    if len(set(counts)) == 1:
+        return {"num_layers_per_virtual_pipeline_stage": counts[0]} if virtual_size > 1 else {}
+    if virtual_size == 1:
+        return {LIST_ARGUMENT: ",".join(map(str, counts))}
+    size = max(counts)
+    empty = [size * stage + place for stage, count in enumerate(counts) for place in range(count, size)]
+    return {
+        "num_layers": size * len(counts),
+        "num_layers_per_virtual_pipeline_stage": size,
+        NOOP_ARGUMENT: ",".join(map(str, empty)),
+    }
+
+
+def check_list_was_given(stages: Mapping[str, object], arguments: argparse.Namespace, path: Path) -> None:
+    """Raise ``PlanError`` with the words to add where the plan in ``path`` needs ``--num-layer-list``.
+
+    MindSpeed-LLM puts its functions for it in place while it is imported, by the command line as it stands there.
+    """
+    wanted = stages.get(LIST_ARGUMENT)
+    given = getattr(arguments, LIST_ARGUMENT, None)
+    if wanted is not None and given != wanted:
+        raise PlanError(
+            f"{path} has {wanted} layers on its stages, and MindSpeed-LLM reads such a split from the command line "
+            f"before a plan can set it (given: {given or 'none'}). Add --num-layer-list {wanted} to the script's flags."
+        )

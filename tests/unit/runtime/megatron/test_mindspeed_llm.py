@@ -1,0 +1,44 @@
+"""Splits in MindSpeed-LLM's words, read back as its features read them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import check_list_was_given, split_arguments
+
+
+def layers_read(said, num_layers, pipeline_size, virtual_size):
+    """Layers that do something by virtual stage, as the host deals them out."""
+    if listed := said.get("num_layer_list"):
+        return [int(word) for word in listed.split(",")]
+    total = said.get("num_layers", num_layers)
+    size, empty = total // (pipeline_size * virtual_size), set()
+    if words := said.get("noop_layers"):
+        empty = {int(word) for word in words.split(",")}
+    return [sum(layer not in empty for layer in range(first, first + size)) for first in range(0, total, size)]
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 2, 3]), st.data())
+def test_the_host_reads_back_the_layers_of_every_stage(pipeline_size, virtual_size, data):
+    stages = pipeline_size * virtual_size
+    counts = data.draw(st.lists(st.integers(1, 9), min_size=stages, max_size=stages))
+    said = split_arguments(counts, virtual_size)
+    assert layers_read(said, sum(counts), pipeline_size, virtual_size) == counts
+    assert not (said.get("num_layer_list") and said.get("num_layers_per_virtual_pipeline_stage")), "refused together"
+
+
+def test_an_even_split_needs_no_words():
+    assert split_arguments([4, 4], 1) == {}
+    assert split_arguments([2, 2, 2, 2], 2) == {"num_layers_per_virtual_pipeline_stage": 2}
+
+
+def test_a_list_that_the_command_line_lacks_is_asked_for():
+    said = split_arguments([1, 3], 1)
+    check_list_was_given(said, SimpleNamespace(num_layer_list="1,3"), Path("plan.json"))
+    with pytest.raises(PlanError, match=r"\(given: 2,2\)\. Add --num-layer-list 1,3 to the script's flags"):
+        check_list_was_given(said, SimpleNamespace(num_layer_list="2,2"), Path("plan.json"))
+    check_list_was_given({}, SimpleNamespace(), Path("plan.json"))
