@@ -20,7 +20,7 @@ import numpy as np
 from mindspeed_autoparallel.cost.analytic.memory import stage_memory
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.workload import Workload
-from mindspeed_autoparallel.cost.catalogue import write_device
+from mindspeed_autoparallel.cost.catalogue import read_device, write_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.fitting import Free, Solution, predicted_ms, solve, values_of, with_values
@@ -33,6 +33,17 @@ _HOST = {"launch_us": 0.4, "step_us": 0.5, "tensor_launch_us": 0.4, "point_to_po
 """How far the logarithm of a figure may lie from the catalogue's: shares of datasheets less than what hosts take."""
 _MODEL_ERROR = 0.02
 """Relative error that one observation is taken to have beside its own scatter: what formulas miss between layouts."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """What was seen of a run, beside its arguments."""
+
+    num_devices: int
+    step_ms: float
+    spread: float
+    """Relative standard deviation of ``step_ms``."""
+    source: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,22 +84,33 @@ def observation_of(
     world = log.arguments.get("world_size")
     if world is None or not world.isdigit():
         raise ConfigError(f"{log.name}: its arguments have no world_size; nothing is taken from it.")
+    arguments = {**log.arguments, "global_batch_size": log.global_batch or log.arguments.get("global_batch_size")}
+    source = f"{log.name} (sha256 {log.digest}, {log.num_steps} steps)"
+    run = MeasuredRun(num_devices=int(world), step_ms=log.step_ms, spread=log.spread, source=source)
+    try:
+        return observation_of_run(run, arguments, device, devices_per_node, network_gbit_per_s)
+    except ConfigError as error:
+        raise ConfigError(f"{log.name}: {error} Nothing is taken from it.") from error
+
+
+def observation_of_run(
+    run: MeasuredRun,
+    arguments: Mapping[str, object],
+    device: str,
+    devices_per_node: int,
+    network_gbit_per_s: float | None = None,
+) -> Observation:
+    """Return a run with Megatron's ``arguments`` as an observation; raises ``ConfigError`` for what is not modelled."""
     hardware: dict[str, Any] = {
         "gpu": device,
-        "num_gpus": int(world),
-        "gpus_per_node": min(int(world), devices_per_node),
+        "num_gpus": run.num_devices,
+        "gpus_per_node": min(run.num_devices, devices_per_node),
     }
     if network_gbit_per_s:
         hardware["inter_node_gbps"] = network_gbit_per_s
-    try:
-        request = request_of_arguments(log.arguments, hardware)
-        if log.global_batch:
-            request["train"]["gbs"] = log.global_batch
-        read_workload(request)
-    except ConfigError as error:
-        raise ConfigError(f"{log.name}: {error} Nothing is taken from it.") from error
-    source = f"{log.name} (sha256 {log.digest}, {log.num_steps} steps)"
-    return Observation(request=request, step_ms=log.step_ms, spread=log.spread, source=source)
+    request = request_of_arguments(arguments, hardware)
+    read_workload(request)
+    return Observation(request=request, step_ms=run.step_ms, spread=run.spread, source=run.source)
 
 
 def peak_errors(log: TrainingLog, work: Workload, device: Device) -> dict[int, tuple[float, float]]:
@@ -152,6 +174,25 @@ def _solved(device: Device, stack: str, observations: Sequence[Observation], fre
     measured = np.array([observation.step_ms for observation in observations])
     error = np.array([math.hypot(_MODEL_ERROR, observation.spread) for observation in observations])
     return solve(device, stack, works, measured, error, free, plain=True)
+
+
+def add_observation(path: Path, device: Device, observation: Observation) -> Calibration:
+    """Learn ``device``'s figures from what ``path`` holds and from ``observation``, and store them in ``path``.
+
+    An earlier observation of the same source is replaced. Raises ``ConfigError`` where ``path`` is a device file of
+    another device or of the user's own making, which is not to be overwritten.
+    """
+    known = stored_observations(path)
+    if path.exists():
+        held = read_device(path).name
+        if held != device.name:
+            raise ConfigError(f"{path} is of {held}, this run trained on {device.name}; give a file of its own.")
+        if not known:
+            raise ConfigError(f"{path} holds no observations: it is your own device file, which is not overwritten.")
+    taken = [item for item in known if item.source != observation.source] + [observation]
+    result = calibrate_device(device, taken)
+    store(path, result, taken, device)
+    return result
 
 
 def stored_observations(path: Path) -> list[Observation]:

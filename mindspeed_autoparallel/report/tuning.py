@@ -134,11 +134,13 @@ def _launches(number: int) -> str:
 def _verified_lines(measured: Mapping[str, Any]) -> list[str]:
     if measured["status"] != "ok":
         return f"{measured['number']}. not verified: {measured['reason']}".splitlines()
+    calibration = [f"   {measured['calibration']}"] if measured.get("calibration") else []
     return [
         f"{measured['number']}. measured: step {measured['measured_step_ms']:.1f} ms (predicted "
         f"{measured['predicted_step_ms']:.1f}, {measured['step_error']:+.1%}), peak "
         f"{format_bytes(measured['measured_peak_bytes'])} (predicted {format_bytes(measured['predicted_peak_bytes'])}, "
-        f"{measured['memory_error']:+.1%})" + (f"; {measured['note']}" if measured.get("note") else "")
+        f"{measured['memory_error']:+.1%})" + (f"; {measured['note']}" if measured.get("note") else ""),
+        *calibration,
     ]
 
 

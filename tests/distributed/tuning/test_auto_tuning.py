@@ -9,6 +9,7 @@ import sys
 import pytest
 from auto_tuning import ENVIRONMENT, GPT, MOE, ROOT, points_of, result_of, tune
 
+from mindspeed_autoparallel.predict.calibration import stored_observations
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
@@ -27,7 +28,8 @@ def cold(request, tmp_path_factory):
     pytest.importorskip("megatron.training")
     work = tmp_path_factory.mktemp(request.param) / "work"
     model = [*GPT, "--num-layers", "4"] if request.param == "gpt" else MOE
-    words = ["--auto-tuning-verify"] if request.param == "gpt" else []
+    learnt = work.parent / "mine.json"
+    words = ["--auto-tuning-verify", "--auto-parallel-calibrate", learnt] if request.param == "gpt" else []
     code, text = tune(work, *words, model=model)
     assert code == 0, text[-4000:]
     return request.param, model, work, text
@@ -144,6 +146,9 @@ def test_verified_configurations_report_measured_beside_predicted(cold):
         # Buffers of gloo and the host's random states weigh something in a model of 80 KB.
         assert abs(item["memory_error"]) < 0.1, item
     assert "measured: step" in text
+    assert text.count(f"added to {work.parent / 'mine.json'}") == len(result["top"])
+    learnt = stored_observations(work.parent / "mine.json")
+    assert [item.step_ms for item in learnt] == [item["measured_step_ms"] for item in result["verified"]]
 
 
 def test_the_pasted_command_trains(cold):
@@ -151,7 +156,7 @@ def test_the_pasted_command_trains(cold):
     if kind != "gpt":
         pytest.skip("the dense model is enough")
     command = shlex.split(result_of(work)["top"][0]["command"])
-    assert not any(word.startswith("--auto-tuning") for word in command)
+    assert not any(word.startswith(("--auto-tuning", "--auto-parallel")) for word in command)
     assert command[0] == "torchrun"
     run = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *command[1:]],

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypedDict
 
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import MIB, US_PER_MS
+
+
+class MeasuredRank(TypedDict):
+    """What a rank's first steps took."""
+
+    step_us: float
+    step_spread: float
+    """Relative standard deviation of ``step_us``, by the scatter of the steps behind it."""
+    peak_bytes: int
 
 
 class PlanCheck:
@@ -23,14 +33,12 @@ class PlanCheck:
         self.step_us: list[float] = []
         self.peak_bytes = 0
         self.num_seen = 0
-        self.on_report: Callable[[list[dict[str, float]]], None] | None = None
+        self.on_report: Callable[[list[MeasuredRank]], None] | None = None
 
-    def begin(
-        self, plan: Plan, num_steps: int, on_report: Callable[[list[dict[str, float]]], None] | None = None
-    ) -> None:
+    def begin(self, plan: Plan, num_steps: int, on_report: Callable[[list[MeasuredRank]], None] | None = None) -> None:
         """Watch the first ``num_steps`` steps, three at least: one to warm up, one for memory, one for time.
 
-        ``on_report``: called on rank 0 with ``step_us`` and ``peak_bytes`` of every global rank.
+        ``on_report``: called on rank 0 with the measurements of every global rank.
         """
         self.plan, self.num_steps, self.on_report = plan, max(3, num_steps), on_report
 
@@ -74,7 +82,11 @@ def _without_host_batches(device: Any) -> AbstractContextManager[None]:
 def _report(check: PlanCheck, plan: Plan) -> None:
     import torch.distributed as distributed
 
-    own = {"step_us": settled_us(check.step_us), "peak_bytes": check.peak_bytes}
+    own: MeasuredRank = {
+        "step_us": settled_us(check.step_us),
+        "step_spread": _spread(check.step_us),
+        "peak_bytes": check.peak_bytes,
+    }
     ranks: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(ranks, own)
     if distributed.get_rank() == 0:
@@ -90,10 +102,22 @@ def _report(check: PlanCheck, plan: Plan) -> None:
 
 def settled_us(steps_us: Sequence[float]) -> float:
     """Return the middle of the later half: allocators and caches need some steps until a training runs as it will."""
-    return statistics.median(steps_us[len(steps_us) // 2 :])
+    return statistics.median(_settled(steps_us))
 
 
-def comparison(plan: Plan, ranks: list[dict[str, float]]) -> str:
+def _settled(steps_us: Sequence[float]) -> Sequence[float]:
+    return steps_us[len(steps_us) // 2 :]
+
+
+def _spread(steps_us: Sequence[float]) -> float:
+    """Return the relative standard deviation of ``settled_us`` (of a median: 1.25 times that of a mean)."""
+    steps = _settled(steps_us)
+    if len(steps) < 2:
+        return 0.0
+    return 1.25 * statistics.stdev(steps) / statistics.median(steps) / math.sqrt(len(steps))
+
+
+def comparison(plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
     """Return prediction beside measurement, for people. ``ranks``: ``step_us`` and ``peak_bytes`` of every global
     rank."""
     measured_us = max(rank["step_us"] for rank in ranks)

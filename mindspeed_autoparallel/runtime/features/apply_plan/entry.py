@@ -14,7 +14,8 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import write_json_atomic
-from mindspeed_autoparallel.runtime.features.apply_plan.check import PlanCheck
+from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
+from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run, calibration_file
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
 from mindspeed_autoparallel.runtime.megatron.features import hetero_flag
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
@@ -48,6 +49,7 @@ def apply_plan(arguments: argparse.Namespace) -> None:
     """Read ``arguments.auto_parallel_plan``, check it fits model and world, and set the host's ``arguments`` by it."""
     path = Path(arguments.auto_parallel_plan)
     plan = Plan.read(path)
+    calibrated = calibration_file(arguments)
     if plan.hetero is not None:
         raise PlanError(
             f"{path} gives encoders layouts of their own ({plan.layout.label()}): train it with {hetero_flag()} and "
@@ -66,7 +68,12 @@ def apply_plan(arguments: argparse.Namespace) -> None:
         stages = stage_arguments(plan, arguments)
         check_list_was_given(stages, arguments, path)
         _apply_to_flags(plan, arguments, stages)
-    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps))
+
+    def teach(ranks: list[MeasuredRank]) -> None:
+        if calibrated is not None:
+            print(add_run(calibrated, arguments, plan, ranks), flush=True)
+
+    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps), teach)
     if os.environ.get("RANK", "0") == "0":
         print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
         print(f"as native flags: {shlex.join(native_flags(plan, stages))}", flush=True)

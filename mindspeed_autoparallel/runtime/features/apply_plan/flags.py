@@ -22,3 +22,9 @@ class ApplyPlanFlags(FlagGroup):
         metavar="N",
         least=1,
     )
+    auto_parallel_calibrate: str | None = flag(
+        None,
+        "Teach this device file (made where it is missing) by the measured step of this run, or of the launches of "
+        "--auto-tuning-verify; language models. predict, tune and --profile-device-file take it.",
+        metavar="DEVICE.json",
+    )

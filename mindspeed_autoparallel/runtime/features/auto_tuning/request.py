@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.features.apply_plan.own_run import calibration_file
 from mindspeed_autoparallel.runtime.features.auto_tuning.flags import AutoTuningFlags
 from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, needed, read_measuring, refuse_launcher
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
@@ -35,6 +36,8 @@ class TuningRequest(MeasuringRequest):
     num_experts: int
     knowledge_file: Path
     verify: bool
+    calibration_file: Path | None
+    """Device file that verified configurations teach."""
     log_level: str
 
     @property
@@ -82,6 +85,7 @@ def read_request(arguments: argparse.Namespace) -> TuningRequest:
         num_experts=int(getattr(arguments, "num_experts", None) or 0),
         knowledge_file=Path(knowledge).resolve() if knowledge else work_dir / "knowledge.sqlite",
         verify=flags.auto_tuning_verify,
+        calibration_file=calibration_file(arguments),
         log_level=flags.auto_tuning_log_level,
     )
     _check_sizes(request)
@@ -95,6 +99,8 @@ def _groups(arguments: Any) -> Any:
 
 def _check_sizes(request: TuningRequest) -> None:
     per_node = request.num_processes_per_node
+    if request.calibration_file is not None and not request.verify:
+        raise ConfigError("--auto-parallel-calibrate adds what is measured: give --auto-tuning-verify with it.")
     if request.num_ranks > per_node and request.num_ranks % per_node:
         raise ConfigError(
             f"--auto-tuning-ranks {request.num_ranks} does not fill nodes of --nproc-per-node {per_node}; the nearest "

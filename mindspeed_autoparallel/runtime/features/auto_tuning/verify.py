@@ -73,18 +73,23 @@ def _verified(
     target = request.work_dir / "verify" / f"{hashlib.sha256(ran.encode()).hexdigest()[:16]}.json"
     if target.exists():
         _LOGGER.info(f"configuration {number}, {reduced.label()}, was run before: {target}")
-        ranks = read_json(target, "verification")["ranks"]
-        return {"number": number, "status": "ok", **_compared(plan, ranks, layout)}
+        return {"number": number, "status": "ok", **_compared(plan, target, layout)}
     _LOGGER.info(f"verifying configuration {number}: {reduced.label()} on {world} devices")
     outcome = launches.on_devices(
         "verify",
-        {"kind": "verify", "plan": to_json(plan), "num_steps": _NUM_STEPS, "result": str(target)},
+        {
+            "kind": "verify",
+            "plan": to_json(plan),
+            "num_steps": _NUM_STEPS,
+            "result": str(target),
+            "calibration_file": str(request.calibration_file or ""),
+        },
         argv,
         environment,
     )
     if outcome.status is not LaunchStatus.OK or not target.exists():
         return {"number": number, "status": outcome.status.value, "reason": outcome.describe()}
-    return {"number": number, "status": "ok", **_compared(plan, read_json(target, "verification")["ranks"], layout)}
+    return {"number": number, "status": "ok", **_compared(plan, target, layout)}
 
 
 def reduced_layout(layout: Layout, num_devices: int) -> Layout | None:
@@ -104,7 +109,9 @@ def _plan_of(request: TuningRequest, pick: Recommendation, layout: Layout, batch
     return plan_of(profile, cluster, layout, configuration.candidate.measurement, found, batch, pick.plan.search)
 
 
-def _compared(plan: Plan, ranks: list[dict[str, float]], wanted: Layout) -> dict[str, Any]:
+def _compared(plan: Plan, measured: Path, wanted: Layout) -> dict[str, Any]:
+    document = read_json(measured, "verification")
+    ranks = document["ranks"]
     step_ms = max(rank["step_us"] for rank in ranks) / US_PER_MS
     predicted_ms = plan.step.total_us / US_PER_MS
     width = len(ranks) // plan.layout.pipeline_size
@@ -134,4 +141,5 @@ def _compared(plan: Plan, ranks: list[dict[str, float]], wanted: Layout) -> dict
         "memory_error": worst["predicted_bytes"] / worst["measured_bytes"] - 1 if worst["measured_bytes"] else 0.0,
         "stages": stages,
         "note": "; ".join(notes),
+        "calibration": document.get("calibration", ""),
     }

@@ -8,7 +8,8 @@ from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.devices import current_device
-from mindspeed_autoparallel.runtime.features.apply_plan.check import PlanCheck
+from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
+from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -30,9 +31,10 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     if current_device().name == "cpu" and hasattr(arguments, "rerun_mode"):
         # It keeps the batches of a step: in host memory, which is the device's own here.
         arguments.rerun_mode = "disabled"
-    target = Path(data["result"])
+    target, plan, calibrated = Path(data["result"]), Plan.parse(data["plan"], "plan"), data["calibration_file"]
 
-    def keep(ranks: list[dict[str, float]]) -> None:
-        write_json_atomic(target, {"schema_version": VERIFY_SCHEMA_VERSION, "ranks": ranks})
+    def keep(ranks: list[MeasuredRank]) -> None:
+        told = add_run(Path(calibrated), arguments, plan, ranks) if calibrated else ""
+        write_json_atomic(target, {"schema_version": VERIFY_SCHEMA_VERSION, "ranks": ranks, "calibration": told})
 
-    of_process(PlanCheck).begin(Plan.parse(data["plan"], "plan to verify"), int(data["num_steps"]), keep)
+    of_process(PlanCheck).begin(plan, int(data["num_steps"]), keep)

@@ -173,3 +173,8 @@ def test_fused_rearrangement_of_tokens_says_why_it_is_not_searched(request_):
     assert "GPUs" in plan_search(moe, has, "cpu").left_out[name]
     assert "cannot be traced" in plan_search(moe, has, "npu").left_out[name]
     assert name not in plan_search(request_, has, "cuda").left_out
+
+
+def test_a_file_to_calibrate_without_launches_that_measure_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="give --auto-tuning-verify with it"):
+        read_request(arguments(tmp_path, auto_parallel_calibrate=str(tmp_path / "mine.json")))

@@ -75,6 +75,7 @@ def request_of(**changes):
         "memory_limit_bytes": None,
         "launch_timeout_s": 60.0,
         "verify": False,
+        "calibration_file": None,
         "log_level": "info",
         "target_device": None,
     }

@@ -1,0 +1,77 @@
+"""``--auto-parallel-calibrate``: a run whose first steps were watched teaches the user's device file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.calibration import (
+    Calibration,
+    MeasuredRun,
+    Observation,
+    add_observation,
+    observation_of_run,
+    stored_observations,
+)
+from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank
+from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
+from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.units import US_PER_MS
+
+_FLAG = "--auto-parallel-calibrate"
+
+
+def calibration_file(arguments: argparse.Namespace) -> Path | None:
+    """Return the file of ``--auto-parallel-calibrate``; ``ConfigError`` where it could not be written after the run."""
+    given = getattr(arguments, "auto_parallel_calibrate", None)
+    if given is None:
+        return None
+    path = Path(given).resolve()
+    if not path.parent.is_dir():
+        raise ConfigError(f"{_FLAG} {given}: there is no folder {path.parent}; make it first.")
+    if path.exists() and not stored_observations(path):
+        raise ConfigError(
+            f"{_FLAG} {given}: the file holds no observations of runs, so it is not overwritten; give a new name."
+        )
+    return path
+
+
+def add_run(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
+    """Add the run of ``arguments`` to ``path`` and return a line about it; a run that cannot be added says why."""
+    try:
+        return _added(path, arguments, plan, ranks)
+    except (ConfigError, OSError) as error:
+        return f"this run was not added to {path}: {error}"
+
+
+def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
+    if getattr(arguments, "mm_model", None):
+        raise ConfigError("figures are learnt from language models; the model of a model.json is not predicted.")
+    device, num_devices = current_device(), len(ranks)
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_devices))
+    cores = os.cpu_count() or 1
+    if device.name == "cpu" and per_node > cores:
+        raise ConfigError(f"{per_node} processes share {cores} cores, so its step tells nothing of the device.")
+    base = find_device("CPU" if device.name == "cpu" else fingerprint_of(device).name)
+    slowest = max(ranks, key=lambda rank: rank["step_us"])
+    run = MeasuredRun(
+        num_devices=num_devices,
+        step_ms=slowest["step_us"] / US_PER_MS,
+        spread=slowest["step_spread"],
+        source=f"own run {plan.layout.label()} of model {plan.profile.model_hash[:12]}",
+    )
+    observation = observation_of_run(run, vars(arguments), base.name, per_node)
+    return _told(path, observation, add_observation(path, base, observation))
+
+
+def _told(path: Path, observation: Observation, result: Calibration) -> str:
+    other = f", {result.left_out[-1]:+.1%} by the other runs alone" if result.left_out else ""
+    return (
+        f"added to {path} ({len(result.after)} runs): step {observation.step_ms:.1f} ms, the catalogue's prediction "
+        f"was {result.before[-1]:+.1%} off, that of the file is {result.after[-1]:+.1%}{other}; use it as --device-file"
+    )

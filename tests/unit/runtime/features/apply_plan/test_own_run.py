@@ -1,0 +1,91 @@
+"""A training that was watched teaches a device file, once per plan; what cannot be learnt from is said."""
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from mindspeed_autoparallel.cost.catalogue import read_device
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.calibration import stored_observations
+from mindspeed_autoparallel.predict.fitting import predicted_ms
+from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run, calibration_file
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Arguments of a training of two processes, and what stands for its plan."""
+    monkeypatch.setenv("MINDSPEED_AUTOPARALLEL_DEVICE", "cpu")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    arguments = argparse.Namespace(
+        num_layers=4, hidden_size=256, num_attention_heads=4, ffn_hidden_size=1024, seq_length=512,
+        padded_vocab_size=1024, tensor_model_parallel_size=1, pipeline_model_parallel_size=1,
+        global_batch_size=4, micro_batch_size=1, cp_comm_type=["p2p"], num_experts=None, fp8=None,
+    )  # fmt: skip
+
+    def plan(label):
+        return SimpleNamespace(
+            layout=SimpleNamespace(label=lambda: label), profile=SimpleNamespace(model_hash="0123456789abcdef")
+        )
+
+    return SimpleNamespace(arguments=arguments, plan=plan)
+
+
+def measured(step_ms):
+    return [{"step_us": step_ms * 1e3, "step_spread": 0.01, "peak_bytes": 1}]
+
+
+def test_a_run_brings_the_files_prediction_to_what_it_measured(run, tmp_path):
+    path = tmp_path / "mine.json"
+    told = add_run(path, run.arguments, run.plan("DP1"), measured(2000.0))
+    (observation,) = stored_observations(path)
+    assert observation.step_ms == 2000.0
+    learnt = read_device(path)
+    assert predicted_ms(learnt, [observation.work])[0] == pytest.approx(2000.0, rel=0.05)
+    assert "(1 runs): step 2000.0 ms" in told
+    assert calibration_file(argparse.Namespace(auto_parallel_calibrate=str(path))) == path
+
+
+def test_the_same_plan_counts_once_by_its_newest_run(run, tmp_path):
+    path = tmp_path / "mine.json"
+    for label, step in (("DP1", 2000.0), ("PP1", 2100.0), ("DP1", 2200.0)):
+        told = add_run(path, run.arguments, run.plan(label), measured(step))
+    assert [item.step_ms for item in stored_observations(path)] == [2100.0, 2200.0]
+    assert "by the other runs alone" in told
+
+
+@pytest.mark.parametrize(
+    ("changed", "cores", "reason"),
+    [
+        ({"mm_model": "model.json"}, 8, "figures are learnt from language models"),
+        ({"use_torch_fsdp2": True}, 8, "fully sharded parameters are not modelled"),
+        ({}, 0, "2 processes share 1 cores"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_said_and_stores_nothing(changed, cores, reason, run, tmp_path, monkeypatch):
+    if not cores:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        monkeypatch.setattr("os.cpu_count", lambda: 1)
+    arguments = argparse.Namespace(**{**vars(run.arguments), **changed})
+    told = add_run(tmp_path / "mine.json", arguments, run.plan("DP1"), measured(2000.0))
+    assert reason in told
+    assert not (tmp_path / "mine.json").exists()
+
+
+def test_a_file_of_the_users_own_or_a_missing_folder_is_refused_before_the_run(run, tmp_path):
+    path = tmp_path / "mine.json"
+    add_run(path, run.arguments, run.plan("DP1"), measured(2000.0))
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "observations": []}))
+    with pytest.raises(ConfigError, match="not overwritten"):
+        calibration_file(argparse.Namespace(auto_parallel_calibrate=str(path)))
+    with pytest.raises(ConfigError, match="there is no folder"):
+        calibration_file(argparse.Namespace(auto_parallel_calibrate=str(tmp_path / "none/mine.json")))
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**document, "name": "Another"}))
+    assert "is of Another, this run trained on CPU" in add_run(other, run.arguments, run.plan("DP1"), measured(1.0))
+    assert calibration_file(argparse.Namespace()) is None
