@@ -40,9 +40,6 @@ _ONE_JOB = ("auto_parallel_mm", "auto_tuning", "operator_search", "auto_parallel
 """Some of them search and end, the plans train."""
 
 
-_CALIBRATE = "auto_parallel_calibrate"
-_MEASURED_BY = ("--auto-parallel-plan", "--auto-tuning")
-"""What measures the run that ``--auto-parallel-calibrate`` adds."""
 _HETERO = "--hetero-parallel"
 """MindSpeed-MM has a flag of this name for a hetero parallel of its own."""
 _HETERO_BESIDE = "--auto-parallel-hetero"
@@ -122,11 +119,6 @@ def _start(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             f"{' and '.join(jobs)} were given together. Search first, then train by what was found "
             "(--auto-parallel-plan or --operator-plan) in a run of its own."
-        )
-    if getattr(arguments, _CALIBRATE, None) and not set(_MEASURED_BY) & set(on):
-        raise ConfigError(
-            f"{_flag(_CALIBRATE)} adds a run that was measured: give --auto-parallel-plan, or --auto-tuning with "
-            "--auto-tuning-verify; the log of another training is read by mindspeed-autoparallel calibrate --from-log."
         )
     handlers = dict.fromkeys(handler for destination, handler in FEATURES.items() if _flag(destination) in on)
     for handler in handlers:

@@ -27,4 +27,5 @@ class ApplyPlanFlags(FlagGroup):
         "Teach this device file (made where it is missing) by the measured step of this run, or of the launches of "
         "--auto-tuning-verify; language models. predict, tune and --profile-device-file take it.",
         metavar="DEVICE.json",
+        used_by=("--auto-tuning",),
     )

@@ -120,8 +120,3 @@ def test_a_hosts_own_hetero_parallel_does_not_go_with_ours(started, other):
     with pytest.raises(ConfigError, match="--hetero-parallel is this host's own flag, and stays so"):
         features.after_parsing(arguments, ("--hetero-parallel",))
     assert started == []
-
-
-def test_a_file_to_calibrate_without_anything_that_measures_is_refused():
-    with pytest.raises(ConfigError, match="give --auto-parallel-plan, or --auto-tuning"):
-        features.after_parsing(argparse.Namespace(auto_parallel_calibrate="mine.json"))
