@@ -125,6 +125,8 @@ MODELS = {
     "mtp": [*GPT, "--mtp-num-layers", "1"],
     "vlm": VLM,
 }
+_MAIN = 'if __name__ == "__main__":\n'
+_SAME_START = "    import same_start\n\n    same_start.install()\n"
 NODE = ["--nnodes", "1", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]
 
 
@@ -163,15 +165,16 @@ class Host:
         return [*COMMON, *MODELS[model], *vocabulary, *(["--use-mcore-models"] if self.release < (0, 17) else [])]
 
     def script(self, model: str) -> Path:
-        """The script of ``model``, unchanged but for one import."""
+        """The script of ``model``, with our import, and with the same parameters in every layout."""
         name = "pretrain_vlm.py" if model == "vlm" else "pretrain_gpt.py"
         copy = self.folder / name
-        copy.write_text("import mindspeed_autoparallel\n" + (self.sources / name).read_text())
+        text = (self.sources / name).read_text()
+        copy.write_text("import mindspeed_autoparallel\n" + text.replace(_MAIN, _MAIN + _SAME_START))
         return copy
 
     def run(self, words: list[str], timeout_s: float = 900.0) -> Ran:
         """Run a Python command in the checkout's environment on CPU."""
-        path = os.pathsep.join([str(self.sources), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(map(str, (self.sources, ROOT, Path(__file__).parent, os.environ.get("PYTHONPATH", ""))))
         environment = {
             **os.environ,
             "PYTHONPATH": path,

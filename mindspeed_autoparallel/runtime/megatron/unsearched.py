@@ -45,6 +45,24 @@ def refuse_several_models(arguments: argparse.Namespace, flag: str) -> None:
     )
 
 
+def refuse_unlike_layers(arguments: argparse.Namespace, flag: str) -> None:
+    """Refuse layers beyond plain or grouped attention with an MLP or experts in all of them alike."""
+    frequency = getattr(arguments, "moe_layer_freq", None)
+    alike = frequency in (None, 1) or (isinstance(frequency, list) and len(set(frequency)) == 1)
+    others = {
+        "latent attention (--multi-latent-attention)": bool(getattr(arguments, "multi_latent_attention", False)),
+        "layers that predict further tokens (--mtp-num-layers)": bool(getattr(arguments, "mtp_num_layers", None)),
+        "layers with and without experts (--moe-layer-freq)": bool(getattr(arguments, "num_experts", None))
+        and not alike,
+    }
+    found = " and ".join(name for name, there in others.items() if there)
+    if found:
+        raise ConfigError(
+            f"{flag} takes layers with plain or grouped attention that are all alike; this model has {found}. Use "
+            "--auto-parallel-mm or --auto-tuning, which measure the layers as they are."
+        )
+
+
 def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
     """End the process where a search among ``flags`` meets a hybrid model on the command line ``argv``.
 

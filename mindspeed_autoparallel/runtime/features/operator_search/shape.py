@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.pipeline import Pipeline
 from mindspeed_autoparallel.operators.presets import ModelShape
-from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_several_models
+from mindspeed_autoparallel.runtime.megatron.unsearched import (
+    refuse_hybrid,
+    refuse_several_models,
+    refuse_unlike_layers,
+)
 
 _FEATURE = "--operator-search"
 _SWIGLU_UNIT = 64
@@ -32,6 +36,7 @@ def read_shape(arguments: argparse.Namespace) -> ModelShape:
     flag."""
     refuse_several_models(arguments, _FEATURE)
     refuse_hybrid(arguments, _FEATURE)
+    refuse_unlike_layers(arguments, _FEATURE)
     hidden, heads = _needed(arguments, "hidden_size"), _needed(arguments, "num_attention_heads")
     gated = bool(getattr(arguments, "swiglu", False))
     # Megatron's defaults, which its validation fills in later.

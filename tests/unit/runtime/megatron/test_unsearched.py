@@ -63,10 +63,15 @@ def test_a_hybrid_script_ends_before_megatron_is_imported(tmp_path, monkeypatch,
         ({"freeze_ViT": False, "freeze_LM": False}, "this script trains a vision model beside the language model"),
         ({"mm_model": "model.json"}, "--mm-model describes a multimodal model"),
         ({"hybrid_layer_pattern": "M*-"}, "this hybrid model has 1 Mamba, 1 attention, 1 MLP"),
+        ({"multi_latent_attention": True}, r"latent attention \(--multi-latent-attention\)"),
+        ({"mtp_num_layers": 1}, "layers that predict further tokens"),
+        ({"num_experts": 4, "moe_layer_freq": [0, 1, 1, 1]}, "layers with and without experts"),
     ],
 )
 def test_the_operator_search_takes_one_language_model(more, said):
     with pytest.raises(ConfigError, match=said) as refused:
         read_shape(argparse.Namespace(**GPT, **more))
     assert "--operator-search takes" in str(refused.value)
+    alike = {"num_experts": 4, "moe_layer_freq": [1, 1, 1, 1], "mtp_num_layers": None}
     assert read_shape(argparse.Namespace(**GPT)).num_layers == 4
+    assert read_shape(argparse.Namespace(**GPT, **alike)).num_experts == 4

@@ -1,0 +1,85 @@
+"""Parameters by their name and place in the whole model alone, so that every layout of a host starts from one model.
+
+A copy of a host's script calls ``install()`` before its training. Checkpoints that are resharded would do the same, and
+0.12's and pretrain_vlm.py's are not (docs/hosts.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from typing import Any
+
+import torch
+
+_LAYER = re.compile(r"^(.*\blayers)\.(\d+)\.(.*)$")
+_EXPERT = re.compile(r"^(.*\blocal_experts)\.(\d+)\.(.*)$")
+
+
+def install() -> None:
+    """Fill the model right before Megatron makes an optimizer for it."""
+    from megatron.training import training
+
+    make_optimizer = training.get_megatron_optimizer
+
+    @functools.wraps(make_optimizer)
+    def filled_first(config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
+        for chunk in model_chunks:
+            model = chunk
+            while hasattr(model, "module"):
+                model = model.module
+            for place, module in model.named_modules():
+                for name, parameter in module.named_parameters(recurse=False):
+                    _fill(model, place, name, module, parameter)
+        return make_optimizer(config, model_chunks, *args, **kwargs)
+
+    training.get_megatron_optimizer = filled_first
+
+
+def _fill(model: Any, place: str, name: str, module: Any, parameter: torch.Tensor) -> None:
+    whole = _whole_name(model, f"{place}.{name}")
+    size, rank = _shards(module, whole)
+    split = size > 1 and bool(getattr(parameter, "tensor_model_parallel", False))
+    dimension, shape = getattr(parameter, "partition_dim", 0), list(parameter.shape)
+    if split:
+        shape[dimension] *= size
+    generator = torch.Generator().manual_seed(zlib.crc32(whole.encode()))
+    values = 0.02 * torch.randn(shape, generator=generator)
+    if "norm" in whole:
+        values += 1.0
+    if split:
+        # A gated first matrix holds gate and value one below the other, each split by itself.
+        gated = "linear_fc1" in whole and bool(getattr(module.config, "gated_linear_unit", False))
+        parts = [part.chunk(size, dimension)[rank] for part in values.chunk(2 if gated else 1, dimension)]
+        values = torch.cat(parts, dimension)
+    with torch.no_grad():
+        parameter.copy_(values)
+
+
+def _whole_name(model: Any, name: str) -> str:
+    """Return ``name`` with the numbers that layers and experts have in the whole model."""
+    from megatron.core import parallel_state
+
+    if found := _EXPERT.match(name):
+        first = parallel_state.get_expert_model_parallel_rank() * len(model.get_submodule(found[1]))
+        name = f"{found[1]}.{first + int(found[2])}.{found[3]}"
+    if found := _LAYER.match(name):
+        layer = model.get_submodule(f"{found[1]}.{found[2]}")
+        name = f"{found[1]}.{getattr(layer, 'layer_number', int(found[2]) + 1)}.{found[3]}"
+    return name
+
+
+def _shards(module: Any, name: str) -> tuple[int, int]:
+    """Return over how many tensor ranks ``module`` is split, and which of them this is."""
+    from megatron.core import parallel_state
+
+    if ".local_experts." in name:
+        return (
+            parallel_state.get_expert_tensor_parallel_world_size(),
+            parallel_state.get_expert_tensor_parallel_rank(),
+        )
+    group = getattr(module, "tp_group", None)
+    if group is not None:
+        return group.size(), group.rank()
+    return parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
