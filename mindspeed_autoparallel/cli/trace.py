@@ -1,6 +1,6 @@
 """Trace your script's model, or a block of a model, in any layout on this machine's CPU: operators, bytes, collectives.
 
-Nothing is launched on a device: the other ranks are pretended and tensors hold no data.
+Nothing is launched on a device: process groups are fake and tensors hold no data.
 
   trace --script pretrain_gpt.py --tensor 8 --sequence-parallel --world 64 -- <the script's own arguments>
   trace --hidden 8192 --heads 64 --kv-heads 8 --ffn 28672 --gated --sequence 4096 --tensor 8 --sequence-parallel

@@ -37,7 +37,7 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
 
     from mindspeed_autoparallel.runtime.profiling.trace.building import configuration
     from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
-    from mindspeed_autoparallel.runtime.profiling.trace.tracker import Tracker
+    from mindspeed_autoparallel.runtime.profiling.trace.running import CallCounter
     from mindspeed_autoparallel.runtime.profiling.trace.world import World
 
     class Passes(torch.autograd.Function):
@@ -105,13 +105,12 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
         config.batch_p2p_comm = False
         if num_chunks > 1:
             config.overlap_p2p_comm, config.overlap_p2p_comm_warmup_flush = SENDS[sends]
-        tracker, log = Tracker(), []
+        tracker, log = CallCounter(), []
         with world.tensors():
             chunks = [
                 Chunk(config, index, rank == index == 0, rank == stages - 1 and index == num_chunks - 1, tracker, log)
                 for index in range(num_chunks)
             ]
-            tracker.ignore([parameter for chunk in chunks for parameter in chunk.parameters()])
             for _ in range(2):
                 # Of two steps the second counts: what the first left is there, too.
                 log.clear()

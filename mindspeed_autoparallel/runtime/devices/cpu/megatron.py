@@ -98,7 +98,7 @@ def _recompute_without_transformer_engine(edits: Edits, module: ModuleType) -> N
             # Instead of a C++ extension that every rank would compile for half a minute.
             storage = target.untyped_storage()
             storage.resize_(source.untyped_storage().nbytes())
-            if storage.device.type != "meta":  # pretended: nothing to copy, and torch would keep both for ever
+            if storage.device.type != "meta":  # fake: nothing to copy, and torch would keep both for ever
                 storage.copy_(source.untyped_storage())
 
         edits.set(module, "_get_share_storage", lambda: share)

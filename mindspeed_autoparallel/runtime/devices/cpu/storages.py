@@ -6,10 +6,10 @@ import functools
 import gc
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
 
@@ -20,6 +20,26 @@ class OutOfMemoryError(RuntimeError):
     """The emulated capacity of a CPU device is exceeded; named like torch's own."""
 
 
+def tensors_in(value: Any) -> Iterator[Any]:
+    """Yield the tensors in nested tuples, lists and dictionaries."""
+    import torch
+
+    # torch's own tree iteration knows every container there is, and takes as long as an operator on fake tensors.
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+@functools.cache
+def _name(function: Any) -> str:
+    return str(function)
+
+
 class TrackedStorages(TorchDispatchMode):
     """Counts every storage from its first operation until it is freed; storages live at entry count too.
 
@@ -27,9 +47,14 @@ class TrackedStorages(TorchDispatchMode):
     share one. Not seen: a kernel's own workspace, and what other threads allocate.
     """
 
-    def __init__(self, limit_bytes: int | None = None) -> None:
+    def __init__(self, limit_bytes: int | None = None, let_go_s: float = _LET_GO_S) -> None:
+        """Raise ``OutOfMemoryError`` above ``limit_bytes``; wait ``let_go_s`` seconds after a collective.
+
+        gloo's threads hold a tensor longer than its wait; an accelerator's allocator does not.
+        """
         super().__init__()
         self._limit_bytes = limit_bytes
+        self._let_go_s = let_go_s
         self._sizes: dict[int, int] = {}
         self._current = 0
         self._peak = 0
@@ -64,9 +89,8 @@ class TrackedStorages(TorchDispatchMode):
         self._edits.undo()
 
     def _let_go(self) -> None:
-        """Wait a moment: gloo's threads hold a tensor longer than its wait; an accelerator's allocator does not."""
         if self._after_collective:
-            time.sleep(_LET_GO_S)
+            time.sleep(self._let_go_s)
             self._after_collective = False
 
     def current_bytes(self) -> int:
@@ -79,21 +103,31 @@ class TrackedStorages(TorchDispatchMode):
         peak, self._peak = max(self._peak, self._current), self._current
         return peak
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and being passed over costs as much as an operator on fake tensors.
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         import torch
 
+        if function is torch.ops.prim.device.default:
+            return function(*args)  # asked more often than there are operators
         self._let_go()
-        result = function(*args, **(kwargs or {}))
-        self._after_collective = str(function).startswith("c10d.")
+        name, kwargs = _name(function), kwargs or {}
+        result = self._run(function, name, args, kwargs)
+        self._after_collective = self._let_go_s > 0 and name.startswith(("c10d.", "_c10d_functional."))
         # Arguments too: what came from numpy, a file or another process has seen no operation yet.
-        for item in tree_iter((result, args, kwargs)):
-            if isinstance(item, torch.Tensor):
-                self._add(item)
+        for tensor in tensors_in((result, args, kwargs)):
+            self._add(tensor)
         if self._limit_bytes is not None and self._current > self._limit_bytes:
             raise OutOfMemoryError(
                 f"CPU out of memory: {self._current} bytes are live, the emulated device has {self._limit_bytes}."
             )
         return result
+
+    def _run(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
     def _add(self, tensor: Any) -> None:
         # A DTensor claims a storage as large as its view of one, but its local tensor alone has memory.

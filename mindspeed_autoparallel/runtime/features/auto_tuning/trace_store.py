@@ -27,7 +27,7 @@ from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
-from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
+from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 _PLACES = (
     "--auto-tuning",
@@ -86,7 +86,7 @@ class Traces:
         self.key = self._key()
         self.folder = request.work_dir / "traces" / self.key
         self._task = measure_task(request, plan.points, self.folder)
-        self._handout = Handout(self.folder / "handout")
+        self._queue = WorkQueue(self.folder / "queue")
 
     def read(self) -> dict[MeasuredAt, TraceResult]:
         """Return the finished points, failed ones too, unless they lack what more headroom made unnecessary."""
@@ -126,7 +126,7 @@ class Traces:
 
     def _round(self, launches: Launches, points: list[MeasuredAt], number: int) -> list[Ended]:
         """Let ``number`` processes share ``points``, each beginning at its own; return how each of them ended."""
-        self._handout.lay_out(points, number)
+        self._queue.publish(points, number)
         try:
             starts = [process * len(points) // number for process in range(number)]
             outcomes = launches.traces(
@@ -135,11 +135,11 @@ class Traces:
             finished = self.read()
             unfinished = [point for point in points if point not in finished]
             return [
-                Ended(outcome=outcome, at=next((p for p in unfinished if self._handout.took(p, process)), None))
+                Ended(outcome=outcome, at=next((p for p in unfinished if self._queue.claimed_by(p, process)), None))
                 for process, outcome in enumerate(outcomes)
             ]
         finally:
-            self._handout.clear()
+            self._queue.clear()
 
     def _without_refused(
         self, found: dict[MeasuredAt, TraceResult]
@@ -164,7 +164,7 @@ class Traces:
             "variants": self.variants,
             "world_size": self.request.num_ranks,
             "room_bytes": self.room_bytes,
-            "handout": str(self._handout.folder),
+            "queue": str(self._queue.folder),
             "process": process,
             "wanted": [self._wanted(point) for point in points],
         }

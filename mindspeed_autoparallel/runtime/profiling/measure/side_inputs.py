@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
+
+from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 
 
 class SideInputs:
@@ -21,7 +22,7 @@ class SideInputs:
         if stream is not None:
             own.add(stream.untyped_storage()._cdata)
         found = {}
-        for tensor in _tensors(arguments):
+        for tensor in tensors_in(arguments):
             storage = tensor.untyped_storage()
             if storage._cdata not in own:
                 found[storage._cdata] = storage
@@ -38,16 +39,3 @@ class SideInputs:
             sum(size for reference, size in self._followed if id(reference) not in cached),
             sum(size for reference, size in self._kept if id(reference) not in cached),
         )
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

@@ -2,11 +2,11 @@
 
 ``request``   what is traced: sizes and layout, plain data
 ``process``   starts tracing processes (nothing of them leaks into the caller) and keeps results by content
-``world``     process groups of one layout after the other, pretended or gloo's
-``shapes``    operators on tensors without data
+``world``     process groups of one layout after the other, fake or gloo's
+``tensor_shapes``    operators on tensors without data
 ``building``  blocks of a megatron-core model
 ``running``   a block forward and backward, a stage through Megatron's schedule
-``tracker``   follows storages, operators and collectives
-``handout``   points shared by several tracing processes
+``fake_tensors``  the tracer: operators on tensors with and without data, collectives, storages
+``work_queue``    points shared by several tracing processes
 ``script``    the model of a user's own training script
 """

@@ -1,4 +1,4 @@
-"""A process in which nothing is computed: other ranks, tensor data and the routing of tokens are pretended.
+"""A process in which nothing is computed: other ranks, tensor data and the routing of tokens are fake.
 
 Tensors have shapes only (torch's fake tensors), collectives return at once (torch's fake process group). What must have
 values stays real: the routing of tokens to experts, which is replaced by a perfectly balanced one, and everything
@@ -8,7 +8,7 @@ computed from it, so that sizes that depend on data come out as in a balanced tr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from mindspeed_autoparallel.patching import call_after_import
 from mindspeed_autoparallel.profiles.knowledge import Operator
-from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages
+from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages, tensors_in
 from mindspeed_autoparallel.runtime.profiling.operator_calls import Collective, is_free, operator_of
 from mindspeed_autoparallel.runtime.profiling.trace.tensor_shapes import is_fake, really, run_on_shapes
 
@@ -45,26 +45,36 @@ class Log:
     """By place."""
 
 
-class Pretender(TrackedStorages):
-    """Runs operators on fake tensors, counts their storages and writes them down."""
+class Tracer(TrackedStorages):
+    """Runs operators on fake and real tensors, counts the storages of both and hands every call to ``_record``."""
+
+    def _record(self, name: str, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def _run(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
+        tensors = list(tensors_in((args, kwargs)))
+        self._record(name, tensors, args, kwargs)
+        if name == "aten._local_scalar_dense.default" and is_fake(args[0]):
+            # Somebody logs or checks a number: no value, no flag raised.
+            return {torch.bool: False}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
+        return run_on_shapes(function, name, tensors, args, kwargs)
+
+    def _add_storage(self, storage: Any) -> None:
+        # Fake tensors live on the meta device, which the base class leaves out.
+        self._count(storage)
+
+
+class FakeTensorTracer(Tracer):
+    """Traces a training whose tensors are fake from its first model on: calls in their order."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(let_go_s=0.0)
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.log = Log()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self._write_down(function, args, kwargs)
-        result = self._run(function, args, kwargs)
-        for item in tree_iter((result, args, kwargs)):
-            if isinstance(item, torch.Tensor):
-                self._add(item)
-        return result
-
-    def pretended(self, value: Any) -> Any:
+    def as_fake(self, value: Any) -> Any:
         """Return ``value`` with every tensor replaced by its shape, which lives at least as long as the tensor."""
 
         def convert(item: Any) -> Any:
@@ -72,37 +82,30 @@ class Pretender(TrackedStorages):
                 return item
             shape = self.fake_mode.from_tensor(item)
             self._add(shape)
-            item.pretended = shape  # whoever keeps the batch (Megatron, to run a step again) keeps this
+            item.fake = shape  # whoever keeps the batch (Megatron, to run a step again) keeps this
             return shape
 
         return tree_map(convert, value)
 
-    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
-        tensors = [item for item in tree_iter((args, kwargs)) if isinstance(item, torch.Tensor)]
-        if str(function) == "aten._local_scalar_dense.default" and is_fake(args[0]):
-            # Somebody logs or checks a number: no value, no flag raised.
-            return {torch.bool: False}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
-        return run_on_shapes(function, str(function), tensors, args, kwargs)
-
-    def _add_storage(self, storage: Any) -> None:
-        # Fake tensors live on the meta device, which the base class leaves out.
-        self._count(storage)
-
-    def _write_down(self, function: Any, args: Any, kwargs: Any) -> None:
-        name = str(function)
+    def _record(self, name: str, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
         if name.startswith("c10d."):
             kind = _COLLECTIVES.get(name.split(".")[1].rstrip("_"))
             ranks = _ranks(args)
             if kind is not None and len(ranks) > 1:
                 self.log.collectives[len(self.log.operators)] = Collective(
-                    name=kind, size_bytes=_largest(args), ranks=ranks
+                    name=kind, size_bytes=largest_bytes(tensors), ranks=ranks
                 )
             self.log.operators.append(None)
         elif name.startswith("aten."):
             self.log.operators.append(None if is_free(name) else operator_of(name, args, kwargs))
 
 
-def pretend_ranks() -> None:
+def largest_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the largest of ``tensors``; 0 where there is none."""
+    return max((tensor.numel() * tensor.element_size() for tensor in tensors), default=0)
+
+
+def use_fake_process_groups() -> None:
     """Make process groups torch's fake ones from now on: every collective returns at once."""
     import torch.distributed as distributed
     from torch.distributed import distributed_c10d
@@ -185,7 +188,7 @@ def _keep_dispatchers_real(module: Any) -> None:
 
 
 def _gathered_routing(gather: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep values of what is gathered: pretended ranks route their tokens as this one does."""
+    """Keep values of what is gathered: fake ranks route their tokens as this one does."""
 
     @functools.wraps(gather)
     def run(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -223,9 +226,3 @@ def _ranks(args: Any) -> tuple[int, ...]:
                 continue  # a reduce operation
             return tuple(distributed.get_process_group_ranks(group))
     return ()
-
-
-def _largest(args: Any) -> int:
-    return max(
-        (item.numel() * item.element_size() for item in tree_iter(args) if isinstance(item, torch.Tensor)), default=0
-    )

@@ -109,7 +109,7 @@ class _Worker:
     """A tracing process that is asked for one layout after the other, and another one where it dies."""
 
     def __init__(self) -> None:
-        # Ranks and torchrun's addresses of a surrounding job must not reach a world that is pretended.
+        # Ranks and torchrun's addresses of a surrounding job must not reach a world of fake process groups.
         self._environment = {
             name: value
             for name, value in os.environ.items()

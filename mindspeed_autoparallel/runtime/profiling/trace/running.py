@@ -1,19 +1,107 @@
-"""Runs a block forward and backward, or a stage through Megatron's schedule, under the tracker."""
+"""Runs a block forward and backward, or a stage through Megatron's schedule, and counts calls and bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
 
+from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.profiling.trace.building import Head, build_embedding, build_layer, build_stage
+from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import Tracer, largest_bytes
 from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
-from mindspeed_autoparallel.runtime.profiling.trace.tracker import SavedBytes, Tracker
 from mindspeed_autoparallel.runtime.profiling.trace.world import World
 
 SCHEMA_VERSION = 2
-_GLOO_PAUSE_S = 0.05
+_GLOO_LET_GO_S = 0.05
+
+
+class CallCounter(Tracer):
+    """Counts equal calls, and live and peak bytes above what was there when it was entered first."""
+
+    def __init__(self, let_go_s: float = 0.0) -> None:
+        super().__init__(let_go_s=let_go_s)
+        self.operators: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
+        self.collectives: Counter[tuple[str, int]] = Counter()
+        self._before_bytes: int | None = None
+        self._peak_bytes = 0
+
+    def __enter__(self) -> CallCounter:
+        super().__enter__()
+        if self._before_bytes is None:
+            self._before_bytes = self.current_bytes()
+            self.take_peak_bytes()
+        return self
+
+    @property
+    def live_bytes(self) -> int:
+        """Return bytes of storages that came to be since the first entry and are alive."""
+        return self.current_bytes() - (self._before_bytes or 0)
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Take ``tensor``, made since the last phase, for one that was there before."""
+        self._before_bytes = (self._before_bytes or 0) + tensor.untyped_storage().nbytes()
+        self.take_peak_bytes()
+
+    def take_phase(self) -> dict[str, Any]:
+        """Return the calls since the last phase, live bytes, and the peak of all phases so far."""
+        live_bytes = self.live_bytes
+        self._peak_bytes = max(self._peak_bytes, self.take_peak_bytes() - (self._before_bytes or 0))
+        phase = {
+            "operators": [
+                {"name": name, "shapes": [list(shape) for shape in shapes], "count": count}
+                for (name, shapes), count in sorted(self.operators.items())
+            ],
+            "collectives": [
+                {"name": name, "size_bytes": size, "count": count}
+                for (name, size), count in sorted(self.collectives.items())
+            ],
+            "peak_bytes": self._peak_bytes,
+            "live_bytes": live_bytes,
+        }
+        self.operators.clear()
+        self.collectives.clear()
+        return phase
+
+    def _record(self, name: str, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
+        if name.startswith(("c10d.", "_c10d_functional.")):
+            self.collectives[name, largest_bytes(tensors)] += 1
+        elif not name.startswith("prim"):
+            self.operators[name, tuple(tuple(tensor.shape) for tensor in tensors)] += 1
+
+
+class SavedBytes:
+    """Bytes of distinct storages that autograd keeps for backward, parameters and inputs left out."""
+
+    def __init__(self, ignored: Any) -> None:
+        self._ignored = {tensor.untyped_storage()._cdata for tensor in tensors_in(ignored)}
+        self._seen: dict[int, Any] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._ignored:
+            # Holding the storage keeps its address from being given out twice.
+            self._seen.setdefault(storage._cdata, storage)
+        return tensor
+
+    def release(self) -> int:
+        """Return the total; lets go of the storages, so that backward frees them as it would."""
+        total = sum(int(storage.nbytes()) for storage in self._seen.values())
+        self._seen.clear()
+        return total
+
+    def __enter__(self) -> SavedBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hooks.__exit__(kind, error, trace)
 
 
 def trace(request: TraceRequest, world: World) -> dict[str, Any]:
@@ -22,34 +110,32 @@ def trace(request: TraceRequest, world: World) -> dict[str, Any]:
     A block has the phases ``forward`` and ``backward``, and ``saved_bytes`` between them; a stage has ``step``.
     """
     world.enter(request)
-    pause_s = 0.0 if world.backend == "fake" else _GLOO_PAUSE_S
+    counter = CallCounter(0.0 if world.backend == "fake" else _GLOO_LET_GO_S)
     with world.tensors():
         torch.manual_seed(1)
-        traced = _trace_stage(request, pause_s) if request.block == "stage" else _trace_block(request, pause_s)
+        traced = _trace_stage(request, counter) if request.block == "stage" else _trace_block(request, counter)
     return {"schema_version": SCHEMA_VERSION, "block": request.block, **traced}
 
 
-def _trace_block(request: TraceRequest, pause_s: float) -> dict[str, Any]:
+def _trace_block(request: TraceRequest, counter: CallCounter) -> dict[str, Any]:
     module, inputs, run = _block(request)
     parameters = list(module.parameters())
-    tracker = Tracker(pause_s=pause_s)
-    tracker.ignore([parameters, inputs, list(module.buffers())])
-    with tracker, SavedBytes([parameters, inputs]) as saved:
-        output = run()
-    saved_bytes = saved.release()
-    forward = _phase(tracker)
-    gradient = torch.ones_like(output)
-    tracker.operators.clear()
-    tracker.collectives.clear()
-    tracker.ignore(gradient)
-    with tracker:
+    with counter:
+        with SavedBytes([parameters, inputs]) as saved:
+            output = run()
+        saved_bytes = saved.release()
+        forward = counter.take_phase()
+        gradient = torch.ones_like(output)
+        counter.ignore(gradient)
+        counter.operators.clear()
         output.backward(gradient)
+        backward = counter.take_phase()
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
         "saved_bytes": saved_bytes,
         "output_bytes": output.numel() * output.element_size(),
         "forward": forward,
-        "backward": _phase(tracker),
+        "backward": backward,
     }
 
 
@@ -82,15 +168,11 @@ def _block(request: TraceRequest) -> tuple[Any, list[torch.Tensor], Any]:
     return layer, [hidden], lambda: tensor_parallel.checkpoint(forward, False, hidden)
 
 
-def _trace_stage(request: TraceRequest, pause_s: float) -> dict[str, Any]:
+def _trace_stage(request: TraceRequest, counter: CallCounter) -> dict[str, Any]:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     chunks = build_stage(request)
-    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
-    buffers = [buffer for chunk in chunks for buffer in chunk.buffers()]
-    tracker = Tracker(pause_s=pause_s)
-    tracker.ignore([parameters, buffers])
-    with tracker:
+    with counter:
         get_forward_backward_func()(
             forward_step_func=_forward_step,
             data_iterator=[_batches(request) for _ in chunks] if len(chunks) > 1 else _batches(request),
@@ -100,7 +182,11 @@ def _trace_stage(request: TraceRequest, pause_s: float) -> dict[str, Any]:
             micro_batch_size=request.micro_batch,
             forward_only=False,
         )
-    return {"parameter_count": sum(parameter.numel() for parameter in parameters), "step": _phase(tracker)}
+        step = counter.take_phase()
+    return {
+        "parameter_count": sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters()),
+        "step": step,
+    }
 
 
 def _batches(request: TraceRequest) -> Iterator[torch.Tensor]:
@@ -115,19 +201,3 @@ def _forward_step(batches: Iterator[torch.Tensor], model: Any) -> tuple[torch.Te
         return output.mean(), {}
 
     return model(tokens, tokens, None, labels=tokens), loss
-
-
-def _phase(tracker: Tracker) -> dict[str, Any]:
-    tracker.pause()
-    return {
-        "operators": [
-            {"name": name, "shapes": [list(shape) for shape in shapes], "count": count}
-            for (name, shapes), count in sorted(tracker.operators.items())
-        ],
-        "collectives": [
-            {"name": name, "size_bytes": size, "count": count}
-            for (name, size), count in sorted(tracker.collectives.items())
-        ],
-        "peak_bytes": tracker.peak_bytes,
-        "live_bytes": tracker.live_bytes,
-    }

@@ -18,7 +18,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_a
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.process import release_of
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_sources
-from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
+from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
 def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         task = MeasureTask(points=(request.point,), result_dir=folder, num_layers={}, model=None)
-        handout = Handout(Path(folder) / "handout")
-        handout.lay_out(task.points, 1)
+        queue = WorkQueue(Path(folder) / "queue")
+        queue.publish(task.points, 1)
         spec = LaunchSpec(
             launch_id=f"trace-{os.getpid()}",
             argv=(str(request.script), *request.arguments),
@@ -73,7 +73,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
                 "wanted": [[request.recompute]],
                 "room_bytes": 0,
                 "world_size": request.num_ranks,
-                "handout": str(handout.folder),
+                "queue": str(queue.folder),
                 "process": 0,
             },
             timeout_s=timeout_s,

@@ -1,7 +1,7 @@
 """Operators on tensors of which some have shapes only.
 
-Sizes behind an expert router depend on data, so the routing is balanced and real (``tuning.balance``), on pretended and
-on real ranks alike, and whatever is computed from real tensors alone is really computed.
+Sizes behind an expert router depend on data, so the routing is balanced and real (``balanced_routing``), on fake and on
+real ranks alike, and whatever is computed from real tensors alone is really computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs in a tracing process: the user's own script sets itself up on pretended ranks, and every layout is traced.
+"""What runs in a tracing process: the user's own script sets itself up on fake ranks, and every layout is traced.
 
 The script builds its model, optimizer and data as always; only tensors are shapes. One microbatch then runs through the
 script's forward step and Megatron's schedule, so custom layers, losses and batches are traced as they are.
@@ -49,29 +49,29 @@ from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.operator_calls import Collective
 from mindspeed_autoparallel.runtime.profiling.trace.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
+    FakeTensorTracer,
     Log,
-    Pretender,
     convert_by_replacing,
     keep_dispatch_real,
-    pretend_ranks,
     silence_timers,
+    use_fake_process_groups,
 )
 from mindspeed_autoparallel.runtime.profiling.trace.layer_signatures import kinds_by_computing
 from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import fits_without_recompute
-from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
+from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 TRACE_SCHEMA_VERSION = 1
 _NUM_ERROR_LINES = 6
 
 
 def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
-    """Handle tasks of kind ``trace``: a measuring task on pretended ranks, in several variants."""
+    """Handle tasks of kind ``trace``: a measuring task on fake ranks, in several variants."""
     session = worker.measuring()
     world_size = int(data["world_size"])
     # The script's launcher started one process; Megatron reads the world from here.
     os.environ["WORLD_SIZE"] = str(world_size)
     arguments.world_size = world_size
-    pretend_ranks()
+    use_fake_process_groups()
     convert_by_replacing()
     balance_routing()
     keep_dispatch_real()
@@ -84,23 +84,23 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     for name in ("use_gloo_process_groups", "enable_gloo_process_groups"):
         if hasattr(arguments, name):
             setattr(arguments, name, False)
-    session.calls = _PretendedCalls()
-    handout = Handout(Path(data["handout"]))
+    session.calls = _FakeCalls()
+    queue = WorkQueue(Path(data["queue"]))
     session.take_over = functools.partial(
         _trace_all,
         variants=data["variants"],
         wanted=data["wanted"],
         room_bytes=data["room_bytes"],
-        take=lambda point: handout.take(point, data["process"]),
+        take=lambda point: queue.claim(point, data["process"]),
     )
 
 
-class _PretendedCalls(HostCalls):
+class _FakeCalls(HostCalls):
     """What the host set up, without tensor data."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pretender = Pretender()
+        self.tracer = FakeTensorTracer()
         self._iterators: dict[int, Any] = {}
 
     def record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -111,8 +111,8 @@ class _PretendedCalls(HostCalls):
             # What was imported stays: garbage is collected between layouts, and looking through it took a quarter of
             # the time of a trace.
             gc.freeze()
-            self.pretender.fake_mode.__enter__()
-            self.pretender.__enter__()
+            self.tracer.fake_mode.__enter__()
+            self.tracer.__enter__()
         setattr(self, name, RecordedCall(function, args, dict(kwargs)))
         return function(*args, **kwargs)
 
@@ -122,51 +122,51 @@ class _PretendedCalls(HostCalls):
         # Shapes of batches follow from the microbatch; building the data again takes longer than a trace.
         size = get_args().micro_batch_size
         if size not in self._iterators:
-            with _nothing_pretended():
+            with _without_tracing():
                 self._iterators[size] = [self._batches(iterator) for iterator in build(*args, **kwargs)]
         return self._iterators[size]
 
     def _batches(self, iterator: Any) -> Any:
         if isinstance(iterator, list):
             return [self._batches(item) for item in iterator]
-        return None if iterator is None else _FakeBatches(iterator, self.pretender)
+        return None if iterator is None else _FakeBatches(iterator, self.tracer)
 
 
 class _FakeBatches:
     """The host's batches as shapes."""
 
-    def __init__(self, iterator: Any, pretender: Pretender) -> None:
-        self.iterator, self.pretender = iterator, pretender
+    def __init__(self, iterator: Any, tracer: FakeTensorTracer) -> None:
+        self.iterator, self.tracer = iterator, tracer
 
     def __iter__(self) -> _FakeBatches:
         return self
 
     def __next__(self) -> Any:
-        with _nothing_pretended():
+        with _without_tracing():
             batch = next(self.iterator)
-        return self.pretender.pretended(batch)
+        return self.tracer.as_fake(batch)
 
 
-class _PretendedDevice:
+class _FakeDevice:
     """The part of a device adapter that a microbatch asks for; its clock is the place in the log."""
 
-    def __init__(self, pretender: Pretender) -> None:
-        self.pretender = pretender
+    def __init__(self, tracer: FakeTensorTracer) -> None:
+        self.tracer = tracer
 
     def synchronize(self) -> None:
         return None
 
     def clock(self) -> int:
-        return len(self.pretender.log.operators)
+        return len(self.tracer.log.operators)
 
     @contextmanager
     def tracked_memory(self) -> Any:
-        self.pretender.take_peak_bytes()
-        yield self.pretender
+        self.tracer.take_peak_bytes()
+        yield self.tracer
 
 
 @contextmanager
-def _nothing_pretended() -> Any:
+def _without_tracing() -> Any:
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -188,10 +188,10 @@ def _trace_all(
     from megatron.training import get_args
 
     arguments, calls = get_args(), worker.measuring().calls
-    assert isinstance(calls, _PretendedCalls)
+    assert isinstance(calls, _FakeCalls)
     plain = {name: getattr(arguments, name, None) for changes in variants.values() for name in changes}
     world_size = torch.distributed.get_world_size()
-    kinds = _kinds_of_layers(built, forward_step, arguments, calls.pretender)
+    kinds = _kinds_of_layers(built, forward_step, arguments, calls.tracer)
     shorten(arguments, max(map(fewest_layers, kinds.values()), default=MIN_LAYERS))
     for point, names in zip(task.points, wanted, strict=True):
         if not take(point):
@@ -211,7 +211,7 @@ def _trace_all(
                 setattr(arguments, name, value)
             try:
                 built = rebuild(calls, arguments, point, world_size)
-                traced = _trace(built, forward_step, arguments, calls.pretender, kinds)
+                traced = _trace(built, forward_step, arguments, calls.tracer, kinds)
                 result["variants"][variant] = {"status": "ok", **json_of(traced)}
                 if fits_without_recompute(traced, room_bytes):
                     roomy.add(way)
@@ -223,7 +223,7 @@ def _trace_all(
 
 
 def _kinds_of_layers(
-    built: Built, forward_step: Callable[..., Any], arguments: Any, pretender: Pretender
+    built: Built, forward_step: Callable[..., Any], arguments: Any, tracer: FakeTensorTracer
 ) -> dict[str, tuple[int, ...]]:
     """Return the kinds of the whole model's layers; empty where no point can be traced, which every point tells."""
     import torch
@@ -233,16 +233,16 @@ def _kinds_of_layers(
         stacks = find_stacks(unwrap(chunks))
     except ProfileError:
         return {}
-    device = _PretendedDevice(pretender)
+    device = _FakeDevice(tracer)
     microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
-    pretender.log = Log()
+    tracer.log = Log()
 
     def forward() -> None:
         with torch.no_grad():
             microbatch.run(tracked=False, forward_only=True)
 
     try:
-        return kinds_by_computing(stacks, pretender.log, forward)
+        return kinds_by_computing(stacks, tracer.log, forward)
     except Exception:  # whatever the user's code raises: tracing a point will tell
         return {stack.name: stack.kinds for stack in stacks}
 
@@ -275,7 +275,7 @@ def _trace(
     built: Built,
     forward_step: Callable[..., Any],
     arguments: Any,
-    pretender: Pretender,
+    tracer: FakeTensorTracer,
     kinds: Mapping[str, Sequence[int]],
 ) -> BlockTrace:
     """Trace the blocks of one layout as ``measure_point`` measures them, with calls in the place of times.
@@ -286,12 +286,12 @@ def _trace(
     model = unwrap(chunks)
     stacks = find_stacks(model, kinds)
     order, handles = execution_order(model, stacks)
-    device = _PretendedDevice(pretender)
+    device = _FakeDevice(tracer)
     microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
     microbatch.run(tracked=False)
     for handle in handles:
         handle.remove()
-    pretender.log = Log()
+    tracer.log = Log()
     tracked = microbatch.run(tracked=True)
     ratio = bytes_per_parameter(
         model, built.optimizer, num_optimizer_shards(arguments), missing_state_bytes(built.optimizer)
@@ -303,8 +303,8 @@ def _trace(
     for stack in tracked.stacks:
         calls = {
             block: BlockCalls(
-                forward=_calls(tracked.forward(stack, block), pretender.log, table),
-                backward=_calls(tracked.backward(stack, block), pretender.log, table),
+                forward=_calls(tracked.forward(stack, block), tracer.log, table),
+                backward=_calls(tracked.backward(stack, block), tracer.log, table),
             )
             for block in blocks_of(stack)
         }
@@ -357,7 +357,7 @@ def missing_state_bytes(optimizer: Any) -> int:
         parameters = [item for group in inner.param_groups for item in group["params"]]
         if not parameters:
             continue
-        with _nothing_pretended():
+        with _without_tracing():
             small = torch.zeros(64, dtype=parameters[0].dtype, requires_grad=True)
             small.grad = torch.zeros_like(small)
             known = type(inner).__init__.__code__.co_varnames

@@ -1,4 +1,4 @@
-"""The process a trace runs in: the CPU plays the device, process groups are pretended or gloo's.
+"""The process a trace runs in: the CPU plays the device, process groups are fake or gloo's.
 
 It replaces functions of torch and Megatron, which no training process must see: only ``python -m`` starts it.
 """
@@ -26,7 +26,7 @@ class World:
     """Process groups of one layout after the other."""
 
     def __init__(self, backend: str) -> None:
-        """Make a world: ``fake`` pretends every other rank; with ``gloo`` this process is one of them, as torchrun
+        """Make a world: with ``fake`` there is no other rank; with ``gloo`` this process is one of them, as torchrun
         started it."""
         self.backend = backend
         self._layout: tuple[int, ...] | None = None
@@ -83,7 +83,7 @@ class World:
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[Any]:
-        """Give tensors shapes only inside the block, where ranks are pretended."""
+        """Give tensors shapes only inside the block, where process groups are fake."""
         if self.backend == "gloo":
             yield
             return

@@ -20,7 +20,7 @@ from pathlib import Path
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
-from mindspeed_autoparallel.runtime.profiling.trace.work_queue import Handout
+from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 order = json.loads(Path(os.environ["MINDSPEED_AUTOPARALLEL_TASK"]).read_text())
@@ -48,7 +48,7 @@ def trace(size):
 
 set_up()
 for point in task.points:
-    if Handout(Path(order["handout"])).take(point, process):
+    if WorkQueue(Path(order["queue"])).claim(point, process):
         trace(point.micro_batch_size)
         write_json_atomic(task.result_file(point), {{"status": "ok", "variants": {{}}, "by": process}})
 """
@@ -74,7 +74,7 @@ def tracing(tmp_path, monkeypatch):
         launches = Launches(request, SimpleNamespace(log_dir=tmp_path / "logs"))
         found, _ = Traces(request, plan, 0).take(launches)
         rounds = sorted(record.status for record in launches.records)
-        assert not list((tmp_path / "work").rglob("handout"))
+        assert not list((tmp_path / "work").rglob("queue"))
         return SimpleNamespace(found=found, rounds=rounds, records=launches.records, folder=tmp_path / "work")
 
     return run
