@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from mindspeed_autoparallel.cli._from_log import add_log_arguments, run_from_log
@@ -52,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("nothing to measure: give --operators, or --processes above 1 for collectives.")
     result = calibrate(KnowledgeBase(arguments.base), operators, arguments.processes, arguments.timeout_s)
     if arguments.json:
-        print(json.dumps(result))
+        print(json.dumps(asdict(result)))
         return 0
     print(
-        f"{result['num_operators']} operators and {result['num_collectives']} samples of collectives added for "
-        f"{result['device']} ({result['software']}) in {result['seconds']:.0f} s"
+        f"{result.num_operators} operators and {result.num_collectives} samples of collectives added for "
+        f"{result.device} ({result.software}) in {result.seconds:.0f} s"
     )
-    for reason in result["failed"]:
+    for reason in result.failed:
         print(f"  not measured: {reason}")
     return 0

@@ -10,7 +10,8 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+
+from mindspeed_autoparallel.predict.answers import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
-def _line(answer: dict[str, Any]) -> str:
+def _line(answer: Answer) -> str:
     # Names come from files: nothing in them may move the cursor or add lines.
     name = "".join(c if c.isprintable() else "?" for c in str(answer["id"] if answer["id"] is not None else "-"))
     if answer["status"] == "error":
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_table(answers: list[dict[str, Any]]) -> None:
+def _print_table(answers: list[Answer]) -> None:
     print(f"{'id':24s} {'status':14s} {'step_ms':>12s} [interval] {'peak_GiB':>10s} {'tokens/s/dev':>12s}")
     for answer in answers:
         print(_line(answer))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+
+from mindspeed_autoparallel.predict.answers import GroupErrors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,17 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
-def _lines(group: str, entry: dict[str, Any]) -> list[str]:
+def _lines(group: str, entry: GroupErrors) -> list[str]:
     lines = []
-    for name, title in (
-        ("step_time", "step time"),
-        ("peak_memory", "peak memory"),
-        ("peak_memory_above_10_gib", "peak memory > 10 GiB"),
-        ("activation_memory", "activations"),
-        ("parameter_memory", "parameters+optimizer"),
+    for title, e in (
+        ("step time", entry.get("step_time")),
+        ("peak memory", entry.get("peak_memory")),
+        ("peak memory > 10 GiB", entry.get("peak_memory_above_10_gib")),
+        ("activations", entry.get("activation_memory")),
+        ("parameters+optimizer", entry.get("parameter_memory")),
     ):
-        if name in entry:
-            e = entry[name]
+        if e is not None:
             lines.append(
                 f"{group:24s} {title:22s} {e['rows']:5d} {e['mean_absolute']:10.2%} {e['mean']:10.2%} "
                 f"{e['worst_under']:10.2%} {e['worst_over']:10.2%}"

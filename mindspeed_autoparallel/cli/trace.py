@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace
 from mindspeed_autoparallel.runtime.profiling.trace.request import BLOCKS
+from mindspeed_autoparallel.runtime.profiling.trace.results import BlockResult
 
 _SIZES = ("hidden", "heads", "sequence")
 _OPTIONAL = {
@@ -67,12 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: BlockResult) -> None:
     print(f"parameters {result['parameter_count']}")
     if "saved_bytes" in result:
         print(f"saved for backward {result['saved_bytes'] / 2**20:.2f} MiB")
-    for phase in (name for name in ("forward", "backward", "step") if name in result):
-        entry = result[phase]
+    phases = (("forward", result.get("forward")), ("backward", result.get("backward")), ("step", result.get("step")))
+    for phase, entry in phases:
+        if entry is None:
+            continue
         number = sum(operator["count"] for operator in entry["operators"])
         print(f"{phase}: peak {entry['peak_bytes'] / 2**20:.2f} MiB, {number} operators")
         for call in entry["collectives"]:
@@ -82,25 +85,19 @@ def _print(result: dict[str, Any]) -> None:
             print(f"  {operator['count']:4d} x {operator['name']:44s} {operator['shapes']}")
 
 
-def _print_script(result: dict[str, Any]) -> None:
+def _print_script(trace: BlockTrace) -> None:
     print(
         f"{'module':16s} {'block':8s} {'parameters':>12s} {'saved_MiB':>10s} {'forward_peak':>12s} "
         f"{'backward_peak':>13s} {'operators':>10s} {'collectives':>11s}"
     )
-    for module in result["modules"]:
-        for name, block in module["blocks"].items():
-            calls = module["calls"][name]
-            operators, collectives = (
-                sum(
-                    sum(item[1] if key == "operators" else item["count"] for item in calls[direction][key])
-                    for direction in ("forward", "backward")
-                )
-                for key in ("operators", "collectives")
-            )
-            number = sum(kind["num_parameters"] for kind in block["parameters"].values())
+    for module in trace.modules:
+        for name, block in module.blocks.items():
+            calls = [module.calls[name].of(direction) for direction in DIRECTIONS]
+            operators = sum(count for call in calls for _, count in call.operators)
+            collectives = sum(item.count for call in calls for item in call.collectives)
             print(
-                f"{module['name']:16s} {name:8s} {number:12d} {block['saved_bytes'] / 2**20:10.2f} "
-                f"{block['forward_peak_bytes'] / 2**20:12.2f} {block['backward_peak_bytes'] / 2**20:13.2f} "
+                f"{module.name:16s} {name:8s} {block.parameters.num_parameters:12d} {block.saved_bytes / 2**20:10.2f} "
+                f"{block.forward_peak_bytes / 2**20:12.2f} {block.backward_peak_bytes / 2**20:13.2f} "
                 f"{operators:10.0f} {collectives:11.0f}"
             )
 
@@ -128,9 +125,9 @@ def _run_script(arguments: argparse.Namespace) -> int:
     )
     result = trace_script(request, arguments.cache)
     if arguments.json:
-        print(json.dumps(result))
+        print(json.dumps(result.document))
     else:
-        _print_script(result)
+        _print_script(result.blocks)
     return 0
 
 

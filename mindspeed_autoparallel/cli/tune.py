@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.cost.device import Device
+    from mindspeed_autoparallel.predict.answers import Choices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _decision(request: dict[str, Any], result: dict[str, Any], extra: tuple[Device, ...]) -> dict[str, Any]:
+def _decision(request: dict[str, Any], result: Choices, extra: tuple[Device, ...]) -> dict[str, Any]:
     """Return how sure the choice is, as JSON holds it; plans by their place."""
     import dataclasses
 

@@ -112,7 +112,7 @@ class SearchResult:
             raise InfeasiblePlan(self.reason)
         return self.megatron.flags()
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         derived = self.megatron.as_json() if self.megatron else None
         return {**self.plan.as_json(), "megatron": derived, "megatron_reason": self.reason}
 
@@ -130,6 +130,6 @@ class SearchResult:
             *(f"note: {note}" for note in plan.notes),
         ]
 
-    def picture(self) -> dict[str, Any]:
+    def picture(self) -> dict[str, object]:
         """Return what ``report.operator_page`` draws."""
         return picture_data(self.plan, self.megatron.as_json() if self.megatron else None, self.reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.files import json_text, write_together
 from mindspeed_autoparallel.spec import Plan
@@ -18,7 +17,7 @@ def write_results(plan: Plan, directory: Path) -> None:
     write_together({directory / PLAN_FILE: plan.text(), directory / RESULT_FILE: json_text(result_of(plan))})
 
 
-def result_of(plan: Plan) -> dict[str, Any]:
+def result_of(plan: Plan) -> dict[str, object]:
     """Return the short result: lists of length PP, ``e2e_time`` in ms, ``throughput`` in tokens per second and device.
 
     CP, EP and VPP appear where they are above 1. With VPP a list's entry is the sum over the rank's chunks; the chunks

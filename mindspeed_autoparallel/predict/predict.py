@@ -13,13 +13,14 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.answers import Answer, Predictions
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
 
 SCHEMA_VERSION = 1
 _GIB = 2**30
 
 
-def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:
+def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> Answer:
     """Return the answer to one request.
 
     ``status`` is ``ok``; ``out_of_memory`` (figures are still given, ``reason`` names the stage); or ``error`` with the
@@ -31,7 +32,7 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
     return answer
 
 
-def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> dict[str, Any]:
+def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> Answer:
     identity = request.get("id") if isinstance(request, Mapping) else None
     try:
         if not isinstance(request, Mapping):
@@ -48,7 +49,7 @@ def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> di
     worst = max(range(len(peaks)), key=lambda stage: peaks[stage])
     spread, kind = half_width(work, device)
     peak_spread = peak_half_width(peaks[worst])
-    answer: dict[str, Any] = {
+    answer: Answer = {
         "id": identity,
         "status": "ok",
         "step_time_ms": time.total_ms,
@@ -101,7 +102,7 @@ def _check_recipe(work: Workload, device: Device) -> None:
         )
 
 
-def predict(document: Any, extra_devices: tuple[Device, ...] = ()) -> dict[str, Any]:
+def predict(document: Any, extra_devices: tuple[Device, ...] = ()) -> Predictions:
     """Return answers to ``{"requests": [...]}`` in the same order; raises ``ConfigError`` when it is not of that
     form."""
     requests = document.get("requests") if isinstance(document, Mapping) else document
@@ -110,6 +111,6 @@ def predict(document: Any, extra_devices: tuple[Device, ...] = ()) -> dict[str, 
     return {"schema_version": SCHEMA_VERSION, "predictions": list(_answers(requests, extra_devices))}
 
 
-def _answers(requests: list[Any], extra_devices: tuple[Device, ...]) -> Iterable[dict[str, Any]]:
+def _answers(requests: list[Any], extra_devices: tuple[Device, ...]) -> Iterable[Answer]:
     for request in requests:
         yield predict_one(request, extra_devices)

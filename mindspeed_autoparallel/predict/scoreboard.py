@@ -14,6 +14,7 @@ from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.answers import Errors, GroupErrors, Scoreboard
 from mindspeed_autoparallel.predict.measured_rows import broken_part, request_of_row
 
 _GIB = 2**30
@@ -147,7 +148,7 @@ def ranking_by_group(rows: Sequence[tuple[Mapping[str, Any], float, float]]) -> 
     }
 
 
-def _errors(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+def _errors(pairs: Sequence[tuple[float, float]]) -> Errors:
     ratios = [predicted / measured - 1 for predicted, measured in pairs]
     return {
         "rows": len(ratios),
@@ -181,7 +182,13 @@ def _activation_pair(row: Mapping[str, Any], work: Workload) -> tuple[float, flo
     return None
 
 
-def scoreboard(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _measured_state_gib(row: Mapping[str, Any]) -> float | None:
+    """Return parameters and optimizer state where a source gives them apart."""
+    measured = row.get("measured", {})
+    return float(measured["params_plus_optimizer_gib"]) if "params_plus_optimizer_gib" in measured else None
+
+
+def scoreboard(rows: Sequence[Mapping[str, object]]) -> Scoreboard:
     """Return every figure by data group, with how many rows were left out and why.
 
     ``rows``: measured rows with ``model``, ``hw``, ``parallel``, ``train`` and ``measured``. Memory errors are given
@@ -207,9 +214,9 @@ def scoreboard(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             pair = _activation_pair(row, work)
             if pair:
                 activations[group].append(pair)
-            if "params_plus_optimizer_gib" in row.get("measured", {}):
+            if (state_gib := _measured_state_gib(row)) is not None:
                 count = layer_parameters(work).shared * work.model.num_layers / work.pipeline
-                weights[group].append((18 * count / _GIB, float(row["measured"]["params_plus_optimizer_gib"])))
+                weights[group].append((18 * count / _GIB, state_gib))
             step, peak = measured_step_ms(row), measured_peak_gib(row)
             if peak:
                 peaks[group].append((_predicted_peak_gib(work, row), peak))
@@ -220,9 +227,9 @@ def scoreboard(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 left_out[f"{group}: nothing that is predicted was measured"] += 1
         except ConfigError as error:
             left_out[f"{group}: {error}"] += 1
-    result: dict[str, Any] = {"schema_version": 1, "groups": {}, "left_out": dict(sorted(left_out.items()))}
+    result: Scoreboard = {"schema_version": 1, "groups": {}, "left_out": dict(sorted(left_out.items()))}
     for group in sorted({*times, *peaks, *activations, *weights}):
-        entry: dict[str, Any] = {}
+        entry: GroupErrors = {}
         if times[group]:
             entry["step_time"] = _errors([(p, m) for _, p, m in times[group]])
             entry["ranking"] = ranking_by_group(times[group])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from mindspeed_autoparallel.cost.analytic.layer_time import tensor_exposed
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
@@ -14,6 +14,7 @@ from mindspeed_autoparallel.cost.analytic.step_time import gradient_exposed
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.predict.answers import Answer, Choices
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.space import candidates
 
@@ -60,7 +61,7 @@ def megatron_argv(request: Mapping[str, Any], extra_devices: tuple[Device, ...] 
     return argv
 
 
-def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), count: int = 3) -> dict[str, Any]:
+def search(base: Mapping[str, Mapping[str, object]], extra_devices: tuple[Device, ...] = (), count: int = 3) -> Choices:
     """Return the ``count`` fastest layouts for ``base`` (a request without a layout), fastest first.
 
     Of layouts predicted equally fast the one with less memory comes first. Raises ``InfeasiblePlan`` naming the layout
@@ -69,7 +70,7 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
     check_sections(base)
     find_device(str((base.get("hw") or {}).get("gpu")), extra_devices)
     left_out: Counter[str] = Counter()
-    fitting: list[tuple[float, float, int, dict[str, Any], dict[str, Any]]] = []
+    fitting: list[tuple[float, float, int, dict[str, Any], Answer]] = []
     tightest: tuple[float, str] | None = None
     first_reason = ""
     number = 0
@@ -92,7 +93,7 @@ def search(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = (), coun
                 raise ConfigError(f"none of {number} layouts is legal: {first_reason}")
             rules = " ".join(f"{count} of them: {rule}" for rule, count in left_out.most_common(3))
             raise ConfigError(f"none of {number} layouts is legal. {rules} The first: {first_reason}")
-        layers, devices = base["model"]["num_layers"], base["hw"]["num_gpus"]
+        layers, devices = cast(int, base["model"]["num_layers"]), cast(int, base["hw"]["num_gpus"])
         sizes = ", ".join(str(size) for size in range(1, devices + 1) if devices % size == layers % size == 0)
         raise InfeasiblePlan(
             f"none of {number} layouts fits. The one that needs least: {tightest[1]} Stages are equal here: "

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.spec.plan import Plan
 PIPELINE, REST = 1, 2
 
 
-def chrome_trace(plan: Plan) -> dict[str, Any]:
+def chrome_trace(plan: Plan) -> dict[str, object]:
     """Return ``{"traceEvents": [...]}``; times in microseconds, a thread per pipeline rank and one for the rest.
 
     Raises ``PlanError`` where the plan's pipeline cannot be replayed.

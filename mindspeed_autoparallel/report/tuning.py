@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mindspeed_autoparallel.report.assets import read_asset
 from mindspeed_autoparallel.report.markup import draw_tiles, element, table, text
 from mindspeed_autoparallel.report.page import POLICY
 from mindspeed_autoparallel.report.table import aligned
+from mindspeed_autoparallel.report.tuning_result import Configuration, TuningResult, Verified
 from mindspeed_autoparallel.spec.plan import ROUNDING
 from mindspeed_autoparallel.units import format_bytes
 
@@ -22,7 +23,7 @@ SHORT_NAMES = (
 HEADER = ("no", "configuration", "step_ms", "interval_ms", "bubble", "peak", "tokens/s/device", "recompute")
 
 
-def row(plan: Mapping[str, Any]) -> list[str]:
+def row(plan: Configuration) -> list[str]:
     """Return the cells of a configuration, as in ``HEADER``."""
     low, high = plan["step_time_interval_ms"]
     layers = sum(plan["recompute"]["layers_per_stage"])
@@ -39,7 +40,7 @@ def row(plan: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def render_table(result: Mapping[str, Any]) -> str:
+def render_table(result: TuningResult) -> str:
     """Return three rows, the flags to paste under them, and what was left out."""
     lines = aligned([HEADER, *(row(plan) for plan in result["top"])], left=1)
     lines += ["", *_compared(result)]
@@ -57,7 +58,7 @@ def render_table(result: Mapping[str, Any]) -> str:
     return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
 
 
-def _compared(result: Mapping[str, Any]) -> list[str]:
+def _compared(result: TuningResult) -> list[str]:
     """Return how much slower the others and the script itself are than the first, and whether that can be told."""
     best, *others = result["top"]
     slower = [f"{plan['number']} is {plan['step_time_ms'] / best['step_time_ms'] - 1:.1%} slower" for plan in others]
@@ -69,7 +70,7 @@ def _compared(result: Mapping[str, Any]) -> list[str]:
     return [*lines, _as_given(result), _proved(result)]
 
 
-def _as_given(result: Mapping[str, Any]) -> str:
+def _as_given(result: TuningResult) -> str:
     given, best = result["as_given"], result["top"][0]
     if "reason" in given:
         return f"your script as it is was not predicted: {given['reason']}"
@@ -81,7 +82,7 @@ def _as_given(result: Mapping[str, Any]) -> str:
     return f"{told}: {f'1 takes {shorter:.1%} less' if shorter >= 0.0005 else 'nothing faster was found'}"
 
 
-def _proved(result: Mapping[str, Any]) -> str:
+def _proved(result: TuningResult) -> str:
     bound_ms, best_ms = result["search"]["lower_bound_ms"], result["top"][0]["step_time_ms"]
     if bound_ms >= best_ms * (1 - ROUNDING):
         return "proved by this prediction: nothing that was searched is faster than 1"
@@ -91,7 +92,7 @@ def _proved(result: Mapping[str, Any]) -> str:
     )
 
 
-def _measured_order(result: Mapping[str, Any]) -> list[str]:
+def _measured_order(result: TuningResult) -> list[str]:
     """Return which is the fastest by what was measured; a run with fewer devices corrects the prediction for all."""
     measured = {item["number"]: item for item in result.get("verified", ()) if item["status"] == "ok"}
     if len(measured) < 2 or any(_INCOMPARABLE in item["note"] for item in measured.values()):
@@ -107,7 +108,7 @@ def _measured_order(result: Mapping[str, Any]) -> list[str]:
     return [f"{how}: {best} is the fastest ({steps[best]:.1f} ms), {slower}"]
 
 
-def _modelled(result: Mapping[str, Any]) -> list[str]:
+def _modelled(result: TuningResult) -> list[str]:
     """Return what the configurations rest on that nobody measured."""
     return [
         f"{plan['number']}. modelled, not measured: {', '.join(plan['modelled'])}; half of what they hide is counted "
@@ -117,7 +118,7 @@ def _modelled(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _about(result: Mapping[str, Any]) -> str:
+def _about(result: TuningResult) -> str:
     search = result["search"]
     return (
         f"{search['num_candidates']} combinations: {search['num_legal']} legal, {search['num_solved']} solved exactly, "
@@ -131,7 +132,7 @@ def _launches(number: int) -> str:
     return "1 launch" if number == 1 else f"{number} launches"
 
 
-def _verified_lines(measured: Mapping[str, Any]) -> list[str]:
+def _verified_lines(measured: Verified) -> list[str]:
     if measured["status"] != "ok":
         return f"{measured['number']}. not verified: {measured['reason']}".splitlines()
     calibration = [f"   {measured['calibration']}"] if measured.get("calibration") else []
@@ -144,7 +145,7 @@ def _verified_lines(measured: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def render_tuning_page(result: Mapping[str, Any]) -> str:
+def render_tuning_page(result: TuningResult) -> str:
     """Return a self-contained page: the configurations, memory of every stage, flags, what was searched and what was
     not."""
     sections = [
@@ -177,7 +178,7 @@ def render_tuning_page(result: Mapping[str, Any]) -> str:
     )
 
 
-def _tiles(result: Mapping[str, Any]) -> str:
+def _tiles(result: TuningResult) -> str:
     """Return the figures of the first configuration that are asked for first."""
     best, given = result["top"][0], result["as_given"]
     low, high = best["step_time_interval_ms"]
@@ -198,17 +199,17 @@ def _tiles(result: Mapping[str, Any]) -> str:
     )
 
 
-def _configurations(result: Mapping[str, Any]) -> str:
+def _configurations(result: TuningResult) -> str:
     rows = [[text(cell) for cell in row(plan)] for plan in result["top"]]
     return table(HEADER, rows, (2, 5, 6)) + element("p", text(SHORT_NAMES), class_="sub")
 
 
-def _verified(measured: Mapping[str, Any]) -> str:
+def _verified(measured: Verified) -> str:
     first, *rest = _verified_lines(measured)
     return element("p", text(first)) + "".join(element("p", text(line), class_="mono") for line in rest)
 
 
-def _flags(plan: Mapping[str, Any]) -> str:
+def _flags(plan: Configuration) -> str:
     link = element("a", text("stages, memory and timeline"), href=plan["plan"].replace(".json", ".html"))
     drawn = element("h3", text(f"{plan['number']}. {plan['label']}") + " · " + link)
     drawn += element("p", text(shlex.join(plan["argv"])), class_="mono")
@@ -218,14 +219,14 @@ def _flags(plan: Mapping[str, Any]) -> str:
     return drawn + element("details", whole)
 
 
-def _why(result: Mapping[str, Any]) -> str:
+def _why(result: TuningResult) -> str:
     told = "".join(element("p", text(line)) for line in _compared(result))
     return told + table(
         ("no", "limits"), [[text(plan["number"]), text("; ".join(plan["limits"]))] for plan in result["top"]]
     )
 
 
-def _memory(plan: Mapping[str, Any]) -> str:
+def _memory(plan: Configuration) -> str:
     rows = [
         [
             text(rank["pipeline_rank"]),

@@ -41,7 +41,7 @@ _OFFLOADS = ("swap-optimizer", "swap-attention")
 _PREFERENCES = ("dpo", "simpo")
 
 
-def read_workload(request: Mapping[str, Any]) -> Workload:
+def read_workload(request: Mapping[str, object]) -> Workload:
     """Return the workload a request describes.
 
     Raises ``ConfigError`` with the key, the value and the rule for anything that no run could be started with, and for

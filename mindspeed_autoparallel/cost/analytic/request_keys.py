@@ -103,13 +103,13 @@ def canonical(request: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def unknown_keys(request: Mapping[str, Any]) -> list[str]:
+def unknown_keys(request: Mapping[str, object]) -> list[str]:
     """Return keys of the request's sections that nothing is known about, such as misspelt ones: they change nothing."""
     return [
         f"{section}.{key}"
         for section, known in KNOWN.items()
-        if isinstance(request.get(section), Mapping)
-        for key in request[section]
+        if isinstance(values := request.get(section), Mapping)
+        for key in values
         if key not in known
         and key not in ALIASES[section]
         and key not in SILENT[section]
@@ -118,7 +118,7 @@ def unknown_keys(request: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def check_sections(request: Mapping[str, Any]) -> None:
+def check_sections(request: Mapping[str, object]) -> None:
     """Raise ``ConfigError`` where a section of a request is no object."""
     for name in ("model", "hw", "parallel", "train"):
         value = request.get(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.operators.costs import PlanCost, plan_cost
@@ -71,7 +70,7 @@ class MegatronConfiguration:
             *("--global-batch-size", str(self.global_batch_size)),
         ]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         layout = self.layout
         return {
             "data_parallel_size": layout.data_size,

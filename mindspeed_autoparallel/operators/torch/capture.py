@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ __all__ = ["Captured", "capture", "capture_program"]
 
 
 def capture(
-    model: torch.nn.Module, example_inputs: tuple[Any, ...], example_keywords: dict[str, Any] | None = None
+    model: torch.nn.Module, example_inputs: tuple[Any, ...], example_keywords: Mapping[str, object] | None = None
 ) -> Graph:
     """Capture the operators of one forward; parameters by their names, operators by the module that calls them.
 
@@ -32,7 +32,7 @@ def capture(
 
 
 def capture_program(
-    model: torch.nn.Module, example_inputs: tuple[Any, ...], example_keywords: dict[str, Any] | None = None
+    model: torch.nn.Module, example_inputs: tuple[Any, ...], example_keywords: Mapping[str, object] | None = None
 ) -> Captured:
     """Capture as ``capture`` does, with the calls behind the operators (see ``PlannedModule``)."""
     try:

@@ -137,7 +137,7 @@ def write_comparison(comparison: Comparison, directory: Path, model_file: str | 
     write_together({**texts, directory / RESULT_FILE: json_text(comparison_result(comparison, model_file))})
 
 
-def comparison_result(comparison: Comparison, model_file: str | None = None) -> dict[str, Any]:
+def comparison_result(comparison: Comparison, model_file: str | None = None) -> dict[str, object]:
     """Return the short result of the faster plan, and under ``hetero_parallel`` both plans' sizes and step times.
 
     ``model_file``: the model.json with the hetero sizes, if one was written.

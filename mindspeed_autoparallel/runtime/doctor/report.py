@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from mindspeed_autoparallel.runtime.doctor.finding import ADVICE, OK, PROBLEM, UNKNOWN, Finding
 
@@ -29,7 +28,7 @@ def as_text(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+def as_json(findings: Sequence[Finding]) -> dict[str, object]:
     """Return ``{"schema_version": 1, "findings": [...], "exports": {...}}``."""
     return {
         "schema_version": SCHEMA_VERSION,

@@ -24,7 +24,7 @@ _MINDSPEED_MM = {
 """Encoders of MindSpeed-MM's VLMModel, whose model.json needs no word of ours."""
 
 
-def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``get_model``: the chunks as the host builds them, each encoder under its own layout."""
     job = current_job()
     if job.states is None or job.layout is None:
@@ -62,7 +62,7 @@ def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     return chunks
 
 
-def build_optimizer(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def build_optimizer(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``get_megatron_optimizer``: one optimizer over all modules."""
     job = current_job()
     bound = inspect.signature(wrapped).bind(*args, **kwargs)

@@ -19,7 +19,7 @@ FILE_NAME = "hetero_random_states.json"
 SCHEMA_VERSION = 1
 
 
-def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``save_checkpoint``."""
     job = current_job()
     result = wrapped(*args, **kwargs)
@@ -39,7 +39,7 @@ def save(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
     return result
 
 
-def load(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def load(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``load_checkpoint``."""
     job = current_job()
     result = wrapped(*args, **kwargs)

@@ -82,7 +82,7 @@ def current_job() -> HeteroJob:
     return of_process(HeteroJob)
 
 
-def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``initialize_model_parallel``: the backbone's groups as asked for, then every encoder's."""
     job = current_job()
     if job.layout is None:
@@ -123,7 +123,7 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
     return {**overlays, layout.backbone.name: {name: getattr(job.arguments, name) for name in names}}
 
 
-def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's seeding: its tracker becomes the backbone's, each encoder gets one of its own."""
     job = current_job()
     result = wrapped(*args, **kwargs)
@@ -135,7 +135,7 @@ def seed(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
     return result
 
 
-def schedule(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def schedule(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap ``get_forward_backward_func``: the stock schedule as the middle one of three phases."""
     job = current_job()
     stock = wrapped(*args, **kwargs)

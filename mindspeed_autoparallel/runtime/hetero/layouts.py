@@ -44,7 +44,7 @@ class HeteroLayout:
     encoders: tuple[ModuleLayout, ...]
 
 
-def read_layout(model: Mapping[str, Any], *, world_size: int, source: str = "model.json") -> HeteroLayout:
+def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "model.json") -> HeteroLayout:
     """Return the modules of ``model`` for ``world_size`` ranks; ``ConfigError`` names the block and the numbers."""
     modules = []
     for name, block in model.items():

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
 from mindspeed_autoparallel.units import MIB
 
 
-def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``training_log``: one more line from the last rank at every log interval."""
     job = current_job()
     result = wrapped(*args, **kwargs)

@@ -107,7 +107,7 @@ class Description:
     model_hash: str
     """Of everything that shapes the model, and of nothing that only lays it out."""
 
-    def with_layers(self, num_layers: Mapping[str, int], per_stage: Mapping[str, list[int]]) -> dict[str, Any]:
+    def with_layers(self, num_layers: Mapping[str, int], per_stage: Mapping[str, list[int]]) -> dict[str, object]:
         """Return a copy of model.json with other layer counts; ``per_stage`` also sets ``pipeline_num_layers``."""
         content = copy.deepcopy(dict(self.content))
         for module in self.modules:

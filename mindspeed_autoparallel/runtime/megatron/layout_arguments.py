@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm, split_arguments
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 
+ArgumentValue = bool | int | float | str | list[str] | None
+"""What Megatron's parser stores for a flag."""
 LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
 """Takes any split of a language model; Megatron has it from 0.13 on."""
 FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
 RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
-def sizes(plan: Plan) -> dict[str, Any]:
+def sizes(plan: Plan) -> dict[str, ArgumentValue]:
     """Return Megatron's argument destinations and their values for the plan's layout."""
     layout = plan.layout
     return {
@@ -30,7 +31,7 @@ def sizes(plan: Plan) -> dict[str, Any]:
     }
 
 
-def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, Any]:
+def recompute_arguments(kind: str, num_layers: int = 0) -> dict[str, ArgumentValue]:
     """Return Megatron's argument destinations and values of a recompute kind (``spec.recompute``).
 
     ``num_layers``: the first so many of every chunk are recomputed one by one, where that is ``full``; 0: all of them.
@@ -142,7 +143,7 @@ def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = Non
     return words
 
 
-def model_keys(plan: Plan, module: str) -> dict[str, Any]:
+def model_keys(plan: Plan, module: str) -> dict[str, ArgumentValue | list[int] | list[list[int]]]:
     """Return what a module's block of model.json gets: layers and recomputed layers per stage (per chunk with VPP)."""
     others = {kind for stage in plan.stages for kind in stage.recompute.get(module, {})} - {"full"}
     if others:
@@ -152,7 +153,7 @@ def model_keys(plan: Plan, module: str) -> dict[str, Any]:
         )
     layers = list(plan.layers_of(module))
     full = list(plan.recomputed_of(module, "full"))
-    keys: dict[str, Any] = {"pipeline_num_layers": _by_chunk(plan, layers)}
+    keys: dict[str, ArgumentValue | list[int] | list[list[int]]] = {"pipeline_num_layers": _by_chunk(plan, layers)}
     if any(full):
         keys |= {
             "recompute_granularity": "full",

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.patching import ENGINE
@@ -30,7 +30,7 @@ from mindspeed_autoparallel.runtime.megatron.features import (
 ParserHook = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
 
-def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Call the host's ``parse(extra_args_provider, ...)``; its parser stays untouched where no flag of ours is meant.
 
     What counts is what the arguments say once they are parsed: a flag may come from the command line as it is now, from
@@ -40,7 +40,7 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
         # Megatron's side looks (fault tolerance, restarts), without the script's own arguments: not the training's.
         return parse(*args, **kwargs)
     rest = dict(kwargs)
-    provider: ParserHook | None = args[0] if args else rest.pop("extra_args_provider", None)
+    provider = args[0] if args else cast("ParserHook | None", rest.pop("extra_args_provider", None))
     added: list[Flag] = []
     of_host: set[str] = set()
 

@@ -115,7 +115,7 @@ def _order(tensor: Any) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
 
 
-def rebuild_arguments(operator: Operator, device: Any) -> tuple[list[Any], dict[str, Any]]:
+def rebuild_arguments(operator: Operator, device: Any) -> tuple[list[Any], dict[str, object]]:
     """Return arguments that make ``operator`` run as it was called, with made-up values; raises ``ValueError`` if
     unknown."""
     sizes = iter(operator.sizes)

@@ -23,6 +23,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     LAST_ARGUMENT,
     LAYOUT_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
+    ArgumentValue,
     kind_everywhere,
     model_keys,
     native_flags,
@@ -58,8 +59,7 @@ def apply_plan(arguments: argparse.Namespace) -> None:
     description = describe(arguments)
     _check_model(plan, description, path)
     _check_world(plan, path)
-    for destination, value in sizes(plan).items():
-        setattr(arguments, destination, value)
+    _set_all(arguments, sizes(plan))
     arguments.virtual_pipeline_model_parallel_size = None
     stages: Mapping[str, int | str | None] = {}
     if description.model_file is not None:
@@ -133,16 +133,14 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
     for name in _OWN_SPLITS:
         if hasattr(arguments, name):
             setattr(arguments, name, None)
-    for name, value in stages.items():
-        setattr(arguments, name, value)
+    _set_all(arguments, stages)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     pipeline_rank = int(os.environ.get("RANK", "0")) // (world_size // layout.pipeline_size)
     for name in RECOMPUTE_ARGUMENTS:
         setattr(arguments, name, None)
     kind = kind_everywhere(plan)
     if kind is not None:
-        for name, value in recompute_arguments(kind).items():
-            setattr(arguments, name, value)
+        _set_all(arguments, recompute_arguments(kind))
         return
     recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
     by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
@@ -156,5 +154,9 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
             flush=True,
         )
     if own:
-        for name, value in recompute_arguments("full", own).items():
-            setattr(arguments, name, value)
+        _set_all(arguments, recompute_arguments("full", own))
+
+
+def _set_all(arguments: argparse.Namespace, values: Mapping[str, ArgumentValue]) -> None:
+    for name, value in values.items():
+        setattr(arguments, name, value)

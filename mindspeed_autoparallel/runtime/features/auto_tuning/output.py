@@ -14,6 +14,7 @@ from mindspeed_autoparallel.planner.tuner.search import Found, Outcome
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
+from mindspeed_autoparallel.report.tuning_result import Configuration, Knowledge, SearchCounts, TuningResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import CalibrationResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
@@ -60,7 +61,7 @@ class Recommendation:
         return " ".join(name for name in names if name and not (told and name.startswith(told)))
 
 
-def describe(recommendation: Recommendation, number: int) -> dict[str, Any]:
+def describe(recommendation: Recommendation, number: int) -> Configuration:
     """Return one entry of ``top``."""
     plan, found = recommendation.plan, recommendation.found
     layout = plan.layout
@@ -139,10 +140,10 @@ class Recommended:
 
 def write(
     request: TuningRequest, profiles: TunedProfiles, recommended: Recommended, launches: Launches
-) -> dict[str, Any]:
+) -> TuningResult:
     """Write every file of the result to the work dir; returns the JSON."""
     directory, picks = request.work_dir, recommended.picks
-    result: dict[str, Any] = {
+    result: TuningResult = {
         "schema_version": RESULT_SCHEMA_VERSION,
         "ranks": request.num_ranks,
         "devices_per_node": request.devices_per_node,
@@ -168,7 +169,7 @@ def write(
     return result
 
 
-def _knowledge(request: TuningRequest, costs: CalibrationResult) -> dict[str, Any]:
+def _knowledge(request: TuningRequest, costs: CalibrationResult) -> Knowledge:
     overhead = costs.prices.host
     return {
         "file": str(request.knowledge_file),
@@ -181,7 +182,7 @@ def _knowledge(request: TuningRequest, costs: CalibrationResult) -> dict[str, An
     }
 
 
-def _search(outcome: Outcome, space: Space) -> dict[str, Any]:
+def _search(outcome: Outcome, space: Space) -> SearchCounts:
     return {
         "num_candidates": outcome.num_legal + sum(space.left_out.values()),
         "num_legal": outcome.num_legal,
@@ -193,12 +194,12 @@ def _search(outcome: Outcome, space: Space) -> dict[str, Any]:
     }
 
 
-def rewrite(directory: Path, result: Mapping[str, Any]) -> None:
+def rewrite(directory: Path, result: TuningResult) -> None:
     """Write the JSON and the page again, after something was added to ``result``."""
     write_json_atomic(directory / RESULT_FILE, result)
     write_text_atomic(directory / PAGE_FILE, render_tuning_page(result))
 
 
-def table(result: Mapping[str, Any]) -> str:
+def table(result: TuningResult) -> str:
     """Return the result as text for the terminal."""
     return render_table(result)

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Space
 from mindspeed_autoparallel.planner.tuner.search import Found
+from mindspeed_autoparallel.report.tuning_result import Baseline
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 from mindspeed_autoparallel.units import US_PER_MS
@@ -114,7 +115,7 @@ def _recompute(own: Mapping[str, Any]) -> tuple[str, int]:
     return ("full", number) if own.get("recompute_method") == "block" else (str(RecomputePolicy.full(number)), 0)
 
 
-def described(given: Found | str) -> dict[str, Any]:
+def described(given: Found | str) -> Baseline:
     """Return it as the result file has it."""
     if isinstance(given, str):
         return {"reason": given}

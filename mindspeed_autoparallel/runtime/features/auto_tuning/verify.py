@@ -15,6 +15,7 @@ from typing import Any
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
+from mindspeed_autoparallel.report.tuning_result import RankPeak, TuningResult, Verified
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
@@ -32,7 +33,7 @@ _NUM_STEPS = 16
 """The first is not timed, the second tells memory, and the later half of the others the time."""
 
 
-def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: Launches, result: dict[str, Any]) -> None:
+def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: Launches, result: TuningResult) -> None:
     """Launch each configuration that fits the measuring devices; the others say why they were not run.
 
     With fewer devices than ranks the data-parallel size is reduced, and the prediction compared is that of the reduced
@@ -54,7 +55,7 @@ def _verified(
     number: int,
     launches: Launches,
     sources: list[Any],
-) -> dict[str, Any]:
+) -> Verified:
     layout = pick.plan.layout
     world = request.num_measuring
     reduced = reduced_layout(layout, world)
@@ -109,13 +110,13 @@ def _plan_of(request: TuningRequest, pick: Recommendation, layout: Layout, batch
     return plan_of(profile, cluster, layout, configuration.candidate.measurement, found, batch, pick.plan.search)
 
 
-def _compared(plan: Plan, measured: Path, wanted: Layout) -> dict[str, Any]:
+def _compared(plan: Plan, measured: Path, wanted: Layout) -> Verified:
     document = read_json(measured, "verification")
     ranks = document["ranks"]
     step_ms = max(rank["step_us"] for rank in ranks) / US_PER_MS
     predicted_ms = plan.step.total_us / US_PER_MS
     width = len(ranks) // plan.layout.pipeline_size
-    stages = [
+    stages: list[RankPeak] = [
         {
             "pipeline_rank": memory.pipeline_rank,
             "predicted_bytes": memory.peak_bytes,

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,20 @@ from mindspeed_autoparallel.runtime.profiling.calibrate.worker import fill, read
 _FINGERPRINT_FILE = "device.json"
 
 
-def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int, timeout_s: float) -> dict[str, Any]:
-    """Fill ``base``; what was added and what could not be measured. Raises ``LaunchError`` when the launch fails."""
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """What a launch added to a knowledge base, for which device and software; ``failed``: reasons by operator."""
+
+    device: str
+    software: str
+    num_operators: int
+    num_collectives: int
+    failed: Sequence[str]
+    seconds: float
+
+
+def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int, timeout_s: float) -> Calibrated:
+    """Fill ``base``; return what was added and what could not be. Raises ``LaunchError`` when the launch fails."""
     for index, item in enumerate(operators):
         if not isinstance(item, dict) or not {"name", "signature", "sizes"} <= set(item):
             raise ConfigError(f"operator {index} must be an object with name, signature and sizes.")
@@ -55,14 +68,14 @@ def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int,
                 f"it had finished are in {base.path}: {outcome.describe(log_is_kept=False)}"
             )
         about = Fingerprint(**read_json(folder / _FINGERPRINT_FILE, "device"))
-    return {
-        "device": about.device,
-        "software": about.software,
-        "num_operators": len(measured),
-        "num_collectives": len(links),
-        "failed": failed,
-        "seconds": time.monotonic() - started,
-    }
+    return Calibrated(
+        device=about.device,
+        software=about.software,
+        num_operators=len(measured),
+        num_collectives=len(links),
+        failed=failed,
+        seconds=time.monotonic() - started,
+    )
 
 
 def main() -> int:

@@ -38,7 +38,9 @@ class HostCalls:
     build_data_iterators: RecordedCall | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def record(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
+    ) -> Any:
         """Remember the call and make it."""
         setattr(self, name, RecordedCall(function, args, dict(kwargs)))
         return function(*args, **kwargs)

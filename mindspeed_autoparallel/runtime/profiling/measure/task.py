@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,14 @@ class MeasureTask:
     kinds: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of every layer of the whole model, by stack, where it is known which compute alike."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it with the kind that ``runtime.megatron.features`` dispatches on."""
         return {"kind": "measure", **asdict(self)}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> MeasureTask:
+    def from_json(cls, data: Mapping[str, object]) -> MeasureTask:
         """Read what ``to_json`` gives."""
-        fields = {key: value for key, value in data.items() if key != "kind"}
-        return cls(**{**fields, "points": tuple(MeasuredAt(**point) for point in fields["points"])})
+        return record_of(data, "measuring task", cls)
 
     def begun_file(self) -> Path:
         """Name the file that says which point the launch is at."""

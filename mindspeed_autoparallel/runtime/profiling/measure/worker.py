@@ -88,7 +88,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     arguments.rampup_batch_size = None
 
 
-def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Remember a set-up function of the host in a measuring process; pass it through elsewhere."""
     session = measuring()
     if session.task is None:
@@ -96,7 +96,7 @@ def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
     return session.calls.record(name, wrapped, args, kwargs)
 
 
-def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Measure every point where the host's ``train`` begins in a measuring process, and end it."""
     session = measuring()
     if session.task is None:

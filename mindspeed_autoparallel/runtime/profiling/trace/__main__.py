@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
 
 from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
+from mindspeed_autoparallel.runtime.profiling.trace.results import BlockResult
 
 PREFIX = "TRACE "
 _NUM_REASON_CHARACTERS = 600
@@ -28,7 +28,7 @@ def main() -> int:
     requests = (read_request(values) for line in sys.stdin for values in json.loads(line))
     for index, request in enumerate(requests):
         try:
-            result: dict[str, Any] = trace(request, world)
+            result: BlockResult = trace(request, world)
         except Exception as error:  # of Megatron, in this layout: others may be possible
             if world.backend != "fake":
                 raise

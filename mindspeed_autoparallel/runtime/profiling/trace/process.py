@@ -18,6 +18,7 @@ from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.line_process import LineProcess
 from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
+from mindspeed_autoparallel.runtime.profiling.trace.results import BlockResult
 from mindspeed_autoparallel.runtime.profiling.trace.sources import hash_of_tracing_code
 
 _COMMAND = ("-m", "mindspeed_autoparallel.runtime.profiling.trace", "fake")
@@ -43,7 +44,7 @@ def _code_hash() -> Any:
     return digest
 
 
-def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 300) -> dict[str, Any]:
+def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 300) -> BlockResult:
     """Return the trace of ``request`` (see ``running.trace``); from ``cache`` when the same was traced before.
 
     Raises ``LaunchError`` with the reason when the block cannot be built or run in that layout, or hangs.
@@ -56,7 +57,7 @@ def trace(request: TraceRequest, cache: Path | None = None, timeout_s: float = 3
 
 def trace_all(
     requests: Sequence[TraceRequest], cache: Path | None = None, timeout_s: float = 600, num_processes: int = 1
-) -> list[dict[str, Any]]:
+) -> list[BlockResult]:
     """Return the traces of ``requests``, in their order; one that is not possible has ``error`` and nothing else.
 
     ``num_processes`` share what the cache lacks; what one of them dies at is tried once more. Raises ``LaunchError``
@@ -71,7 +72,7 @@ def trace_all(
         digest.update(request.key().encode())
         return cache / f"{digest.hexdigest()[:32]}.json"
 
-    results: dict[TraceRequest, dict[str, Any]] = {}
+    results: dict[TraceRequest, BlockResult] = {}
     for request in requests:
         path = stored(request)
         if path is not None and path.exists():
@@ -124,12 +125,12 @@ class _Worker:
         if self._ended:  # meanwhile
             self.kill()
 
-    def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, dict[str, Any]]:
+    def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, BlockResult]:
         """Take from ``layouts`` until there is none left; what a process died at twice has ``error``.
 
         Raises ``LaunchError`` when processes die at whatever they are asked, and when they are ended.
         """
-        found: dict[TraceRequest, dict[str, Any]] = {}
+        found: dict[TraceRequest, BlockResult] = {}
         while True:
             try:
                 requests = layouts.popleft()
@@ -152,9 +153,9 @@ class _Worker:
                         died_at = requests[0]
                     self._start()
 
-    def _answers(self, requests: list[TraceRequest]) -> list[dict[str, Any]]:
+    def _answers(self, requests: list[TraceRequest]) -> list[BlockResult]:
         """Return the answers, fewer than requests where the process died."""
-        answers: list[dict[str, Any]] = []
+        answers: list[BlockResult] = []
         self._process.send(json.dumps([dataclasses.asdict(item) for item in requests]))
         while len(answers) < len(requests) and (line := self._process.receive()):
             if line.startswith(_PREFIX):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.spec.recompute import is_known
@@ -91,7 +91,7 @@ def _least_common_multiple(left: int, right: int) -> int:
     return left * right // math.gcd(left, right)
 
 
-def read_request(values: Mapping[str, Any]) -> TraceRequest:
+def read_request(values: Mapping[str, object]) -> TraceRequest:
     """Return a request from plain data; raises ``ConfigError`` with the key, the value and the rule."""
     known = {item.name: item.type for item in fields(TraceRequest)}
     unknown = sorted(set(values) - set(known))
@@ -105,7 +105,7 @@ def read_request(values: Mapping[str, Any]) -> TraceRequest:
             raise ConfigError(f"{name} is {value!r}, must be a whole number.")
         if known[name] == "bool" and not isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r}, must be true or false.")
-    request = TraceRequest(**values)
+    request = TraceRequest(**cast(dict[str, Any], values))
     _check(request)
     return request
 

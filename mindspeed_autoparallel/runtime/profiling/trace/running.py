@@ -13,6 +13,7 @@ from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.profiling.trace.building import Head, build_embedding, build_layer, build_stage
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import Tracer, largest_bytes
 from mindspeed_autoparallel.runtime.profiling.trace.request import TraceRequest
+from mindspeed_autoparallel.runtime.profiling.trace.results import BlockResult, Phase
 from mindspeed_autoparallel.runtime.profiling.trace.world import World
 
 SCHEMA_VERSION = 2
@@ -46,11 +47,11 @@ class CallCounter(Tracer):
         self._before_bytes = (self._before_bytes or 0) + tensor.untyped_storage().nbytes()
         self.take_peak_bytes()
 
-    def take_phase(self) -> dict[str, Any]:
+    def take_phase(self) -> Phase:
         """Return the calls since the last phase, live bytes, and the peak of all phases so far."""
         live_bytes = self.live_bytes
         self._peak_bytes = max(self._peak_bytes, self.take_peak_bytes() - (self._before_bytes or 0))
-        phase = {
+        phase: Phase = {
             "operators": [
                 {"name": name, "shapes": [list(shape) for shape in shapes], "count": count}
                 for (name, shapes), count in sorted(self.operators.items())
@@ -104,7 +105,7 @@ class SavedBytes:
         self._hooks.__exit__(kind, error, trace)
 
 
-def trace(request: TraceRequest, world: World) -> dict[str, Any]:
+def trace(request: TraceRequest, world: World) -> BlockResult:
     """Return parameters, and for every phase its operators, collectives, live and peak bytes, of one rank.
 
     A block has the phases ``forward`` and ``backward``, and ``saved_bytes`` between them; a stage has ``step``.
@@ -117,7 +118,7 @@ def trace(request: TraceRequest, world: World) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "block": request.block, **traced}
 
 
-def _trace_block(request: TraceRequest, counter: CallCounter) -> dict[str, Any]:
+def _trace_block(request: TraceRequest, counter: CallCounter) -> BlockResult:
     module, inputs, run = _block(request)
     parameters = list(module.parameters())
     with counter:
@@ -168,7 +169,7 @@ def _block(request: TraceRequest) -> tuple[Any, list[torch.Tensor], Any]:
     return layer, [hidden], lambda: tensor_parallel.checkpoint(forward, False, hidden)
 
 
-def _trace_stage(request: TraceRequest, counter: CallCounter) -> dict[str, Any]:
+def _trace_stage(request: TraceRequest, counter: CallCounter) -> BlockResult:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     chunks = build_stage(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_arguments
@@ -38,7 +40,20 @@ class ScriptRequest:
         return self.world or self.point.tensor_size * self.point.context_size * self.point.expert_size
 
 
-def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: float = 600) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ScriptTrace:
+    """The blocks of a script's model in one layout."""
+
+    document: Mapping[str, object]
+    """As it is stored and printed: ``schema_version``, ``at`` (the layout) and the keys of ``BlockTrace``."""
+
+    @property
+    def blocks(self) -> BlockTrace:
+        """Return the trace as a record; raises ``ConfigError`` where the stored document is none."""
+        return record_of(self.document, "stored trace", BlockTrace)
+
+
+def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: float = 600) -> ScriptTrace:
     """Return blocks of every module of the script's model, with parameters, bytes, operators and collectives.
 
     From ``cache`` when the same script, files beside it, arguments and layout were traced before. Raises
@@ -49,12 +64,11 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
         raise ConfigError(f"--script {request.script} is no file.")
     stored = None if cache is None else cache / f"{_content_key(request)}.json"
     if stored is not None and stored.exists():
-        found: dict[str, Any] = read_json(stored, "stored trace")
-        return found
+        return ScriptTrace(read_json(stored, "stored trace"))
     result = _run(request, timeout_s)
     if stored is not None:
         write_json_atomic(stored, result)
-    return result
+    return ScriptTrace(result)
 
 
 def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:

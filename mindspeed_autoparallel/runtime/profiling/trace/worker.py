@@ -103,7 +103,9 @@ class _FakeCalls(HostCalls):
         self.tracer = FakeTensorTracer()
         self._iterators: dict[int, Any] = {}
 
-    def record(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def record(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
+    ) -> Any:
         """Remember the call and make it; tensors are fake from the first model on, data once it is handed over."""
         if name == "build_data_iterators":
             function = functools.partial(self._real_data, function)

@@ -1,0 +1,106 @@
+"""The JSON documents that ``predict``, ``tune`` and ``scoreboard`` print, key by key.
+
+A name that ends in ``_ms`` counts milliseconds, one in ``_gib`` binary gigabytes on one rank.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class StageAnswer(TypedDict):
+    """Memory and time of a pipeline rank."""
+
+    stage: int
+    peak_memory_gib: float
+    first_step_peak_gib: float
+    parameters_gib: float
+    gradients_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    transient_gib: float
+    workspace_gib: float
+    microbatch_ms: float
+
+
+class Answer(TypedDict, total=False):
+    """The answer to a request; one with an ``error`` has its id, the reason and notes only."""
+
+    id: object
+    """As the request has it."""
+    status: Literal["ok", "out_of_memory", "error"]
+    reason: str
+    notes: list[str]
+    step_time_ms: float
+    step_time_interval_ms: list[float]
+    step_time_extrapolation: str
+    step_time_parts_ms: dict[str, float]
+    bubble_fraction: float
+    peak_memory_gib: float
+    peak_memory_interval_gib: list[float]
+    stages: list[StageAnswer]
+    tokens_per_s_per_device: float
+    profile_source: str
+    device: str
+    stack: str
+    provenance: str
+
+
+class Predictions(TypedDict):
+    """Answers in the order of their requests."""
+
+    schema_version: int
+    predictions: list[Answer]
+
+
+class Choice(Answer, total=False):
+    """A layout that fits: the request's sections, Megatron's flags, and the answer."""
+
+    parallel: dict[str, object]
+    train: dict[str, object]
+    argv: list[str]
+
+
+class _Found(TypedDict):
+    schema_version: int
+    profile_source: str
+    num_candidates: int
+    num_fitting: int
+    left_out: dict[str, int]
+    top: list[Choice]
+
+
+class Choices(_Found, total=False):
+    """What a search over layouts found, fastest first."""
+
+    decision: dict[str, object]
+    """How sure the choice is, where that was asked (``predict.experiments.decide``)."""
+
+
+class Errors(TypedDict):
+    """Relative errors of predictions over ``rows`` measured runs."""
+
+    rows: int
+    mean_absolute: float
+    mean: float
+    worst_over: float
+    worst_under: float
+
+
+class GroupErrors(TypedDict, total=False):
+    """Figures of a data group; what was not measured in it is not there."""
+
+    step_time: Errors
+    ranking: dict[str, float]
+    peak_memory: Errors
+    peak_memory_above_10_gib: Errors
+    activation_memory: Errors
+    parameter_memory: Errors
+
+
+class Scoreboard(TypedDict):
+    """Errors by data group, and how many rows were left out for which reason."""
+
+    schema_version: int
+    groups: dict[str, GroupErrors]
+    left_out: dict[str, int]
