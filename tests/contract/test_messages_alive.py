@@ -45,14 +45,14 @@ def live_bytes(cases: list[list[Any]]) -> list[Any]:
 
         @staticmethod
         def forward(ctx: Any, received: Any, chunk: Any) -> Any:
-            chunk.log.append(("F", chunk.index, chunk.tracker.live_bytes))
+            chunk.log.append(("F", chunk.index, chunk.tracker.current_bytes()))
             ctx.kept, ctx.chunk, ctx.shape = torch.empty(KEPT_BYTES // 4), chunk, received.shape
             return torch.empty(() if chunk.post_process else SHAPE)
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
             chunk = ctx.chunk
-            chunk.log.append(("B", chunk.index, chunk.tracker.live_bytes))
+            chunk.log.append(("B", chunk.index, chunk.tracker.current_bytes()))
             ctx.kept = None
             return torch.empty(ctx.shape), None
 

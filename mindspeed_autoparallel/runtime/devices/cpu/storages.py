@@ -41,20 +41,25 @@ def _name(function: Any) -> str:
 
 
 class TrackedStorages(TorchDispatchMode):
-    """Counts every storage from its first operation until it is freed; storages live at entry count too.
+    """Counts every storage from its first operation until it is freed; storages live at entry count too, unless told.
 
     Parameters, gradients, optimizer state, saved activations and communication buffers are all storages, and views
     share one. Not seen: a kernel's own workspace, and what other threads allocate.
     """
 
-    def __init__(self, limit_bytes: int | None = None, let_go_s: float = _LET_GO_S) -> None:
+    def __init__(
+        self, limit_bytes: int | None = None, let_go_s: float = _LET_GO_S, count_existing: bool = True
+    ) -> None:
         """Raise ``OutOfMemoryError`` above ``limit_bytes``; wait ``let_go_s`` seconds after a collective.
 
-        gloo's threads hold a tensor longer than its wait; an accelerator's allocator does not.
+        gloo's threads hold a tensor longer than its wait; an accelerator's allocator does not. Without
+        ``count_existing`` nothing counts that is an argument before it is a result.
         """
         super().__init__()
         self._limit_bytes = limit_bytes
         self._let_go_s = let_go_s
+        self._count_existing = count_existing
+        self._existing: set[int] = set()
         self._sizes: dict[int, int] = {}
         self._current = 0
         self._peak = 0
@@ -64,13 +69,8 @@ class TrackedStorages(TorchDispatchMode):
     def __enter__(self) -> TrackedStorages:
         import torch
 
-        gc.collect()
-        for thing in gc.get_objects():
-            # isinstance on arbitrary proxies runs foreign code; type() does not.
-            if issubclass(type(thing), torch.Tensor):
-                self._add(thing)
-                if thing.is_leaf and thing.grad is not None:
-                    self._add(thing.grad)  # may have no Python object until it is asked for
+        if self._count_existing:
+            self._add_all()
         resize = torch.UntypedStorage.resize_
 
         @functools.wraps(resize)
@@ -83,6 +83,17 @@ class TrackedStorages(TorchDispatchMode):
         self._edits.set(torch.UntypedStorage, "resize_", resize_and_count)
         super().__enter__()
         return self
+
+    def _add_all(self) -> None:
+        import torch
+
+        gc.collect()
+        for thing in gc.get_objects():
+            # isinstance on arbitrary proxies runs foreign code; type() does not.
+            if issubclass(type(thing), torch.Tensor):
+                self._add(thing)
+                if thing.is_leaf and thing.grad is not None:
+                    self._add(thing.grad)  # may have no Python object until it is asked for
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
@@ -115,6 +126,9 @@ class TrackedStorages(TorchDispatchMode):
             return function(*args)  # asked more often than there are operators
         self._let_go()
         name, kwargs = _name(function), kwargs or {}
+        if not self._count_existing and name != "aten.lift_fresh.default":  # what it is given was made just now
+            for tensor in tensors_in((args, kwargs)):
+                self._pass_over(tensor.untyped_storage())
         result = self._run(function, name, args, kwargs)
         self._after_collective = self._let_go_s > 0 and name.startswith(("c10d.", "_c10d_functional."))
         # Arguments too: what came from numpy, a file or another process has seen no operation yet.
@@ -142,8 +156,16 @@ class TrackedStorages(TorchDispatchMode):
         if storage.device.type == "cpu":  # others are meta and fake tensors
             self._count(storage)
 
+    def _pass_over(self, storage: Any) -> None:
+        key = storage._cdata
+        if key not in self._sizes and key not in self._existing:
+            self._existing.add(key)
+            weakref.finalize(storage, self._existing.discard, key).atexit = False
+
     def _count(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
+        if key in self._existing:
+            return
         known = self._sizes.get(key)
         if known is None:
             # Bound to the storage, which outlives its Python object's users as long as C++ holds it.

@@ -21,36 +21,18 @@ _GLOO_LET_GO_S = 0.05
 
 
 class CallCounter(Tracer):
-    """Counts equal calls, and live and peak bytes above what was there when it was entered first."""
+    """Counts equal calls, and live and peak bytes of storages that were not there before."""
 
     def __init__(self, let_go_s: float = 0.0) -> None:
-        super().__init__(let_go_s=let_go_s)
+        super().__init__(let_go_s=let_go_s, count_existing=False)
         self.operators: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
         self.collectives: Counter[tuple[str, int]] = Counter()
-        self._before_bytes: int | None = None
         self._peak_bytes = 0
-
-    def __enter__(self) -> CallCounter:
-        super().__enter__()
-        if self._before_bytes is None:
-            self._before_bytes = self.current_bytes()
-            self.take_peak_bytes()
-        return self
-
-    @property
-    def live_bytes(self) -> int:
-        """Return bytes of storages that came to be since the first entry and are alive."""
-        return self.current_bytes() - (self._before_bytes or 0)
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Take ``tensor``, made since the last phase, for one that was there before."""
-        self._before_bytes = (self._before_bytes or 0) + tensor.untyped_storage().nbytes()
-        self.take_peak_bytes()
 
     def take_phase(self) -> Phase:
         """Return the calls since the last phase, live bytes, and the peak of all phases so far."""
-        live_bytes = self.live_bytes
-        self._peak_bytes = max(self._peak_bytes, self.take_peak_bytes() - (self._before_bytes or 0))
+        live_bytes = self.current_bytes()
+        self._peak_bytes = max(self._peak_bytes, self.take_peak_bytes())
         phase: Phase = {
             "operators": [
                 {"name": name, "shapes": [list(shape) for shape in shapes], "count": count}
@@ -121,16 +103,14 @@ def trace(request: TraceRequest, world: World) -> BlockResult:
 def _trace_block(request: TraceRequest, counter: CallCounter) -> BlockResult:
     module, inputs, run = _block(request)
     parameters = list(module.parameters())
+    with counter, SavedBytes([parameters, inputs]) as saved:
+        output = run()
+    saved_bytes = saved.release()
+    forward = counter.take_phase()
+    gradient = torch.ones_like(output)
     with counter:
-        with SavedBytes([parameters, inputs]) as saved:
-            output = run()
-        saved_bytes = saved.release()
-        forward = counter.take_phase()
-        gradient = torch.ones_like(output)
-        counter.ignore(gradient)
-        counter.operators.clear()
         output.backward(gradient)
-        backward = counter.take_phase()
+    backward = counter.take_phase()
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
         "saved_bytes": saved_bytes,

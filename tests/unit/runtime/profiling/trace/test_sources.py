@@ -10,7 +10,7 @@ from mindspeed_autoparallel.runtime.profiling.trace import sources
 @pytest.mark.parametrize(
     "name",
     [
-        "profiling/trace/tracker.py",
+        "profiling/trace/fake_tensors.py",
         "attention/context_parallel.py",
         "devices/cpu/adapter.py",
         "profiling/trace/worker.py",
