@@ -58,7 +58,8 @@ def _analytic(arguments: argparse.Namespace) -> Profile:
     if arguments.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node must be at least 1, got {arguments.nproc_per_node}.")
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
-    from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, read_model_file
+    from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
+    from mindspeed_autoparallel.predict.model_file import read_model_file
 
     device = find_device(arguments.device, tuple(read_device(path) for path in arguments.device_file))
     profile = analytic_profile(

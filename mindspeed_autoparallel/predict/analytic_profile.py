@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from mindspeed_autoparallel.cost.analytic.activations import (
     backward_transient_bytes,
@@ -22,7 +20,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.profiles import (
     BlockCost,
     Collective,
@@ -42,43 +40,6 @@ _STACK = "megatron-core"
 _MICRO_BATCHES = (1, 2, 4, 8)
 _LONG_SEQUENCE = 8192
 """From here on context parallelism is worth its communication, and is among the points."""
-_OWN_KEYS = ("name", "frozen")
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """One module of the model: ``shape`` as the ``model`` of a prediction request, whose ``seq`` counts its tokens."""
-
-    name: str
-    shape: Mapping[str, Any]
-    frozen: bool = False
-
-
-def read_model_file(path: Path) -> tuple[Section, ...]:
-    """Return the modules in ``path``: a request's ``model``, a whole request, or ``{"modules": [...]}``, encoders
-    first.
-
-    Raises ``ConfigError`` with file and key.
-    """
-    content = read_json(path, "model file")
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        content = content["model"]
-    if not isinstance(content, dict):
-        raise ConfigError(f"model file {path} must be an object with num_layers, hidden, heads and seq, or modules.")
-    modules = content.get("modules", [{"name": "text_decoder", **content}])
-    if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
-        raise ConfigError(f"model file {path}: modules must be a list of objects, the text decoder last.")
-    for index, module in enumerate(modules):
-        if not isinstance(module.get("name"), str) or not module["name"]:
-            raise ConfigError(f"model file {path}: modules[{index}].name is missing.")
-    return tuple(
-        Section(
-            name=module["name"],
-            shape={key: value for key, value in module.items() if key not in _OWN_KEYS},
-            frozen=bool(module.get("frozen", False)),
-        )
-        for module in modules
-    )
 
 
 def analytic_profile(

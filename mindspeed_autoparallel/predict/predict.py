@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES, stage_memory
+from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES, StageMemory, stage_memory
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.predict.answers import Answer, Predictions
+from mindspeed_autoparallel.predict.answers import Answer, Predictions, StageAnswer
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
 
 SCHEMA_VERSION = 1
@@ -64,21 +64,7 @@ def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> An
         "bubble_fraction": time.bubble_fraction,
         "peak_memory_gib": peaks[worst],
         "peak_memory_interval_gib": [peaks[worst] / (1 + peak_spread), peaks[worst] * (1 + peak_spread)],
-        "stages": [
-            {
-                "stage": index,
-                "peak_memory_gib": peaks[index],
-                "first_step_peak_gib": stage.first_step_bytes / _GIB,
-                "parameters_gib": stage.parameter_bytes / _GIB,
-                "gradients_gib": stage.gradient_bytes / _GIB,
-                "optimizer_gib": stage.optimizer_bytes / _GIB,
-                "activations_gib": stage.activation_bytes / _GIB,
-                "transient_gib": stage.transient_bytes / _GIB,
-                "workspace_gib": stage.workspace_bytes / _GIB,
-                "microbatch_ms": time.stage_ms[index],
-            }
-            for index, stage in enumerate(stages)
-        ],
+        "stages": [_stage(index, stage, time.stage_ms[index]) for index, stage in enumerate(stages)],
         "tokens_per_s_per_device": work.global_batch * work.model.sequence / time.total_ms * 1e3 / work.num_devices,
         "profile_source": "analytic",
         "device": device.name,
@@ -93,6 +79,21 @@ def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> An
             f"raise tp, pp or cp, lower mbs, use recompute or dist_opt."
         )
     return answer
+
+
+def _stage(index: int, memory: StageMemory, microbatch_ms: float) -> StageAnswer:
+    return {
+        "stage": index,
+        "peak_memory_gib": memory.peak_bytes / _GIB,
+        "first_step_peak_gib": memory.first_step_bytes / _GIB,
+        "parameters_gib": memory.parameter_bytes / _GIB,
+        "gradients_gib": memory.gradient_bytes / _GIB,
+        "optimizer_gib": memory.optimizer_bytes / _GIB,
+        "activations_gib": memory.activation_bytes / _GIB,
+        "transient_gib": memory.transient_bytes / _GIB,
+        "workspace_gib": memory.workspace_bytes / _GIB,
+        "microbatch_ms": microbatch_ms,
+    }
 
 
 def _check_recipe(work: Workload, device: Device) -> None:

@@ -52,30 +52,20 @@ def read_workload(request: Mapping[str, object]) -> Workload:
     hardware, parallel, train = (section_of(request, key) for key in ("hw", "parallel", "train"))
     noop = counts(parallel, "noop_layers", "parallel")
     model = _documents(read_model(section_of(request, "model"), len(noop)), train)
-    gpu = hardware.get("gpu")
-    if not isinstance(gpu, str) or not gpu:
-        found = "missing" if gpu in (None, "") else f"{gpu!r}"
-        raise ConfigError(f"hw.gpu is {found}; name a device, for example A100-80GB.")
+    gpu = _gpu(hardware)
     devices, node = _devices(hardware)
     tensor, pipeline, context, data = _layout(parallel, devices)
     expert = integer(parallel, "ep", 1, "parallel")
     virtual = _virtual(parallel, model.num_layers + len(noop), pipeline)
     stack, attention = _software(train, gpu, model)
     modern = stack == "megatron-core"
-    precision = str(train.get("precision") or "bf16").lower()
-    if precision not in _BYTES:
-        raise ConfigError(f"train.precision is {precision!r}, known: {', '.join(_BYTES)}.")
-    bandwidth = hardware.get("inter_node_gbps")
-    if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
-        raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")
-    gradient_overlap, tensor_overlap = train.get("overlap_grad_reduce"), train.get("tp_comm_overlap")
     sequence_parallel = bool(switch(parallel, "sp", modern, "parallel")) and tensor > 1
     work = Workload(
         model=model,
         gpu=gpu,
         num_devices=devices,
         devices_per_node=node,
-        inter_node_gbit_per_s=float(bandwidth) if bandwidth else None,
+        inter_node_gbit_per_s=_bandwidth(hardware),
         tensor=tensor,
         pipeline=pipeline,
         data=data,
@@ -93,29 +83,55 @@ def read_workload(request: Mapping[str, object]) -> Workload:
         stack=stack,
         fused_attention=attention == "fused",
         cross_entropy_fusion=bool(train.get("cross_entropy_fusion", modern)),
-        gradient_overlap=None if gradient_overlap is None else bool(gradient_overlap),
-        tensor_overlap=None if tensor_overlap is None else bool(tensor_overlap),
-        expert_overlap=bool(train.get("moe_a2a_overlap", False)),
-        element_bytes=_BYTES[precision],
-        half_precision=precision in ("fp16", "float16"),
-        recipe=precision if precision in ("fp8", "mxfp8") else "",
         **_context(parallel, context),
         tensor_grid=_grid(parallel, tensor),
         group_microbatches=integer(parallel, "microbatch_group_size", 0, "parallel", 0),
-        adapters=_adapters(train),
-        grouped_products=bool(train.get("grouped_gemm", True)),
-        fused_weight_gradients=bool(train.get("gradient_accumulation_fusion", True)),
-        shared_master_weights=bool(train.get("reuse_fp32_param", False)),
-        swapped_optimizer="swap-optimizer" in _offload(train),
         gathered_experts=section_of(request, "model").get("dispatcher") == "allgather",
-        replayed_launches=_graph(train),
-        preference=str(train.get("task")) if train.get("task") in _PREFERENCES else "",
-        dropout=bool(switch(train, "dropout", True, "train")),
-        loss_slices=integer(train, "loss_slices", 1, "train"),
-        imbalance=number(train, "routing_imbalance", 1.0, "train", 1.0, 1e3),
+        **_training(train),
     )
     check_divisions(work)
     return work
+
+
+def _gpu(hardware: Mapping[str, Any]) -> str:
+    gpu = hardware.get("gpu")
+    if not isinstance(gpu, str) or not gpu:
+        found = "missing" if gpu in (None, "") else f"{gpu!r}"
+        raise ConfigError(f"hw.gpu is {found}; name a device, for example A100-80GB.")
+    return gpu
+
+
+def _bandwidth(hardware: Mapping[str, Any]) -> float | None:
+    bandwidth = hardware.get("inter_node_gbps")
+    if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
+        raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")
+    return float(bandwidth) if bandwidth else None
+
+
+def _training(train: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ``Workload`` that the section ``train`` says by itself."""
+    precision = str(train.get("precision") or "bf16").lower()
+    if precision not in _BYTES:
+        raise ConfigError(f"train.precision is {precision!r}, known: {', '.join(_BYTES)}.")
+    gradient_overlap, tensor_overlap = train.get("overlap_grad_reduce"), train.get("tp_comm_overlap")
+    return {
+        "gradient_overlap": None if gradient_overlap is None else bool(gradient_overlap),
+        "tensor_overlap": None if tensor_overlap is None else bool(tensor_overlap),
+        "expert_overlap": bool(train.get("moe_a2a_overlap", False)),
+        "element_bytes": _BYTES[precision],
+        "half_precision": precision in ("fp16", "float16"),
+        "recipe": precision if precision in ("fp8", "mxfp8") else "",
+        "adapters": _adapters(train),
+        "grouped_products": bool(train.get("grouped_gemm", True)),
+        "fused_weight_gradients": bool(train.get("gradient_accumulation_fusion", True)),
+        "shared_master_weights": bool(train.get("reuse_fp32_param", False)),
+        "swapped_optimizer": "swap-optimizer" in _offload(train),
+        "replayed_launches": _graph(train),
+        "preference": str(train.get("task")) if train.get("task") in _PREFERENCES else "",
+        "dropout": bool(switch(train, "dropout", True, "train")),
+        "loss_slices": integer(train, "loss_slices", 1, "train"),
+        "imbalance": number(train, "routing_imbalance", 1.0, "train", 1.0, 1e3),
+    }
 
 
 def _documents(model: ModelShape, train: Mapping[str, Any]) -> ModelShape:

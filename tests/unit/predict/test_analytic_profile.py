@@ -11,7 +11,8 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.predict.analytic_profile import analytic_profile, read_model_file
+from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
+from mindspeed_autoparallel.predict.model_file import read_model_file
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.spec import Cluster, Layout
 

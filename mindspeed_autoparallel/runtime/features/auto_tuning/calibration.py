@@ -6,28 +6,37 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.collectives import p2p_us
-from mindspeed_autoparallel.cost.device import Device, Efficiency
-from mindspeed_autoparallel.errors import ConfigError, ProfileError
+from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.planner.tuner.anchors import choose
 from mindspeed_autoparallel.planner.tuner.host import fit_host
-from mindspeed_autoparallel.planner.tuner.links import SIZES, TIERS, catalogue_tier, link_samples
+from mindspeed_autoparallel.planner.tuner.links import SIZES, link_samples
 from mindspeed_autoparallel.planner.tuner.pricing import Prices, calls_of
 from mindspeed_autoparallel.planner.tuner.samples import operator_samples
 from mindspeed_autoparallel.planner.tuner.stages import Modelled, PipelineCost, fit_stages
 from mindspeed_autoparallel.planner.tuner.steps import StepCost, fit_steps
 from mindspeed_autoparallel.profiles import MeasuredAt, layer_block
-from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier
-from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
+from mindspeed_autoparallel.profiles.calibration_records import PipelineResult
+from mindspeed_autoparallel.profiles.device import LinkTier
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, coverage
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, BlockTrace, PointResult, TraceResult, json_of
 from mindspeed_autoparallel.progress import changes_logged
+from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import (
+    CalibrationResult,
+    Missing,
+    collectives_to_sample,
+    datasheet_optimizer_us_per_byte,
+    find_measured,
+    is_measurable,
+    needed_bytes,
+    tiers_or_catalogue,
+)
 from mindspeed_autoparallel.runtime.features.auto_tuning.figures import Figures, source_of_today
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.pipelines import files_in, pipelines_of, samples_in, stages_us
@@ -49,45 +58,8 @@ _LEAST_COVERAGE = 0.5
 """Below this a search would rest on guesses."""
 _ANCHOR_SHARE = 0.6
 """Share of the device that a layout measured whole may take."""
-_STATE_BYTES = 20
-"""Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationResult:
-    """Costs of everything that was traced, measured on devices or computed for one of the catalogue."""
-
-    source: str
-    """``measured`` or ``analytic``."""
-    device_name: str
-    software: str
-    prices: Prices
-    optimizer_us_per_byte: float
-    """Of parameters that a rank updates."""
-    step: StepCost
-    pipeline: PipelineCost
-    coverage: Coverage
-    measured: dict[MeasuredAt, PointResult]
-    """Points that could not be traced and were measured instead."""
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Missing:
-    """What the launch is to measure."""
-
-    coverage: Coverage
-    operators: tuple[Operator, ...]
-    collectives: tuple[str, ...]
-    points: tuple[MeasuredAt, ...]
-    pipelines: tuple[Pipeline, ...]
-
-    @property
-    def nothing(self) -> bool:
-        """Tell whether no launch is needed."""
-        return not (self.operators or self.collectives or self.points or self.pipelines)
 
 
 class Calibration:
@@ -113,6 +85,7 @@ class Calibration:
         self._folder = request.work_dir / "measurements" / traces.key
         self._journal = MeasurementJournal(self._folder, self._about.device, self._about.software)
         self._notes: list[str] = []
+        self._catalogue = functools.partial(find_measured, "CPU" if device.name == "cpu" else self._about.name)
 
     def take(self, launches: Launches) -> CalibrationResult:
         """Launch once for whatever is missing; a launch that fails leaves what it finished, and the search goes on."""
@@ -145,22 +118,22 @@ class Calibration:
             self._notes.append(f"the measuring launch ended with {outcome.status.value}; what it finished is used")
         return self._result(after)
 
-    def _missing(self, recovered: Iterable[MeasuredAt]) -> _Missing:
+    def _missing(self, recovered: Iterable[MeasuredAt]) -> Missing:
         covered = self._coverage()
         operators = covered.missing if covered.covered_time_share < MINIMUM_COVERAGE else ()
         anchors = self._anchors() if operators or not self._figures.cpu_overhead_is_known else []
-        fallback = [point for point in self._failed if self._is_measurable(point)]
+        fallback = [point for point in self._failed if is_measurable(self._request, point)]
         points = tuple(point for point in dict.fromkeys((*anchors, *fallback)) if point not in recovered)
         pipelines = self._pipelines(anchors) if points or not self._figures.pipelines_are_known else []
-        return _Missing(
+        return Missing(
             coverage=covered,
             operators=tuple(operators),
-            collectives=self._missing_collectives(),
+            collectives=collectives_to_sample(self._figures.tiers(), self._request),
             points=points,
             pipelines=tuple(pipelines),
         )
 
-    def _launch(self, launches: Launches, missing: _Missing) -> LaunchOutcome:
+    def _launch(self, launches: Launches, missing: Missing) -> LaunchOutcome:
         request = self._request
         write_json_atomic(
             request.work_dir / MISSING_FILE,
@@ -223,11 +196,13 @@ class Calibration:
     def _result(self, covered: Coverage) -> CalibrationResult:
         """Return costs with the CPU overhead fitted to the blocks that were measured whole."""
         figures, request = self._figures, self._request
+        tiers, notes = tiers_or_catalogue(figures.tiers(), request, self._catalogue)
+        self._notes += notes
         prices = Prices(
             base=figures.base,
             device=figures.device,
             software=figures.software,
-            tiers=self._tiers(),
+            tiers=tiers,
             devices_per_node=request.devices_per_node,
         )
         asynchronous = self._device.name != "cpu"
@@ -257,18 +232,6 @@ class Calibration:
             notes=tuple(self._notes),
         )
 
-    def _tiers(self) -> dict[str, LinkTier]:
-        """Return both tiers: sampled, or what is nearest to it, and a note."""
-        found = self._figures.tiers()
-        places = (("inside a node", "--nproc-per-node 2 or more"), ("between nodes", "--nnodes 2"))
-        for tier, (where, how) in zip(TIERS, places, strict=True):
-            if tier not in found:
-                found[tier] = catalogue_tier(self._catalogue(), tier, self._request.devices_per_node)
-                if tier == "intra" or self._request.num_ranks > self._request.devices_per_node:
-                    used = f"datasheet figures are used; {how} samples them"
-                    self._notes.append(f"links {where} were never sampled here: {used}")
-        return found
-
     def _optimizer_us_per_byte(self) -> float:
         measured = self._figures.optimizer_us_per_byte()
         if measured is not None:
@@ -276,36 +239,13 @@ class Calibration:
         device = self._catalogue()
         return datasheet_optimizer_us_per_byte(device, next(iter(device.efficiencies.values())))
 
-    def _catalogue(self) -> Device:
-        try:
-            return find_device(self._about.name if self._device.name != "cpu" else "CPU")
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error} It is needed for links that were not sampled: measure on two nodes with two devices each."
-            ) from error
-
-    def _missing_collectives(self) -> tuple[str, ...]:
-        sizes = (self._request.num_processes_per_node, self._request.num_nodes)
-        known = self._figures.tiers()
-        wanted = [tier for tier, size in zip(TIERS, sizes, strict=True) if size > 1]
-        sampled = all(tier in known and set(known[tier].operations) == set(COLLECTIVES) for tier in wanted)
-        return () if sampled else tuple(COLLECTIVES)
-
-    def _is_measurable(self, point: MeasuredAt) -> bool:
-        world = self._request.num_measuring
-        return (
-            world % (point.tensor_size * point.context_size) == 0
-            and world // point.tensor_size % point.expert_size == 0
-            and point.tensor_size <= self._request.num_processes_per_node
-        )
-
     def _anchors(self) -> list[MeasuredAt]:
         """Return a few layouts that the measuring devices can hold."""
         limit_bytes = _ANCHOR_SHARE * self._device.total_memory_bytes()
         able = [
             point
             for point, result in self._traces.items()
-            if self._is_measurable(point) and point.context_size == 1 and _needed_bytes(result) < limit_bytes
+            if is_measurable(self._request, point) and point.context_size == 1 and needed_bytes(result) < limit_bytes
         ]
         if not able and self._traces:
             self._notes.append("no layout fits the measuring devices whole: operators alone are measured")
@@ -335,37 +275,27 @@ class Calibration:
         link = self._figures.tiers().get("intra" if self._request.num_nodes == 1 else "inter")
         if link is None:
             return
-        samples = []
-        for sample in samples_in(self._folder):
-            (module,) = self._traces[sample.at].plain.modules
-            if not self._block_us(sample.at, layer_block(0), DIRECTIONS[0]):
-                continue
-            message_bytes = round(module.blocks[layer_block(0)].output_bytes)
-            modelled = Modelled(
-                stages_us=stages_us(sample, module.kinds, functools.partial(self._block_us, sample.at)),
-                message_us=p2p_us(message_bytes, link),
-                step=self._figures.step_cost() or StepCost(),
-                optimizer_us_per_byte=self._optimizer_us_per_byte(),
-                sends=self._sends if sample.stages.interleaved else "blocking",
-            )
-            samples.append((sample, modelled))
+        samples = [
+            (sample, self._modelled(sample, link))
+            for sample in samples_in(self._folder)
+            if self._block_us(sample.at, layer_block(0), DIRECTIONS[0])
+        ]
         found = fit_stages(samples)
         if found is not None:
             self._figures.keep_pipeline_cost(found)
+
+    def _modelled(self, sample: PipelineResult, link: LinkTier) -> Modelled:
+        (module,) = self._traces[sample.at].plain.modules
+        return Modelled(
+            stages_us=stages_us(sample, module.kinds, functools.partial(self._block_us, sample.at)),
+            message_us=p2p_us(round(module.blocks[layer_block(0)].output_bytes), link),
+            step=self._figures.step_cost() or StepCost(),
+            optimizer_us_per_byte=self._optimizer_us_per_byte(),
+            sends=self._sends if sample.stages.interleaved else "blocking",
+        )
 
     def _block_us(self, point: MeasuredAt, block: str, direction: str) -> float:
         return self._figures.block_us(point, self._request.description.modules[0].name, block, direction)
 
     def _measured(self, point: MeasuredAt) -> PointResult | None:
         return read_point(measure_task(self._request, (point,), self._folder).result_file(point))
-
-
-def datasheet_optimizer_us_per_byte(device: Device, efficiency: Efficiency) -> float:
-    """Return the optimizer's time per byte of parameters: about 30 bytes are moved for the two bytes of one."""
-    return 15.0 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
-
-
-def _needed_bytes(result: TraceResult) -> float:
-    blocks = [block for module in result.plain.modules for block in module.blocks.values()]
-    state = _STATE_BYTES * sum(block.parameters.num_parameters for block in blocks)
-    return 2 * (state + sum(block.saved_bytes + block.backward_peak_bytes for block in blocks))

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
 from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage, Estimate
 from mindspeed_autoparallel.profiles.records import TraceResult
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import (
+from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import (
     CalibrationResult,
     datasheet_optimizer_us_per_byte,
 )

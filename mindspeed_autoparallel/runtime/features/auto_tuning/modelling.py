@@ -19,7 +19,7 @@ from mindspeed_autoparallel.profiles.records import (
     TraceResult,
     VariantName,
 )
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import CalibrationResult
+from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import CalibrationResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
 from mindspeed_autoparallel.report.tuning_result import Configuration, Knowledge, SearchCounts, TuningResult
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import CalibrationResult
+from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import CalibrationResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles

@@ -16,7 +16,8 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.profiles.records import TraceResult
 from mindspeed_autoparallel.runtime.devices import current_device
-from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration, CalibrationResult
+from mindspeed_autoparallel.runtime.features.auto_tuning.calibration import Calibration
+from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import CalibrationResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.computed import computed_costs
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan, plan_search
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext

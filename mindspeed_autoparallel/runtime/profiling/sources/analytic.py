@@ -11,7 +11,8 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.predict.analytic_profile import Section, analytic_profile
+from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
+from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description

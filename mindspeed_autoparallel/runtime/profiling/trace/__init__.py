@@ -8,6 +8,7 @@
 ``building``  blocks of a megatron-core model
 ``running``   a block forward and backward, a stage through Megatron's schedule
 ``fake_tensors``  the tracer: operators on tensors with and without data, collectives, storages
+``fake_host``     what a user's script is given in place of a device and data
 ``work_queue``    points shared by several tracing processes
 ``script``    the model of a user's own training script
 """

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import os
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ from mindspeed_autoparallel.runtime.profiling.measure import worker
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Interval, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS, fewest_layers, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.point import Microbatch, describe_stack, num_optimizer_shards
-from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, HostCalls, RecordedCall, rebuild
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, rebuild
 from mindspeed_autoparallel.runtime.profiling.measure.state import (
     bytes_per_parameter,
     execution_order,
@@ -48,6 +46,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stac
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.operator_calls import Collective
 from mindspeed_autoparallel.runtime.profiling.trace.balanced_routing import balance_routing
+from mindspeed_autoparallel.runtime.profiling.trace.fake_host import FakeCalls, FakeDevice, missing_state_bytes
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import (
     FakeTensorTracer,
     Log,
@@ -84,7 +83,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     for name in ("use_gloo_process_groups", "enable_gloo_process_groups"):
         if hasattr(arguments, name):
             setattr(arguments, name, False)
-    session.calls = _FakeCalls()
+    session.calls = FakeCalls()
     queue = WorkQueue(Path(data["queue"]))
     session.take_over = functools.partial(
         _trace_all,
@@ -93,86 +92,6 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
         room_bytes=data["room_bytes"],
         take=lambda point: queue.claim(point, data["process"]),
     )
-
-
-class _FakeCalls(HostCalls):
-    """What the host set up, without tensor data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tracer = FakeTensorTracer()
-        self._iterators: dict[int, Any] = {}
-
-    def record(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
-    ) -> Any:
-        """Remember the call and make it; tensors are fake from the first model on, data once it is handed over."""
-        if name == "build_data_iterators":
-            function = functools.partial(self._real_data, function)
-        if name == "setup_model_and_optimizer":
-            # What was imported stays: garbage is collected between layouts, and looking through it took a quarter of
-            # the time of a trace.
-            gc.freeze()
-            self.tracer.fake_mode.__enter__()
-            self.tracer.__enter__()
-        setattr(self, name, RecordedCall(function, args, dict(kwargs)))
-        return function(*args, **kwargs)
-
-    def _real_data(self, build: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        from megatron.training import get_args
-
-        # Shapes of batches follow from the microbatch; building the data again takes longer than a trace.
-        size = get_args().micro_batch_size
-        if size not in self._iterators:
-            with _without_tracing():
-                self._iterators[size] = [self._batches(iterator) for iterator in build(*args, **kwargs)]
-        return self._iterators[size]
-
-    def _batches(self, iterator: Any) -> Any:
-        if isinstance(iterator, list):
-            return [self._batches(item) for item in iterator]
-        return None if iterator is None else _FakeBatches(iterator, self.tracer)
-
-
-class _FakeBatches:
-    """The host's batches as shapes."""
-
-    def __init__(self, iterator: Any, tracer: FakeTensorTracer) -> None:
-        self.iterator, self.tracer = iterator, tracer
-
-    def __iter__(self) -> _FakeBatches:
-        return self
-
-    def __next__(self) -> Any:
-        with _without_tracing():
-            batch = next(self.iterator)
-        return self.tracer.as_fake(batch)
-
-
-class _FakeDevice:
-    """The part of a device adapter that a microbatch asks for; its clock is the place in the log."""
-
-    def __init__(self, tracer: FakeTensorTracer) -> None:
-        self.tracer = tracer
-
-    def synchronize(self) -> None:
-        return None
-
-    def clock(self) -> int:
-        return len(self.tracer.log.operators)
-
-    @contextmanager
-    def tracked_memory(self) -> Any:
-        self.tracer.take_peak_bytes()
-        yield self.tracer
-
-
-@contextmanager
-def _without_tracing() -> Any:
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        yield
 
 
 def _trace_all(
@@ -190,7 +109,7 @@ def _trace_all(
     from megatron.training import get_args
 
     arguments, calls = get_args(), worker.measuring().calls
-    assert isinstance(calls, _FakeCalls)
+    assert isinstance(calls, FakeCalls)
     plain = {name: getattr(arguments, name, None) for changes in variants.values() for name in changes}
     world_size = torch.distributed.get_world_size()
     kinds = _kinds_of_layers(built, forward_step, arguments, calls.tracer)
@@ -235,7 +154,7 @@ def _kinds_of_layers(
         stacks = find_stacks(unwrap(chunks))
     except ProfileError:
         return {}
-    device = _FakeDevice(tracer)
+    device = FakeDevice(tracer)
     microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
     tracer.log = Log()
 
@@ -288,7 +207,7 @@ def _trace(
     model = unwrap(chunks)
     stacks = find_stacks(model, kinds)
     order, handles = execution_order(model, stacks)
-    device = _FakeDevice(tracer)
+    device = FakeDevice(tracer)
     microbatch = Microbatch(chunks, built.data_iterator, forward_step, arguments, stacks, device)
     microbatch.run(tracked=False)
     for handle in handles:
@@ -345,27 +264,3 @@ def _calls(intervals: Sequence[Interval], log: Log, table: dict[Operator, int]) 
         collectives=tuple(CollectiveCalls(**vars(call), count=count * share) for call, count in collectives.items()),
         num_calls=num_calls * share,
     )
-
-
-def missing_state_bytes(optimizer: Any) -> int:
-    """Return what the optimizer's first step will create, found by one step of the same class on a few real numbers."""
-    import torch
-
-    total = 0
-    for part in getattr(optimizer, "chained_optimizers", None) or [optimizer]:
-        inner = getattr(part, "optimizer", part)
-        if inner is None or inner.state:
-            continue
-        parameters = [item for group in inner.param_groups for item in group["params"]]
-        if not parameters:
-            continue
-        with _without_tracing():
-            small = torch.zeros(64, dtype=parameters[0].dtype, requires_grad=True)
-            small.grad = torch.zeros_like(small)
-            known = type(inner).__init__.__code__.co_varnames
-            twin = type(inner)([small], **{key: value for key, value in inner.defaults.items() if key in known})
-            twin.step()
-            tensors = [item for state in twin.state.values() for item in state.values() if torch.is_tensor(item)]
-            ratio = sum(item.numel() * item.element_size() for item in tensors if item.numel() > 1) / small.numel()
-        total += round(ratio * sum(item.numel() for item in parameters))
-    return total

@@ -1,0 +1,115 @@
+"""What a measuring launch is asked for, and the costs that come of it or of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.device import Device, Efficiency
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.tuner.links import TIERS, catalogue_tier
+from mindspeed_autoparallel.planner.tuner.pricing import Prices
+from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
+from mindspeed_autoparallel.planner.tuner.steps import StepCost
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles.device import COLLECTIVES, LinkTier
+from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.knowledge.estimate import Coverage
+from mindspeed_autoparallel.profiles.records import PointResult, TraceResult
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline
+
+_STATE_BYTES = 20
+"""Per parameter, with gradients, optimizer and copies: only to leave out what will not fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationResult:
+    """Costs of everything that was traced, measured on devices or computed for one of the catalogue."""
+
+    source: str
+    """``measured`` or ``analytic``."""
+    device_name: str
+    software: str
+    prices: Prices
+    optimizer_us_per_byte: float
+    """Of parameters that a rank updates."""
+    step: StepCost
+    pipeline: PipelineCost
+    coverage: Coverage
+    measured: dict[MeasuredAt, PointResult]
+    """Points that could not be traced and were measured instead."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """What the launch is to measure."""
+
+    coverage: Coverage
+    operators: tuple[Operator, ...]
+    collectives: tuple[str, ...]
+    points: tuple[MeasuredAt, ...]
+    pipelines: tuple[Pipeline, ...]
+
+    @property
+    def nothing(self) -> bool:
+        """Tell whether no launch is needed."""
+        return not (self.operators or self.collectives or self.points or self.pipelines)
+
+
+def is_measurable(request: TuningRequest, point: MeasuredAt) -> bool:
+    """Tell whether the measuring devices can run ``point``, whatever memory it takes."""
+    world = request.num_measuring
+    return (
+        world % (point.tensor_size * point.context_size) == 0
+        and world // point.tensor_size % point.expert_size == 0
+        and point.tensor_size <= request.num_processes_per_node
+    )
+
+
+def needed_bytes(result: TraceResult) -> float:
+    """Return about what a layout needs of a device, to leave out what will not fit."""
+    blocks = [block for module in result.plain.modules for block in module.blocks.values()]
+    state = _STATE_BYTES * sum(block.parameters.num_parameters for block in blocks)
+    return 2 * (state + sum(block.saved_bytes + block.backward_peak_bytes for block in blocks))
+
+
+def datasheet_optimizer_us_per_byte(device: Device, efficiency: Efficiency) -> float:
+    """Return the optimizer's time per byte of parameters: about 30 bytes are moved for the two bytes of one."""
+    return 15.0 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction)
+
+
+def collectives_to_sample(known: Mapping[str, LinkTier], request: TuningRequest) -> tuple[str, ...]:
+    """Return all collectives where a tier that the measuring devices have lacks one, else none."""
+    sizes = (request.num_processes_per_node, request.num_nodes)
+    wanted = [tier for tier, size in zip(TIERS, sizes, strict=True) if size > 1]
+    sampled = all(tier in known and set(known[tier].operations) == set(COLLECTIVES) for tier in wanted)
+    return () if sampled else tuple(COLLECTIVES)
+
+
+def find_measured(name: str) -> Device:
+    """Return the device called ``name`` out of the catalogue, for what was not sampled on it; ``ConfigError`` where
+    there is none."""
+    try:
+        return find_device(name)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} It is needed for links that were not sampled: measure on two nodes with two devices each."
+        ) from error
+
+
+def tiers_or_catalogue(
+    sampled: Mapping[str, LinkTier], request: TuningRequest, catalogue: Callable[[], Device]
+) -> tuple[dict[str, LinkTier], list[str]]:
+    """Return both tiers, sampled or out of the catalogue, and notes about the latter."""
+    found, notes = dict(sampled), []
+    places = (("inside a node", "--nproc-per-node 2 or more"), ("between nodes", "--nnodes 2"))
+    for tier, (where, how) in zip(TIERS, places, strict=True):
+        if tier not in found:
+            found[tier] = catalogue_tier(catalogue(), tier, request.devices_per_node)
+            if tier == "intra" or request.num_ranks > request.devices_per_node:
+                used = f"datasheet figures are used; {how} samples them"
+                notes.append(f"links {where} were never sampled here: {used}")
+    return found, notes
