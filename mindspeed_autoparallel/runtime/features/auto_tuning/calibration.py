@@ -261,8 +261,7 @@ class Calibration:
         self._notes += [f"{point.label()} could not be measured whole" for point in results if point not in whole]
         for point, result in whole.items():
             self._figures.keep_point(point, result)
-        cost = fit_steps(list(whole.values()))
-        if cost is not None:
+        if (cost := fit_steps(list(whole.values()))) is not None:
             self._figures.keep_step_cost(cost)
         self._store_pipelines()
 
