@@ -1,6 +1,6 @@
 """Predict step time and peak memory of training runs from their shapes, with no accelerator at hand.
 
-FILE holds {"requests": [{"id", "model", "hw", "parallel", "train"}]}; see docs/auto-tuning.md.
+FILE holds {"requests": [{"id", "model", "hw", "parallel", "train"}]}; see docs/predict.md.
 """
 
 from __future__ import annotations

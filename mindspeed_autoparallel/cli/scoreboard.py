@@ -1,6 +1,6 @@
 """Compare predictions with measured runs: time and memory error, rank correlation, regret, top-three hits.
 
-DATA.json holds {"rows": [...]} with model, hw, parallel, train and measured in each; see docs/auto-tuning.md.
+DATA.json holds {"rows": [...]} with model, hw, parallel, train and measured in each; see docs/predict.md.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class TraceResult:
     summary: str = ""
     given_up: bool = False
     """Its process ended or hung; another run may try again."""
-    room_bytes: int = 0
+    headroom_bytes: int = 0
     """The memory headroom by which variants were not needed; 0: all were."""
 
     @property

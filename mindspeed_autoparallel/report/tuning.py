@@ -18,7 +18,7 @@ _INCOMPARABLE = "not comparable"
 """In the note of a verifying run whose time says nothing."""
 SHORT_NAMES = (
     "PP pipeline stages, TP tensor, DP data, CP context, EP expert parallel, VPP virtual stages per rank, MBS samples "
-    "of a microbatch, SP sequence parallel; whole-optimizer: without the distributed optimizer."
+    "of a microbatch, SP sequence parallel; no-dist-opt: without the distributed optimizer."
 )
 HEADER = ("no", "configuration", "step_ms", "interval_ms", "bubble", "peak", "tokens/s/device", "recompute")
 

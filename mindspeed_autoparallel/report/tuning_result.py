@@ -89,6 +89,8 @@ class Verified(TypedDict, total=False):
     memory_error: float
     stages: list[RankPeak]
     note: str
+    calibration: str
+    """What the run taught the device file, where there is one."""
 
 
 class Knowledge(TypedDict):

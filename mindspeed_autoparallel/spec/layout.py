@@ -128,7 +128,7 @@ class Layout:
         if self.sequence_parallel:
             parts.append("SP")
         if not self.distributed_optimizer:
-            parts.append("whole-optimizer")
+            parts.append("no-dist-opt")
         if self.sharding is not None:
             parts.append(self.sharding.label)
         if self.paired:

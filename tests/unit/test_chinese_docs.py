@@ -12,7 +12,17 @@ PAGES = {
     ROOT / "README.md": ROOT / "README.zh.md",
     **{
         ROOT / "docs" / f"{name}.md": ROOT / "docs" / "zh" / f"{name}.md"
-        for name in ("auto-parallel-mm", "auto-tuning", "hetero-parallel", "weights", "doctor", "flags")
+        for name in (
+            "auto-parallel-mm",
+            "auto-tuning",
+            "predict",
+            "trace",
+            "analytic",
+            "hetero-parallel",
+            "weights",
+            "doctor",
+            "flags",
+        )
     },
 }
 PAIRS = pytest.mark.parametrize(("english", "chinese"), PAGES.items(), ids=[page.stem for page in PAGES])

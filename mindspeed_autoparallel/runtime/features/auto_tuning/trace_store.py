@@ -73,11 +73,11 @@ def measure_task(
 class Traces:
     """The traces of a request."""
 
-    def __init__(self, request: TuningRequest, plan: SearchPlan, room_bytes: int) -> None:
-        """Take ``room_bytes`` of a device for the training; where that is plenty, recompute is not traced."""
+    def __init__(self, request: TuningRequest, plan: SearchPlan, headroom_bytes: int) -> None:
+        """Take ``headroom_bytes`` of a device for the training; where that is plenty, recompute is not traced."""
         self.request = request
         self.plan = plan
-        self.room_bytes = room_bytes
+        self.headroom_bytes = headroom_bytes
         self.variants = {
             str(VariantName(way.title, kind)): {**way.settings, **recompute}
             for way in plan.ways
@@ -92,7 +92,7 @@ class Traces:
         """Return the finished points, failed ones too, unless they lack what more headroom made unnecessary."""
         files = {point: self._task.result_file(point) for point in self._task.points}
         found = {point: read_trace(file) for point, file in files.items() if file.exists()}
-        return {point: result for point, result in found.items() if result.room_bytes <= self.room_bytes}
+        return {point: result for point, result in found.items() if result.headroom_bytes <= self.headroom_bytes}
 
     def take(self, launches: Launches) -> tuple[dict[MeasuredAt, TraceResult], dict[str, str]]:
         """Trace what is missing in a few processes; a point that ends its process is recorded and passed over.
@@ -163,7 +163,7 @@ class Traces:
             "measure": task.to_json(),
             "variants": self.variants,
             "world_size": self.request.num_ranks,
-            "room_bytes": self.room_bytes,
+            "headroom_bytes": self.headroom_bytes,
             "queue": str(self._queue.folder),
             "process": process,
             "wanted": [self._wanted(point) for point in points],

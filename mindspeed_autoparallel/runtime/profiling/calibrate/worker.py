@@ -18,7 +18,7 @@ from mindspeed_autoparallel.runtime.profiling.calibrate.replay import replay, sa
 from mindspeed_autoparallel.runtime.profiling.measure import worker
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import shorten
 from mindspeed_autoparallel.runtime.profiling.measure.pipelines import Pipeline, time_pipeline
-from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, rebuild
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, reinitialize_model_parallel
 from mindspeed_autoparallel.runtime.profiling.measure.state import release
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.balanced_routing import balance_routing
@@ -90,7 +90,9 @@ def _cut(pipeline: Pipeline) -> Built:
 
     arguments, session = get_args(), worker.measuring()
     shorten(arguments, pipeline.num_layers, session.choices_by_layer)
-    return rebuild(session.calls, arguments, pipeline.at, distributed.get_world_size(), pipeline.stages)
+    return reinitialize_model_parallel(
+        session.calls, arguments, pipeline.at, distributed.get_world_size(), pipeline.stages
+    )
 
 
 def _keep(path: Path, rows: Iterable[OperatorRow | LinkRow]) -> None:

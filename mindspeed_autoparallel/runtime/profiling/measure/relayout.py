@@ -80,7 +80,9 @@ def set_arguments(arguments: Any, point: MeasuredAt, world_size: int, stages: St
     arguments.global_batch_size = replicas * stages.num_microbatches
 
 
-def rebuild(calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int, stages: Stages = WHOLE) -> Built:
+def reinitialize_model_parallel(
+    calls: HostCalls, arguments: Any, point: MeasuredAt, world_size: int, stages: Stages = WHOLE
+) -> Built:
     """Tear the groups down, set them up for ``point`` cut into ``stages``, and build model, optimizer and data again.
 
     Interleaved, ``model`` and ``data_iterator`` are lists with an entry per chunk.

@@ -19,7 +19,12 @@ from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_C
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import choices_by_layer, shorten
-from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, HostCalls, rebuild, set_arguments
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import (
+    Built,
+    HostCalls,
+    reinitialize_model_parallel,
+    set_arguments,
+)
 from mindspeed_autoparallel.runtime.profiling.measure.state import release
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.state import of_process
@@ -149,7 +154,9 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
                 # The old layout's tensors go before the new one's come; the host's frames still hold its objects.
                 release(built.model, built.optimizer)
                 del built  # what refers to the old groups keeps their threads
-                built = rebuild(measuring().calls, arguments, point, torch.distributed.get_world_size())
+                built = reinitialize_model_parallel(
+                    measuring().calls, arguments, point, torch.distributed.get_world_size()
+                )
             # A traced microbatch is compared with what is measured here: both as the script has it.
             with without_kept_batches() if samples_differ(arguments) else nullcontext():
                 result = measure_point(built, forward_step, arguments, device, task)

@@ -85,7 +85,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
                 "measure": task.to_json(),
                 "variants": {request.recompute: recompute_arguments(request.recompute)},
                 "wanted": [[request.recompute]],
-                "room_bytes": 0,
+                "headroom_bytes": 0,
                 "world_size": request.num_ranks,
                 "queue": str(queue.folder),
                 "process": 0,

@@ -33,7 +33,7 @@ from mindspeed_autoparallel.runtime.profiling.measure import worker
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Interval, batch_bytes, block_costs, blocks_of
 from mindspeed_autoparallel.runtime.profiling.measure.layer_kinds import MIN_LAYERS, fewest_layers, shorten
 from mindspeed_autoparallel.runtime.profiling.measure.point import Microbatch, describe_stack, num_optimizer_shards
-from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, rebuild
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built, reinitialize_model_parallel
 from mindspeed_autoparallel.runtime.profiling.measure.state import (
     bytes_per_parameter,
     execution_order,
@@ -89,7 +89,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
         _trace_all,
         variants=data["variants"],
         wanted=data["wanted"],
-        room_bytes=data["room_bytes"],
+        headroom_bytes=data["headroom_bytes"],
         take=lambda point: queue.claim(point, data["process"]),
     )
 
@@ -101,7 +101,7 @@ def _trace_all(
     built: Built,
     variants: dict[str, dict[str, Any]],
     wanted: list[list[str]],
-    room_bytes: int,
+    headroom_bytes: int,
     take: Callable[[MeasuredAt], bool],
 ) -> None:
     """Trace what the queue leaves this process; ``wanted``: variants by point."""
@@ -118,12 +118,12 @@ def _trace_all(
         if not take(point):
             continue
         result: dict[str, Any] = {"status": "ok", "variants": {}}
-        roomy: set[str] = set()
+        fitting: set[str] = set()
         for variant in names:
             way = VariantName.parse(variant).variant
-            if way in roomy:
+            if way in fitting:
                 result["variants"][variant] = {"status": "not_needed"}
-                result["room_bytes"] = room_bytes
+                result["headroom_bytes"] = headroom_bytes
                 continue
             if built.model is not None:
                 # The host's frames still hold the first layout's objects.
@@ -131,11 +131,11 @@ def _trace_all(
             for name, value in {**plain, **variants[variant]}.items():
                 setattr(arguments, name, value)
             try:
-                built = rebuild(calls, arguments, point, world_size)
+                built = reinitialize_model_parallel(calls, arguments, point, world_size)
                 traced = _trace(built, forward_step, arguments, calls.tracer, kinds)
                 result["variants"][variant] = {"status": "ok", **json_of(traced)}
-                if fits_without_recompute(traced, room_bytes):
-                    roomy.add(way)
+                if fits_without_recompute(traced, headroom_bytes):
+                    fitting.add(way)
             except Exception as error:  # whatever the user's code raises in this layout: the others go on
                 built = Built(None, None, None)
                 failure = Failure(reason=_reason(error), refused=_is_refusal(error))
