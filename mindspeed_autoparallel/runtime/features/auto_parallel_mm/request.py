@@ -109,7 +109,8 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         cluster_num_nodes=needed(arguments, _FEATURE, "simulated_nnodes"),
         cluster_devices_per_node=needed(arguments, _FEATURE, "simulated_nproc_per_node"),
         expert_size=int(getattr(arguments, "expert_model_parallel_size", 1) or 1),
-        sequence_parallel=bool(arguments.sequence_parallel),
+        # Megatron trains experts with TP above 1 in no other way.
+        sequence_parallel=bool(arguments.sequence_parallel or getattr(arguments, "num_experts", None)),
         distributed_optimizer=bool(arguments.use_distributed_optimizer),
         num_heads=_heads(arguments, description),
         time_limit_s=float(flags.auto_parallel_time_limit_s),

@@ -41,3 +41,11 @@ COMMON = {
 def test_groups_count_where_heads_are_grouped(tmp_path, flags, sizes):
     request = read_request(argparse.Namespace(**COMMON, **flags, auto_parallel_work_dir=str(tmp_path)))
     assert {point.tensor_size for point in request.points()} == sizes
+
+
+@pytest.mark.parametrize(("flags", "tensor_ranks_share_tokens"), [({}, False), ({"num_experts": 4}, True)])
+def test_tensor_parallel_experts_are_measured_with_sequence_parallelism(tmp_path, flags, tensor_ranks_share_tokens):
+    # Megatron trains experts with TP above 1 in no other way: the first forward raises.
+    request = read_request(argparse.Namespace(**COMMON, **flags, auto_parallel_work_dir=str(tmp_path)))
+    asked = {(point.tensor_size > 1, point.sequence_parallel) for point in request.points()}
+    assert asked == {(False, False), (True, tensor_ranks_share_tokens)}
