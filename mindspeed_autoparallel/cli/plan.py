@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.cli import _profile_source
+from mindspeed_autoparallel.cli import _plan_data, _profile_source
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import made_folder
 from mindspeed_autoparallel.units import MIB
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.spec import Plan
+    from mindspeed_autoparallel.profiles import Profile
+    from mindspeed_autoparallel.spec import Layout, Plan
 
 MAX_LIMIT_MIB = 2**30
 """A pebibyte: more is a slip of the unit."""
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hetero-balance", choices=("local", "global", "off"), default="local", help="as training will have it"
     )
     parser.add_argument("--mm-model", type=Path, help="model.json; the hetero sizes are written to a copy beside it")
+    _plan_data.add_arguments(parser)
     parser.add_argument("--out", type=Path, help="directory for plan.json and the result file")
     parser.add_argument("--why", action="store_true", help="print what became of every layout")
     parser.add_argument("--json", action="store_true", help="print only JSON: the plan")
@@ -79,23 +81,30 @@ def run(arguments: argparse.Namespace) -> int:
         virtual_sizes=virtual_sizes,
         schedules=_schedules(arguments.schedules),
     )
+    _plan_data.check(arguments)
     if arguments.hetero_parallel:
         from mindspeed_autoparallel.cli._plan_hetero import run_hetero
 
         return run_hetero(arguments, profile, cluster, options)
     if arguments.mm_model is not None:
         raise ConfigError("--mm-model is for --hetero-parallel, which writes a copy of it with every module's sizes.")
-    plan = search(
-        profile,
-        cluster,
-        arguments.global_batch_size,
-        time_limit_s=arguments.time_limit_s,
-        top_k=arguments.top_k,
-        seed=arguments.seed,
-        num_workers=arguments.num_workers,
-        options=options,
-        progress=lambda text: print(text, file=sys.stderr, flush=True),
-    )
+
+    def searched(profile: Profile, layouts: list[Layout] | None) -> Plan:
+        return search(
+            profile,
+            cluster,
+            arguments.global_batch_size,
+            time_limit_s=arguments.time_limit_s,
+            top_k=arguments.top_k,
+            seed=arguments.seed,
+            num_workers=arguments.num_workers,
+            layouts=layouts,
+            options=options,
+            with_relaxations=layouts is None,
+            progress=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+
+    plan = searched(profile, None) if arguments.data is None else _plan_data.plan(arguments, profile, searched)
     if arguments.candidate is not None:
         from mindspeed_autoparallel.operators.candidate import read_candidate, with_candidate
 
@@ -122,6 +131,8 @@ def _print(plan: Plan, with_verdicts: bool) -> None:
     from mindspeed_autoparallel.cli.simulate import print_plan
 
     print_plan(plan)
+    for line in _plan_data.text_lines(plan):
+        print(line)
     for name, other in enumerate(plan.alternatives, start=2):
         print(f"{name}. {other.layout.label()}: {other.step_us / 1000:.2f} ms")
     if with_verdicts:

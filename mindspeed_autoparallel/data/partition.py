@@ -19,8 +19,8 @@ from mindspeed_autoparallel.errors import ConfigError
 Array = Any
 """A numpy array."""
 MAX_EXCHANGES = 96
-_MINE, _OTHERS = 16, 64
-"""Items of the heaviest bin, and of the lightest bins, that are looked at for one exchange."""
+_SOME = 64
+"""Items of the lightest bins that are looked at first for one exchange, and four times as many as of the heaviest."""
 _NEAR_ENOUGH = 5e-3
 """Of the lower bound: nothing is gained by looking further."""
 _SPREAD = 1e-7
@@ -154,8 +154,10 @@ def _exchange(weights: Array, bins: Array, num_bins: int, bound: float, is_exact
         if highest.sum() <= bound * (1 + _NEAR_ENOUGH):
             break
         # The phase that has most to gain first; another one where nothing is gained there.
-        for phase in numpy.argsort(mean - highest).tolist():
-            gain, item, other = _best_exchange(weights, bins, loads, (int(loads[:, phase].argmax()), phase), spread)
+        phases = numpy.argsort(mean - highest).tolist()
+        for phase, look_at in [(phase, _SOME) for phase in phases] + [(phase, len(weights)) for phase in phases]:
+            place = (int(loads[:, phase].argmax()), phase)
+            gain, item, other = _best_exchange(weights, bins, loads, place, spread, look_at)
             if gain > 1e-12 * bound:
                 break
         else:
@@ -169,19 +171,19 @@ def _exchange(weights: Array, bins: Array, num_bins: int, bound: float, is_exact
 
 
 def _best_exchange(
-    weights: Array, bins: Array, loads: Array, place: tuple[int, int], spread: float
+    weights: Array, bins: Array, loads: Array, place: tuple[int, int], spread: float, look_at: int
 ) -> tuple[float, int, int]:
     """Return the largest gain of an exchange of an item of a bin that is heavy in a phase (``place``) with one of a
-    light bin, and the two items. Of many items only some are looked at."""
+    light bin, and the two items. Of ``look_at`` and more items only some are looked at."""
     heavy, important = place
     mine = numpy.flatnonzero(bins == heavy)
-    if len(mine) > _MINE:
-        mine = mine[numpy.argsort(-weights[mine, important])[:: len(mine) // _MINE + 1]]
+    if len(mine) > look_at // 4:
+        mine = mine[numpy.argsort(-weights[mine, important])[:: 4 * len(mine) // look_at + 1]]
     per_bin = max(1, len(weights) // len(loads))
-    light = numpy.argsort(loads[:, important])[: max(2, _OTHERS // per_bin)]
+    light = numpy.argsort(loads[:, important])[: max(2, look_at // per_bin)]
     others = numpy.flatnonzero(numpy.isin(bins, light[light != heavy]))
-    if len(others) > 2 * _OTHERS:
-        others = others[numpy.argsort(-weights[others, important])[:: len(others) // _OTHERS]]
+    if len(others) > 2 * look_at:
+        others = others[numpy.argsort(-weights[others, important])[:: len(others) // look_at]]
     there = bins[others]
     rest = _highest_of_the_rest(loads, heavy)
     cost: Array = numpy.zeros((len(mine), len(others)))

@@ -8,6 +8,7 @@ split             the exact split of one pipeline's layers
 problem_building  a layout and a profile as a split problem
 placement         layers and recomputation by stage
 variable_data     samples of unequal size
+spread            plans judged by a distribution of samples
 evaluate          step time and memory of one placement
 results           the files that a search writes
 replay            a plan file priced again

@@ -22,7 +22,7 @@ def replay(plan: Plan) -> tuple[Plan, Evaluation]:
         return again, found
     # What was proved of the plan as searched, and compared with it, says nothing of this one.
     searched = replace(again.search, status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, relaxations=(), verdicts=())
-    return replace(again, baselines=(), alternatives=(), search=searched), found
+    return replace(again, baselines=(), alternatives=(), search=searched, data=None), found
 
 
 def _is_as_searched(plan: Plan, again: Plan) -> bool:

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.report.encoders import encoders
 from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.report.search_data import alternatives, baselines, relaxations, verdicts
+from mindspeed_autoparallel.spec.codec import to_json
 from mindspeed_autoparallel.spec.plan import Plan, StagePlan
 from mindspeed_autoparallel.spec.recompute import policy_of
 from mindspeed_autoparallel.units import format_us
@@ -36,6 +37,7 @@ def report_data(plan: Plan) -> Data:
         "limits": list(plan.search.limits),
         "relaxations": relaxations(plan),
         "encoders": encoders(plan),
+        "data": None if plan.data is None else to_json(plan.data),
     }
 
 

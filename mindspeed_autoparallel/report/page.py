@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mindspeed_autoparallel.report import data, encoders, search_sections, sections
+from mindspeed_autoparallel.report import data, encoders, search_sections, sections, spread
 from mindspeed_autoparallel.report.assets import read_asset
 from mindspeed_autoparallel.report.markup import element, text
 from mindspeed_autoparallel.spec.plan import Plan
@@ -18,6 +18,7 @@ SECTIONS = (
     ("stages", "Stages", sections.stages),
     ("encoders", "Encoders", lambda values: encoders.section(values["encoders"])),
     ("memory", "Memory", sections.memory),
+    ("data", "Data", lambda values: spread.section(values["data"])),
     ("timeline", "Timeline", sections.timeline),
     ("alternatives", "Alternatives", search_sections.alternatives),
     ("ruled-out", "Ruled out", search_sections.ruled_out),
@@ -26,10 +27,10 @@ SECTIONS = (
 
 
 def render_page(plan: Plan) -> str:
-    """Return a self-contained page: headline, why, stages, memory, timeline, alternatives, what was ruled out,
+    """Return a self-contained page: headline, why, stages, memory, data, timeline, alternatives, what was ruled out,
     provenance."""
     values = data.report_data(plan)
-    shown = [part for part in SECTIONS if part[0] != "encoders" or values["encoders"] is not None]
+    shown = [part for part in SECTIONS if part[0] not in ("encoders", "data") or values[part[0]] is not None]
     links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in shown)
     body = [
         sections.headline(values),

@@ -33,6 +33,8 @@ class _Level:
     """Up to three pairs: rows waited for, and the link that lies between (the last one costs nothing)."""
     rows: Array
     """Where the nodes' durations are found; 0: messages, which take none."""
+    microbatches: Array
+    """The nodes' microbatches; 0 for messages."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,31 @@ class BatchSimulator:
         times, ends = self._replay(forward, backward)
         return times, [self._path(ends[:, index], int(ends[:, index].argmax())) for index in range(len(times))]
 
+    def step_times_of_microbatches(self, forward: Array, backward: Array) -> Array:
+        """Step time of every candidate whose microbatches differ: ``[candidate, virtual stage, microbatch]``."""
+        found = []
+        for low in range(0, len(forward), self._at_once):
+            part = slice(low, low + self._at_once)
+            durations = numpy.zeros((1 + 2 * self.num_virtual, forward.shape[2], len(forward[part])))
+            durations[1::2] = forward[part].transpose(1, 2, 0)
+            durations[2::2] = backward[part].transpose(1, 2, 0)
+            durations[1:] += self._per_operation
+            found.append(self._ends(durations).max(axis=0))
+        return numpy.concatenate(found) if found else numpy.zeros(0)
+
     def _replay(self, forward: Array, backward: Array) -> tuple[Array, Array]:
         num = len(forward)
         durations = numpy.zeros((1 + 2 * self.num_virtual, num))
         durations[1::2] = forward.T
         durations[2::2] = backward.T
         durations[1:] += self._per_operation
-        ends = numpy.zeros((self._num_nodes, num))
+        ends = self._ends(durations[:, None])
+        return ends.max(axis=0), ends
+
+    def _ends(self, durations: Array) -> Array:
+        """Return ``[node, candidate]``: when every node ends. ``durations``: ``[row, microbatch or 1, candidate]``."""
+        ends = numpy.zeros((self._num_nodes, durations.shape[2]))
+        all_equal = durations.shape[1] == 1
         for level in self._levels:
             out = ends[level.first : level.last]
             for place, (rows, links) in enumerate(level.waits):
@@ -96,8 +116,8 @@ class BatchSimulator:
                     numpy.maximum(out, before, out=out)
                 else:
                     out[:] = before
-            out += durations[level.rows]
-        return ends.max(axis=0), ends
+            out += durations[level.rows, 0 if all_equal else level.microbatches]
+        return ends
 
     def _path(self, ends: Array, node: int) -> BatchPath:
         forwards, backwards = [0] * self.num_virtual, [0] * self.num_virtual
@@ -127,6 +147,8 @@ def _levels(program: Program, sends: str) -> tuple[list[_Level], int, list[tuple
             # The start, waited for without a link, holds nobody up.
             pairs.pop((0, -1), None)
         waits.append((graph.rows[node], tuple(pairs)))
+    works = [graph.work[node] for node in order]
+    microbatches = [work[1].microbatch if work is not None else 0 for work in works]
     levels = []
     first = 1
     while first < len(order):
@@ -147,6 +169,7 @@ def _levels(program: Program, sends: str) -> tuple[list[_Level], int, list[tuple
                     for k in range(most)
                 ),
                 numpy.array([waits[index][0] for index in range(first, last)]),
+                numpy.array([microbatches[index] for index in range(first, last)]),
             )
         )
         first = last

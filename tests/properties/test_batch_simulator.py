@@ -79,3 +79,20 @@ def test_no_candidates_no_times():
         )
         == 0
     )
+
+
+def test_equals_the_exact_simulator_where_microbatches_differ():
+    drawn = random.Random(7)
+    for _ in range(60):
+        program, sends = random_program(drawn)
+        virtual = len(program) * (1 + max(action.chunk for action in program[0]))
+        count = 1 + max(action.microbatch for action in program[0])
+        link = [drawn.randint(0, 30) for _ in range(virtual - 1)]
+        generator = numpy.random.default_rng(drawn.randint(0, 10**6))
+        forward, backward = generator.integers(0, 10**6, (2, 3, virtual, count))
+        times = BatchSimulator(program, sends, link, 7).step_times_of_microbatches(forward, backward)
+        for index in range(3):
+            rows = StepTimes(
+                forward=forward[index].tolist(), backward=backward[index].tolist(), link=link, per_operation=7
+            )
+            assert times[index] == simulate(program, rows, sends=sends).step_time

@@ -1,0 +1,182 @@
+"""The best plans by means, judged by the distribution: the fastest of those that are safe enough.
+
+The search finds the best layouts for the mean sample; only those (``top_k`` + 1) are drawn. A plan outside them may be
+better for the spread: nothing is proved about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy
+
+from mindspeed_autoparallel.data.distribution import Distribution
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import evaluate, point_of
+from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, PlanUnderData
+from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
+from mindspeed_autoparallel.planner.spread.memory import OutOfMemory, out_of_memory
+from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Layout, Plan
+from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
+from mindspeed_autoparallel.units import format_bytes
+
+Search = Callable[[Profile, "list[Layout] | None"], Plan]
+"""Searches a profile, over all layouts or only those given."""
+_SEED = 20260602
+_NUM_GROUPS = 4096
+_LEVELS = (None, 0.8, 0.95, 1.0, 1.2)
+"""Quantiles of microbatches that must fit everywhere at once, tried one after another until a plan is safe; the last is
+1.2 times the largest, because the bound of the memory has some slack."""
+_SCOPE = "splits that hold larger microbatches than the mean one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadOptions:
+    """What is asked of a plan for data whose samples differ."""
+
+    padding: str = "longest"
+    is_balanced: bool = False
+    max_oom_probability: float = 1e-3
+    oom_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_oom_probability <= 1:
+            raise ConfigError(f"--max-oom-probability must be above 0 and at most 1, got {self.max_oom_probability:g}.")
+        if self.oom_steps < 1:
+            raise ConfigError(f"--oom-steps must be at least 1, got {self.oom_steps}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    plan: Plan
+    mean_us: float
+    p95_us: float
+    memory: OutOfMemory
+
+
+def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, level: float | None = None) -> Profile:
+    """Return ``profile`` at the mean microbatch of ``data``, at each micro batch size; with a ``level``, its bytes are
+    those of that quantile of the microbatches, above 1 so many times the largest's."""
+    scales = {}
+    names = [module.name for module in profile.model.modules]
+    generator = numpy.random.default_rng(_SEED)
+    for size in sorted({measurement.at.micro_batch_size for measurement in profile.measurements}):
+        drawn = data.sizes()[generator.choice(len(data.rows), (_NUM_GROUPS, size), p=data.shares())]
+        times, rows = factors.of(drawn)
+        if level is not None and level >= 1:
+            rows = level * factors.of(data.sizes()[:, None, :])[1]
+        sizes = rows.mean(axis=0) if level is None else numpy.quantile(rows, min(level, 1.0), axis=0)
+        scales[size] = (
+            dict(zip(names, times.mean(axis=0).tolist(), strict=True)),
+            dict(zip(names, sizes.tolist(), strict=True)),
+        )
+    return scaled_profile(profile, scales)
+
+
+def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, search: Search) -> Plan:
+    """Return the plan with the smallest mean step whose chance to run out of memory is small enough.
+
+    Where none of the plans for the mean sample is safe, plans that fit larger microbatches are searched. Raises
+    ``InfeasiblePlan`` where those are not safe either.
+    """
+    factors = sample_factors(profile, data, options.padding)
+    judged: list[_Judged] = []
+    at_mean = mean_profile(profile, data, factors)
+    for level in _LEVELS:
+        try:
+            found = _plans(mean_profile(profile, data, factors, level), search)
+        except InfeasiblePlan:
+            if level is None:
+                raise
+            continue
+        known = {_key(one.plan) for one in judged}
+        new = [_at_mean(at_mean, plan) if level is not None else plan for plan in found if _key(plan) not in known]
+        judged += [_judge(profile, plan, data, factors, options) for plan in new]
+        safe = [one for one in judged if one.memory.probability <= options.max_oom_probability]
+        if safe:
+            best = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()))
+            return _with_record(profile, best, judged, data, factors, options)
+    nearest = min(judged, key=lambda one: one.memory.probability)
+    memory = nearest.memory
+    raise InfeasiblePlan(
+        f"none of {len(judged)} plans is safe: a probability of at most {options.max_oom_probability:g} to run out of "
+        f"memory within {options.oom_steps} steps. Nearest is {nearest.plan.layout.label()}: at most "
+        f"{memory.probability:.2g}; the heaviest samples together need {format_bytes(memory.worst_bytes)} of "
+        f"{format_bytes(memory.limit_bytes)} on pipeline rank {memory.pipeline_rank}. Lower --seq-length, raise "
+        "--max-oom-probability, or use more devices."
+    )
+
+
+def _plans(profile: Profile, search: Search) -> list[Plan]:
+    """Return the best plan, and that of each next best layout: their splits are searched again for the stages."""
+    best = search(profile, None)
+    return [best, *(search(profile, [other.layout]) for other in best.alternatives)]
+
+
+def _key(plan: Plan) -> str:
+    return plan.layout.label() + repr([(stage.layers, stage.recompute) for stage in plan.stages])
+
+
+def _at_mean(profile: Profile, plan: Plan) -> Plan:
+    """Return ``plan`` with the times and bytes of ``profile``, that of the mean sample."""
+    measurement, layout = point_of(profile, plan.layout), plan.layout
+    assert measurement is not None  # it was planned
+    found = evaluate(profile, plan.cluster, layout, ModulePlacement.of_plan(plan), plan.global_batch_size)
+    again = plan_of(profile, plan.cluster, layout, measurement, found, plan.global_batch_size, plan.search)
+    return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=_SCOPE))
+
+
+def _judge(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors, options: SpreadOptions) -> _Judged:
+    drawn = PlanUnderData(profile, plan, factors).drawn(data)
+    steps = drawn.balanced if options.is_balanced else drawn.in_order
+    memory = out_of_memory(profile, plan, data, factors, options.oom_steps)
+    p95_us = float(numpy.quantile(steps, 0.95))
+    return _Judged(plan=plan, mean_us=float(steps.mean()), p95_us=p95_us, memory=memory)
+
+
+def _with_record(
+    profile: Profile,
+    best: _Judged,
+    judged: list[_Judged],
+    data: Distribution,
+    factors: SampleFactors,
+    options: SpreadOptions,
+) -> Plan:
+    plan = best.plan
+    drawn = PlanUnderData(profile, plan, factors).drawn(data)
+    packed = PlanUnderData(profile, plan, sample_factors(profile, data, "none")).drawn(data)
+    steps = drawn.balanced if options.is_balanced else drawn.in_order
+    record = DataRecord(
+        sha256=data.source.sha256,
+        num_draws=NUM_DRAWS,
+        padding=options.padding,
+        is_balanced=options.is_balanced,
+        by_means_us=plan.step.total_us,
+        mean_us=best.mean_us,
+        p50_us=float(numpy.quantile(steps, 0.5)),
+        p95_us=best.p95_us,
+        balanced_mean_us=float(drawn.balanced.mean()),
+        packed_mean_us=float(packed.balanced.mean()),
+        imbalance=drawn.imbalance,
+        oom_probability=best.memory.probability,
+        oom_steps=options.oom_steps,
+        worst_bytes=best.memory.worst_bytes,
+        worst_rank=best.memory.pipeline_rank,
+        considered=tuple(
+            ConsideredPlan(
+                label=one.plan.layout.label(),
+                by_means_us=one.plan.step.total_us,
+                mean_us=one.mean_us,
+                p95_us=one.p95_us,
+                oom_probability=one.memory.probability,
+            )
+            for one in sorted(judged, key=lambda one: one.mean_us)
+        ),
+        notes=factors.notes,
+    )
+    return replace(plan, data=record)

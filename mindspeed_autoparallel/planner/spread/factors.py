@@ -1,0 +1,116 @@
+"""Time and memory of a module for a sample, relative to the profile's point.
+
+Memory is linear in rows (fused attention). Time is linear in rows, plus attention by the sum of squares: its share at
+the profile's point is that of its operations, 4 x hidden size x rows (half of it where attention is causal) beside 2 x
+parameters for each row of a layer. Formula X1 in docs/data.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.data.distribution import Distribution
+from mindspeed_autoparallel.data.sample import COLUMNS
+from mindspeed_autoparallel.data.work import ModuleWork
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.profiles import Profile
+
+Array = Any
+"""A numpy array."""
+ROWS_OF = {"text_decoder": "tokens", "image_encoder": "patches", "audio_encoder": "frames"}
+PADDINGS = ("longest", "sequence", "none")
+"""Of the texts of a microbatch: to its longest, to the sequence length, or packed."""
+_TOKENS = COLUMNS.index("tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleFactors:
+    """Factors of every module, in the order of the profile's model; modules without rows have 1."""
+
+    work: tuple[ModuleWork | None, ...]
+    """By module: 1 in the reference sample."""
+    reference_rows: tuple[float, ...]
+    padding: str
+    sequence_length: int
+    notes: tuple[str, ...]
+
+    def of(self, sizes: Array) -> tuple[Array, Array]:
+        """Return factors of time and of bytes ``[microbatch, module]`` for ``sizes [microbatch, sample, column]``."""
+        padded = sizes.copy()
+        if self.padding == "longest":
+            padded[:, :, _TOKENS] = padded[:, :, _TOKENS].max(axis=1, keepdims=True)
+        elif self.padding == "sequence":
+            padded[:, :, _TOKENS] = self.sequence_length
+        flat = padded.reshape(-1, sizes.shape[2])
+        shape = (sizes.shape[0], sizes.shape[1])
+        times: Array = numpy.ones((sizes.shape[0], len(self.work)))
+        rows: Array = numpy.ones((sizes.shape[0], len(self.work)))
+        for index, work in enumerate(self.work):
+            if work is not None:
+                times[:, index] = work.of(flat).reshape(shape).mean(axis=1)
+                counted = flat[:, COLUMNS.index(work.rows)].reshape(shape).mean(axis=1)
+                rows[:, index] = counted / self.reference_rows[index]
+        return times, rows
+
+
+def sample_factors(profile: Profile, data: Distribution, padding: str = "longest") -> SampleFactors:
+    """Return the factors of a profile's modules for the samples of ``data``.
+
+    The reference is what the profile says of a sample (``tokens_per_sample``); where it says nothing, the mean sample.
+    """
+    if padding not in PADDINGS:
+        raise ConfigError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}.")
+    longest, length = int(data.sizes()[:, _TOKENS].max()), profile.model.sequence_length
+    if longest > length:
+        raise ConfigError(
+            f"the longest sample has {longest} tokens, the profile's sequences {length}: describe the data with "
+            f"--seq-length {length}, or plan by a profile of longer sequences."
+        )
+    works: list[ModuleWork | None] = []
+    references, notes = [], []
+    measurement = profile.measurements[0]
+    for module in profile.model.modules:
+        rows = ROWS_OF.get(module.name)
+        if rows is None:
+            works.append(None)
+            references.append(1.0)
+            notes.append(f"{module.name} is planned as equal for all samples.")
+            continue
+        mean, items = _mean_rows(data, rows)
+        reference = float(module.tokens_per_sample or (length if rows == "tokens" else mean))
+        if not module.tokens_per_sample:
+            said = "its sequence length" if rows == "tokens" else "the data's mean"
+            notes.append(f"the profile does not say how many {rows} {module.name} was measured with: {said} is taken.")
+        if reference <= 0:
+            works.append(None)
+            references.append(1.0)
+            notes.append(f"no sample has {rows}: {module.name} is planned as measured.")
+            continue
+        parameters = measurement.modules[module.name].layer.dense.num_parameters * measurement.at.tensor_size
+        causal = 0.5 if rows == "tokens" else 1.0
+        share = 2.0 * module.hidden_size * causal / parameters if parameters and module.hidden_size else 0.0
+        if not share:
+            notes.append(f"{module.name}: without hidden size or parameters its time is taken as linear in {rows}.")
+        squared = reference**2 if rows == "tokens" else reference * items
+        whole = reference + share * squared
+        works.append(ModuleWork(name=module.name, rows=rows, linear=1 / whole, quadratic=share / whole))
+        references.append(reference)
+    return SampleFactors(
+        work=tuple(works),
+        reference_rows=tuple(references),
+        padding=padding,
+        sequence_length=length,
+        notes=tuple(notes),
+    )
+
+
+def _mean_rows(data: Distribution, rows: str) -> tuple[float, float]:
+    """Return the mean rows of a sample, and rows of the picture or clip that the average row lies in."""
+    sizes, shares = data.sizes(), data.shares()
+    mean = float((shares * sizes[:, COLUMNS.index(rows)]).sum())
+    if rows == "tokens" or not mean:
+        return mean, mean
+    return mean, float((shares * sizes[:, COLUMNS.index(f"squared_{rows}")]).sum()) / mean

@@ -1,0 +1,269 @@
+"""Plans for data whose samples differ: steps, memory, choice, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
+from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan, mean_profile
+from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
+from mindspeed_autoparallel.planner.spread.factors import sample_factors
+from mindspeed_autoparallel.planner.spread.memory import out_of_memory, rank_bytes, windows
+from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.schedule import make_program
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.units import MIB
+
+LENGTH = 1024
+
+
+def data_of(samples: list[SampleSize], num_records: int = 0) -> Distribution:
+    source = DataSource(
+        kind="records",
+        files=("x",),
+        sha256="abc",
+        tokens_by="given",
+        num_records=max(num_records, len(samples)),
+        num_read=len(samples),
+    )
+    return make_distribution(source, samples)
+
+
+def sample(tokens: int, patches: int = 0) -> SampleSize:
+    return SampleSize(tokens=tokens, images=min(patches, 1), patches=patches, squared_patches=patches**2)
+
+
+def profile_of(capacity_mib: int = 2000) -> Profile:
+    """An encoder measured with 64 patches, a decoder measured with 1,024 tokens."""
+    profile = small_profile(capacity_mib=capacity_mib)
+    encoder, decoder = profile.model.modules
+    modules = (
+        replace(encoder, tokens_per_sample=64, hidden_size=512),
+        replace(decoder, tokens_per_sample=LENGTH, hidden_size=512),
+    )
+    return replace(profile, model=replace(profile.model, modules=modules, sequence_length=LENGTH))
+
+
+def long_tail(number: int = 400, seed: int = 3) -> list[SampleSize]:
+    draw = numpy.random.default_rng(seed)
+    tokens = numpy.clip(draw.lognormal(5, 1, number), 8, LENGTH).astype(int)
+    return [sample(int(size), int(size) // 16 * 4) for size in tokens]
+
+
+def searched(cluster: Cluster, batch: int, **options: Any):
+    def run(profile: Profile, layouts: list[Layout] | None) -> Plan:
+        return search(profile, cluster, batch, layouts=layouts, with_relaxations=False, num_workers=1, **options)
+
+    return run
+
+
+def one_plan(profile: Profile, pipeline: int = 2, data: int = 2, batch: int = 16) -> Plan:
+    cluster = Cluster(num_nodes=1, devices_per_node=pipeline * data)
+    return search(
+        profile,
+        cluster,
+        batch,
+        layouts=[Layout(pipeline_size=pipeline, data_size=data)],
+        with_relaxations=False,
+        num_workers=1,
+    )
+
+
+def test_samples_like_the_profiles_have_factor_one_and_the_planned_step() -> None:
+    profile, data = profile_of(), data_of([sample(LENGTH, 64)] * 9)
+    factors = sample_factors(profile, data)
+    times, rows = factors.of(data.sizes()[:, None, :])
+    assert times == pytest.approx(1) and rows == pytest.approx(1)
+    plan = one_plan(profile)
+    drawn = PlanUnderData(profile, plan, factors).drawn(data, 3)
+    assert drawn.in_order == pytest.approx(plan.step.total_us, rel=1e-9)
+    assert drawn.balanced == pytest.approx(plan.step.total_us, rel=1e-9) and drawn.imbalance == pytest.approx(1)
+
+
+def test_time_is_linear_in_rows_plus_attention() -> None:
+    profile = profile_of()
+    decoder = sample_factors(profile, data_of([sample(LENGTH, 64)])).work[1]
+    assert decoder is not None
+    # A layer of 2**20 parameters and width 512: 4 x 512 x 1024 / 2 operations a token beside 2 x 2**20.
+    share = (4 * 512 * 1024 / 2) / (2 * 2**20 + 4 * 512 * 1024 / 2)
+    assert decoder.quadratic * LENGTH**2 == pytest.approx(share)
+    assert decoder.linear * LENGTH == pytest.approx(1 - share)
+
+
+def test_the_step_is_that_of_the_slowest_replica() -> None:
+    profile, data = profile_of(), data_of([sample(LENGTH, 64), sample(100, 16)])
+    factors = sample_factors(profile, data)
+    under = PlanUnderData(profile, one_plan(profile), factors)
+    heavy, light = numpy.array(sample(LENGTH, 64)), numpy.array(sample(100, 16))
+    sizes = numpy.stack([numpy.stack([light] * 8), numpy.stack([light] * 8)])[:, :, None, :]
+    all_light = under.step_us(sizes)
+    sizes[1, 3, 0] = heavy
+    one_heavy = under.step_us(sizes)
+    sizes[0, 3, 0] = heavy
+    assert one_heavy > all_light and under.step_us(sizes) == pytest.approx(one_heavy)
+
+
+def test_rearranging_shortens_drawn_steps() -> None:
+    profile, data = profile_of(), data_of(long_tail())
+    drawn = PlanUnderData(profile, one_plan(profile, batch=32), sample_factors(profile, data)).drawn(data, 16)
+    assert drawn.imbalance > 1.05
+    assert (drawn.balanced < drawn.in_order).all()
+
+
+@pytest.mark.parametrize(("pipeline", "factor"), [(1, 1.0), (2, 1.0), (2, 3.0), (4, 0.4), (4, 2.0)])
+def test_peaks_of_equal_microbatches_are_bounded_closely(pipeline: int, factor: float) -> None:
+    profile = profile_of(4000)
+    plan = one_plan(profile, pipeline, 1)
+    names = [module.name for module in profile.model.modules]
+    scaled = scaled_profile(profile, {1: (dict.fromkeys(names, 1.0), dict.fromkeys(names, factor))})
+    exact = evaluate(scaled, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), 16)
+    for rank, memory in zip(rank_bytes(profile, plan), exact.memory, strict=True):
+        bound = rank.peak(numpy.full((16, 2), factor))
+        in_step = memory.peak_bytes if "transient" in memory.terms else 0
+        assert bound >= in_step
+        if in_step:
+            assert bound <= 1.05 * in_step + 6 * factor * MIB * rank.window
+
+
+def test_windows_are_those_of_the_programs() -> None:
+    assert windows(make_program("1f1b", 4, 8)) == (4, 3, 2, 1)
+    assert windows(make_program("gpipe", 2, 5)) == (5, 5)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
+def test_runs_of_drawn_data_fail_no_oftener_than_the_bound_says(micro_batch_size: int) -> None:
+    profile, data = profile_of(4000), data_of(long_tail())
+    if micro_batch_size > 1:
+        measured = [replace(one, at=replace(one.at, micro_batch_size=2)) for one in profile.measurements]
+        profile = replace(profile, measurements=tuple(measured))
+    cluster = Cluster(num_nodes=1, devices_per_node=4)
+    layout = Layout(pipeline_size=2, data_size=2, micro_batch_size=micro_batch_size)
+    plan = search(profile, cluster, 32, layouts=[layout], with_relaxations=False, num_workers=1)
+    factors = sample_factors(profile, data)
+    generator, sizes = numpy.random.default_rng(0), data.sizes()
+    drawn = generator.choice(len(sizes), (2000, 2, 16 // micro_batch_size, micro_batch_size), p=data.shares())
+    ranks = rank_bytes(profile, plan)
+    peaks = numpy.array(
+        [[max(rank.peak(factors.of(sizes[replica])[1]) for replica in step) for rank in ranks] for step in drawn]
+    )
+    bounds = []
+    for share in (0.5, 0.9, 0.99, 0.999):
+        limit = int(numpy.quantile(peaks[:, 0], share))
+        limited = replace(plan, cluster=replace(cluster, memory_limit_bytes=limit))
+        bound = out_of_memory(profile, limited, data, factors, 1)
+        fails = float((peaks > limit).any(axis=1).mean())
+        # 2,000 steps: three standard deviations.
+        assert fails <= bound.probability + 3 * numpy.sqrt(max(fails, 1e-3) / 2000)
+        bounds.append(bound.probability)
+    assert bounds == sorted(bounds, reverse=True)
+    enough = replace(plan, cluster=replace(cluster, memory_limit_bytes=bound.worst_bytes))
+    assert out_of_memory(profile, enough, data, factors, 10**6).probability == 0
+
+
+def test_what_was_not_read_is_no_certificate() -> None:
+    profile, data = profile_of(), data_of(long_tail(100), num_records=10**6)
+    plan = one_plan(profile)
+    assert out_of_memory(profile, plan, data, sample_factors(profile, data), 100).probability == 1
+
+
+def test_the_chosen_plan_is_the_fastest_safe_one_of_those_drawn() -> None:
+    cluster = Cluster(num_nodes=1, devices_per_node=8)
+    data = data_of(long_tail())
+    loose = choose_plan(profile_of(), data, SpreadOptions(), searched(cluster, 32))
+    assert loose.data is not None and len(loose.data.considered) == 4
+    assert loose.data.mean_us == min(one.mean_us for one in loose.data.considered)
+    assert loose.data.mean_us > loose.data.by_means_us and loose.data.balanced_mean_us < loose.data.mean_us
+    balanced = choose_plan(profile_of(), data, SpreadOptions(is_balanced=True), searched(cluster, 32))
+    assert balanced.data is not None and balanced.data.mean_us <= loose.data.balanced_mean_us
+    assert Plan.parse(json.loads(json.dumps(_as_json(loose)))) == loose
+
+
+def test_a_tight_memory_changes_the_plan() -> None:
+    cluster = Cluster(num_nodes=1, devices_per_node=4)
+    data = data_of(long_tail())
+    profile = profile_of()
+    factors = sample_factors(profile, data)
+    by_means = search(mean_profile(profile, data, factors), cluster, 16, with_relaxations=False, num_workers=1)
+    needed = out_of_memory(profile, by_means, data, factors, 1000).worst_bytes
+    tight = replace(cluster, memory_limit_bytes=int(0.8 * needed))
+    found = choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(tight, 16))
+    assert found.data is not None and found.data.oom_probability <= 1e-3
+    assert max(one.oom_probability for one in found.data.considered) > 1e-3
+    with pytest.raises(InfeasiblePlan):
+        choose_plan(
+            profile, data, SpreadOptions(oom_steps=1000), searched(replace(cluster, memory_limit_bytes=60 * MIB), 16)
+        )
+
+
+def _as_json(plan: Plan) -> Any:
+    from mindspeed_autoparallel.spec import to_json
+
+    return to_json(plan)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    profile_of().write(tmp_path / "profile.json")
+    data_of(long_tail()).write(tmp_path / "data.json")
+    return tmp_path
+
+
+def plan_command(files: Path, *flags: str) -> int:
+    sizes = ["--nnodes", "1", "--nproc-per-node", "4", "--global-batch-size", "16", "--num-workers", "1"]
+    return main(["plan", "--profile", str(files / "profile.json"), *sizes, *flags])
+
+
+def test_the_command_says_what_the_spread_costs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_command(files, "--data", str(files / "data.json"), "--out", str(files)) == 0
+    printed = capsys.readouterr().out
+    for words in ("the spread costs", "would help: rearranged", "chance to run out of memory", "considered: "):
+        assert words in printed
+    plan = Plan.read(files / "plan.json")
+    assert plan.data is not None and plan.data.sha256 == "abc"
+    assert main(["report", "--plan", str(files / "plan.json"), "--html", str(files / "page.html")]) == 0
+    assert "The spread costs" in (files / "page.html").read_text()
+    capsys.readouterr()
+    assert main(["simulate", "--plan", str(files / "plan.json")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--data-balance",), "--data-balance and --mm-data need --data"),
+        (("--data", "DATA", "--hetero-parallel"), "--data goes with neither"),
+        (("--data", "DATA", "--max-oom-probability", "0"), "--max-oom-probability must be above 0"),
+        (("--data", "DATA", "--oom-steps", "0"), "--oom-steps must be at least 1"),
+        (("--data", "PROFILE"), "is no data distribution"),
+        (("--data", "DATA", "--mm-data", "SET"), "is of other records (sha256 abc)"),
+    ],
+)
+def test_bad_input_is_one_line(
+    files: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], words: str
+) -> None:
+    (files / "records.json").write_text('[{"messages": []}]')
+    parameters = {"basic_parameters": {"dataset": str(files / "records.json")}}
+    (files / "set.json").write_text(json.dumps({"dataset_param": parameters}))
+    names = {"DATA": "data.json", "PROFILE": "profile.json", "SET": "set.json"}
+    given = [str(files / names[flag]) if flag in names else flag for flag in flags]
+    assert plan_command(files, *given) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert words in line
+
+
+def test_longer_samples_than_the_profiles_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the longest sample has 5000 tokens, the profile's sequences 1024"):
+        sample_factors(profile_of(), data_of([sample(5000)]))
