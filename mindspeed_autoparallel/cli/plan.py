@@ -19,7 +19,7 @@ from mindspeed_autoparallel.units import MIB
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.profiles import Profile
-    from mindspeed_autoparallel.spec import Layout, Plan
+    from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 
 MAX_LIMIT_MIB = 2**30
 """A pebibyte: more is a slip of the unit."""
@@ -106,18 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = searched(profile, None) if arguments.data is None else _plan_data.plan(arguments, profile, searched)
     if arguments.candidate is not None:
-        from mindspeed_autoparallel.operators.candidate import read_candidate, with_candidate
-
-        plan, compared = with_candidate(
-            plan,
-            read_candidate(arguments.candidate),
-            profile,
-            cluster,
-            arguments.global_batch_size,
-            time_limit_s=arguments.time_limit_s,
-            seed=arguments.seed,
-        )
-        print(compared, file=sys.stderr)
+        plan = _with_candidate(arguments, plan, profile, cluster)
     if arguments.out is not None:
         write_results(plan, arguments.out)
     if arguments.json:
@@ -125,6 +114,23 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(plan, arguments.why)
     return 0
+
+
+def _with_candidate(arguments: argparse.Namespace, plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
+    """Return the better of ``plan`` and the layout that an operator search lowered to; says how they compare."""
+    from mindspeed_autoparallel.operators.candidate import read_candidate, with_candidate
+
+    plan, compared = with_candidate(
+        plan,
+        read_candidate(arguments.candidate),
+        profile,
+        cluster,
+        arguments.global_batch_size,
+        time_limit_s=arguments.time_limit_s,
+        seed=arguments.seed,
+    )
+    print(compared, file=sys.stderr)
+    return plan
 
 
 def _print(plan: Plan, with_verdicts: bool) -> None:
