@@ -8,7 +8,8 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Proof
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Space
-from mindspeed_autoparallel.planner.tuner.search import Found, Outcome, search
+from mindspeed_autoparallel.planner.tuner.placements import Found
+from mindspeed_autoparallel.planner.tuner.search import Outcome, search
 from mindspeed_autoparallel.spec import Cluster
 
 
@@ -39,7 +40,7 @@ def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
         num_legal=first.num_legal + second.num_legal,
         num_solved=first.num_solved + second.num_solved,
         num_bounded=first.num_bounded + second.num_bounded,
-        num_without_room=first.num_without_room + second.num_without_room,
+        num_out_of_memory=first.num_out_of_memory + second.num_out_of_memory,
         proof=Proof(
             step_us=top[0].step_us,
             lower_bound_us=min(first.proof.lower_bound_us, second.proof.lower_bound_us),

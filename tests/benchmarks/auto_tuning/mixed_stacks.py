@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mindspeed_autoparallel.planner.tuner import search as tuned
+from mindspeed_autoparallel.planner.tuner import placements as tuned
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.profiles import BlockCost, Profile, RecomputeCost, mean_layer
 from mindspeed_autoparallel.spec import Cluster
@@ -91,9 +91,9 @@ def every_way(
     for layers in splits:
         for kind in module.layer.recompute:
             for number in range(1, max(layers) + 1) if kind == "full" else (0,):
-                yield tuned._evaluated(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
+                yield tuned.evaluate_placement(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
         for size in range(2, max(layers) + 1):
-            yield tuned._evaluated(
+            yield tuned.evaluate_placement(
                 configuration, CLUSTER, BATCH, layers, str(RecomputePolicy.full(size)), max(layers), dimensions
             )
 
@@ -113,7 +113,7 @@ def main() -> None:
             size = configuration.layout.pipeline_size
             if chosen.splits and size == 1:
                 continue
-            splits = list(tuned._splits(configuration, dimensions))
+            splits = list(tuned.even_or_balanced_splits(configuration, dimensions))
             if chosen.splits:
                 cuts = itertools.combinations(range(1, 8), size - 1)
                 splits = [tuple(b - a for a, b in itertools.pairwise((0, *cut, 8))) for cut in cuts]

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "helpers"))
 from language_profile import language_profile
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, Space, enumerate_space
-from mindspeed_autoparallel.planner.tuner.search import improved, search, solve
+from mindspeed_autoparallel.planner.tuner.placements import improved, solve
+from mindspeed_autoparallel.planner.tuner.search import search
 from mindspeed_autoparallel.spec import Cluster
 
 CASES = (

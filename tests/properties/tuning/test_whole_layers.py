@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_profile import language_profile
 
-from mindspeed_autoparallel.planner.tuner import search
+from mindspeed_autoparallel.planner.tuner import placements
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy
@@ -31,17 +31,18 @@ def test_the_fastest_that_fits_is_found_with_every_placement_evaluated_once(
     dimensions = Dimensions(virtual_sizes=(virtual,), recompute=("none", "full"), layer_groups=groups)
     space = enumerate_space([Family(name="", settings={}, profile=profile)], _CLUSTER, _BATCH, dimensions)
     configuration = space.configurations[place % len(space.configurations)]
-    (layers,) = search._splits(configuration, dimensions)
+    (layers,) = placements.even_or_balanced_splits(configuration, dimensions)
     longest = max(layers)
     ways = [("none", 0), *(("full", number) for number in range(1, longest + 1))]
     ways += [(str(RecomputePolicy.full(size)), longest) for size in range(2, longest + 1) if groups]
     tried = [
-        search._evaluated(configuration, _CLUSTER, _BATCH, layers, kind, number, dimensions) for kind, number in ways
+        placements.evaluate_placement(configuration, _CLUSTER, _BATCH, layers, kind, number, dimensions)
+        for kind, number in ways
     ]
     fitting = [found.step_us for found in tried if found.evaluation.fits]
 
-    with mock.patch.object(search, "_evaluated", wraps=search._evaluated) as evaluated:
-        best, missing = search.solve(configuration, _CLUSTER, _BATCH, dimensions)
+    with mock.patch.object(placements, "evaluate_placement", wraps=placements.evaluate_placement) as evaluated:
+        best, missing = placements.solve(configuration, _CLUSTER, _BATCH, dimensions)
 
     assert (best is None) == (not fitting)
     if best is not None:

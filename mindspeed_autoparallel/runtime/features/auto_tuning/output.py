@@ -10,7 +10,8 @@ from typing import Any
 
 from mindspeed_autoparallel.files import json_text, write_json_atomic, write_text_atomic, write_together
 from mindspeed_autoparallel.planner.tuner.candidates import Space
-from mindspeed_autoparallel.planner.tuner.search import Found, Outcome
+from mindspeed_autoparallel.planner.tuner.placements import Found
+from mindspeed_autoparallel.planner.tuner.search import Outcome
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
@@ -188,7 +189,7 @@ def _search(outcome: Outcome, space: Space) -> SearchCounts:
         "num_legal": outcome.num_legal,
         "num_solved": outcome.num_solved,
         "num_bounded": outcome.num_bounded,
-        "num_without_room": outcome.num_without_room,
+        "num_without_room": outcome.num_out_of_memory,
         "seconds": outcome.proof.seconds,
         "lower_bound_ms": outcome.proof.lower_bound_us / US_PER_MS,
     }

@@ -12,9 +12,10 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.tuner.candidates import enumerate_space
+from mindspeed_autoparallel.planner.tuner.placements import Found
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.planner.tuner.ranking import ranked
-from mindspeed_autoparallel.planner.tuner.search import Found, Outcome
+from mindspeed_autoparallel.planner.tuner.search import Outcome
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
     flags_to_remove,
     illegal,

@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Space
-from mindspeed_autoparallel.planner.tuner.search import Found
+from mindspeed_autoparallel.planner.tuner.placements import Found
 from mindspeed_autoparallel.report.tuning_result import Baseline
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of

@@ -10,14 +10,9 @@ from language_profile import language_profile
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.planner.tuner.balanced import balanced_splits
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
-from mindspeed_autoparallel.planner.tuner.search import (
-    _evaluated,
-    _may_fit,
-    _placement_bound_us,
-    _splits,
-    search,
-    solve,
-)
+from mindspeed_autoparallel.planner.tuner.placement_bounds import may_fit, placement_bound_us
+from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement, even_or_balanced_splits, solve
+from mindspeed_autoparallel.planner.tuner.search import search
 from mindspeed_autoparallel.profiles import RecomputeCost, mean_layer
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy
@@ -100,7 +95,7 @@ def space(capacity_mib=30_000, profile=None):
 
 def ways(configuration, with_groups=False):
     layer = configuration.candidate.measurement.modules["text_decoder"].layer
-    for layers in _splits(configuration, DIMENSIONS):
+    for layers in even_or_balanced_splits(configuration, DIMENSIONS):
         for kind in layer.recompute:
             for number in range(1, max(layers) + 1) if kind == "full" else (0,):
                 yield layers, kind, number
@@ -115,7 +110,7 @@ def test_a_stage_takes_what_its_own_layers_take():
         if (item.layout.pipeline_size, item.layout.virtual_size, item.layout.tensor_size) == (4, 1, 1)
     )
     light, heavy = configuration.candidate.measurement.modules["text_decoder"].kinds
-    found = _evaluated(configuration, CLUSTER, BATCH, (2, 2, 2, 2), "none", 0)
+    found = evaluate_placement(configuration, CLUSTER, BATCH, (2, 2, 2, 2), "none", 0)
     times = [stage.forward_us for stage in found.evaluation.stages]
     inner = [light.forward_us + heavy.forward_us, 2 * heavy.forward_us]
     assert times[1:3] == pytest.approx(inner)
@@ -126,10 +121,10 @@ def test_bounds_hold_and_only_what_cannot_fit_is_ruled_out(capacity_mib):
     refused = 0
     for configuration in space(capacity_mib).configurations:
         for layers, kind, number in ways(configuration):
-            found = _evaluated(configuration, CLUSTER, BATCH, layers, kind, number)
+            found = evaluate_placement(configuration, CLUSTER, BATCH, layers, kind, number)
             assert configuration.bound_us <= found.step_us * (1 + 1e-9)
-            assert _placement_bound_us(configuration, layers, kind, number) <= found.step_us * (1 + 1e-9)
-            if not _may_fit(configuration, CLUSTER, layers, kind, number):
+            assert placement_bound_us(configuration, layers, kind, number) <= found.step_us * (1 + 1e-9)
+            if not may_fit(configuration, CLUSTER, layers, kind, number):
                 assert not found.evaluation.fits
                 refused += 1
     assert refused or capacity_mib == 30_000
@@ -153,7 +148,7 @@ def test_the_fastest_recompute_that_fits_is_found_whatever_each_kind_of_layers_p
         configurations = space(profile=random_profile(seed, capacity_mib)).configurations
         for configuration in (item for item in configurations if item.layout.distributed_optimizer):
             found = [
-                _evaluated(configuration, CLUSTER, BATCH, *way, DIMENSIONS)
+                evaluate_placement(configuration, CLUSTER, BATCH, *way, DIMENSIONS)
                 for way in ways(configuration, with_groups=True)
             ]
             fitting = [item.step_us for item in found if item.evaluation.fits]

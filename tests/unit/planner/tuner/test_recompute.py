@@ -6,7 +6,7 @@ import pytest
 from language_profile import language_profile
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
-from mindspeed_autoparallel.planner.tuner.search import _evaluated, _splits, solve
+from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement, even_or_balanced_splits, solve
 from mindspeed_autoparallel.profiles import RecomputeCost
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy
@@ -44,13 +44,13 @@ def configurations(capacity_mib, dimensions, num_layers=8):
 
 def every_way(configuration, dimensions):
     layer = configuration.candidate.measurement.modules["text_decoder"].layer
-    for layers in _splits(configuration, dimensions):
+    for layers in even_or_balanced_splits(configuration, dimensions):
         longest = max(layers)
         for kind in layer.recompute:
             for number in range(1, longest + 1) if kind == "full" else (0,):
-                yield _evaluated(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
+                yield evaluate_placement(configuration, CLUSTER, BATCH, layers, kind, number, dimensions)
         for size in range(2, longest + 1):
-            yield _evaluated(
+            yield evaluate_placement(
                 configuration, CLUSTER, BATCH, layers, str(RecomputePolicy.full(size)), longest, dimensions
             )
 
@@ -82,7 +82,9 @@ def test_groups_of_layers_fit_where_the_inputs_of_single_layers_do_not():
         )
 
     def peaks(kinds):
-        return {kind: _evaluated(deepest(60_000), CLUSTER, BATCH, (16,) * 4, kind, 16).peak_bytes for kind in kinds}
+        return {
+            kind: evaluate_placement(deepest(60_000), CLUSTER, BATCH, (16,) * 4, kind, 16).peak_bytes for kind in kinds
+        }
 
     grouped = peaks(str(RecomputePolicy.full(size)) for size in range(2, 17))
     (single,) = peaks(["full"]).values()

@@ -5,7 +5,8 @@ from language_profile import language_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
-from mindspeed_autoparallel.planner.tuner.search import improved, search, solve
+from mindspeed_autoparallel.planner.tuner.placements import improved, solve
+from mindspeed_autoparallel.planner.tuner.search import search
 from mindspeed_autoparallel.spec import Cluster
 
 

@@ -6,7 +6,7 @@ import pytest
 from language_profile import language_profile
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
-from mindspeed_autoparallel.planner.tuner.search import _evaluated, _splits
+from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement, even_or_balanced_splits
 from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
 from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import fits_without_recompute
 from mindspeed_autoparallel.spec import Cluster
@@ -62,8 +62,8 @@ def test_with_room_every_even_split_of_every_layout_fits_without_recompute(num_l
         space = enumerate_space([Family(name="", settings={}, profile=tight)], cluster, 64, dimensions)
         for configuration in space.configurations:
             if configuration.candidate.measurement.at == measurement.at:
-                for layers in _splits(configuration, dimensions):
-                    found = _evaluated(configuration, cluster, 64, layers, "none", 0)
+                for layers in even_or_balanced_splits(configuration, dimensions):
+                    found = evaluate_placement(configuration, cluster, 64, layers, "none", 0)
                     assert found.evaluation.fits, configuration.layout.label()
                     seen += 1
     assert seen > 20
