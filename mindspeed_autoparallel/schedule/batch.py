@@ -7,7 +7,7 @@ once for all candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -65,8 +65,8 @@ class BatchSimulator:
         return (
             numpy.concatenate(
                 [
-                    self._replay(forward[low : low + self._at_once], backward[low : low + self._at_once])[0]
-                    for low in range(0, len(forward), self._at_once)
+                    self._replay(forward[low : low + self.at_once], backward[low : low + self.at_once])[0]
+                    for low in range(0, len(forward), self.at_once)
                 ]
             )
             if len(forward)
@@ -74,13 +74,19 @@ class BatchSimulator:
         )
 
     @property
-    def _at_once(self) -> int:
+    def at_once(self) -> int:
+        """Return how many candidates are replayed in one pass."""
         return max(1, BYTES_AT_ONCE // (8 * self._num_nodes))
 
     def critical_paths(self, forward: Array, backward: Array) -> tuple[Array, list[BatchPath]]:
         """Step time and critical path of every candidate; meant for few of them."""
+        times, path_of = self.replay(forward, backward)
+        return times, [path_of(index) for index in range(len(times))]
+
+    def replay(self, forward: Array, backward: Array) -> tuple[Array, Callable[[int], BatchPath]]:
+        """Step time of every candidate, in one pass; and what returns the critical path of any of them."""
         times, ends = self._replay(forward, backward)
-        return times, [self._path(ends[:, index], int(ends[:, index].argmax())) for index in range(len(times))]
+        return times, lambda index: self._path(ends[:, index].tolist(), int(ends[:, index].argmax()))
 
     def step_times_of_microbatches(self, forward: Array, backward: Array) -> Array:
         """Step time of every candidate whose microbatches differ: ``[candidate, virtual stage, microbatch]``."""
@@ -119,13 +125,17 @@ class BatchSimulator:
             out += durations[level.rows, 0 if all_equal else level.microbatches]
         return ends
 
-    def _path(self, ends: Array, node: int) -> BatchPath:
+    def _path(self, ends: list[float], node: int) -> BatchPath:
+        link = self._link.tolist()
         forwards, backwards = [0] * self.num_virtual, [0] * self.num_virtual
         while node:
             row, waits = self._waits[node]
             if row:
                 (backwards if row % 2 == 0 else forwards)[(row - 1) // 2] += 1
-            node = max(waits, key=lambda wait: ends[wait[0]] + self._link[wait[1]])[0]
+            if len(waits) == 1:
+                node = waits[0][0]
+            else:
+                node = max(waits, key=lambda wait: ends[wait[0]] + link[wait[1]])[0]
         return BatchPath(tuple(forwards), tuple(backwards))
 
 

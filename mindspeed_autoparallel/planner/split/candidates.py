@@ -47,6 +47,28 @@ class Candidates:
         return Candidates(*(numpy.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS))
 
 
+@dataclass(frozen=True)
+class Request:
+    """Candidates to be replayed."""
+
+    some: Candidates
+    to_beat: float
+    """Step time."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of a request."""
+
+    place: int
+    """Of the fastest candidate,"""
+    step: int
+    """which takes so long."""
+    passes: Array
+    """Backwards by virtual stage of the critical path that was learned: of the fastest candidate if it beats what was
+    to be beaten, otherwise of the first one."""
+
+
 _FIELDS = ("ends", "extra", "forward", "backward", "tail_stage", "tail")
 
 
@@ -58,7 +80,7 @@ class Evaluator:
         self.row, self.kinds = LayerRow(problem), RankKinds(problem)
         self.simulator = BatchSimulator(program_of(problem), sends_of(problem), problem.link, problem.per_operation)
         self.cuts: dict[Cut, None] = {}
-        self.num_simulated = 0
+        self.num_simulated = self.num_learned = 0
         num, size = problem.num_virtual, problem.num_stages
         self._matrix: Array = numpy.zeros((0, 2 * num))
         self._constant: Array = numpy.zeros(0)
@@ -162,29 +184,61 @@ class Evaluator:
         self.num_simulated += len(some)
         return self.simulator.step_times(some.forward, some.backward) + some.tail
 
-    def learn(self, some: Candidates) -> Array:
-        """Return the same, and keep their critical paths as cuts."""
-        self.num_simulated += len(some)
-        times, paths = self.simulator.critical_paths(some.forward, some.backward)
+    def replay(self, requests: list[Request]) -> list[Replay]:
+        """Time all candidates exactly, and keep a critical path of every request as a cut."""
+        answers: list[Replay] = []
+        learned: list[tuple[Array, int, Cut]] = []
+        for group in self._packed(requests):
+            some = Candidates.join([request.some for request in group])
+            self.num_simulated += len(some)
+            times, path_of = self.simulator.replay(some.forward, some.backward)
+            steps, first = times + some.tail, 0
+            for request in group:
+                last = first + len(request.some)
+                place = int(steps[first:last].argmin())
+                step = int(steps[first + place])
+                index = first + place if step < request.to_beat else first
+                path = path_of(index)
+                row = numpy.array([*path.num_forwards, *path.num_backwards])
+                constant = round(times[index] - row @ numpy.concatenate([some.forward[index], some.backward[index]]))
+                cut = (path.num_forwards, path.num_backwards, constant, int(some.tail_stage[index]))
+                learned.append((row, constant, cut))
+                answers.append(Replay(place, step, numpy.array(path.num_backwards)))
+                first = last
+        self._keep(learned)
+        return answers
+
+    def _packed(self, requests: list[Request]) -> list[list[Request]]:
+        """Return the requests in groups that one replay has memory for, as far as they are not too large alone."""
+        groups: list[list[Request]] = [[]]
+        size = 0
+        for request in requests:
+            if groups[-1] and size + len(request.some) > self.simulator.at_once:
+                groups.append([])
+                size = 0
+            groups[-1].append(request)
+            size += len(request.some)
+        return groups if groups[-1] else []
+
+    def _keep(self, learned: list[tuple[Array, int, Cut]]) -> None:
         fresh = []
-        for index, path in enumerate(paths):
-            row = numpy.array([*path.num_forwards, *path.num_backwards])
-            constant = round(times[index] - row @ numpy.concatenate([some.forward[index], some.backward[index]]))
-            cut = (path.num_forwards, path.num_backwards, int(constant), int(some.tail_stage[index]))
+        for row, constant, cut in learned:
             if cut not in self.cuts:
                 self.cuts[cut] = None
                 fresh.append((row, constant))
         if fresh:
+            self.num_learned += len(fresh)
             self._matrix = numpy.concatenate([self._matrix, [row for row, _ in fresh]])[-MOST_CUTS:]
             self._constant = numpy.concatenate([self._constant, [constant for _, constant in fresh]])[-MOST_CUTS:]
-        return times + some.tail
 
-    def bounds(self, some: Candidates) -> Array:
-        """Return a lower bound on every candidate's step, by the cuts learned."""
-        if not len(self._constant):
+    def bounds(self, some: Candidates, since: int = 0) -> Array:
+        """Return a lower bound on every candidate's step, by the cuts learned; ``since``: only by those learned when
+        ``num_learned`` was that or more."""
+        number = min(len(self._constant), self.num_learned - since)
+        if not number:
             return some.tail
-        times = numpy.concatenate([some.forward, some.backward], axis=1)
-        return (times @ self._matrix.T + self._constant).max(axis=1) + some.tail
+        times = numpy.concatenate([some.forward, some.backward], axis=1).astype(float)
+        return (times @ self._matrix[-number:].T + self._constant[-number:]).max(axis=1) + some.tail
 
     def placement(self, one: Candidates) -> Placement:
         """Return the rows of the first candidate."""
@@ -193,7 +247,7 @@ class Evaluator:
         for rank in range(problem.num_stages):
             ways = self._ways_of(rank, held)
             way = int((ways.extra == one.extra[0, rank :: problem.num_stages]).all(axis=1).argmax())
-            for chunk, edges in enumerate(ways.edges[way]):
+            for chunk, edges in enumerate(ways.edges(way)):
                 v = rank + chunk * problem.num_stages
                 columns[v] = self.kinds.rows(tuple(held[v].tolist()), edges)
         return tuple(

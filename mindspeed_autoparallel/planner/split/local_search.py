@@ -1,24 +1,29 @@
 """Good placements by steps: boundaries move, recomputation moves, and what is found is shaken and improved again.
 
 A step shifts boundaries i to j by one layer, all of them tried at once: cuts known so far discard most, the batch
-simulator times the rest, and each round's critical paths become cuts. Effort is counted in replays, not in seconds,
-so that a rerun finds the same.
+simulator times the rest, and each round's critical paths become cuts. Several searches go downwards side by side and
+share each replay, since a replay of a hundred placements takes little longer than that of one. Effort is counted in
+replayed placements, not in seconds, so that a rerun finds the same.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from dataclasses import dataclass
+from math import inf
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.candidates import Candidates, Evaluator
+from mindspeed_autoparallel.planner.split.candidates import Candidates, Evaluator, Replay, Request
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
 
 LIGHTER_ENDS = (0.0, 0.1, 0.2, 0.3, 0.5)
 """First placements: by how much less the last chunk holds; the first one half of that."""
-FIRST_BATCH, MOST_IN_BATCH = 16, 512
-"""Candidates timed together; doubled while none is better."""
+SIDE_BY_SIDE = 8
+"""Searches that share a replay."""
+FIRST_BATCH, MOST_IN_BATCH = 16, 128
+"""Candidates of one search timed together; doubled while none is better."""
 MOST_KICKS = 6
 """Moves at once when a placement is shaken."""
 FORGIVEN = 5e-4
@@ -31,12 +36,18 @@ OTHER_PLACES = 0.05
 """Weight of recomputation where the critical path does not pass, in passes per microbatch."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Best:
     """The best placement known."""
 
     one: Candidates
     step: int
+    passes: Array
+    """Backwards of its critical path, by virtual stage."""
+
+
+Descent = Generator[Request, Replay, Best]
+"""One search downwards: asks for replays, and returns the placement that no single move makes faster."""
 
 
 class LocalSearch:
@@ -46,6 +57,7 @@ class LocalSearch:
         self.evaluator, self.deadline = evaluator, deadline
         self._random = numpy.random.default_rng(seed)
         self._moves = _shifts(evaluator.problem.num_virtual)
+        self._nowhere: Array = numpy.zeros(evaluator.problem.num_virtual, dtype=numpy.int64)
         self.best: Best | None = None
         self.shakes = 0
 
@@ -58,6 +70,7 @@ class LocalSearch:
         """Search downwards from a few simple placements. Return whether any that fits was found."""
         row, problem = self.evaluator.row, self.evaluator.problem
         work = (row.forward + row.backward).astype(float) + 1e-3 * numpy.arange(row.num_layers + 1)
+        starts = []
         for lighter in LIGHTER_ENDS:
             share = numpy.ones(problem.num_virtual)
             if problem.num_chunks > 1:
@@ -65,57 +78,69 @@ class LocalSearch:
                 share[: problem.num_stages] *= 1 - lighter / 2
             elif lighter:
                 break
-            self.add(row.even(work, share))
-            if self.best is not None and self.is_late:
-                break
+            starts.append(row.even(work, share))
+        self.add(starts)
         if self.best is None:
-            self.add(row.even(numpy.arange(row.num_layers + 1), numpy.ones(problem.num_virtual)))
+            self.add([row.even(numpy.arange(row.num_layers + 1), numpy.ones(problem.num_virtual))])
         return self.best is not None
 
-    def add(self, ends: Array) -> None:
-        """Search downwards from a placement, made to fit first where it does not."""
-        found = self._made_to_fit(ends)
-        if found is not None:
-            self.keep(*self._descend(found))
+    def add(self, starts: list[Array]) -> None:
+        """Search downwards from placements, made to fit first where they do not."""
+        found = [self._made_to_fit(ends) for ends in starts]
+        under_way = [_begun(self._descend(one)) for one in found if one is not None]
+        while under_way and not (self.best is not None and self.is_late):
+            under_way, _ = self._advance(under_way)
 
-    def keep(self, one: Candidates, step: int) -> None:
-        """Take note of a placement found elsewhere."""
-        if self.best is None or step < self.best.step:
-            self.best = Best(one, step)
+    def keep(self, best: Best) -> None:
+        """Take note of a placement."""
+        if self.best is None or best.step < self.best.step:
+            self.best = best
 
     def shake(self, most_simulated: int, lower_bound: float = 0) -> None:
         """Search on from shaken placements until effort or patience ends, or the best one is proved."""
         assert self.best is not None
         current, since, quiet = self.best, 0, 0
+        under_way: list[tuple[Descent, Request]] = []
         while self.best.step > lower_bound and self.evaluator.num_simulated < most_simulated and not self.is_late:
             if quiet > PATIENCE + MORE_PATIENCE * (self.shakes - quiet):
                 break
-            self.shakes, since, quiet = self.shakes + 1, since + 1, quiet + 1
-            found = self._shaken(current.one)
-            if found is None:
-                continue
+            for _ in range(SIDE_BY_SIDE - len(under_way)):
+                self.shakes, since, quiet = self.shakes + 1, since + 1, quiet + 1
+                found = self._shaken(current)
+                if found is not None:
+                    under_way.append(_begun(self._descend(found)))
             before = self.best.step
-            one, step = self._descend(found)
-            self.keep(one, step)
-            if step <= current.step * (1 + FORGIVEN):
-                current = Best(one, step)
+            under_way, ended = self._advance(under_way)
+            for end in ended:
+                if end.step <= current.step * (1 + FORGIVEN):
+                    current = end
             if self.best.step < before:
                 current, since, quiet = self.best, 0, 0
             if since >= RESTART:
                 current, since = self.best, 0
 
-    def _weights(self, one: Candidates | None) -> Array:
+    def _advance(self, under_way: list[tuple[Descent, Request]]) -> tuple[list[tuple[Descent, Request]], list[Best]]:
+        """Answer what the searches asked for. Return their next questions, and where those ended that did."""
+        going, ended = [], []
+        replays = self.evaluator.replay([request for _, request in under_way])
+        for (descent, request), replay in zip(under_way, replays, strict=True):
+            if replay.step < request.to_beat:
+                self.keep(Best(request.some.take(numpy.array([replay.place])), replay.step, replay.passes))
+            try:
+                going.append((descent, descent.send(replay)))
+            except StopIteration as stop:
+                ended.append(stop.value)
+        return going, ended
+
+    def _weights(self, passes: Array) -> Array:
+        """Return what a tick of recomputation costs on every virtual stage."""
         problem = self.evaluator.problem
-        weights = numpy.full(problem.num_virtual, OTHER_PLACES * problem.num_microbatches)
-        if one is None:
-            return weights
-        _, (path,) = self.evaluator.simulator.critical_paths(one.forward, one.backward)
-        return weights + numpy.array(path.num_backwards)
+        return numpy.full(problem.num_virtual, OTHER_PLACES * problem.num_microbatches) + passes
 
     def _made_to_fit(self, ends: Array) -> Candidates | None:
         """Return the placement, or one that fits, found by moves that lower the overrun."""
         evaluator = self.evaluator
-        weights = self._weights(None)
+        weights = self._weights(self._nowhere)
         over = int(evaluator.overrun(ends[None])[0])
         while not self.is_late:
             if not over:
@@ -138,46 +163,50 @@ class LocalSearch:
         moved = ends + self._moves
         return moved[self.evaluator.row.is_cut(moved)]
 
-    def _shaken(self, one: Candidates) -> Candidates | None:
-        ends = one.ends[0]
+    def _shaken(self, best: Best) -> Candidates | None:
+        ends = best.one.ends[0]
         for _ in range(int(self._random.integers(2, MOST_KICKS + 1))):
-            around = self._around(ends)
-            if len(around):
-                ends = around[int(self._random.integers(len(around)))]
-        found = self.evaluator.candidates(ends[None], self._weights(one))
+            moved = ends + self._moves[int(self._random.integers(len(self._moves)))]
+            if self.evaluator.row.is_cut(moved[None])[0]:
+                ends = moved
+        found = self.evaluator.candidates(ends[None], self._weights(best.passes))
         return found if len(found) else self._made_to_fit(ends)
 
-    def _descend(self, one: Candidates) -> tuple[Candidates, int]:
-        """Return the placement that no single move makes faster."""
+    def _descend(self, one: Candidates) -> Descent:
         evaluator = self.evaluator
-        step = int(evaluator.learn(one)[0])
+        replay = yield Request(one, inf)
         while not self.is_late:
-            around = [evaluator.candidates(self._around(one.ends[0]), self._weights(one))]
+            around = [evaluator.candidates(self._around(one.ends[0]), self._weights(replay.passes))]
             if one.extra.any():
                 around.append(evaluator.variants(one))
-            found = self._faster(Candidates.join(around), step)
+            found = yield from self._faster(Candidates.join(around), replay.step)
             if found is None:
                 break
-            one = found
-            step = int(evaluator.learn(one)[0])
-        return one, step
+            one, replay = found
+        return Best(one, replay.step, replay.passes)
 
-    def _faster(self, around: Candidates, step: int) -> Candidates | None:
+    def _faster(
+        self, around: Candidates, step: int
+    ) -> Generator[Request, Replay, tuple[Candidates, Replay] | None]:
         """Return one of the candidates that is faster: of the first batch that has any, the fastest."""
         evaluator = self.evaluator
         bounds = evaluator.bounds(around)
         left = numpy.flatnonzero(bounds < step)
         left = left[numpy.argsort(bounds[left], kind="stable")]
-        size = FIRST_BATCH
+        size, known = FIRST_BATCH, evaluator.num_learned
         while len(left) and not self.is_late:
             batch = around.take(left[:size])
-            steps = evaluator.steps(batch)
-            if steps.min() < step:
-                return batch.take(numpy.array([int(steps.argmin())]))
-            evaluator.learn(batch.take(numpy.arange(1)))
+            replay = yield Request(batch, step)
+            if replay.step < step:
+                return batch.take(numpy.array([replay.place])), replay
             left, size = left[size:], min(MOST_IN_BATCH, 2 * size)
-            left = left[evaluator.bounds(around.take(left)) < step]
+            left = left[evaluator.bounds(around.take(left), since=known) < step]
+            known = evaluator.num_learned
         return None
+
+
+def _begun(descent: Descent) -> tuple[Descent, Request]:
+    return descent, next(descent)
 
 
 def _shifts(num_virtual: int) -> Array:

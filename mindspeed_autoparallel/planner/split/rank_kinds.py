@@ -6,7 +6,6 @@ them is best depends on the rest of the pipeline, so the search tries them.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +45,15 @@ class RankWays:
 
     extra: Array
     """``[way, chunk]``: added backward time."""
-    edges: tuple[tuple[tuple[Edges, ...], ...], ...]
-    """By way and chunk."""
+    fronts: tuple[tuple[tuple[_Front, ...], Array], ...]
+    """By way: the ways of every chunk, and which of them."""
     complete: bool = True
     """Whether no other way is as good in some chunk."""
+
+    def edges(self, way: int) -> list[tuple[Edges, ...]]:
+        """Return by chunk where each kind's layers begin."""
+        fronts, chosen = self.fronts[way]
+        return [front.edges[place] for front, place in zip(fronts, chosen.tolist(), strict=True)]
 
 
 class RankKinds:
@@ -84,31 +88,33 @@ class RankKinds:
         return [group for group in self.problem.groups if any(held[k] for k in group)]
 
     def _find(self, rank: int, held: tuple[Held, ...]) -> RankWays:
-        found: list[tuple[Array, tuple[tuple[Edges, ...], ...]]] = []
-        self._thinned = False
+        extras: list[Array] = [numpy.zeros((0, self.problem.num_chunks), dtype=numpy.int64)]
+        chosen: list[tuple[tuple[_Front, ...], Array]] = []
+        complete = True
         for peak in self._transients:
-            fronts = [self._front(rank + chunk * self.problem.num_stages, row, peak) for chunk, row in enumerate(held)]
+            fronts = tuple(
+                self._front(rank + chunk * self.problem.num_stages, row, peak) for chunk, row in enumerate(held)
+            )
             if all(len(front.memory) for front in fronts):
-                found += self._combined(rank, fronts, self.problem.room(rank) - peak)
-            if any(not extra.any() for extra, _ in found):
+                most = int(MOST_COMBINED ** (1 / max(1, len(fronts) - 1)))
+                complete &= all(len(front.memory) <= most for front in fronts[:-1])
+                fronts = (*(front.thinned(most) for front in fronts[:-1]), fronts[-1])
+                ways = self._combined(rank, fronts, self.problem.room(rank) - peak)
+                extras.append(numpy.stack([front.extra[ways[:, c]] for c, front in enumerate(fronts)], axis=1))
+                chosen += [(fronts, way) for way in ways]
+            if not extras[-1].any(axis=1).all():
                 # Nothing recomputed: no way is better, whatever more the transients would allow.
                 break
-        extras = numpy.array([extra for extra, _ in found]).reshape(len(found), self.problem.num_chunks)
-        kept = _undominated(extras)
-        complete = len(kept) < MOST_WAYS and not self._thinned
-        return RankWays(extras[kept], tuple(found[k][1] for k in kept), complete)
+        every = numpy.concatenate(extras)
+        kept = _undominated(every)
+        return RankWays(every[kept], tuple(chosen[k] for k in kept), complete and len(kept) < MOST_WAYS)
 
-    def _combined(
-        self, rank: int, fronts: list[_Front], room: int
-    ) -> list[tuple[Array, tuple[tuple[Edges, ...], ...]]]:
-        """Return ways of all chunks together that fit: for each choice of the others, the quickest of the last
-        chunk."""
+    def _combined(self, rank: int, fronts: tuple[_Front, ...], room: int) -> Array:
+        """Return ways of all chunks together that fit, ``[way, chunk]``: for each choice of the others, the quickest of
+        the last chunk."""
         moments = numpy.array(self.problem.moments(rank))
         *others, last = fronts
-        most = int(MOST_COMBINED ** (1 / max(1, len(others))))
-        self._thinned |= any(len(front.memory) > most for front in others)
-        others = [front.thinned(most) for front in others]
-        grid: Array = numpy.array(list(itertools.product(*[range(len(front.memory)) for front in others])), dtype=int)
+        grid: Array = numpy.indices([len(front.memory) for front in others]).reshape(len(others), -1).T
         used: Array = numpy.zeros((len(grid), len(moments)), dtype=numpy.int64)
         for chunk, front in enumerate(others):
             sizes = front.memory[:, None] + front.saved[:, None] * moments[:, chunk]
@@ -117,17 +123,8 @@ class RankKinds:
         fits = (used[:, None, :] + sizes[None, :, :] <= room).all(axis=2)
         # The last way that fits is the quickest one that does.
         place = fits.shape[1] - 1 - fits[:, ::-1].argmax(axis=1)
-        found = []
-        for index in numpy.flatnonzero(fits.any(axis=1)):
-            chosen = [(front, int(way)) for front, way in zip(others, grid[index], strict=True)]
-            chosen.append((last, int(place[index])))
-            found.append(
-                (
-                    numpy.array([front.extra[way] for front, way in chosen]),
-                    tuple(front.edges[way] for front, way in chosen),
-                )
-            )
-        return found
+        which = fits.any(axis=1)
+        return numpy.concatenate([grid[which], place[which][:, None]], axis=1)
 
     def _front(self, v: int, held: Held, peak: int) -> _Front:
         key = (v, held, peak)
@@ -191,10 +188,9 @@ def _product(left: _Front, right: _Front, in_flight: int) -> _Front:
 
 def _undominated(extras: Array) -> list[int]:
     """Return rows that no other row equals or beats everywhere, least sum first."""
+    left = numpy.argsort(extras.sum(axis=1), kind="stable")
     kept: list[int] = []
-    for index in numpy.argsort(extras.sum(axis=1), kind="stable"):
-        if len(kept) == MOST_WAYS:
-            break
-        if not any((extras[k] <= extras[index]).all() for k in kept):
-            kept.append(int(index))
+    while len(left) and len(kept) < MOST_WAYS:
+        kept.append(int(left[0]))
+        left = left[(extras[left] < extras[kept[-1]]).any(axis=1)]
     return kept

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.candidates import Candidates, Evaluator
+from mindspeed_autoparallel.planner.split.candidates import Evaluator, Request
 from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
-from mindspeed_autoparallel.planner.split.local_search import LocalSearch
+from mindspeed_autoparallel.planner.split.local_search import Best, LocalSearch
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.relaxation import cut_of, relaxed_cuts
@@ -148,7 +148,7 @@ class _Solve:
         row, num = self.evaluator.row, self.problem.num_virtual
         ends = all_cuts(row.num_layers, num, row.least_per_stage)
         plain = self.evaluator.candidates(ends, numpy.ones(num))
-        best: tuple[int, Candidates] | None = None
+        best: Best | None = None
         for start in range(len(plain)):
             one = plain.take(numpy.array([start]))
             many = self.evaluator.every_way(one, MOST_WAYS)
@@ -156,17 +156,14 @@ class _Solve:
                 return False
             bounds = self.evaluator.bounds(many)
             if best is not None:
-                many = many.take(numpy.flatnonzero(bounds < best[0]))
+                many = many.take(numpy.flatnonzero(bounds < best.step))
             if not len(many):
                 continue
-            steps = self.evaluator.steps(many)
-            place = int(steps.argmin())
-            if best is None or steps[place] < best[0]:
-                chosen = many.take(numpy.array([place]))
-                best = int(steps[place]), chosen
-                self.evaluator.learn(chosen)
+            (replay,) = self.evaluator.replay([Request(many, best.step if best else inf)])
+            if best is None or replay.step < best.step:
+                best = Best(many.take(numpy.array([replay.place])), replay.step, replay.passes)
         if best is not None:
-            self.search.keep(best[1], best[0])
+            self.search.keep(best)
             self._take_over()
         return is_one_row(self.problem)
 
@@ -229,7 +226,7 @@ class _Solve:
         ends = numpy.concatenate([[0], numpy.cumsum(numpy.sum(solid, axis=0))])
         if self.evaluator.row.is_cut(ends[None])[0]:
             self.search.deadline = self.deadline
-            self.search.add(ends)
+            self.search.add([ends])
             self._take_over()
 
     def _result(self) -> VirtualSolution:
