@@ -165,7 +165,8 @@ class LocalSearch:
 
     def _shaken(self, best: Best) -> Candidates | None:
         ends = best.one.ends[0]
-        for _ in range(int(self._random.integers(2, MOST_KICKS + 1))):
+        kicks = int(self._random.integers(2, MOST_KICKS + 1)) if len(self._moves) else 0
+        for _ in range(kicks):
             moved = ends + self._moves[int(self._random.integers(len(self._moves)))]
             if self.evaluator.row.is_cut(moved[None])[0]:
                 ends = moved
@@ -185,9 +186,7 @@ class LocalSearch:
             one, replay = found
         return Best(one, replay.step, replay.passes)
 
-    def _faster(
-        self, around: Candidates, step: int
-    ) -> Generator[Request, Replay, tuple[Candidates, Replay] | None]:
+    def _faster(self, around: Candidates, step: int) -> Generator[Request, Replay, tuple[Candidates, Replay] | None]:
         """Return one of the candidates that is faster: of the first batch that has any, the fastest."""
         evaluator = self.evaluator
         bounds = evaluator.bounds(around)

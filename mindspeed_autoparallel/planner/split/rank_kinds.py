@@ -6,6 +6,7 @@ them is best depends on the rest of the pipeline, so the search tries them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,13 +115,14 @@ class RankKinds:
         the last chunk."""
         moments = numpy.array(self.problem.moments(rank))
         *others, last = fronts
-        grid: Array = numpy.indices([len(front.memory) for front in others]).reshape(len(others), -1).T
+        sizes = [len(front.memory) for front in others]
+        grid: Array = numpy.indices(sizes).reshape(len(others), math.prod(sizes)).T
         used: Array = numpy.zeros((len(grid), len(moments)), dtype=numpy.int64)
         for chunk, front in enumerate(others):
-            sizes = front.memory[:, None] + front.saved[:, None] * moments[:, chunk]
-            used += sizes[grid[:, chunk]]
-        sizes = last.memory[:, None] + last.saved[:, None] * moments[:, -1]
-        fits = (used[:, None, :] + sizes[None, :, :] <= room).all(axis=2)
+            each = front.memory[:, None] + front.saved[:, None] * moments[:, chunk]
+            used += each[grid[:, chunk]]
+        each = last.memory[:, None] + last.saved[:, None] * moments[:, -1]
+        fits = (used[:, None, :] + each[None, :, :] <= room).all(axis=2)
         # The last way that fits is the quickest one that does.
         place = fits.shape[1] - 1 - fits[:, ::-1].argmax(axis=1)
         which = fits.any(axis=1)
