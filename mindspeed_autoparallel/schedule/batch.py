@@ -91,8 +91,8 @@ class BatchSimulator:
     def step_times_of_microbatches(self, forward: Array, backward: Array) -> Array:
         """Step time of every candidate whose microbatches differ: ``[candidate, virtual stage, microbatch]``."""
         found = []
-        for low in range(0, len(forward), self._at_once):
-            part = slice(low, low + self._at_once)
+        for low in range(0, len(forward), self.at_once):
+            part = slice(low, low + self.at_once)
             durations = numpy.zeros((1 + 2 * self.num_virtual, forward.shape[2], len(forward[part])))
             durations[1::2] = forward[part].transpose(1, 2, 0)
             durations[2::2] = backward[part].transpose(1, 2, 0)
