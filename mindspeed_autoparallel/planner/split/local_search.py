@@ -120,7 +120,7 @@ class LocalSearch:
                 current, since = self.best, 0
 
     def _advance(self, under_way: list[tuple[Descent, Request]]) -> tuple[list[tuple[Descent, Request]], list[Best]]:
-        """Answer what the searches asked for. Return their next questions, and where those ended that did."""
+        """Take the searches one replay further. Return their next questions, and where those ended that did."""
         going, ended = [], []
         replays = self.evaluator.replay([request for _, request in under_way])
         for (descent, request), replay in zip(under_way, replays, strict=True):
