@@ -160,8 +160,9 @@ class Host:
 
     def flags(self, model: str) -> list[str]:
         """The model's flags as this release spells them."""
-        # 0.12's mock data has tokens up to 4096, whatever the tokenizer.
-        vocabulary = ["--vocab-size", "4096" if self.release < (0, 13) else "512"]
+        # 0.12's mock data has tokens up to 4095, whatever the tokenizer. With the tokenizer's last one it is a multiple of
+        # 8 x TP: Megatron's loss counts rows that pad a vocabulary, so TP would change it.
+        vocabulary = ["--vocab-size", "4095" if self.release < (0, 13) else "511"]
         return [*COMMON, *MODELS[model], *vocabulary, *(["--use-mcore-models"] if self.release < (0, 17) else [])]
 
     def script(self, model: str) -> Path:

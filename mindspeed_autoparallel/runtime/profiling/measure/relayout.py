@@ -6,6 +6,7 @@ arguments when it happens, and called again by us: the host's own functions, not
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 from collections.abc import Callable, Mapping
@@ -117,16 +118,35 @@ def reinitialize_model_parallel(
     recorded.function(*args, **kwargs)
     initialize._set_random_seed(arguments.seed, arguments.data_parallel_random_init)
     set_num_microbatches(arguments)
-    collection: dict[str, Any] = {}
+    collection: dict[str, Any] = {}  # what is made anew for this layout
     if "pg_collection" in calls.setup_model_and_optimizer.kwargs:
         from megatron.core.process_groups_config import ProcessGroupCollection
 
         collection["pg_collection"] = ProcessGroupCollection.use_mpu_process_groups()
+    container = calls.setup_model_and_optimizer.kwargs.get("cfg_container")
+    if container is not None and getattr(container, "model", None) is not None:
+        collection["cfg_container"] = container_for(container, arguments)
     model, optimizer, _ = calls.setup_model_and_optimizer.again(**collection)
     if not stages.interleaved:
         return Built(model, optimizer, calls.build_data_iterators.again()[0])
     iterators = [_iterator_of_chunk(calls.build_data_iterators, chunk) for chunk in range(stages.virtual_size)]
     return Built(model, optimizer, iterators)
+
+
+def container_for(container: Any, arguments: Any) -> Any:
+    """Return the ``PretrainConfigContainer`` of Megatron 0.19 and newer for what ``arguments`` have become.
+
+    Scripts make it once, before Megatron sets itself up: its sizes are the first layout's, and its transformer's
+    settings refer to the first model by the hooks that the schedules have put there. What the script says of the model
+    beside the transformer stays.
+    """
+    from megatron.training import argument_utils
+
+    model = container.model
+    if isinstance(model, getattr(argument_utils, "GPTModelConfig", ())):
+        of_arguments = argument_utils.gpt_config_from_args(arguments, model_config_cls=type(model))
+        model = dataclasses.replace(model, transformer=of_arguments.transformer)
+    return argument_utils.pretrain_cfg_container_from_args(arguments, model)
 
 
 def _iterator_of_chunk(recorded: RecordedCall, chunk: int) -> Any:
