@@ -142,8 +142,9 @@ def container_for(container: Any, arguments: Any) -> Any:
     """
     from megatron.training import argument_utils
 
-    model = container.model
-    if isinstance(model, getattr(argument_utils, "GPTModelConfig", ())):
+    model: Any = container.model
+    has_settings = isinstance(model, getattr(argument_utils, "GPTModelConfig", ()))
+    if has_settings:
         of_arguments = argument_utils.gpt_config_from_args(arguments, model_config_cls=type(model))
         model = dataclasses.replace(model, transformer=of_arguments.transformer)
     return argument_utils.pretrain_cfg_container_from_args(arguments, model)
