@@ -119,7 +119,10 @@ def _uneven_ends(request: PlacementRequest, total: int) -> list[int]:
 
 
 def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[int]:
-    """Return decoder layers of every chunk in ``layout`` (``Ettt|tt|ttmL``; ``t*3`` and ``(tt|)*3`` repeat)."""
+    """Return decoder layers of every chunk in ``layout`` (``Ettt|tt|ttmL``; ``t*3`` and ``(tt|)*3`` repeat).
+
+    Raises ``ConfigError`` with the rule of Megatron's ``PipelineParallelLayerLayout`` that it breaks.
+    """
     plain = unfold_layout(layout.replace(" ", "").replace(",", ""))
     parts = plain.split("|")
     if len(parts) != pipeline * virtual:
@@ -127,10 +130,34 @@ def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[
             f"pipeline_layout {layout!r} has {len(parts)} chunks, pp {pipeline} x vpp {virtual} needs "
             f"{pipeline * virtual}."
         )
+    _check_order(layout, parts, pipeline)
     counts = [part.count("t") for part in parts]
     if sum(counts) != total:
         raise ConfigError(f"pipeline_layout {layout!r} has {sum(counts)} decoder layers, the model {total}.")
     return counts
+
+
+def _check_order(layout: str, parts: Sequence[str], pipeline: int) -> None:
+    """Raise ``ConfigError`` where embedding, loss and multi-token prediction stand where Megatron refuses them."""
+    every = "".join(parts)
+    if every.count("E") != 1 or every.count("L") != 1 or every[0] != "E" or every[-1] != "L":
+        raise ConfigError(
+            f"pipeline_layout {layout!r} must begin with the embedding (E) and end with the loss (L), once each."
+        )
+    holders = [v for v, part in enumerate(parts) if "m" in part]
+    if not holders:
+        return
+    if "t" in every[every.index("m") :]:
+        raise ConfigError(f"pipeline_layout {layout!r}: MTP layers (m) come after all decoder layers (t).")
+    if len(holders) > 1:
+        raise ConfigError(
+            f"pipeline_layout {layout!r} has MTP layers (m) on virtual stages {holders}; all of them go on one."
+        )
+    if holders[0] < len(parts) - pipeline:
+        raise ConfigError(
+            f"pipeline_layout {layout!r} has MTP layers (m) on virtual stage {holders[0]}, which is not the last one of "
+            f"its pipeline rank: move them to virtual stage {len(parts) - pipeline} or behind."
+        )
 
 
 def unfold_layout(layout: str) -> str:
