@@ -58,7 +58,7 @@ def test_every_string_is_judged_as_megatron_judges_it() -> None:
         ("tEt|t|t|L", "begin with the embedding"),
         ("E|tmt|tt|L", "after all decoder layers"),
         ("Ett|ttm|m|L", "on virtual stages"),
-        ("Ett|ttm||L", "not the last one of its pipeline rank"),
+        ("Ett|ttm||L", "not the last of its pipeline rank"),
     ],
 )
 def test_the_rule_is_named(text: str, words: str) -> None:

@@ -155,7 +155,7 @@ def _check_order(layout: str, parts: Sequence[str], pipeline: int) -> None:
         )
     if holders[0] < len(parts) - pipeline:
         raise ConfigError(
-            f"pipeline_layout {layout!r} has MTP layers (m) on virtual stage {holders[0]}, which is not the last one of "
+            f"pipeline_layout {layout!r} has MTP layers (m) on virtual stage {holders[0]}, which is not the last of "
             f"its pipeline rank: move them to virtual stage {len(parts) - pipeline} or behind."
         )
 
