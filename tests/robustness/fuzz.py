@@ -4,9 +4,10 @@
   python tests/robustness/fuzz.py --long                   20,000 mutations
   python tests/robustness/fuzz.py --case 1:4711            one of them again, with what it printed
 
-Every case is a process of its own (forked from one that has loaded everything) with at most 1 GiB more memory than that
-one and 10 s of CPU; an audit hook ends it where it opens a file for writing elsewhere or starts a program. Pickles,
-YAML and texts carry a canary that leaves a file when it is run.
+A process (forked from one that has loaded everything) runs a batch of cases with at most 1 GiB more memory than that
+one, and every case with 10 s of CPU; an audit hook ends it where it opens a file for writing elsewhere or starts a
+program. A case that goes wrong is run again in a process of its own, and counts as it ends there. Pickles, YAML and
+texts carry a canary that leaves a file when it is run.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import random
 import resource
+import select
 import shutil
 import signal
 import sys
@@ -35,6 +38,8 @@ from targets import Target, make_seeds, targets
 
 LONG = 20_000
 MEMORY_BYTES, CPU_S, WALL_S, MOST_CHARACTERS = 2**30, 10, 60, 500
+BATCH = 54
+"""Cases of one process: a fork costs four times what most cases do."""
 _TRACEBACK, _WROTE, _RAN = 97, 98, 99
 _MISPLACED = 0.04
 """Share of cases in which something else stands in the file's place."""
@@ -52,17 +57,66 @@ class Outcome:
 
 
 def run(seed: int, count: int, folder: Path) -> Iterator[Outcome]:
-    """Run ``count`` cases of ``seed``, the targets in turn."""
+    """Run ``count`` cases of ``seed``, the targets in turn; what looks wrong in a batch is run again alone."""
     make_seeds(folder / "seeds")
     _load(folder)
+    number = 0
+    while number < count:
+        for outcome in _batch(seed, range(number, min(count, number + BATCH)), folder):
+            number += 1
+            yield run_case(seed, number - 1, folder) if outcome.problem else outcome
+
+
+def run_case(seed: int, number: int, folder: Path) -> Outcome:
+    """Run case ``number`` of ``seed`` in a process of its own."""
+    return next(iter(_batch(seed, range(number, number + 1), folder)))
+
+
+def _batch(seed: int, numbers: range, folder: Path) -> Iterator[Outcome]:
+    """Yield the outcomes of a forked process that runs one case after the other; the last is the one that ended it."""
     known = targets()
-    for number in range(count):
-        yield run_case(known[number % len(known)], seed, number, folder)
+    ours, theirs = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        _become(seed, numbers, folder, theirs)
+    os.close(theirs)
+    number = numbers.start
+    for line in _lines(ours):
+        yield Outcome(**json.loads(line))
+        number += 1
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if number < numbers.stop:
+        code, problem = os.waitstatus_to_exitcode(status), ""
+        if code < 0:
+            hung = -code in (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
+            problem = "hang" if hung else f"signal {-code}"
+        yield _outcome(known[number % len(known)], f"{seed}:{number}", code, problem, folder)
 
 
-def run_case(target: Target, seed: int, number: int, folder: Path) -> Outcome:
-    """Run case ``number`` of ``seed`` in a fresh copy of its good files."""
-    source = random.Random(f"{seed}:{number}")
+def _lines(source: int) -> Iterator[bytes]:
+    """Yield the lines of a pipe until it is closed or nothing comes for longer than a case may take."""
+    rest = b""
+    with os.fdopen(source, "rb", buffering=0) as stream:
+        while select.select([stream], [], [], WALL_S + 30)[0] and (more := stream.read(65536)):
+            *lines, rest = (rest + more).split(b"\n")
+            yield from lines
+
+
+def _outcome(target: Target, seed: str, code: int, problem: str, folder: Path) -> Outcome:
+    printed = folder / "printed"
+    text = printed.read_text(encoding="utf-8", errors="replace") if printed.exists() else ""
+    if (folder / "case" / mutations.CANARY).exists():
+        problem = "code run"
+    return Outcome(target.name, seed, code, problem or _improper(code, text), text[-20_000:])
+
+
+def _prepare(target: Target, seed: str, folder: Path) -> Path:
+    """Make a fresh copy of the target's good files, with the change."""
+    source = random.Random(seed)
     work = folder / "case"
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(folder / "seeds" / target.seeds, work)
@@ -71,12 +125,7 @@ def run_case(target: Target, seed: int, number: int, folder: Path) -> Outcome:
         mutations.misplace(file, source)
     else:
         file.write_bytes(target.mutation(file.read_bytes(), source))
-    printed = folder / "printed"
-    code, problem = _watched(target, work, printed)
-    text = printed.read_text(encoding="utf-8", errors="replace")
-    if (work / mutations.CANARY).exists():
-        problem = "code run"
-    return Outcome(target.name, f"{seed}:{number}", code, problem or _improper(code, text), text)
+    return work
 
 
 def _improper(code: int, text: str) -> str:
@@ -93,44 +142,43 @@ def _improper(code: int, text: str) -> str:
     return ""
 
 
-def _watched(target: Target, work: Path, printed: Path) -> tuple[int, str]:
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _become(target, work, printed)
-    deadline = time.monotonic() + WALL_S
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            break
-        if time.monotonic() > deadline:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return -1, "hang"
-        time.sleep(0.002)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return -number, "hang" if number in (signal.SIGXCPU, signal.SIGKILL) else f"signal {number}"
-    return os.WEXITSTATUS(status), ""
-
-
-def _become(target: Target, work: Path, printed: Path) -> None:
-    """Run the command in this process, which never returns from here."""
-    code = _TRACEBACK
+def _become(seed: int, numbers: range, folder: Path, tell: int) -> None:
+    """Run cases in this process, which never returns from here."""
     try:
         os.setsid()
-        output = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        for stream in (1, 2):
-            os.dup2(output, stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.chdir(work)
         grown = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (grown + MEMORY_BYTES, grown + MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _guard(work, target.argv[0] == "doctor")
+        known, guard = targets(), _Guard()
+        for number in numbers:
+            target, name = known[number % len(known)], f"{seed}:{number}"
+            work = _prepare(target, name, folder)
+            code = _limited_call(target, work, folder / "printed", guard)
+            outcome = _outcome(target, name, code, "", folder)
+            os.write(tell, json.dumps(vars(outcome)).encode() + b"\n")
+            os.chdir("/")
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    os._exit(_TRACEBACK)
+
+
+def _limited_call(target: Target, work: Path, printed: Path, guard: _Guard) -> int:
+    output = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    os.chdir(work)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime) + CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(WALL_S)
+    code = _TRACEBACK
+    guard.begin(work, target.argv[0] == "doctor")
+    try:
         code = _call(target)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
@@ -138,10 +186,13 @@ def _become(target: Target, work: Path, printed: Path) -> None:
         import traceback
 
         traceback.print_exc()
+    finally:
+        guard.end()
+        signal.alarm(0)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)
+    return code
 
 
 def _call(target: Target) -> int:
@@ -159,20 +210,35 @@ def _call(target: Target) -> int:
     return 0
 
 
-def _guard(work: Path, asks_the_node: bool) -> None:
-    """End this process where it writes outside ``work`` or starts a program that is not ours.
+class _Guard:
+    """Ends this process where a case writes outside its folder or starts a program that is not ours."""
 
-    ``asks_the_node``: the doctor runs the node's own tools; a program of the file's is told by the canary.
-    """
-    allowed = (str(work.resolve()), os.devnull, tempfile.gettempdir() + "/torch", "/dev/shm")
+    def __init__(self) -> None:
+        self._allowed: tuple[str, ...] | None = None
+        self._asks_the_node = False
+        sys.addaudithook(self._hook)
 
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
+    def begin(self, work: Path, asks_the_node: bool) -> None:
+        """Guard from now on.
+
+        ``asks_the_node``: the doctor runs the node's own tools; a program of the file's is told by the canary.
+        """
+        self._asks_the_node = asks_the_node
+        self._allowed = (str(work.resolve()), os.devnull, tempfile.gettempdir() + "/torch", "/dev/shm")
+
+    def end(self) -> None:
+        """Let this process write again."""
+        self._allowed = None
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self._allowed is None:
+            return
         if event == "open":
             path, _, flags = arguments
             writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             if writes and isinstance(path, (str, bytes)):
                 place = os.path.realpath(os.fsdecode(path))
-                if not place.startswith(allowed) and "__pycache__" not in place:
+                if not place.startswith(self._allowed) and "__pycache__" not in place:
                     os.write(2, f"wrote {place}\n".encode())
                     os._exit(_WROTE)
         elif event in ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pty.spawn"):
@@ -181,11 +247,9 @@ def _guard(work: Path, asks_the_node: bool) -> None:
                 [sys.executable, "-m", "mindspeed_autoparallel.planner.workers"],
                 [sys.executable, "-m", "mindspeed_autoparallel.planner.layouts.workers"],
             )
-            if not own and not asks_the_node:
+            if not own and not self._asks_the_node:
                 os.write(2, f"ran {command!r}\n".encode())
                 os._exit(_RAN)
-
-    sys.addaudithook(hook)
 
 
 def _load(folder: Path) -> None:
@@ -242,8 +306,7 @@ def main() -> int:
             seed, _, number = arguments.case.partition(":")
             make_seeds(folder / "seeds")
             _load(folder)
-            known = targets()
-            print(run_case(known[int(number) % len(known)], int(seed), int(number), folder))
+            print(run_case(int(seed), int(number), folder))
             return 0
         problems, codes = Counter(), Counter()
         count = LONG if arguments.long else arguments.count
