@@ -22,13 +22,14 @@ SECTIONS = (
     ("timeline", "Timeline", sections.timeline),
     ("alternatives", "Alternatives", search_sections.alternatives),
     ("ruled-out", "Ruled out", search_sections.ruled_out),
+    ("commands", "Commands", search_sections.commands),
     ("provenance", "Provenance", search_sections.provenance),
 )
 
 
 def render_page(plan: Plan) -> str:
     """Return a self-contained page: headline, why, stages, memory, data, timeline, alternatives, what was ruled out,
-    provenance."""
+    commands, provenance."""
     values = data.report_data(plan)
     shown = [part for part in SECTIONS if part[0] not in ("encoders", "data") or values[part[0]] is not None]
     links = "".join(element("a", text(title), href=f"#{name}") for name, title, _ in shown)

@@ -66,6 +66,26 @@ def ruled_out(values: Data) -> str:
     )
 
 
+def commands(values: Data) -> str:
+    """Return how to train by the plan, and how weights follow it."""
+    hetero = values["encoders"] is not None
+    train = (
+        "--hetero-parallel --mm-model with the model.json that was written beside it"
+        if hetero
+        else "--auto-parallel-plan plan.json"
+    )
+    rows = [
+        ["train by it, in the launch script", train],
+        ["weights from Hugging Face", "mindspeed-autoparallel convert hf-to-mm HF_FOLDER TARGET --plan plan.json"],
+        [
+            "a checkpoint of another layout",
+            "mindspeed-autoparallel convert resplit CHECKPOINT TARGET --hf-dir HF_FOLDER --plan plan.json",
+        ],
+    ]
+    drawn = [[text(what), element("span", text(command), class_="mono")] for what, command in rows]
+    return element("h2", "Commands") + table(["", ""], drawn)
+
+
 def provenance(values: Data) -> str:
     """Return what the figures rest on."""
     profile = values["headline"]["profile"]

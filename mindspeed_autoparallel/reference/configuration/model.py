@@ -319,6 +319,8 @@ def _audio(root: Section, pipeline_size: int, virtual_size: int) -> AudioDescrip
 def _text(section: Section, pipeline_size: int, virtual_size: int) -> TextDescription:
     stack = _stack(section, pipeline_size, virtual_size, text=True, normalization="RMSNorm")
     scaling = section.raw("rope_scaling", {})
+    if not isinstance(scaling, dict):
+        raise section.error("rope_scaling", scaling, "an object")
     sections = section.integers("mrope_section", scaling.get("mrope_section", ()), at_least=1)
     if sections and (len(sections) != 3 or 2 * sum(sections) != stack.kv_channels):
         raise section.error(

@@ -61,6 +61,7 @@ def test_unknown_keys_are_named_once(values: dict[str, Any], capsys: pytest.Capt
         (TEXT + "normalization", "Batch", "one of LayerNorm, RMSNorm"),
         (TEXT + "freeze", "yes", "true or false"),
         (TEXT + "mrope_section", [2, 2, 2], "three counts that sum to half the head size (8)"),
+        (TEXT + "rope_scaling", 1.5, "text_decoder.rope_scaling is 1.5; it must be an object"),
         (TEXT + "pipeline_num_layers", [5], "sums to 5; num_layers is 4: 1 layers too many"),
         (TEXT + "pipeline_num_layers", [2, 2], "needs 1 counts that sum to 4"),
         (TEXT + "pipeline_num_layers", [-4], "a list of layer counts of at least 0"),
@@ -89,6 +90,12 @@ def test_layers_per_stage_are_checked_against_the_pipeline_and_each_other(values
         describe_model(
             _set(_set(staged, VISION + "pipeline_num_layers", [4, 0]), TEXT + "pipeline_num_layers", [4, 0]), FILE, 2
         )
+
+
+def test_a_first_stage_without_parameters_is_refused_before_anything_is_built(values: dict[str, Any]) -> None:
+    staged = _set(_set(values, VISION + "pipeline_num_layers", [0, 4, 0]), TEXT + "pipeline_num_layers", [0, 0, 4])
+    with pytest.raises(ConfigError, match="leave stage 0 without a layer, the first is on stage 1"):
+        describe_model(staged, FILE, 3)
 
 
 def test_virtual_stages_are_lists_of_lists(values: dict[str, Any]) -> None:

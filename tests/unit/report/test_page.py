@@ -106,6 +106,12 @@ def test_links_of_the_page_lead_to_its_sections(page: str) -> None:
     assert links and all(link is not None and link[0] == "#" and link[1:] in ids for link in links)
 
 
+def test_page_names_the_commands_that_train_by_the_plan_and_convert_weights_for_it(page: str) -> None:
+    assert "--auto-parallel-plan plan.json" in page
+    assert "convert hf-to-mm HF_FOLDER TARGET --plan plan.json" in page
+    assert "convert resplit CHECKPOINT TARGET --hf-dir HF_FOLDER --plan plan.json" in page
+
+
 def test_page_needs_no_network(page: str) -> None:
     assert not re.search(r"https?://|//[a-z]+\.[a-z]|@import|url\(", page)
     for tag, attributes in parse(page).seen:
