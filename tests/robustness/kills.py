@@ -1,160 +1,153 @@
 """Kill real work at random moments: nothing is orphaned, no file is half, and the same command ends as if undisturbed.
 
-  python tests/robustness/kills.py --count 10 --seed 1     a part with a fixed seed, as CI runs it
-  python tests/robustness/kills.py --long                  100 kills
+  python tests/robustness/kills.py --count 10 --seed 1                     conversions, as CI runs it
+  python tests/robustness/kills.py --count 4 --jobs searches trainings     what takes minutes a kill
+  python tests/robustness/kills.py --long                                  100 kills of all
 
-Every kill starts one of the jobs below, waits for a random share of the time that an undisturbed run takes, and sends
-SIGTERM, SIGINT, SIGHUP or SIGKILL to a random process of it. Then it looks for processes that are left, starts the same
-command again, and compares what that gives with the undisturbed run.
+Every kill starts a job of ``kill_jobs.py``, waits for a random share of the time that an undisturbed run takes, and
+sends SIGTERM, SIGINT, SIGHUP or SIGKILL to a random process of it. Then it looks for processes that are left, starts
+the same command again, and compares what that gives with the undisturbed run. Commands of the package run in processes
+that are forked from one that has loaded torch, all others as a user starts them.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+from kill_jobs import CLI, ROOT, Job, conversions, searches, trainings
+
 LONG = 100
+_KINDS = {"conversions": conversions, "searches": searches, "trainings": trainings}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
-_GONE_S = 60.0
+_GONE_S, _LONGEST_S = 60.0, 900.0
 MARK = "ROBUSTNESS_KILL"
 """In the environment of a job and of all its children, so that none of them hides."""
-_CLI = (sys.executable, "-m", "mindspeed_autoparallel")
 
 
-@dataclass(frozen=True)
-class Job:
-    """A command in a folder, and the digest of what it gives."""
+class Forked:
+    """A command of the package in a process of its own that need not load torch again."""
 
-    name: str
-    argv: tuple[str, ...]
-    prepare: Callable[[Path], None]
-    result: Callable[[Path], str]
+    def __init__(self, argv: tuple[str, ...], folder: Path) -> None:
+        self.pid = os.fork()
+        self._code: int | None = None
+        if self.pid == 0:
+            code = 97
+            try:
+                os.setsid()
+                os.chdir(folder)
+                output = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                os.dup2(output, 1)
+                os.dup2(output, 2)
+                from mindspeed_autoparallel.cli.main import main
+
+                code = main(list(argv))
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
+            finally:
+                os._exit(code)
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit code, as ``subprocess.Popen.wait`` does."""
+        deadline = time.monotonic() + timeout
+        while self._code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            else:
+                time.sleep(0.005)
+        return self._code
 
 
-def jobs() -> list[Job]:
-    """Conversions: into a layout, back, into another layout, and over an existing target."""
-    back = ("--hf-dir", "hf")
-    layers = ("--llm-pp-layers", "3,5", "--tp-size", "2")
-    return [
-        Job("hf-to-mm", (*_CLI, "convert", "hf-to-mm", "hf", "out", *layers), _model, _weights),
-        Job(
-            "hf-to-mm over an old one",
-            (*_CLI, "convert", "hf-to-mm", "hf", "out", *layers, "--overwrite"),
-            _old,
-            _weights,
-        ),
-        Job("mm-to-hf", (*_CLI, "convert", "mm-to-hf", "ck", "out", *back), _checkpoint, _weights),
-        Job(
-            "resplit", (*_CLI, "convert", "resplit", "ck", "out", *back, "--llm-pp-layers", "8"), _checkpoint, _weights
-        ),
-        Job("torch_dist", (*_CLI, "convert", "hf-to-mm", "hf", "out", "--format", "torch_dist"), _model, _weights),
-    ]
+def start(job: Job, folder: Path, mark: str, *more: str) -> Forked | subprocess.Popen[bytes]:
+    """Start ``job`` in ``folder``; what it prints is added to the file ``printed`` there."""
+    if job.argv[: len(CLI)] == CLI:
+        return Forked((*job.argv[len(CLI) :], *more), folder)
+    own = {MARK: mark, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)}
+    with (folder / "printed").open("ab") as stream:
+        return subprocess.Popen([*job.argv, *more], cwd=folder, env={**os.environ, **own}, stdout=stream, stderr=stream)
 
 
 def kill_once(job: Job, seconds: float, wanted: str, source: random.Random, folder: Path) -> str:
     """Kill ``job`` once in ``folder``; what was wrong afterwards, or nothing."""
     mark = f"{os.getpid()}-{source.random()}"
     had_target = (folder / "out").exists()
-    process = _start(job, folder, mark)
+    process = start(job, folder, mark)
     time.sleep(source.random() * seconds)
-    victims = _processes(mark)
+    victims = [one for one in _processes(mark, process.pid) if job.victim in _command(one)]
     if victims:
-        victim = source.choice(victims)
-        number = source.choice(_SIGNALS)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, number)
+            os.kill(source.choice(victims), source.choice(_SIGNALS))
     try:
         process.wait(_GONE_S)
     except subprocess.TimeoutExpired:
         return "hang"
     deadline = time.monotonic() + _GONE_S
-    while left := _processes(mark):
+    while left := _processes(mark, process.pid):
         if time.monotonic() > deadline:
             return f"orphans {left}"
-        time.sleep(0.1)
-    if had_target and not (folder / "out").is_dir():
+        time.sleep(0.01)
+    if job.at_once and had_target and not (folder / "out").is_dir():
         return "the old target is gone"
-    if (folder / "out").is_dir() and not had_target and job.result(folder) != wanted:
+    if job.at_once and (folder / "out").is_dir() and not had_target and job.result(folder) != wanted:
         return "half a target under its own name"
-    again = _start(job, folder, mark, "--overwrite") if "--overwrite" not in job.argv else _start(job, folder, mark)
-    if again.wait(600):
-        return f"the same command ends with {again.returncode}"
+    finished = job.finished(folder)
+    code = start(job, folder, mark, *job.again).wait(_LONGEST_S)
+    if code:
+        return f"the same command ends with {code}"
     if job.result(folder) != wanted:
-        return "another result"
+        return f"another result: {job.result(folder)[:80]} instead of {wanted[:80]}"
+    after = job.finished(folder)
+    if lost := [name for name, content in finished.items() if after.get(name) != content]:
+        return f"finished measurements lost: {lost}"
     hidden = [path.name for path in folder.iterdir() if path.name.startswith(".out.")]
     return f"left over: {hidden}" if hidden else ""
 
 
-def _start(job: Job, folder: Path, mark: str, *more: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
-    with (folder.parent / "printed").open("wb") as stream:
-        return subprocess.Popen([*job.argv, *more], cwd=folder, env=environment, stdout=stream, stderr=stream)
-
-
-def _processes(mark: str) -> list[int]:
+def _processes(mark: str, session: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 environment = (entry / "environ").read_bytes()
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             except OSError:
                 continue
-            if f"{MARK}={mark}\0".encode() in environment + b"\0" and state != "Z":
+            ours = f"{MARK}={mark}\0".encode() in environment + b"\0" or int(its_session) == session
+            if ours and state != "Z":
                 found.append(int(entry.name))
     return found
 
 
-def _model(folder: Path) -> None:
-    from mindspeed_autoparallel.weights.example import write_random_model
-
-    config = {
-        "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096, "tie_word_embeddings": False,
-    }  # fmt: skip
-    write_random_model(folder / "hf", config)
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
-def _checkpoint(folder: Path) -> None:
-    _model(folder)
-    subprocess.run([*_CLI, "convert", "hf-to-mm", "hf", "ck", "--llm-pp-layers", "4,4"], cwd=folder, check=True)
-
-
-def _old(folder: Path) -> None:
-    _model(folder)
-    subprocess.run([*_CLI, "convert", "hf-to-mm", "hf", "out"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-
-
-def _weights(folder: Path) -> str:
-    """A digest of every tensor of the target, by name; torch's files hold the time they were written."""
-    import torch
-    from safetensors.torch import load_file
-
-    digest = hashlib.sha256()
-    for path in sorted((folder / "out").rglob("*")):
-        if path.suffix == ".safetensors":
-            tensors = load_file(path)
-        elif path.name == "model_optim_rng.pt":
-            tensors = torch.load(path, weights_only=True)["model"]
-        else:
-            digest.update(str(path.name).encode())
-            digest.update(path.read_bytes() if path.suffix in (".json", ".txt", ".distcp") else b"")
-            continue
-        for name in sorted(tensors):
-            digest.update(f"{path.relative_to(folder)}:{name}".encode() + tensors[name].numpy().tobytes())
-    return digest.hexdigest()
+def _undisturbed(job: Job, good: Path, folder: Path) -> tuple[float, str]:
+    """Prepare ``good``, run the job in a copy of it, and return how long that took and what it gave."""
+    good.mkdir()
+    job.prepare(good)
+    shutil.copytree(good, folder)
+    begin = time.monotonic()
+    if start(job, folder, "undisturbed").wait(_LONGEST_S):
+        raise SystemExit(f"{job.name} fails undisturbed: {(folder / 'printed').read_text()[-3000:]}")
+    return time.monotonic() - begin, job.result(folder)
 
 
 def main() -> int:
@@ -162,34 +155,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--long", action="store_true", help=f"{LONG} kills")
+    parser.add_argument("--jobs", nargs="+", choices=_KINDS, default=["conversions"])
+    parser.add_argument("--long", action="store_true", help=f"{LONG} kills of all jobs")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no kill after so many seconds")
     arguments = parser.parse_args()
     source = random.Random(arguments.seed)
     count = LONG if arguments.long else arguments.count
-    wrong: Counter[str] = Counter()
+    known = [job for kind in (_KINDS if arguments.long else arguments.jobs) for job in _KINDS[kind]()]
+    import safetensors.torch  # noqa: F401  what a forked command would load
+    import torch  # noqa: F401
+
+    wrong, killed = Counter[str](), Counter[str]()
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         undisturbed: dict[str, tuple[float, str]] = {}
-        known = jobs()
         for number in range(count):
+            if time.monotonic() - begin > arguments.seconds:
+                break
             job = known[number % len(known)]
-            folder = Path(name) / str(number)
-            folder.mkdir()
-            job.prepare(folder)
+            good, folder = Path(name) / f"good-{number % len(known)}", Path(name) / str(number)
             if job.name not in undisturbed:
-                begin = time.monotonic()
-                if _start(job, folder, "undisturbed").wait(600):
-                    print((folder.parent / "printed").read_text())
-                    return 1
-                undisturbed[job.name] = time.monotonic() - begin, job.result(folder)
-                folder = Path(name) / f"{number}-killed"
-                folder.mkdir()
-                job.prepare(folder)
-            seconds, wanted = undisturbed[job.name]
-            problem = kill_once(job, seconds, wanted, source, folder)
+                undisturbed[job.name] = _undisturbed(job, good, Path(name) / f"undisturbed-{number}")
+            shutil.copytree(good, folder)
+            problem = kill_once(job, *undisturbed[job.name], source, folder)
+            killed[job.name] += 1
             if problem:
                 wrong[problem.partition(":")[0]] += 1
                 print(f"{arguments.seed}:{number} {job.name}: {problem}", flush=True)
-    print(f"{count} kills; wrong: {dict(wrong) or 'nothing'}; {count - sum(wrong.values())} resumed")
+                print((folder / "printed").read_text(errors="replace")[-1500:])
+            shutil.rmtree(folder, ignore_errors=True)
+    print(
+        f"{killed.total()} kills of {dict(killed)} in {time.monotonic() - begin:.0f} s; wrong: {dict(wrong) or 'nothing'}"
+    )
+    print(f"{killed.total() - wrong.total()} resumed")
     return 1 if wrong else 0
 
 
