@@ -141,6 +141,7 @@ def main() -> None:
         trainer = Trainer(own_arguments.describe(args))
         if current_job().layout is not None:
             current_job().offer(hetero.hosts(trainer.model))
+            current_job().check_hosts()
         host_arguments.validate_args(args, {})
         own_arguments.settle(args, trainer.model)
         global_vars.set_global_variables(args)

@@ -23,7 +23,9 @@ FLAGS = {
     "--operator-search": None,
     "--operator-plan": "plan.json",
 }
-WAYS = ("argv", "late argv", "parser default", "own registration", "runpy", "args_defaults", "after parsing")
+YAML = ("in YAML", "beside YAML")
+"""In the file of Megatron's --yaml-cfg, which replaces the command line, or on a command line that it replaces."""
+WAYS = ("argv", "late argv", "parser default", "own registration", "runpy", "args_defaults", "after parsing", *YAML)
 LATE = ("late import",)
 """Megatron first, then this package, then the flag: in a process of its own."""
 REFUSED = ("args_defaults", "after parsing")
@@ -43,6 +45,7 @@ from megatron.training.global_vars import set_global_variables
 from mindspeed_autoparallel.runtime.megatron import features
 from mindspeed_autoparallel.runtime.state import of_process
 
+yaml_file = os.path.join(tempfile.mkdtemp(), "arguments.yaml")
 begun = []
 features._load = lambda handler: begun.append
 
@@ -65,7 +68,12 @@ def outcome(flag, value):
     destination = flag.strip("-").replace("-", "_")
     words = [flag] if value is None else [flag, value]
     sys.argv = ["script.py"]
-    if way in ("argv", "late argv", "late import"):
+    if "YAML" in way:
+        own = {destination: value or True} if way == "in YAML" else {}
+        with open(yaml_file, "w") as file:
+            json.dump({"disable_msc_deprecated": False, "enable_msc": False, **own}, file)
+        sys.argv += ["--yaml-cfg", yaml_file]
+    if way in ("argv", "late argv", "late import", "beside YAML"):
         sys.argv += words  # after the import in every case: the list may be another one then, too
     error = io.StringIO()
     try:
@@ -127,6 +135,9 @@ def test_every_flag_works_or_is_refused(ways: tuple[str, ...]):
             if way in LATE:
                 assert (result["refused"], result["begun"]) == (2, 0), (flag, way)
                 assert f"{flag} needs mindspeed_autoparallel to be imported before megatron" in result["error"]
+            elif way in YAML:
+                assert (result["refused"], result["begun"]) == (2, 0), (flag, way)
+                assert f"{flag} does not go with --yaml-cfg" in result["error"]
             elif way in REFUSED:
                 assert (result["refused"], result["begun"]) == (2, 0), (flag, way)
                 assert f"{flag} became true after the arguments were parsed" in result["error"]

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.runtime.hetero.job import current_job
 from mindspeed_autoparallel.runtime.hetero.layouts import ModuleLayout
-
-_MINDSPEED_MM = {
-    "image_encoder": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:ImageEncoder",
-    "audio_encoder": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:AudioEncoder",
-}
-"""Encoders of MindSpeed-MM's VLMModel, whose model.json needs no word of ours."""
 
 
 def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
@@ -90,23 +84,21 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
 def _host(module: ModuleLayout) -> Any:
     """Return how this host builds the module: what model.json names, what the host offered, MindSpeed-MM's way."""
     job = current_job()
-    adapter = module.adapter
-    if adapter is None and module.name not in job.hosts and "mindspeed_mm" in sys.modules:
-        adapter = _MINDSPEED_MM.get(module.name)
-    if adapter is None:
-        if module.name not in job.hosts:
-            offered = ", ".join(job.hosts) or "none"
-            raise ConfigError(
-                f"nobody says how to build {module.name} under a layout of its own (offered: {offered}). Name a class "
-                f'in model.json: "{module.name}": {{"hetero": {{"adapter": "package.module:Class"}}}} '
-                "(docs/hetero-parallel.md)."
-            )
-        return job.hosts[module.name]
-    path, _, name = adapter.partition(":")
+    job.check_hosts()
+    adapter = job.adapter_of(module)
+    return job.hosts[module.name] if adapter is None else adapter_class(module.name, adapter)()
+
+
+def adapter_class(name: str, adapter: str) -> Any:
+    """Load the class that a block's ``adapter`` names as package.module:Class; ``ConfigError`` where it is none."""
+    path, _, attribute = adapter.partition(":")
     try:
-        return getattr(import_module(path), name)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{module.name}: adapter {adapter!r} cannot be loaded: {error}.") from error
+        found = getattr(import_module(path), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(f"{name}: adapter {shown(adapter)!r} cannot be loaded: {error}.") from error
+    if not callable(found):
+        raise ConfigError(f"{name}: adapter {adapter!r} is a {type(found).__name__}: name a class.")
+    return found
 
 
 @contextlib.contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.launch.rank_watch import watch_ranks
 from mindspeed_autoparallel.runtime.state import of_process
 
@@ -49,6 +51,13 @@ _ENCODER_ARGUMENTS: Mapping[str, Any] = {
 """What ``get_args()`` says while an encoder is current, beside its own tp and cp."""
 
 
+_MINDSPEED_MM = {
+    "image_encoder": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:ImageEncoder",
+    "audio_encoder": "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:AudioEncoder",
+}
+"""Encoders of MindSpeed-MM's VLMModel, whose model.json needs no word of ours."""
+
+
 class HeteroJob:
     """Inactive until ``begin``; then the patched functions of the host fill it in."""
 
@@ -71,6 +80,22 @@ class HeteroJob:
         """Offer a host's own way to build its encoders, by the name of their block in model.json."""
         self.hosts.update(hosts)
 
+    def adapter_of(self, module: ModuleLayout) -> str | None:
+        """Return what model.json names; MindSpeed-MM's own where the host is that; ``None`` where the host offered."""
+        known = module.adapter is None and module.name not in self.hosts and "mindspeed_mm" in sys.modules
+        return _MINDSPEED_MM.get(module.name) if known else module.adapter
+
+    def check_hosts(self) -> None:
+        """Raise ``ConfigError`` where nobody says how to build an encoder; to be asked before anything is built."""
+        for module in self.layout.encoders if self.layout is not None else ():
+            if module.name not in self.hosts and self.adapter_of(module) is None:
+                offered = ", ".join(self.hosts) or "none"
+                raise ConfigError(
+                    f"nobody says how to build {module.name} under a layout of its own (offered: {offered}). Name a "
+                    f'class in model.json: "{module.name}": {{"hetero": {{"adapter": "package.module:Class"}}}} '
+                    "(docs/hetero-parallel.md)."
+                )
+
     @property
     def own_layouts(self) -> frozenset[str]:
         """Return names of the encoders with a layout of their own; empty while the job is inactive."""
@@ -87,6 +112,7 @@ def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
     job = current_job()
     if job.layout is None:
         return wrapped(*args, **kwargs)
+    job.check_hosts()
     from megatron.core import parallel_state
 
     from mindspeed_autoparallel.runtime.hetero.states import ModuleStates

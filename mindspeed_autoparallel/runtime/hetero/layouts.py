@@ -118,6 +118,9 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
                 f"{source}: {where}: ffn_hidden_size {width} cannot be divided by tp {sizes['tp']}. Take a divisor of "
                 f"{width}."
             )
+    for key in ("attr", "adapter"):
+        if not isinstance(extra.get(key, ""), str):
+            raise ConfigError(f"{source}: {where}.hetero.{key} is {shown(extra[key])}; it must be a text.")
     role = extra.get("role", "backbone" if path[0] == BACKBONE else "encoder")
     if role not in ("backbone", "encoder"):
         raise ConfigError(f"{source}: {where}.hetero.role is {role!r}; it must be 'backbone' or 'encoder'.")

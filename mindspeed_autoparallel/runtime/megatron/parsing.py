@@ -55,6 +55,7 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
 
     arguments = parse(provider_with_ours, *args[1:], **rest)
     with _told_in_a_line():
+        _refuse_yaml(arguments)
         if os.environ.get(TASK_VARIABLE):
             after_parsing(arguments, of_host)
         elif added or flags_that_are_true(arguments):
@@ -79,6 +80,22 @@ def refuse_unseen_flags(arguments: object) -> None:
                 f"{unseen[0]} became true after the arguments were parsed, when it can no longer take effect. Give it "
                 "on the command line, or as a default of the parser in the script's extra_args_provider."
             )
+
+
+def _refuse_yaml(arguments: object) -> None:
+    """Raise ``ConfigError`` where a flag of ours meets Megatron's ``--yaml-cfg``, in the file or beside it.
+
+    The file replaces the whole command line, and has sizes of the model in sections of their own.
+    """
+    file = getattr(arguments, "yaml_cfg", None)
+    if file is None:
+        return
+    meant = [*flags_that_are_true(arguments), *sorted(flags_given(sys.argv[1:]))]
+    if meant:
+        raise ConfigError(
+            f"{meant[0]} does not go with --yaml-cfg {file}: Megatron takes all arguments from that file, none from "
+            "the command line. Give the arguments on the command line."
+        )
 
 
 @contextlib.contextmanager

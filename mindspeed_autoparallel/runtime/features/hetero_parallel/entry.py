@@ -6,9 +6,11 @@ import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.runtime.hetero.building import adapter_class
 from mindspeed_autoparallel.runtime.hetero.job import current_job
 from mindspeed_autoparallel.runtime.hetero.layouts import (
     HeteroLayout,
@@ -50,6 +52,23 @@ def check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout)
         )
 
 
+def _check_window(arguments: argparse.Namespace, model: Mapping[str, Any], backbone: str) -> None:
+    """Refuse ``--hetero-memory window`` beside virtual stages, by the flags or by nested layer counts in model.json."""
+    if getattr(arguments, "hetero_memory", None) != "window":
+        return
+    flags = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
+    given = [name for name in (*flags, "num_virtual_stages_per_pipeline_rank") if getattr(arguments, name, None)]
+    block = model.get(backbone)
+    counts = block.get("pipeline_num_layers") if isinstance(block, Mapping) else None
+    nested = isinstance(counts, list) and len(counts) > 1 and isinstance(counts[0], list)
+    if given or nested:
+        said_by = f"--{given[0].replace('_', '-')}" if given else f"{backbone}.pipeline_num_layers in model.json"
+        raise ConfigError(
+            f"--hetero-memory window follows the 1F1B schedule, but {said_by} gives the backbone virtual stages. Use "
+            "--hetero-memory recompute, or leave out the virtual stages."
+        )
+
+
 def prepare(arguments: argparse.Namespace) -> None:
     """Read the layouts, check them and the batch, and set the backbone's sizes; ``ConfigError`` before any process
     group exists."""
@@ -74,6 +93,10 @@ def prepare(arguments: argparse.Namespace) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     layout = read_layout(model, world_size=world_size, source=str(path))
     backbone = layout.backbone
+    _check_window(arguments, model, backbone.name)
+    for module in layout.encoders:
+        if module.adapter is not None:
+            adapter_class(module.name, module.adapter)
     if backbone.micro_batch_size is not None:
         arguments.micro_batch_size = backbone.micro_batch_size
     micro_batch_size = arguments.micro_batch_size

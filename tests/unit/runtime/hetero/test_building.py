@@ -39,10 +39,12 @@ def test_an_unknown_attribute_path_names_what_there_is(path):
         ("no_such_package:Host", "adapter 'no_such_package:Host' cannot be loaded: No module named"),
         ("collections:Host", "adapter 'collections:Host' cannot be loaded"),
         ("collections", "adapter 'collections' cannot be loaded"),
+        ("json:__name__", "adapter 'json:__name__' is a str: name a class"),
     ],
 )
 def test_an_encoder_that_nobody_can_build_is_refused(monkeypatch, adapter, message):
     job = HeteroJob()
+    job.layout = types.SimpleNamespace(encoders=(module(adapter=adapter),))
     monkeypatch.setattr(building, "current_job", lambda: job)
     job.offer({"audio_encoder": object()})
     with pytest.raises(ConfigError, match=message):
