@@ -9,22 +9,29 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mindspeed_autoparallel.cost.buckets import RankTimes, bucketed_tails
+from mindspeed_autoparallel.cost.buckets import bucketed_tails
 from mindspeed_autoparallel.cost.collectives import p2p_us
-from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.pairing import unpaired_us
-from mindspeed_autoparallel.cost.sharding import passes_us, units_of
 from mindspeed_autoparallel.cost.step import RankTail, embedding_us, rank_tail
-from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link
+from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
+from mindspeed_autoparallel.planner.rank_memory import measured_at, memory_of_ranks, sends_of
+from mindspeed_autoparallel.planner.stage_times import (
+    NS_PER_US,
+    cut_ns,
+    per_operation_ns,
+    rank_times,
+    sharded_times_ns,
+    stage_times_ns,
+    times_by_module_ns,
+)
 from mindspeed_autoparallel.planner.variable_data import mean_factors, sampled_times
-from mindspeed_autoparallel.profiles import DeviceCost, MeasuredAt, Measurement, Profile
-from mindspeed_autoparallel.schedule import Program, SimulatedStep, StepTimes, in_flight, make_program, simulate
+from mindspeed_autoparallel.profiles import DeviceCost, Profile
+from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
-
-NS_PER_US = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +51,6 @@ class Evaluation:
     def fits(self) -> bool:
         """Return whether every rank's exact peak is within its limit."""
         return all(rank.peak_bytes <= rank.limit_bytes for rank in self.memory)
-
-
-def measured_at(layout: Layout) -> MeasuredAt:
-    """Return the point of the profile that a layout's ranks run at."""
-    return MeasuredAt(
-        tensor_size=layout.tensor_size,
-        context_size=layout.context_size,
-        expert_size=layout.expert_size,
-        micro_batch_size=layout.micro_batch_size,
-        sequence_parallel=layout.sequence_parallel,
-    )
-
-
-def sends_of(profile: Profile, layout: Layout) -> str:
-    """Return how messages are treated (``schedule.SENDS``): as the host does it; MindSpeed's formulas let them
-    travel."""
-    if profile.memory_semantics == "mindspeed":
-        return "eager"
-    return profile.interleaved_sends if layout.schedule == "interleaved" else "blocking"
 
 
 def evaluate(
@@ -88,49 +76,31 @@ def evaluate(
     num_microbatches = layout.num_microbatches(global_batch_size)
     program = make_program(layout.schedule, size, num_microbatches, layout.virtual_size)
     blocks = placed_blocks(profile.model, measurement, placement)
-    for v, held in enumerate(blocks):
-        if not held:
-            raise ConfigError(f"stage {v} holds no layer: an empty stage cannot run.")
-    factors = mean_factors(profile.variable_data)
-    forward, backward = _stage_times(blocks, factors)
-    if layout.sharding is not None:
-        forward, backward = _sharded_times(blocks[0], factors, layout, cluster, device)
-    for v, (forward_us, backward_us) in (stage_times_us or {}).items():
-        forward[v], backward[v] = round(forward_us * NS_PER_US), round(backward_us * NS_PER_US)
+    if [] in blocks:
+        raise ConfigError(f"stage {blocks.index([])} holds no layer: an empty stage cannot run.")
+    forward, backward = _passes_ns(profile, cluster, layout, blocks, stage_times_us or {})
     messages = boundary_bytes(profile.model, measurement, placement)
-    links = [
-        round(p2p_us(num_bytes, boundary_link(layout, cluster, device, v)) * NS_PER_US)
-        for v, num_bytes in enumerate(messages)
-    ]
     times = StepTimes(
         forward=forward,
         backward=backward,
-        link=links,
-        per_operation=_per_operation_ns(device),
+        link=[
+            round(p2p_us(num_bytes, boundary_link(layout, cluster, device, v)) * NS_PER_US)
+            for v, num_bytes in enumerate(messages)
+        ],
+        per_operation=per_operation_ns(device),
         per_message=round(device.message_us(layout.schedule) * NS_PER_US),
-        per_pass=_cut_ns(device, layout),
+        per_pass=cut_ns(device, layout),
     )
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
-    ranks = [[block for v in range(rank, len(blocks), size) for block in blocks[v]] for rank in range(size)]
-    if layout.bucket_elements and layout.sharding is None:
-        chunks = [[blocks[v] for v in range(rank, len(blocks), size)] for rank in range(size)]
-        tails, worst = bucketed_tails(chunks, _rank_times(forward, backward, size), layout, cluster, device)
-    else:
-        tails = tuple(
-            rank_tail(held, layout, cluster, device, hidden_us=sum(backward[rank::size]) / NS_PER_US)
-            for rank, held in enumerate(ranks)
-        )
-        worst = max(tails, key=lambda tail: tail.total_us)
+    tails, worst = _tails(blocks, (forward, backward), layout, cluster, device)
     tied = embedding_us(profile.model, measurement, layout, cluster, device)
     pipeline_us = simulated.step_time / NS_PER_US
     spread: list[float] = []
     if profile.variable_data is not None and not stage_times_us:
-        sampled = sampled_times(profile.variable_data, [_by_module(held) for held in blocks], num_microbatches)
-        spread = [
-            simulate(program, replace(times, forward=f, backward=b), sends=sends).step_time / NS_PER_US
-            for f, b in sampled
-        ]
+        sampled = sampled_times(profile.variable_data, [times_by_module_ns(held) for held in blocks], num_microbatches)
+        varied = (replace(times, forward=f, backward=b) for f, b in sampled)
+        spread = [simulate(program, each, sends=sends).step_time / NS_PER_US for each in varied]
         pipeline_us = sum(spread) / len(spread)
     if layout.paired:
         pipeline_us += unpaired_us(blocks, layout, num_microbatches)
@@ -153,12 +123,52 @@ def evaluate(
         step=step,
         tails=tails,
         simulated=simulated,
-        memory=_memory(profile, layout, blocks, program, limit, messages, measurement),
-        link_us=tuple(link / NS_PER_US for link in links),
-        throughput=global_batch_size * profile.model.sequence_length / (total_us / 1e6) / layout.num_devices
-        if total_us
-        else math.inf,
+        memory=memory_of_ranks(profile, layout, blocks, program, limit, messages, measurement),
+        link_us=tuple(link / NS_PER_US for link in times.link),
+        throughput=_throughput(global_batch_size * profile.model.sequence_length, total_us, layout),
     )
+
+
+def _passes_ns(
+    profile: Profile,
+    cluster: Cluster,
+    layout: Layout,
+    blocks: list[list[PlacedBlock]],
+    given_us: Mapping[int, tuple[float, float]],
+) -> tuple[list[int], list[int]]:
+    """Return forwards and backwards of virtual stages; ``given_us``: of some, in place of what their blocks take."""
+    factors = mean_factors(profile.variable_data)
+    forward, backward = stage_times_ns(blocks, factors)
+    if layout.sharding is not None:
+        forward, backward = sharded_times_ns(blocks[0], factors, layout, cluster, profile.device)
+    for v, (forward_us, backward_us) in given_us.items():
+        forward[v], backward[v] = round(forward_us * NS_PER_US), round(backward_us * NS_PER_US)
+    return forward, backward
+
+
+def _tails(
+    blocks: list[list[PlacedBlock]],
+    passes_ns: tuple[list[int], list[int]],
+    layout: Layout,
+    cluster: Cluster,
+    device: DeviceCost,
+) -> tuple[tuple[RankTail, ...], RankTail]:
+    """Return the post-pipeline time of every rank, and of the step."""
+    size, (forward, backward) = layout.pipeline_size, passes_ns
+    chunks = [[blocks[v] for v in range(rank, len(blocks), size)] for rank in range(size)]
+    if layout.bucket_elements and layout.sharding is None:
+        return bucketed_tails(chunks, rank_times(forward, backward, size), layout, cluster, device)
+    tails = tuple(
+        rank_tail(
+            [block for chunk in held for block in chunk],
+            layout,
+            cluster,
+            device,
+            hidden_us=sum(backward[rank::size]) / NS_PER_US,
+        )
+        for rank, held in enumerate(chunks)
+    )
+    return tails, max(tails, key=lambda tail: tail.total_us)
 
 
 def with_layout(
@@ -171,7 +181,7 @@ def with_layout(
     forward = [round(stage.forward_us * NS_PER_US) for stage in evaluation.stages]
     backward = [round(stage.backward_us * NS_PER_US) for stage in evaluation.stages]
     chunks = [[blocks[v] for v in range(rank, len(blocks), size)] for rank in range(size)]
-    tails, worst = bucketed_tails(chunks, _rank_times(forward, backward, size), layout, cluster, profile.device)
+    tails, worst = bucketed_tails(chunks, rank_times(forward, backward, size), layout, cluster, profile.device)
     before = evaluation.step
     more_us = worst.total_us - before.data_parallel_us - before.optimizer_us
     total_us = before.total_us + more_us
@@ -187,97 +197,9 @@ def with_layout(
     return replace(evaluation, step=step, tails=tails, throughput=throughput)
 
 
-def fits_rank(
-    profile: Profile,
-    cluster: Cluster,
-    layout: Layout,
-    placement: ModulePlacement,
-    num_microbatches: int,
-    rank: int,
-) -> bool:
-    """Return whether one rank's exact peak is within its limit. The layout must be measured."""
-    measurement = profile.at(measured_at(layout))
-    assert measurement is not None
-    program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
-    (memory,) = _memory(
-        profile,
-        layout,
-        placed_blocks(profile.model, measurement, placement),
-        program,
-        cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,
-        boundary_bytes(profile.model, measurement, placement),
-        measurement,
-        only_rank=rank,
-    )
-    return memory.peak_bytes <= memory.limit_bytes
-
-
-def block_times_ns(block: PlacedBlock, factor: float = 1.0) -> tuple[int, int]:
-    """Forward and backward of one block in nanoseconds, recomputation included."""
-    backward = round(block.cost.backward_us * NS_PER_US * factor)
-    return (
-        round(block.cost.forward_us * NS_PER_US * factor),
-        backward + round(block.recompute.extra_backward_us * NS_PER_US * factor),
-    )
-
-
-def _stage_times(blocks: list[list[PlacedBlock]], factors: dict[str, float]) -> tuple[list[int], list[int]]:
-    forward, backward = [], []
-    for held in blocks:
-        pairs = [block_times_ns(block, factors.get(block.name.split()[0], 1.0)) for block in held]
-        forward.append(sum(pair[0] for pair in pairs))
-        backward.append(sum(pair[1] for pair in pairs))
-    return forward, backward
-
-
-def _cut_ns(device: DeviceCost, layout: Layout) -> list[int]:
-    """Return by virtual stage what being cut adds to a forward, and to a backward."""
-    number = layout.num_virtual_stages
-    if layout.pipeline_size == 1:
-        return [0] * number
-    return [round(device.stage_overhead.at(v, number) * NS_PER_US / 2) for v in range(number)]
-
-
-def _per_operation_ns(device: DeviceCost) -> int:
-    return round(device.operation_overhead_us * NS_PER_US)
-
-
-def beside_blocks_ns(device: DeviceCost, layout: Layout) -> list[int]:
-    """Return by virtual stage what the host adds to a forward, and to a backward, whatever blocks the stage holds."""
-    return [_per_operation_ns(device) + cut for cut in _cut_ns(device, layout)]
-
-
-def _sharded_times(
-    blocks: list[PlacedBlock], factors: dict[str, float], layout: Layout, cluster: Cluster, device: DeviceCost
-) -> tuple[list[int], list[int]]:
-    """Return times of the one stage, with what shows of gathering parameters and reducing gradients."""
-    assert layout.sharding is not None
-    pairs = [block_times_ns(block, factors.get(block.module, 1.0)) for block in blocks]
-    times = [(forward / NS_PER_US, backward / NS_PER_US) for forward, backward in pairs]
-    units = units_of(blocks, times, layout, data_parallel_link(layout, cluster, device))
-    forward_us, backward_us = passes_us(blocks, units, layout.sharding, device.hidden_share)
-    return [round(forward_us * NS_PER_US)], [round(backward_us * NS_PER_US)]
-
-
-def _rank_times(forward: list[int], backward: list[int], size: int) -> list[RankTimes]:
-    return [
-        RankTimes(
-            forward_us=[time / NS_PER_US for time in forward[rank::size]],
-            backward_us=[time / NS_PER_US for time in backward[rank::size]],
-            forward_before_us=sum(forward[:rank]) / NS_PER_US,
-            backward_before_us=sum(backward[:rank]) / NS_PER_US,
-        )
-        for rank in range(size)
-    ]
-
-
-def _by_module(blocks: list[PlacedBlock]) -> dict[str, tuple[int, int]]:
-    total: dict[str, tuple[int, int]] = {}
-    for block in blocks:
-        name, (forward, backward) = block.name.split()[0], block_times_ns(block)
-        before = total.get(name, (0, 0))
-        total[name] = (before[0] + forward, before[1] + backward)
-    return total
+def _throughput(num_tokens: int, step_us: float, layout: Layout) -> float:
+    """Return tokens per second and device."""
+    return num_tokens / (step_us / 1e6) / layout.num_devices if step_us else math.inf
 
 
 def _percentile(values: list[float], share: float) -> float:
@@ -311,60 +233,3 @@ def _stage_plans(
         for name, count in here.items():
             done[name] += count
     return tuple(stages)
-
-
-def _memory(
-    profile: Profile,
-    layout: Layout,
-    blocks: list[list[PlacedBlock]],
-    program: Program,
-    limit: int,
-    messages: list[int],
-    measurement: Measurement,
-    only_rank: int | None = None,
-) -> tuple[RankMemory, ...]:
-    batch, overhead = measurement.batch, profile.overhead_bytes(measurement)
-    device = replace(profile.device, runtime_overhead_bytes=overhead)
-    ranks = []
-    for rank in range(layout.pipeline_size) if only_rank is None else (only_rank,):
-        chunks = [blocks[v] for v in range(rank, len(blocks), layout.pipeline_size)]
-        if profile.memory_semantics == "mindspeed":
-            held = in_flight(program)[rank]
-            everything = [block for chunk in chunks for block in chunk]
-            terms = mindspeed_stage_bytes(everything, held, layout)
-            ranks.append(
-                RankMemory(
-                    pipeline_rank=rank,
-                    peak_bytes=sum(terms.values()),
-                    limit_bytes=limit,
-                    peak_point=f"{held} microbatches in flight",
-                    terms=terms,
-                )
-            )
-            continue
-        around = [0, *messages, 0]
-        traffic = [
-            Traffic(
-                received_bytes=around[v],
-                sent_bytes=around[v + 1],
-                batch_bytes=batch.total_bytes - (0 if v else batch.kept_bytes),
-            )
-            for v in range(rank, len(blocks), layout.pipeline_size)
-        ]
-        peak = rank_peak(chunks, program[rank], layout, device, traffic, rank=rank, sends=sends_of(profile, layout))
-        ranks.append(
-            RankMemory(
-                pipeline_rank=rank,
-                peak_bytes=peak.peak_bytes,
-                limit_bytes=limit,
-                peak_point=peak.point,
-                terms=peak.terms,
-                runtime_overhead_bytes=overhead,
-            )
-        )
-    return tuple(ranks)
-
-
-def point_of(profile: Profile, layout: Layout) -> Measurement | None:
-    """Return the costs under a layout, or ``None`` where the profile cannot tell."""
-    return profile.at(measured_at(layout))

@@ -14,10 +14,11 @@ from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
 from mindspeed_autoparallel.cost.step import rank_tail
 from mindspeed_autoparallel.cost.topology import boundary_link
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns, sends_of
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
+from mindspeed_autoparallel.planner.rank_memory import sends_of
 from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem, Tail
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
 from mindspeed_autoparallel.schedule import Program, in_flight, make_program

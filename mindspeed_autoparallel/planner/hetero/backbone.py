@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation
+from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.space import split_modules
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, limits_of, solve_layout
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile, VariableData
 from mindspeed_autoparallel.spec import Cluster, Layout
 

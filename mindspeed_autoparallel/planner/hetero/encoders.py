@@ -15,8 +15,8 @@ from mindspeed_autoparallel.cost.redistribution import (
     moved_samples,
 )
 from mindspeed_autoparallel.cost.step import RankTail, rank_tail
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.layouts.space import Candidate
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import LinkTier, MeasuredAt, Measurement, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate

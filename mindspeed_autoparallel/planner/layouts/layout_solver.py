@@ -9,7 +9,7 @@ from math import ceil, comb, inf
 
 from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, Evaluation, evaluate
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -17,6 +17,7 @@ from mindspeed_autoparallel.planner.problem_building import build_problem, modul
 from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, StoppedEarly, baselines, solve
 from mindspeed_autoparallel.planner.split.layer_row import LayerRow, fits_a_row
 from mindspeed_autoparallel.planner.split.virtual_stages import all_cuts, is_one_row
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.plan import ROUNDING

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, Found, LayoutSearch
@@ -20,6 +19,7 @@ from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions
 from mindspeed_autoparallel.planner.layouts.tasks import Request
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.plan import Relaxation, Verdict

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate, fits_rank
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
+from mindspeed_autoparallel.planner.rank_memory import fits_rank
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 

@@ -12,9 +12,10 @@ from mindspeed_autoparallel.data.balance import BatchShape, balance
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, beside_blocks_ns, block_times_ns, point_of, sends_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement, placed_blocks
+from mindspeed_autoparallel.planner.rank_memory import point_of, sends_of
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import BatchSimulator, make_program
 from mindspeed_autoparallel.spec import Plan

@@ -17,8 +17,9 @@ import numpy
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.data.statistics import unseen_share
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.evaluate import evaluate, point_of
+from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
+from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
 from mindspeed_autoparallel.profiles import Profile

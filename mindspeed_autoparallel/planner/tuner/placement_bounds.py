@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, beside_blocks_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration
 from mindspeed_autoparallel.profiles import BlockCost, ModuleCost
 from mindspeed_autoparallel.spec import Cluster, Layout

@@ -9,11 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_profile import small_profile
 
-from mindspeed_autoparallel.planner.evaluate import NS_PER_US, evaluate
+from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, whole_layers_bound
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import StageOverhead
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate

@@ -8,12 +8,13 @@ import pytest
 from language_profile import language_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.evaluate import evaluate, fits_rank
+from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.layout_solver import solve_layout
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.rank_memory import fits_rank
 from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
 from mindspeed_autoparallel.profiles import mean_layer
 from mindspeed_autoparallel.spec import Cluster, Layout

@@ -5,7 +5,7 @@ from emulated_device.plans import WANTED, planned
 from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.planner.evaluate import sends_of
+from mindspeed_autoparallel.planner.rank_memory import sends_of
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import SENDS
 from mindspeed_autoparallel.spec import Layout

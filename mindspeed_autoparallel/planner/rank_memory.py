@@ -1,0 +1,114 @@
+"""Exact peak of every rank, and at which point of the profile its blocks run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mindspeed_autoparallel.cost.memory import PlacedBlock, Traffic, mindspeed_stage_bytes, rank_peak
+from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, Profile
+from mindspeed_autoparallel.schedule import Program, in_flight, make_program
+from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec.plan import RankMemory
+
+
+def measured_at(layout: Layout) -> MeasuredAt:
+    """Return the point of the profile that a layout's ranks run at."""
+    return MeasuredAt(
+        tensor_size=layout.tensor_size,
+        context_size=layout.context_size,
+        expert_size=layout.expert_size,
+        micro_batch_size=layout.micro_batch_size,
+        sequence_parallel=layout.sequence_parallel,
+    )
+
+
+def point_of(profile: Profile, layout: Layout) -> Measurement | None:
+    """Return the costs under a layout, or ``None`` where the profile cannot tell."""
+    return profile.at(measured_at(layout))
+
+
+def sends_of(profile: Profile, layout: Layout) -> str:
+    """Return how messages are treated (``schedule.SENDS``): as the host does it; MindSpeed's formulas let them
+    travel."""
+    if profile.memory_semantics == "mindspeed":
+        return "eager"
+    return profile.interleaved_sends if layout.schedule == "interleaved" else "blocking"
+
+
+def memory_of_ranks(
+    profile: Profile,
+    layout: Layout,
+    blocks: list[list[PlacedBlock]],
+    program: Program,
+    limit: int,
+    messages: list[int],
+    measurement: Measurement,
+    only_rank: int | None = None,
+) -> tuple[RankMemory, ...]:
+    """Return terms and peak of every pipeline rank, or of ``only_rank``; ``messages``: bytes between virtual stages."""
+    batch, overhead = measurement.batch, profile.overhead_bytes(measurement)
+    device = replace(profile.device, runtime_overhead_bytes=overhead)
+    ranks = []
+    for rank in range(layout.pipeline_size) if only_rank is None else (only_rank,):
+        chunks = [blocks[v] for v in range(rank, len(blocks), layout.pipeline_size)]
+        if profile.memory_semantics == "mindspeed":
+            held = in_flight(program)[rank]
+            everything = [block for chunk in chunks for block in chunk]
+            terms = mindspeed_stage_bytes(everything, held, layout)
+            ranks.append(
+                RankMemory(
+                    pipeline_rank=rank,
+                    peak_bytes=sum(terms.values()),
+                    limit_bytes=limit,
+                    peak_point=f"{held} microbatches in flight",
+                    terms=terms,
+                )
+            )
+            continue
+        around = [0, *messages, 0]
+        traffic = [
+            Traffic(
+                received_bytes=around[v],
+                sent_bytes=around[v + 1],
+                batch_bytes=batch.total_bytes - (0 if v else batch.kept_bytes),
+            )
+            for v in range(rank, len(blocks), layout.pipeline_size)
+        ]
+        peak = rank_peak(chunks, program[rank], layout, device, traffic, rank=rank, sends=sends_of(profile, layout))
+        ranks.append(
+            RankMemory(
+                pipeline_rank=rank,
+                peak_bytes=peak.peak_bytes,
+                limit_bytes=limit,
+                peak_point=peak.point,
+                terms=peak.terms,
+                runtime_overhead_bytes=overhead,
+            )
+        )
+    return tuple(ranks)
+
+
+def fits_rank(
+    profile: Profile,
+    cluster: Cluster,
+    layout: Layout,
+    placement: ModulePlacement,
+    num_microbatches: int,
+    rank: int,
+) -> bool:
+    """Return whether one rank's exact peak is within its limit. The layout must be measured."""
+    measurement = profile.at(measured_at(layout))
+    assert measurement is not None
+    program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
+    (memory,) = memory_of_ranks(
+        profile,
+        layout,
+        placed_blocks(profile.model, measurement, placement),
+        program,
+        cluster.memory_limit_bytes or profile.device.memory_capacity_bytes,
+        boundary_bytes(profile.model, measurement, placement),
+        measurement,
+        only_rank=rank,
+    )
+    return memory.peak_bytes <= memory.limit_bytes
