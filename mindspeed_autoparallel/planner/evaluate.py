@@ -83,10 +83,7 @@ def evaluate(
     times = StepTimes(
         forward=forward,
         backward=backward,
-        link=[
-            round(p2p_us(num_bytes, boundary_link(layout, cluster, device, v)) * NS_PER_US)
-            for v, num_bytes in enumerate(messages)
-        ],
+        link=_links_ns(layout, cluster, device, messages),
         per_operation=per_operation_ns(device),
         per_message=round(device.message_us(layout.schedule) * NS_PER_US),
         per_pass=cut_ns(device, layout),
@@ -94,7 +91,6 @@ def evaluate(
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
     tails, worst = _tails(blocks, (forward, backward), layout, cluster, device)
-    tied = embedding_us(profile.model, measurement, layout, cluster, device)
     pipeline_us = simulated.step_time / NS_PER_US
     spread: list[float] = []
     if profile.variable_data is not None and not stage_times_us:
@@ -104,19 +100,8 @@ def evaluate(
         pipeline_us = sum(spread) / len(spread)
     if layout.paired:
         pipeline_us += unpaired_us(blocks, layout, num_microbatches)
-    rest = worst.total_us + tied
-    total_us = pipeline_us + rest
-    busy = sum(simulated.busy) / size / NS_PER_US
-    step = StepTime(
-        total_us=total_us,
-        pipeline_us=pipeline_us,
-        data_parallel_us=worst.data_parallel_us,
-        optimizer_us=worst.optimizer_us,
-        embedding_us=tied,
-        bubble_fraction=max(0.0, 1 - busy / (simulated.step_time / NS_PER_US)) if with_timeline and busy else 0.0,
-        p50_us=_percentile(spread, 0.5) + rest if spread else None,
-        p95_us=_percentile(spread, 0.95) + rest if spread else None,
-    )
+    tied_us = embedding_us(profile.model, measurement, layout, cluster, device)
+    step = _step_time(pipeline_us, spread, worst, tied_us, _bubble_fraction(simulated, size) if with_timeline else 0.0)
     limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
     return Evaluation(
         stages=_stage_plans(placement, layout, forward, backward),
@@ -125,8 +110,14 @@ def evaluate(
         simulated=simulated,
         memory=memory_of_ranks(profile, layout, blocks, program, limit, messages, measurement),
         link_us=tuple(link / NS_PER_US for link in times.link),
-        throughput=_throughput(global_batch_size * profile.model.sequence_length, total_us, layout),
+        throughput=_throughput(global_batch_size * profile.model.sequence_length, step.total_us, layout),
     )
+
+
+def _links_ns(layout: Layout, cluster: Cluster, device: DeviceCost, messages: list[int]) -> list[int]:
+    """Return times of ``messages`` (bytes) between virtual stages."""
+    times_us = (p2p_us(size, boundary_link(layout, cluster, device, v)) for v, size in enumerate(messages))
+    return [round(time_us * NS_PER_US) for time_us in times_us]
 
 
 def _passes_ns(
@@ -195,6 +186,28 @@ def with_layout(
     )
     throughput = evaluation.throughput * before.total_us / total_us if total_us else math.inf
     return replace(evaluation, step=step, tails=tails, throughput=throughput)
+
+
+def _step_time(
+    pipeline_us: float, spread_us: list[float], tail: RankTail, tied_us: float, bubble_fraction: float
+) -> StepTime:
+    """Add what follows the pipeline; ``spread_us``: pipeline times of sampled batches, where data varies."""
+    rest = tail.total_us + tied_us
+    return StepTime(
+        total_us=pipeline_us + rest,
+        pipeline_us=pipeline_us,
+        data_parallel_us=tail.data_parallel_us,
+        optimizer_us=tail.optimizer_us,
+        embedding_us=tied_us,
+        bubble_fraction=bubble_fraction,
+        p50_us=_percentile(spread_us, 0.5) + rest if spread_us else None,
+        p95_us=_percentile(spread_us, 0.95) + rest if spread_us else None,
+    )
+
+
+def _bubble_fraction(simulated: SimulatedStep, size: int) -> float:
+    busy = sum(simulated.busy) / size / NS_PER_US
+    return max(0.0, 1 - busy / (simulated.step_time / NS_PER_US)) if busy else 0.0
 
 
 def _throughput(num_tokens: int, step_us: float, layout: Layout) -> float:
