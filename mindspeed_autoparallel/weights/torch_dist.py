@@ -135,6 +135,28 @@ class TorchDistSource:
         return part.reshape(tuple(chunk.sizes))
 
 
+def _write_common(target: Path, num_layers: int, iteration: int | None) -> None:
+    import torch
+
+    # Hosts look up the sizes that wrote a checkpoint; a converted one has none, so it says one of each.
+    arguments = argparse.Namespace(
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        virtual_pipeline_model_parallel_size=None,
+        num_layers=num_layers,
+        ckpt_format="torch_dist",
+    )
+    common = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, "args": arguments}
+    torch.save(common, target / "common.pt")
+    described_as = {
+        "sharded_backend": "torch_dist",
+        "sharded_backend_version": 1,
+        "common_backend": "torch",
+        "common_backend_version": 1,
+    }
+    (target / "metadata.json").write_text(json.dumps(described_as), encoding="utf-8")
+
+
 def write_torch_dist(
     source: TensorSource,
     folder: Path,
@@ -179,23 +201,7 @@ def write_torch_dist(
             progress(done + 1, len(entries), entry.name)
     with (target / METADATA).open("wb") as stream:
         pickle.dump(dcp.Metadata(state_dict_metadata=described, planner_data={}, storage_data=stored), stream)
-    # Hosts look up the sizes that wrote a checkpoint; a converted one has none, so it says one of each.
-    arguments = argparse.Namespace(
-        tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1,
-        virtual_pipeline_model_parallel_size=None,
-        num_layers=architecture.modules[TEXT].num_layers,
-        ckpt_format="torch_dist",
-    )
-    common = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, "args": arguments}
-    torch.save(common, target / "common.pt")
-    described_as = {
-        "sharded_backend": "torch_dist",
-        "sharded_backend_version": 1,
-        "common_backend": "torch",
-        "common_backend_version": 1,
-    }
-    (target / "metadata.json").write_text(json.dumps(described_as), encoding="utf-8")
+    _write_common(target, architecture.modules[TEXT].num_layers, iteration)
     (folder / TRACKER).write_text("release" if iteration is None else str(iteration), encoding="utf-8")
 
 

@@ -105,6 +105,31 @@ class MegatronConfiguration:
         ]
 
 
+def _micro_batch(samples: int, num_microbatches: int, wanted: int | None) -> tuple[int, list[str]]:
+    """Return samples of a microbatch, of ``samples`` of a replica; notes where the plan's number does not divide."""
+    if wanted and samples % wanted == 0:
+        return wanted, []
+    if samples % num_microbatches:
+        return 1, [f"{samples} samples of a replica are no multiple of {num_microbatches} microbatches."]
+    return samples // num_microbatches, []
+
+
+def _first_legal(
+    graph: Graph, mesh: tuple[int, ...], roles: list[str], dim: int, options: list[str]
+) -> tuple[str, str]:
+    """Return the first of ``options`` that the model allows on a mesh dim, and why the first other one is refused."""
+    refused = ""
+    for role in options:
+        reason = _illegal(graph, mesh[:dim], roles, mesh[dim], role)
+        if not reason:
+            return role, refused
+        refused = refused or reason
+    raise InfeasiblePlan(
+        f"no Megatron configuration uses the {mesh[dim]} devices of cut {dim + 1} in one role: {refused} "
+        "Change the number of devices, or the batch."
+    )
+
+
 def derive_megatron(
     plan: OperatorPlan, *, machine: Machine | None = None, micro_batch_size: int | None = None
 ) -> MegatronConfiguration:
@@ -127,17 +152,7 @@ def derive_megatron(
             ranked = [DATA, *(role for role in ranked if role not in (DATA, EXPERT))]
         wish = ranked[0] if ranked else IDLE
         options = list(dict.fromkeys([*(r for r in ranked if r not in (IDLE, EXPERT)), DATA, TENSOR, CONTEXT]))
-        refused = ""
-        for role in options:
-            reason = _illegal(graph, mesh[:dim], roles, parts, role)
-            if not reason:
-                break
-            refused = refused or reason
-        else:
-            raise InfeasiblePlan(
-                f"no Megatron configuration uses the {parts} devices of cut {dim + 1} in one role: {refused} "
-                "Change the number of devices, or the batch."
-            )
+        role, refused = _first_legal(graph, mesh, roles, dim, options)
         if role != wish:
             why = refused if refused and wish != IDLE else "most operators leave these devices idle."
             notes.append(f"cut {dim + 1} into {parts} becomes {_RESULT_NAMES[role]}, not {wish}: {why}")
@@ -155,11 +170,8 @@ def derive_megatron(
     uniform = OperatorPlan(decisions, "uniform", (), 0.0, stages=plan.stages, num_microbatches=plan.num_microbatches)
     size = {role: math.prod(n for n, r in zip(mesh, roles, strict=True) if r == role) for role in _RESULT_NAMES}
     each = max(1, graph.samples // size[DATA])
-    micro = each // plan.num_microbatches if each % plan.num_microbatches == 0 else 1
-    if micro_batch_size and each % micro_batch_size == 0:
-        micro = micro_batch_size
-    elif each % plan.num_microbatches:
-        notes.append(f"{each} samples of a replica are no multiple of {plan.num_microbatches} microbatches.")
+    micro, note = _micro_batch(each, plan.num_microbatches, micro_batch_size)
+    notes += note
     layout = Layout(
         pipeline_size=plan.stages,
         tensor_size=size[TENSOR],

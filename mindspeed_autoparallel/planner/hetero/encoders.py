@@ -168,21 +168,11 @@ def encoder_phase(
         outputs = costs.output_bytes(moved.outputs)
         gradients = costs.output_bytes(moved.gradients) if train else 0.0
         moved_bytes += count * (inputs + outputs + gradients)
-        forward.append(
-            Rounds(
-                count=count,
-                compute_us=batch.forward_ns / NS_PER_US + all_to_all_us(inputs, link),
-                transfer_us=all_to_all_us(outputs, link),
-            )
-        )
+        there_us = batch.forward_ns / NS_PER_US + all_to_all_us(inputs, link)
+        forward.append(Rounds(count=count, compute_us=there_us, transfer_us=all_to_all_us(outputs, link)))
         if train:
-            backward.append(
-                Rounds(
-                    count=count,
-                    compute_us=(batch.backward_ns + (batch.forward_ns if again else 0)) / NS_PER_US,
-                    transfer_us=all_to_all_us(gradients, link),
-                )
-            )
+            back_us = (batch.backward_ns + (batch.forward_ns if again else 0)) / NS_PER_US
+            backward.append(Rounds(count=count, compute_us=back_us, transfer_us=all_to_all_us(gradients, link)))
             kept += count * (batch.input_bytes if again else batch.saved_bytes)
         transient = max(transient, batch.transient_bytes + (batch.saved_bytes if again or not train else 0))
         most = max(most, samples)

@@ -63,9 +63,8 @@ def search(
     results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + top_k]]
     assert results[0].evaluation is not None
     best, step_us = ranked[0].candidate, results[0].evaluation.step.total_us
-    bound_us = min(
-        [step_us, *layout_search.open_bounds_us.values(), *(found.outcome.lower_bound_us for found in ranked)]
-    )
+    solved = (found.outcome.lower_bound_us for found in ranked)
+    bound_us = min([step_us, *layout_search.open_bounds_us.values(), *solved])
     relaxations: tuple[Relaxation, ...] = ()
     if with_relaxations and time.monotonic() < deadline:
         relaxations = relaxations_of(

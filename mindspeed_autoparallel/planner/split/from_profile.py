@@ -16,6 +16,30 @@ MAX_OPERATIONS = 400_000
 """Forwards and backwards of all stages: beyond, one simulated step takes seconds."""
 
 
+def _check(profile: Profile, num_stages: int, num_chunks: int, num_microbatches: int, memory_limit_mib: float) -> None:
+    if not 0 < memory_limit_mib <= MAX_LIMIT_MIB:
+        raise ConfigError(f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {memory_limit_mib:g}.")
+    operations = 2 * num_stages * num_chunks * num_microbatches
+    if operations > MAX_OPERATIONS:
+        raise ConfigError(
+            f"{num_microbatches} microbatches on {num_stages} stages are {operations} operations a step, more than "
+            f"{MAX_OPERATIONS}. Lower --num-microbatches."
+        )
+    layers = sum(module.num_layers for module in profile.model.modules)
+    if num_stages * num_chunks > layers:
+        raise ConfigError(
+            f"{num_stages * num_chunks} stages (pipeline {num_stages} x {num_chunks} chunks) are more than the "
+            f"{layers} layers: an empty stage cannot run. Lower --pipeline-size to {layers} or below."
+        )
+
+
+def _sends(profile: Profile, schedule: str) -> str:
+    # MindSpeed's formulas let messages travel; a profile of ours is of a host that waits for them.
+    if profile.memory_semantics == "mindspeed":
+        return "eager"
+    return profile.interleaved_sends if schedule == "interleaved" else "blocking"
+
+
 def problem_from_profile(
     profile: Profile,
     *,
@@ -31,20 +55,7 @@ def problem_from_profile(
     Memory: MindSpeed's rule for MindSpeed's file; otherwise saved bytes times in-flight microbatches, plus state, plus
     the largest transient. Messages and host time as `plan` has them. Raises ``ConfigError``.
     """
-    if not 0 < memory_limit_mib <= MAX_LIMIT_MIB:
-        raise ConfigError(f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {memory_limit_mib:g}.")
-    operations = 2 * num_stages * num_chunks * num_microbatches
-    if operations > MAX_OPERATIONS:
-        raise ConfigError(
-            f"{num_microbatches} microbatches on {num_stages} stages are {operations} operations a step, more than "
-            f"{MAX_OPERATIONS}. Lower --num-microbatches."
-        )
-    layers = sum(module.num_layers for module in profile.model.modules)
-    if num_stages * num_chunks > layers:
-        raise ConfigError(
-            f"{num_stages * num_chunks} stages (pipeline {num_stages} x {num_chunks} chunks) are more than the "
-            f"{layers} layers: an empty stage cannot run. Lower --pipeline-size to {layers} or below."
-        )
+    _check(profile, num_stages, num_chunks, num_microbatches, memory_limit_mib)
     program = make_program(schedule, num_stages, num_microbatches, num_chunks, microbatch_group_size)
     # With several chunks, those of one stage share its memory at every moment of the schedule.
     moments = fullest_moments(program) if num_chunks > 1 else ()
@@ -86,8 +97,7 @@ def problem_from_profile(
         num_chunks=num_chunks,
         memory_limit=(limit,) * num_stages,
         link=(link,) * (num_stages * num_chunks - 1),
-        # MindSpeed's formulas let messages travel; a profile of ours is of a host that waits for them.
-        sends="eager" if mindspeed else profile.interleaved_sends if schedule == "interleaved" else "blocking",
+        sends=_sends(profile, schedule),
         per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
         in_flight=moments,
         microbatch_group_size=microbatch_group_size,
