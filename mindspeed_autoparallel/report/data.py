@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
 from mindspeed_autoparallel.errors import AutoParallelError
-from mindspeed_autoparallel.planner.layouts.assembly import COSTS
-from mindspeed_autoparallel.report.encoders import encoders
+from mindspeed_autoparallel.report.encoders import encoder_phases, encoders, rival
 from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
+from mindspeed_autoparallel.report.headline import headline
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.report.search_data import alternatives, baselines, relaxations, verdicts
 from mindspeed_autoparallel.spec.codec import to_json
 from mindspeed_autoparallel.spec.plan import Plan, StagePlan
 from mindspeed_autoparallel.spec.recompute import policy_of
-from mindspeed_autoparallel.units import format_us
 
 Data = dict[str, Any]
-
-TIGHT_FRACTION = 0.03
-"""Below this share of free memory a stage is called tight."""
 
 
 def report_data(plan: Plan) -> Data:
@@ -38,101 +33,8 @@ def report_data(plan: Plan) -> Data:
         "relaxations": relaxations(plan),
         "encoders": encoders(plan),
         "data": None if plan.data is None else to_json(plan.data),
+        "rival": rival(plan),
     }
-
-
-def headline(plan: Plan) -> Data:
-    """Return what was chosen, how fast it is said to be, and what that rests on."""
-    search, layout = plan.search, plan.layout
-    return {
-        "model": plan.model.name,
-        "num_parameters": plan.model.num_parameters,
-        "layout": layout.label(),
-        "schedule": layout.schedule,
-        "num_nodes": plan.cluster.num_nodes,
-        "devices_per_node": plan.cluster.devices_per_node,
-        "num_devices": plan.cluster.num_devices,
-        "global_batch_size": plan.global_batch_size,
-        "num_microbatches": plan.num_microbatches,
-        "step_us": plan.step.total_us,
-        "p50_us": plan.step.p50_us,
-        "p95_us": plan.step.p95_us,
-        "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
-        "tokens_per_s": plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices,
-        "bubble_fraction": plan.step.bubble_fraction,
-        "pass_overhead_us": pass_overhead_us(plan),
-        "proved": search.status == "optimal",
-        "proof": proof(plan),
-        "lower_bound_us": search.lower_bound_us,
-        "gap_fraction": search.gap_fraction,
-        "num_configurations": search.num_configurations,
-        "num_solved": search.num_solved,
-        "search_seconds": search.seconds,
-        "profile": {
-            "source": plan.profile.source,
-            "device": plan.profile.device,
-            "created_utc": plan.profile.created_utc,
-            "sha256": plan.profile.sha256,
-            "model_hash": plan.profile.model_hash,
-            "notes": list(plan.profile.notes),
-        },
-        "tool_version": plan.tool_version,
-        "warnings": warnings(plan),
-    }
-
-
-def pass_overhead_us(plan: Plan) -> float:
-    """Return what a forward or backward of one microbatch takes beside the stage's blocks, where the plan has its
-    costs."""
-    try:
-        return float(json.loads(plan.extra.get(COSTS, "{}"))["device"]["operation_overhead_us"])
-    except (ValueError, TypeError, KeyError):
-        return 0.0
-
-
-def proof(plan: Plan) -> str:
-    """Return ``proved optimal in 0.4 s`` or how far the bound is, and of what where something was left out."""
-    search = plan.search
-    unmeasured = sum(verdict.outcome == "unmeasured" for verdict in search.verdicts)
-    limits = [f"among splits that this host runs: {search.scope}"] if search.scope else []
-    if unmeasured:
-        limits.append(f"{_count(unmeasured, 'configuration')} not measured and left out")
-    of_what = "".join(f"; {limit}" for limit in limits)
-    if search.status == "optimal":
-        return f"proved optimal in {search.seconds:.1f} s{of_what}"
-    gap = f"{search.gap_fraction * 100:.1f} %"
-    return f"not proved: at most {gap} from the best possible, after {search.seconds:.1f} s{of_what}"
-
-
-def warnings(plan: Plan) -> list[str]:
-    """Return what a reader must know before trusting the figures, most important first."""
-    found = []
-    over = [str(rank.pipeline_rank) for rank in plan.memory if rank.peak_bytes > rank.limit_bytes]
-    if over:
-        found.append(f"More memory than the limit is needed on {_ranks(over)}: this plan does not fit.")
-    if plan.profile.source == "analytic":
-        found.append("The profile is analytic: computed from formulas, nothing was measured on this device.")
-    elif plan.profile.source == "imported":
-        found.append("The profile was imported from another tool: its measurements cannot be checked here.")
-    if plan.profile.notes:
-        found.append(f"{_count(len(plan.profile.notes), 'cost')} interpolated or assumed: see the profile's notes.")
-    faster = min((other for other in plan.alternatives), key=lambda other: other.step_us, default=None)
-    if faster is not None and faster.step_us < plan.step.total_us:
-        found.append(f"Another plan is faster: {faster.layout.label()} with {format_us(faster.step_us)}.")
-    elif plan.search.status != "optimal":
-        why = "The search stopped before a proof"
-        if plan.search.status == "improved":
-            why = "Layers of pipelines were moved between stages step by step"
-        found.append(f"{why}: a plan up to {plan.search.gap_fraction * 100:.1f} % faster may exist.")
-    unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)
-    if unknown:
-        found.append(f"{_count(unknown, 'configuration')} not covered by the profile: not part of the proof.")
-    free = {str(rank.pipeline_rank): 1 - rank.peak_bytes / rank.limit_bytes for rank in plan.memory}
-    tight = {name: share for name, share in free.items() if 0 <= share < TIGHT_FRACTION}
-    if tight:
-        least = min(tight.values()) * 100
-        found.append(f"Memory is nearly full on {_ranks(list(tight))}: {least:.1f} % left at the least.")
-    return found
 
 
 def stages(plan: Plan) -> list[Data]:
@@ -199,8 +101,9 @@ def step_parts(plan: Plan) -> list[Data]:
 
 
 def timeline(plan: Plan) -> Data:
-    """Return the replayed pipeline. ``rows``: per rank a flat list of (backward 0 or 1, chunk, microbatch, start,
-    length).
+    """Return the replayed pipeline, with encoders' phases before and after it on every rank. ``rows``: per rank a flat
+    list of (kind, chunk, number, start, length); kind 0 and 1 are forward and backward of a microbatch, 2 is a phase
+    of ``names``.
 
     ``phases`` are windows worth a look: name, start, end. ``error`` is set instead of rows where it cannot be replayed.
     """
@@ -210,24 +113,31 @@ def timeline(plan: Plan) -> Data:
         return {"error": str(error), "rows": []}
     step = found.step
     rows: list[list[float]] = [[] for _ in range(plan.layout.pipeline_size)]
+    before, after = encoder_phases(plan)
+    names: list[str] = []
+    offset = _put_phases(rows, names, before, 0.0)
     for rank, action, start, end in sorted(step.timeline, key=lambda item: item[2]):
-        rows[rank] += (int(action.kind == "B"), action.chunk, action.microbatch, _short(start), _short(end - start))
-    total = step.step_time
+        kind = int(action.kind == "B")
+        rows[rank] += (kind, action.chunk, action.microbatch, _short(offset + start), _short(end - start))
+    total = _put_phases(rows, names, after, offset + step.step_time)
+    outside = total - step.step_time
     phases = [{"name": "Whole step", "start": 0.0, "end": total}]
     if plan.layout.pipeline_size > 1:
         # Seen from rank 0: warm-up lasts until its first backward, cool-down begins with its last forward.
-        turned = min(start for rank, action, start, _ in step.timeline if rank == 0 and action.kind == "B")
-        drained = max(start for rank, action, start, _ in step.timeline if rank == 0 and action.kind == "F")
+        first = [(action.kind, offset + start) for rank, action, start, _ in step.timeline if rank == 0]
+        turned = min(start for kind, start in first if kind == "B")
+        drained = max(start for kind, start in first if kind == "F")
         margin = 2 * max(stage.forward_us + stage.backward_us for stage in plan.stages) * plan.layout.virtual_size
         middle = (min(turned, drained) + max(turned, drained)) / 2
         phases += [
-            {"name": "Warm-up", "start": 0.0, "end": min(total, turned + margin)},
+            {"name": "Warm-up", "start": offset, "end": min(total, turned + margin)},
             {"name": "Steady state", "start": max(0.0, middle - 2 * margin), "end": min(total, middle + 2 * margin)},
-            {"name": "Cool-down", "start": max(0.0, drained - margin), "end": total},
+            {"name": "Cool-down", "start": max(0.0, drained - margin), "end": offset + step.step_time},
         ]
     return {
         "end_us": total,
-        "predicted_us": plan.step.pipeline_us,
+        "predicted_us": plan.step.pipeline_us + outside,
+        "names": names,
         "message_us": found.message_us,
         "inferred": found.inferred,
         "variable": plan.step.p95_us is not None,
@@ -235,9 +145,19 @@ def timeline(plan: Plan) -> Data:
         "num_chunks": plan.layout.virtual_size,
         "num_microbatches": plan.num_microbatches,
         "phases": phases,
-        "busy": [busy / total for busy in step.busy],
+        "busy": [(busy + outside) / total for busy in step.busy],
         "labels": [rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)],
     }
+
+
+def _put_phases(rows: list[list[float]], names: list[str], phases: list[Data], start: float) -> float:
+    """Add ``phases`` one after another to every row; return where the last one ends."""
+    for phase in phases:
+        for row in rows:
+            row += (2, 0, len(names), _short(start), _short(phase["us"]))
+        names.append(phase["name"])
+        start += phase["us"]
+    return start
 
 
 def _short(value: float) -> float:
@@ -259,11 +179,3 @@ def rank_label(plan: Plan, rank: int) -> str:
 def layer_range(module: Data) -> str:
     """Return ``0-31``, or ``7`` for a single layer."""
     return str(module["first"]) if module["num_layers"] == 1 else f"{module['first']}-{module['last']}"
-
-
-def _ranks(names: list[str]) -> str:
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun} is" if number == 1 else f"{number} {noun}s are"

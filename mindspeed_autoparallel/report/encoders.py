@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.report.markup import element, table, text
+from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import format_bytes, format_us
 
 Data = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GainPart:
+    """Microseconds of the step that one change saves (negative: costs), from the homogeneous plan to the hetero one."""
+
+    name: str
+    saved_us: float
+
+
+def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_us: float) -> list[GainPart]:
+    """Return what layouts, batch scale and recomputing save, in this order; changes that cannot be told apart (what
+    lies between does not fit in memory) are one part."""
+    steps = [("layouts", hetero.scale_one_us), ("batch scale", hetero.kept_us), ("recomputing encoders", hetero_us)]
+    parts, names, before = [], [], homogeneous_us
+    for name, after in steps:
+        names.append(name)
+        if after is not None:
+            parts.append(GainPart(" with ".join(names), before - after))
+            names, before = [], after
+    return parts
+
+
+def rival(plan: Plan) -> str:
+    """Return how far the best hetero plan is behind this homogeneous one; empty where none was searched."""
+    other = plan.hetero_rival
+    if other is None:
+        return ""
+    behind = other.step_us / plan.step.total_us - 1
+    bound = "" if other.status == "optimal" else f", bound {format_us(other.lower_bound_us)}: not proved"
+    parts = gain_parts(plan.step.total_us, other, other.step_us)
+    return (
+        f"Hetero parallel was searched too: its best plan, {other.layout.label()} (memory {other.memory}), takes "
+        f"{format_us(other.step_us)}{bound}, {behind:.1%} more than this one. {_said(parts, 'Of the difference')}"
+    )
+
+
+def _said(parts: list[GainPart], start: str) -> str:
+    told = ", ".join(
+        f"{part.name} {'save' if part.saved_us >= 0 else 'cost'} {format_us(abs(part.saved_us))}" for part in parts
+    )
+    return f"{start}: {told}."
 
 
 def encoders(plan: Plan) -> Data | None:
@@ -44,9 +88,20 @@ def encoders(plan: Plan) -> Data | None:
             "layout": other.layout.label(),
             "step_us": other.step_us,
             "speed_up": other.step_us / plan.step.total_us,
+            "gain": _said(gain_parts(other.step_us, record, plan.step.total_us), "From it to this one"),
         },
         "homogeneous_note": record.homogeneous_note,
     }
+
+
+def encoder_phases(plan: Plan) -> tuple[list[Data], list[Data]]:
+    """Return what every rank does before and after the backbone's pipeline, as (name, us)."""
+    phases = plan.hetero.encoders if plan.hetero is not None else ()
+    before = [(f"{phase.module} forward", phase.forward_us) for phase in phases]
+    after = [(f"{phase.module} backward", phase.backward_us) for phase in phases]
+    after.append(("redistribution", sum(phase.exchange_us for phase in phases)))
+    named = [[{"name": name, "us": us} for name, us in part if us > 0] for part in (before, after)]
+    return named[0], named[1]
 
 
 def step_parts(plan: Plan) -> list[Data]:
@@ -68,11 +123,11 @@ def comparison(values: Data) -> str:
     """Return ``1.26 times as fast as the best homogeneous plan, PP2 TP2 DP1 MBS1 (1.15 s)``."""
     other = values["homogeneous"]
     if other is None:
-        return f"no plan with one layout for all fits: {values['homogeneous_note'] or 'none was searched'}"
+        return f"the only kind that fits: {values['homogeneous_note'] or 'no homogeneous plan was searched.'}"
     named = f"the best homogeneous plan, {other['layout']} ({format_us(other['step_us'])})"
     if other["speed_up"] >= 1:
-        return f"{other['speed_up']:.3f} times as fast as {named}"
-    return f"{1 / other['speed_up']:.3f} times as slow as {named}"
+        return f"{other['speed_up']:.3f} times as fast as {named}. {other['gain']}"
+    return f"{1 / other['speed_up']:.3f} times as slow as {named}. {other['gain']}"
 
 
 def section(values: Data) -> str:
@@ -106,7 +161,7 @@ def section(values: Data) -> str:
     ]
     about = (
         f"Encoders run before and after the backbone's pipeline, on all ranks (memory mode {values['memory']}, balance "
-        f"{values['balance']}). This plan is {comparison(values)}."
+        f"{values['balance']}). This plan is {comparison(values)}"
     )
     return element("h2", "Encoders") + element("p", text(about), class_="sub") + table(header, rows, range(2, 10))
 
@@ -115,7 +170,7 @@ def lines(plan: Plan) -> list[str]:
     """Return the lines of the text table."""
     values = encoders(plan)
     if values is None:
-        return []
+        return [rival(plan)] if plan.hetero_rival is not None else []
     found = [
         f"{row['module']} {row['layout']} outside the pipeline: {row['num_macro_batches']} batches of at most "
         f"{row['samples']} samples, {format_us(row['total_us'])} of the step, holds {format_bytes(row['held_bytes'])}"

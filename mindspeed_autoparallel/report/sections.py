@@ -10,6 +10,9 @@ from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes, format_us
 
 Data = dict[str, Any]
 
+ENCODERS = 4
+"""Colour of the encoders' phases in the timeline; ``report.js`` has the same."""
+
 FIRST_MODULE = 2
 """Colour of the first module: the first two look like forward and backward."""
 
@@ -51,7 +54,7 @@ def _microbatches(number: int) -> str:
 
 
 def why(values: Data) -> str:
-    """Return the plan against the rules of thumb, its limits, and what would help."""
+    """Return the plan against the rules of thumb and hetero parallel, its limits, and what would help."""
     rows = values["baselines"]
     longest = max((row["step_us"] or 0.0) for row in rows)
     bars = []
@@ -86,6 +89,7 @@ def why(values: Data) -> str:
     return (
         element("h2", "Why this plan")
         + element("p", text(f"{compared}The step: {parts}."), class_="sub")
+        + (element("p", text(values["rival"]), class_="sub") if values["rival"] else "")
         + (element("div", "".join(bars), class_="bars") if rows[1:] else "")
         + element("div", element("div", held) + (element("div", helped) if helps else ""), class_="two")
     )
@@ -223,6 +227,8 @@ def timeline(values: Data) -> str:
     chunks = ". Later chunks of a rank are paler" if shown["num_chunks"] > 1 else ""
     help_ = "Drag to move, Ctrl + wheel or +/− to zoom; numbers are microbatches"
     marks = [("forward", "forward"), ("backward", "backward"), ("idle", "waiting (bubble)")]
+    if shown["names"]:
+        marks.append((colour(ENCODERS), "encoders and their transfers"))
     waiting = ", ".join(f"rank {rank} {percent(1 - busy, 0)}" for rank, busy in enumerate(shown["busy"]))
     return (
         element("h2", "Timeline")

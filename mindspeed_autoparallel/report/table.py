@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_autoparallel.report import data, encoders, search_data
+from mindspeed_autoparallel.report import data, encoders, headline, search_data
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, format_bytes, format_us
 
@@ -14,7 +14,7 @@ NUM_LIMITS = 3
 def render_table(plan: Plan) -> str:
     """Return a row per stage and module (units in the header), then step time, proof, baselines, limits and
     warnings."""
-    head = data.headline(plan)
+    head = headline.headline(plan)
     lines = [
         f"{head['layout']} for {head['model']} on {head['num_nodes']} x {head['devices_per_node']} devices: "
         f"{head['num_microbatches']} microbatches, global batch {head['global_batch_size']}",
@@ -83,7 +83,7 @@ def _step_line(plan: Plan) -> str:
     others = f" ({', '.join(simple)})" if simple else ""
     return (
         f"step {format_us(plan.step.total_us)} predicted, bubble {plan.step.bubble_fraction * 100:.0f} %; "
-        f"{data.proof(plan)}{others}"
+        f"{headline.proof(plan)}{others}"
     )
 
 

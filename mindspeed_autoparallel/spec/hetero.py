@@ -57,6 +57,21 @@ class HomogeneousBest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeteroBest:
+    """The best plan found whose encoders have layouts of their own, on the same cluster and batch: what a plan with one
+    layout for all was compared with."""
+
+    layout: Layout
+    step_us: float
+    lower_bound_us: float
+    status: str
+    memory: str
+    """``--hetero-memory`` that it counts on."""
+    scale_one_us: float | None = None
+    kept_us: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeteroRecord:
     """Part of ``plan.json`` where modules train under layouts of their own."""
 
@@ -67,6 +82,11 @@ class HeteroRecord:
     homogeneous: HomogeneousBest | None = None
     homogeneous_note: str = ""
     """Why there is no homogeneous plan."""
+    scale_one_us: float | None = None
+    """Step in the same layouts with batch scale 1 and the encoders' activations kept; ``None`` where that does not fit
+    or was not found."""
+    kept_us: float | None = None
+    """Step in the same layouts and batch scales with the encoders' activations kept; ``None`` as above."""
 
     @property
     def total_us(self) -> float:

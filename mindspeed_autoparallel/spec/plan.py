@@ -10,7 +10,7 @@ from mindspeed_autoparallel.files import json_text, read_json, write_text_atomic
 from mindspeed_autoparallel.spec.cluster import Cluster
 from mindspeed_autoparallel.spec.codec import from_json, to_json
 from mindspeed_autoparallel.spec.data import DataRecord
-from mindspeed_autoparallel.spec.hetero import HeteroRecord
+from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.layout import Layout
 from mindspeed_autoparallel.spec.model import Model
 from mindspeed_autoparallel.spec.recompute import is_known
@@ -189,6 +189,8 @@ class Plan:
     """Of a plan whose encoders train under layouts of their own: they are on no stage."""
     data: DataRecord | None = None
     """Of a plan that was chosen for data whose samples differ."""
+    hetero_rival: HeteroBest | None = None
+    """Of a plan with one layout for all modules: the hetero plan it was compared with, where one was searched."""
 
     def layers_of(self, module: str) -> tuple[int, ...]:
         """Return layers of a module per virtual stage, in chain order."""

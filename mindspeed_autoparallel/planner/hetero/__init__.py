@@ -6,6 +6,7 @@ backbone       the pipeline solved with less memory
 choice_search  how choices of all layouts are refined, best first
 solved         one solved choice
 search         the whole search
+gain           what layouts, batch scale and recomputing bring, each for itself
 assembly       the plan file of the best choice
 compare        the hetero and the homogeneous plan beside each other
 replay         a hetero plan priced again

@@ -19,7 +19,7 @@ from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate
 from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.spec.hetero import HomogeneousBest
+from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord, HomogeneousBest
 from mindspeed_autoparallel.units import US_PER_MS
 
 HETERO_PLAN_FILE, HOMOGENEOUS_PLAN_FILE = "hetero_plan.json", "homogeneous_plan.json"
@@ -118,7 +118,21 @@ def compare(
             recompute={m.name: homogeneous.recomputed_of(m.name) for m in profile.model.modules},
         ),
     )
+    if homogeneous is not None:
+        homogeneous = replace(homogeneous, hetero_rival=_rival(hetero, record))
     return Comparison(hetero=replace(hetero, hetero=record), homogeneous=homogeneous)
+
+
+def _rival(hetero: Plan, record: HeteroRecord) -> HeteroBest:
+    return HeteroBest(
+        layout=hetero.layout,
+        step_us=hetero.step.total_us,
+        lower_bound_us=hetero.search.lower_bound_us,
+        status=hetero.search.status,
+        memory=record.memory,
+        scale_one_us=record.scale_one_us,
+        kept_us=record.kept_us,
+    )
 
 
 def _of_one_stage(profile: Profile, cluster: Cluster, global_batch_size: int) -> list[Layout]:

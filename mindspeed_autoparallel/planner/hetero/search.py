@@ -16,6 +16,7 @@ from mindspeed_autoparallel.planner.hetero.assembly import assemble
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, backbone_profile, limit_of
 from mindspeed_autoparallel.planner.hetero.choice_search import NOT_FOUND, ChoiceSearch
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.gain import with_parts_of_the_gain
 from mindspeed_autoparallel.planner.hetero.solved import Solved
 from mindspeed_autoparallel.planner.hetero.space import costs_of, split_modules
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
@@ -81,6 +82,7 @@ def search_hetero(
         f"best hetero: {best.layout.label()}, {best.step_us / 1000:.2f} ms, gap {proof.gap_fraction:.3%}, "
         f"{proof.seconds:.1f} s"
     )
+    best = replace(best, record=with_parts_of_the_gain(best, costs, balance, limit_of(profile, cluster)))
     return assemble(profile, best, _others(ranking, top_k), record)
 
 

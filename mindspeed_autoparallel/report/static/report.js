@@ -101,7 +101,7 @@ function timeline(data) {
     return low * STEP;
   }
   function blocks(context, row, y, height, x0, width, start, stop, text) {
-    const scale = width / (stop - start), colours = [css("--forward"), css("--backward")], ink = css("--on-bar");
+    const scale = width / (stop - start), colours = [css("--forward"), css("--backward"), css("--c4")], ink = css("--on-bar");
     let drawn = 0;
     for (let i = first(row, start); i < row.length && row[i + 3] < stop; i += STEP) {
       const a = Math.max(0, (row[i + 3] - start) * scale);
@@ -112,7 +112,7 @@ function timeline(data) {
       context.fillRect(x0 + a, y, Math.max(b - a - gap, 0.4), height);
       context.globalAlpha = 1;
       drawn++;
-      const label = String(row[i + 2]);
+      const label = row[i] === 2 ? data.names[row[i + 2]] : String(row[i + 2]);
       if (text && b - a > 7 * label.length + 5) {
         context.fillStyle = shade(row[i + 1]) < 0.7 ? css("--ink") : ink;
         context.textAlign = "center";
@@ -208,7 +208,8 @@ function timeline(data) {
     let text = "Rank " + rank + ": " + data.labels[rank];
     if (at >= from && at <= to) {
       if (i < row.length && row[i + 3] <= at) {
-        text += "\n" + (row[i] ? "backward" : "forward") + " of microbatch " + row[i + 2] +
+        text += "\n" + (row[i] === 2 ? data.names[row[i + 2]] :
+          (row[i] ? "backward" : "forward") + " of microbatch " + row[i + 2]) +
           (data.num_chunks > 1 ? ", chunk " + row[i + 1] : "") +
           "\n" + time(row[i + 4]) + ", starts at " + time(row[i + 3]);
       } else {

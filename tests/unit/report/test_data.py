@@ -9,7 +9,7 @@ import pytest
 from example_plan import LINK_US, example_plan
 
 from mindspeed_autoparallel.report import chrome_trace, report_data
-from mindspeed_autoparallel.report.data import headline, warnings
+from mindspeed_autoparallel.report.headline import headline, warnings
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 from mindspeed_autoparallel.spec.layout import Layout

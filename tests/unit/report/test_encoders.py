@@ -10,8 +10,8 @@ from small_profile import small_profile
 from mindspeed_autoparallel.planner.hetero.compare import compare
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.report import chrome_trace, render_page, render_table, report_data
-from mindspeed_autoparallel.report.encoders import encoders, section
-from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.report.encoders import encoders, gain_parts, section
+from mindspeed_autoparallel.spec import Cluster, Plan, to_json
 
 FOUR = Cluster(num_nodes=1, devices_per_node=4)
 
@@ -31,6 +31,58 @@ def test_page_shows_encoders_and_the_homogeneous_plan(hetero: Plan) -> None:
     assert hetero.hetero.homogeneous is not None
     assert 'id="encoders"' in page
     assert f"the best homogeneous plan, {hetero.hetero.homogeneous.layout.label()}" in page
+
+
+def test_page_of_the_loser_says_so_and_claims_no_proof_of_all(hetero: Plan) -> None:
+    assert hetero.hetero is not None
+    assert hetero.hetero.homogeneous is not None
+    assert hetero.step.total_us > hetero.hetero.homogeneous.step_us, "it loses"
+    values = report_data(hetero)["headline"]
+    assert not values["proved"]
+    assert "proved optimal" not in render_page(hetero)
+    assert any(text.startswith("The best homogeneous plan is faster") for text in values["warnings"])
+
+
+def test_page_of_a_homogeneous_winner_says_how_far_hetero_is_behind() -> None:
+    comparison = compare(small_profile(), FOUR, 8)
+    winner = comparison.homogeneous
+    assert winner is not None
+    assert comparison.best is winner
+    behind = comparison.hetero.step.total_us / winner.step.total_us - 1
+    for shown in (render_page(winner), render_table(winner)):
+        assert f"Hetero parallel was searched too: its best plan, {comparison.hetero.layout.label()}" in shown
+        assert f"{behind:.1%} more than this one" in shown
+    assert Plan.parse(to_json(winner)).hetero_rival == winner.hetero_rival
+
+
+def test_parts_of_the_gain_add_up_to_it(hetero: Plan) -> None:
+    record = hetero.hetero
+    assert record is not None
+    assert record.homogeneous is not None
+    parts = gain_parts(record.homogeneous.step_us, record, hetero.step.total_us)
+    assert [part.name for part in parts] == ["layouts", "batch scale", "recomputing encoders"]
+    gain = record.homogeneous.step_us - hetero.step.total_us
+    assert sum(part.saved_us for part in parts) == pytest.approx(gain)
+    assert record.kept_us == pytest.approx(hetero.step.total_us), "the plan keeps its activations"
+    tight = gain_parts(100.0, replace(record, scale_one_us=None, kept_us=None), 70.0)
+    assert [(part.name, part.saved_us) for part in tight] == [
+        ("layouts with batch scale with recomputing encoders", 30)
+    ]
+
+
+def test_timeline_shows_the_encoders_around_the_pipeline(hetero: Plan) -> None:
+    assert hetero.hetero is not None
+    (phase,) = hetero.hetero.encoders
+    shown = report_data(hetero)["timeline"]
+    assert shown["names"][:2] == ["image_encoder forward", "image_encoder backward"]
+    outside = phase.forward_us + phase.backward_us + phase.exchange_us
+    assert shown["end_us"] == pytest.approx(hetero.step.pipeline_us + outside)
+    for row in shown["rows"]:
+        kinds, starts, lengths = row[::5], row[3::5], row[4::5]
+        assert (kinds[0], starts[0]) == (2, 0.0)
+        assert 0 in kinds
+        assert starts == sorted(starts)
+        assert starts[-1] + lengths[-1] == pytest.approx(shown["end_us"], abs=0.05)
 
 
 def test_page_of_a_homogeneous_plan_has_no_such_section() -> None:

@@ -1,0 +1,48 @@
+"""Which part of a hetero plan's gain comes from the layouts, which from the batch scale, which from recomputing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mindspeed_autoparallel.planner.hetero.backbone import outside_pipeline_fits
+from mindspeed_autoparallel.planner.hetero.encoders import EncoderCosts, encoder_phase
+from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
+from mindspeed_autoparallel.spec import ModuleLayout
+from mindspeed_autoparallel.spec.hetero import HeteroRecord
+
+SOLVE_S = 5.0
+"""Most seconds for each of the two plans beside the best."""
+
+
+def with_parts_of_the_gain(
+    best: Solved, costs: Sequence[Sequence[EncoderCosts]], balance: str, limit_bytes: int
+) -> HeteroRecord:
+    """Return ``best``'s record with the steps of the same layouts at batch scale 1, and with activations kept."""
+    kept = _step_us(best, costs, balance, limit_bytes, scale_one=False)
+    return replace(
+        best.record,
+        kept_us=best.step_us if best.record.memory == "upfront" else kept,
+        scale_one_us=_step_us(best, costs, balance, limit_bytes, scale_one=True),
+    )
+
+
+def _step_us(
+    best: Solved, costs: Sequence[Sequence[EncoderCosts]], balance: str, limit_bytes: int, *, scale_one: bool
+) -> float | None:
+    solver = best.solver
+    phases = []
+    for phase, own in zip(best.record.encoders, costs, strict=True):
+        sizes: ModuleLayout = replace(phase.layout, micro_batch_scale=1) if scale_one else phase.layout
+        cost = next(
+            one
+            for one in own
+            if (one.point.tensor_size, one.point.context_size) == (sizes.tensor_size, sizes.context_size)
+        )
+        phases.append(encoder_phase(cost, sizes, solver.candidate, solver.cluster, memory="upfront", balance=balance))
+    record = HeteroRecord(memory="upfront", balance=balance, encoders=tuple(phases))
+    reserved = reserved_by(record)
+    found = solver.solve(reserved, SOLVE_S).evaluation
+    if found is None or not outside_pipeline_fits(found, limit_bytes, reserved, record.transient_bytes):
+        return None
+    return found.step.total_us + record.total_us

@@ -1,0 +1,131 @@
+"""What was chosen, how fast it is said to be, what that rests on, and what a reader must know before trusting it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mindspeed_autoparallel.planner.layouts.assembly import COSTS
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.units import format_us
+
+Data = dict[str, Any]
+
+TIGHT_FRACTION = 0.03
+"""Below this share of free memory a stage is called tight."""
+
+
+def headline(plan: Plan) -> Data:
+    """Return what was chosen, how fast it is said to be, and what that rests on."""
+    search, layout = plan.search, plan.layout
+    return {
+        "model": plan.model.name,
+        "num_parameters": plan.model.num_parameters,
+        "layout": layout.label(),
+        "schedule": layout.schedule,
+        "num_nodes": plan.cluster.num_nodes,
+        "devices_per_node": plan.cluster.devices_per_node,
+        "num_devices": plan.cluster.num_devices,
+        "global_batch_size": plan.global_batch_size,
+        "num_microbatches": plan.num_microbatches,
+        "step_us": plan.step.total_us,
+        "p50_us": plan.step.p50_us,
+        "p95_us": plan.step.p95_us,
+        "tokens_per_s_per_device": plan.throughput_tokens_per_s_per_device,
+        "tokens_per_s": plan.throughput_tokens_per_s_per_device * plan.cluster.num_devices,
+        "bubble_fraction": plan.step.bubble_fraction,
+        "pass_overhead_us": pass_overhead_us(plan),
+        "proved": search.status == "optimal" and not _loses(plan),
+        "proof": proof(plan),
+        "lower_bound_us": search.lower_bound_us,
+        "gap_fraction": search.gap_fraction,
+        "num_configurations": search.num_configurations,
+        "num_solved": search.num_solved,
+        "search_seconds": search.seconds,
+        "profile": {
+            "source": plan.profile.source,
+            "device": plan.profile.device,
+            "created_utc": plan.profile.created_utc,
+            "sha256": plan.profile.sha256,
+            "model_hash": plan.profile.model_hash,
+            "notes": list(plan.profile.notes),
+        },
+        "tool_version": plan.tool_version,
+        "warnings": warnings(plan),
+    }
+
+
+def pass_overhead_us(plan: Plan) -> float:
+    """Return what a forward or backward of one microbatch takes beside the stage's blocks, where the plan has its
+    costs."""
+    try:
+        return float(json.loads(plan.extra.get(COSTS, "{}"))["device"]["operation_overhead_us"])
+    except (ValueError, TypeError, KeyError):
+        return 0.0
+
+
+def proof(plan: Plan) -> str:
+    """Return ``proved optimal in 0.4 s`` or how far the bound is, and of what where something was left out."""
+    search = plan.search
+    unmeasured = sum(verdict.outcome == "unmeasured" for verdict in search.verdicts)
+    limits = [f"among splits that this host runs: {search.scope}"] if search.scope else []
+    if unmeasured:
+        limits.append(f"{_count(unmeasured, 'configuration')} not measured and left out")
+    of_what = "".join(f"; {limit}" for limit in limits)
+    if search.status == "optimal" and _loses(plan):
+        return f"best of its kind, proved in {search.seconds:.1f} s{of_what}; one of the other kind is faster"
+    if search.status == "optimal":
+        return f"proved optimal in {search.seconds:.1f} s{of_what}"
+    gap = f"{search.gap_fraction * 100:.1f} %"
+    return f"not proved: at most {gap} from the best possible, after {search.seconds:.1f} s{of_what}"
+
+
+def _loses(plan: Plan) -> bool:
+    """Return whether the plan is a hetero plan that a homogeneous one beats, or the other way round."""
+    other = plan.hetero.homogeneous if plan.hetero is not None else plan.hetero_rival
+    return other is not None and other.step_us < plan.step.total_us
+
+
+def warnings(plan: Plan) -> list[str]:
+    """Return what a reader must know before trusting the figures, most important first."""
+    found = []
+    over = [str(rank.pipeline_rank) for rank in plan.memory if rank.peak_bytes > rank.limit_bytes]
+    if over:
+        found.append(f"More memory than the limit is needed on {_ranks(over)}: this plan does not fit.")
+    if plan.profile.source == "analytic":
+        found.append("The profile is analytic: computed from formulas, nothing was measured on this device.")
+    elif plan.profile.source == "imported":
+        found.append("The profile was imported from another tool: its measurements cannot be checked here.")
+    if plan.profile.notes:
+        found.append(f"{_count(len(plan.profile.notes), 'cost')} interpolated or assumed: see the profile's notes.")
+    other_kind = plan.hetero.homogeneous if plan.hetero is not None else plan.hetero_rival
+    if other_kind is not None and other_kind.step_us < plan.step.total_us:
+        name = "homogeneous" if plan.hetero is not None else "hetero"
+        found.append(
+            f"The best {name} plan is faster: {other_kind.layout.label()} with {format_us(other_kind.step_us)}."
+        )
+    faster = min((other for other in plan.alternatives), key=lambda other: other.step_us, default=None)
+    if faster is not None and faster.step_us < plan.step.total_us:
+        found.append(f"Another plan is faster: {faster.layout.label()} with {format_us(faster.step_us)}.")
+    elif plan.search.status != "optimal":
+        why = "The search stopped before a proof"
+        if plan.search.status == "improved":
+            why = "Layers of pipelines were moved between stages step by step"
+        found.append(f"{why}: a plan up to {plan.search.gap_fraction * 100:.1f} % faster may exist.")
+    unknown = sum(verdict.outcome == "unmeasured" for verdict in plan.search.verdicts)
+    if unknown:
+        found.append(f"{_count(unknown, 'configuration')} not covered by the profile: not part of the proof.")
+    free = {str(rank.pipeline_rank): 1 - rank.peak_bytes / rank.limit_bytes for rank in plan.memory}
+    tight = {name: share for name, share in free.items() if 0 <= share < TIGHT_FRACTION}
+    if tight:
+        least = min(tight.values()) * 100
+        found.append(f"Memory is nearly full on {_ranks(list(tight))}: {least:.1f} % left at the least.")
+    return found
+
+
+def _ranks(names: list[str]) -> str:
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun} is" if number == 1 else f"{number} {noun}s are"
