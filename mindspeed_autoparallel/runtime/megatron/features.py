@@ -120,10 +120,19 @@ def _start(arguments: argparse.Namespace) -> None:
             f"{' and '.join(jobs)} were given together. Search first, then train by what was found "
             "(--auto-parallel-plan or --operator-plan) in a run of its own."
         )
-    handlers = dict.fromkeys(handler for destination, handler in FEATURES.items() if _flag(destination) in on)
-    for handler in handlers:
+    started: set[str] = set()
+    # A feature may switch on a later one (a plan with encoders under layouts of their own).
+    while waiting := [handler for handler in _handlers(flags_that_are_true(arguments)) if handler not in started]:
+        handler = waiting[0]
+        started.add(handler)
+        on = flags_that_are_true(arguments)
         _enable(*(flag for flag in on if FEATURES[flag.strip("-").replace("-", "_")] == handler))
         _load(handler)(arguments)
+
+
+def _handlers(on: Collection[str]) -> list[str]:
+    """Return the handlers of these flags in their order."""
+    return list(dict.fromkeys(handler for destination, handler in FEATURES.items() if _flag(destination) in on))
 
 
 def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:

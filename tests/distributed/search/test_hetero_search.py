@@ -1,4 +1,4 @@
-"""``--auto-parallel-mm --hetero-parallel`` as a user runs it: search, then train by the model.json that it wrote."""
+"""``--auto-parallel-mm --hetero-parallel`` as a user runs it: search, then train by the hetero plan that it wrote."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def search(out: Path, model: Path, *words: object) -> subprocess.CompletedProces
     )
 
 
-def train(num_processes: int, *words: object) -> dict[int, tuple[float, float]]:
+def train(num_processes: int, *words: object) -> tuple[str, dict[int, tuple[float, float]]]:
     done = run(
         "-m",
         "torch.distributed.run",
@@ -88,7 +88,8 @@ def train(num_processes: int, *words: object) -> dict[int, tuple[float, float]]:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     pattern = r"iteration +(\d+)/.*?lm loss: ([0-9.E+-]+) .*?grad norm: ([0-9.]+)"
-    return {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, done.stdout)}
+    steps = {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, done.stdout)}
+    return done.stdout, steps
 
 
 def test_the_search_writes_a_model_file_that_trains_as_one_process_does(tmp_path: Path) -> None:
@@ -118,9 +119,15 @@ def test_the_search_writes_a_model_file_that_trains_as_one_process_does(tmp_path
     weights = tmp_path / "weights"
     train(1, "--mm-model", model, *same, "--train-iters", 1, "--save", weights, "--save-interval", 1)
     load = ["--train-iters", STEPS, "--load", weights, "--finetune", "--no-load-optim", "--no-load-rng"]
-    alone = train(1, "--mm-model", model, *same, *load)
-    flags = ["--hetero-parallel", "--mm-model", written, "--hetero-memory", compared["memory"]]
-    hetero = train(4, *flags, "--micro-batch-size", 1, *load)
+    _, alone = train(1, "--mm-model", model, *same, *load)
+    plan = tmp_path / ("plan.json" if compared["faster"] else "hetero_plan.json")
+    by_plan = ["--auto-parallel-plan", plan, "--auto-parallel-check-steps", STEPS, "--mm-model", model]
+    said, hetero = train(4, *by_plan, "--micro-batch-size", 1, *load)
+    assert f"sizes written to {written}" in said
+    phases = said.split("plan against the first steps of this training")[1]
+    for name in ("image_encoder forward", "image_encoder backward", "text_decoder pipeline and reduction"):
+        (values,) = re.findall(rf"^{name} +([0-9.]+) +([0-9.]+)$", phases, re.M)
+        assert all(float(value) > 0 for value in values), name
     assert sorted(hetero) == sorted(alone) == list(range(1, STEPS + 1))
     for step, (loss, norm) in alone.items():
         assert hetero[step][0] == pytest.approx(loss, rel=1e-5), step

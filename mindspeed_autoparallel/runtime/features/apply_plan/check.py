@@ -1,4 +1,5 @@
-"""Compares the first steps of a training with the plan it runs by: step time, and peak memory per stage."""
+"""Compares the first steps of a training with the plan it runs by: step time, and peak memory per stage; with encoders
+under layouts of their own also each phase of the step."""
 
 from __future__ import annotations
 
@@ -10,12 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypedDict
 
+from mindspeed_autoparallel.runtime.features.apply_plan.phases import phase_lines, phases_so_far
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import MIB, US_PER_MS
 
 
-class MeasuredRank(TypedDict):
+class MeasuredPhases(TypedDict, total=False):
+    """What the phases of a rank's steps took, where encoders have layouts of their own."""
+
+    phase_us: dict[str, float]
+
+
+class MeasuredRank(MeasuredPhases):
     """What a rank's first steps took."""
 
     step_us: float
@@ -31,6 +39,7 @@ class PlanCheck:
         self.plan: Plan | None = None
         self.num_steps = 0
         self.step_us: list[float] = []
+        self.phase_us: list[dict[str, float]] = []
         self.peak_bytes = 0
         self.num_seen = 0
         self.on_report: Callable[[list[MeasuredRank]], None] | None = None
@@ -63,11 +72,12 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
             check.peak_bytes = memory.take_peak_bytes()
     else:
         device.synchronize()
-        begin = time.perf_counter()
+        begin, phases = time.perf_counter(), phases_so_far(plan)
         result = wrapped(*args, **kwargs)
         device.synchronize()
         if step > _MEMORY_STEP:
             check.step_us.append((time.perf_counter() - begin) * 1e6)
+            check.phase_us.append({name: us - phases[name] for name, us in phases_so_far(plan).items()})
     if check.num_seen == check.num_steps:
         _report(check, plan)
     return result
@@ -87,6 +97,8 @@ def _report(check: PlanCheck, plan: Plan) -> None:
         "step_spread": _spread(check.step_us),
         "peak_bytes": check.peak_bytes,
     }
+    if check.phase_us[0]:
+        own["phase_us"] = {name: settled_us([step[name] for step in check.phase_us]) for name in check.phase_us[0]}
     ranks: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(ranks, own)
     if distributed.get_rank() == 0:
@@ -126,6 +138,7 @@ def comparison(plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
         "plan against the first steps of this training",
         f"step        predicted {predicted_us / US_PER_MS:10.1f} ms  measured {measured_us / US_PER_MS:10.1f} ms  "
         f"{_error(predicted_us, measured_us)}",
+        *phase_lines(plan, [rank.get("phase_us", {}) for rank in ranks]),
         "stage       predicted peak_MiB  measured peak_MiB   error",
     ]
     width = len(ranks) // plan.layout.pipeline_size

@@ -15,9 +15,9 @@ from typing import Any
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
+from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run, calibration_file
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
-from mindspeed_autoparallel.runtime.megatron.features import hetero_flag
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     FIRST_ARGUMENT,
     LAST_ARGUMENT,
@@ -51,15 +51,14 @@ def apply_plan(arguments: argparse.Namespace) -> None:
     path = Path(arguments.auto_parallel_plan)
     plan = Plan.read(path)
     calibrated = calibration_file(arguments)
-    if plan.hetero is not None:
-        raise PlanError(
-            f"{path} gives encoders layouts of their own ({plan.layout.label()}): train it with {hetero_flag()} and "
-            "the model.json that the search wrote (hetero_parallel.model_file in its result file)."
-        )
     description = describe(arguments)
     _check_model(plan, description, path)
     _check_world(plan, path)
     _set_all(arguments, sizes(plan))
+    if plan.hetero is not None:
+        apply_hetero(plan, description, arguments, path)
+        of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps))
+        return
     arguments.virtual_pipeline_model_parallel_size = None
     stages: Mapping[str, int | str | None] = {}
     if description.model_file is not None:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from small_profile import small_profile
 
-from mindspeed_autoparallel.errors import ConfigError, PlanError
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.runtime import state
+from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, comparison
 from mindspeed_autoparallel.runtime.features.apply_plan.entry import apply_plan
+from mindspeed_autoparallel.runtime.features.apply_plan.phases import predicted_us
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
     hetero_model,
     training_flags,
@@ -178,7 +180,33 @@ def test_a_model_with_other_layers_than_the_plan_is_refused(tmp_path: Path, plan
         hetero_model(plan, description)
 
 
-def test_applying_a_hetero_plan_says_how_to_train_it(tmp_path: Path, plan: Plan) -> None:
-    plan.write(tmp_path / "plan.json")
-    with pytest.raises(PlanError, match="train it with --hetero-parallel"):
-        apply_plan(argparse.Namespace(auto_parallel_plan=str(tmp_path / "plan.json")))
+def test_applying_a_hetero_plan_writes_its_sizes_and_switches_hetero_parallel_on(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    model_file(tmp_path)
+    plan.write(tmp_path / "hetero_plan.json")
+    arguments = asked(tmp_path, auto_parallel_plan=str(tmp_path / "hetero_plan.json"), auto_parallel_check_steps=5)
+    arguments.auto_parallel_hetero = False
+    apply_plan(arguments)
+    assert arguments.auto_parallel_hetero
+    assert read_layout(json.loads(Path(arguments.mm_model).read_text()), world_size=4).encoders
+    assert (arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size) == (1, 1)
+    assert plan.hetero is not None
+    assert (arguments.hetero_memory, arguments.hetero_balance) == (plan.hetero.memory, "local")
+    assert (arguments.global_batch_size, arguments.micro_batch_size) == (8, plan.layout.micro_batch_size)
+
+
+def test_phases_of_a_hetero_training_stand_beside_those_of_its_plan(plan: Plan) -> None:
+    assert plan.hetero is not None
+    predicted = predicted_us(plan)
+    assert sum(predicted.values()) == pytest.approx(
+        plan.step.total_us - plan.step.optimizer_us - sum(phase.optimizer_us for phase in plan.hetero.encoders)
+    )
+    ranks: list[MeasuredRank] = [
+        {"step_us": 1.0, "step_spread": 0.0, "peak_bytes": 1, "phase_us": dict.fromkeys(predicted, 1000.0 * rank)}
+        for rank in (1, 2, 3, 4)
+    ]
+    text = comparison(plan, ranks)
+    (line,) = [line for line in text.splitlines() if line.startswith("image_encoder forward")]
+    assert line.split()[-2:] == [f"{plan.hetero.encoders[0].forward_us / 1000:.1f}", "4.0"]

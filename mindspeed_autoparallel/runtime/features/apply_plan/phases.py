@@ -1,0 +1,69 @@
+"""The phases of a hetero-parallel step: what the plan says each takes, beside what this training measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.units import US_PER_MS
+
+_EXCHANGE, _FINALIZE = "redistribution", "gradient reduction of encoders"
+
+
+def phases_so_far(plan: Plan) -> dict[str, float]:
+    """Return the microseconds this rank has spent in each phase since its log line; empty without hetero parallel."""
+    if plan.hetero is None:
+        return {}
+    from mindspeed_autoparallel.runtime.hetero.job import current_job
+
+    session = current_job().session
+    if session is None:
+        return {}
+    seconds: dict[str, float] = {}
+    for route in session.routes:
+        seconds[_forward(route.encoder.name)] = route.seconds["encode"]
+        seconds[_backward(route.encoder.name)] = route.seconds["encoder_backward"]
+    times = session.times
+    seconds[_EXCHANGE] = times.redistribute + times.metadata + times.planning
+    seconds[_backbone(plan)] = times.backbone
+    seconds[_FINALIZE] = times.finalize
+    return {name: value * 1e6 for name, value in seconds.items()}
+
+
+def predicted_us(plan: Plan) -> dict[str, float]:
+    """Return the plan's microseconds of each phase, by the names of ``phases_so_far``."""
+    record = plan.hetero
+    assert record is not None
+    found: dict[str, float] = {}
+    for phase in record.encoders:
+        found[_forward(phase.module)], found[_backward(phase.module)] = phase.forward_us, phase.backward_us
+    found[_EXCHANGE] = sum(phase.exchange_us for phase in record.encoders)
+    # Megatron reduces the backbone's gradients at the end of its schedule.
+    found[_backbone(plan)] = plan.step.pipeline_us + plan.step.data_parallel_us + plan.step.embedding_us
+    found[_FINALIZE] = sum(phase.reduction_us for phase in record.encoders)
+    return found
+
+
+def phase_lines(plan: Plan, ranks: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the table's lines, the slowest rank of each phase; nothing without encoders of their own layout."""
+    if plan.hetero is None:
+        return []
+    lines = [f"{'phase':34s}  predicted ms  measured ms (slowest rank)"]
+    for name, predicted in predicted_us(plan).items():
+        measured = [rank[name] for rank in ranks if name in rank]
+        text = f"{max(measured) / US_PER_MS:12.1f}" if measured else "not measured"
+        lines.append(f"{name:34s} {predicted / US_PER_MS:13.1f} {text}")
+    return lines
+
+
+def _forward(module: str) -> str:
+    return f"{module} forward"
+
+
+def _backward(module: str) -> str:
+    return f"{module} backward"
+
+
+def _backbone(plan: Plan) -> str:
+    backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
+    return f"{backbone} pipeline and reduction"
