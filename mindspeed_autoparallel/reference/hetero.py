@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from megatron.core.parallel_state import get_pipeline_model_parallel_rank
 
 from mindspeed_autoparallel.data.media import num_audio_tokens
+from mindspeed_autoparallel.reference.arguments import drops
 from mindspeed_autoparallel.reference.configuration import ModelDescription
 from mindspeed_autoparallel.reference.data.batches import STAND_IN_FRAMES
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder
@@ -24,7 +26,19 @@ def hosts(model: ModelDescription) -> dict[str, Any]:
 def _config(arguments: Any) -> Any:
     from megatron.training.arguments import core_transformer_config_from_args
 
-    return core_transformer_config_from_args(arguments)
+    config = core_transformer_config_from_args(arguments)
+    config.dropout_seed = arguments.seed
+    return config
+
+
+def _keys(batch: Mapping[str, torch.Tensor], name: str, wanted: bool, count: int) -> list[tuple[int, ...]]:
+    """Return the key of each item of a batch, as the last part of its ``meta``."""
+    return [(key,) for key in batch[name].tolist()] if wanted else [()] * count
+
+
+def _keys_of(items: Sequence[Any], place: int, wanted: bool, device: Any) -> tuple[torch.Tensor, ...]:
+    """Return the keys in the items' ``meta``, as the encoder's last argument."""
+    return (torch.tensor([item.meta[place] for item in items], device=device),) if wanted else ()
 
 
 class ImageHost:
@@ -34,10 +48,10 @@ class ImageHost:
         self._model = model
 
     def build(self, arguments: Any) -> Any:
-        return ImageEncoder(_config(arguments), self._model, 0)
+        return ImageEncoder(_config(arguments), self._model, get_pipeline_model_parallel_rank())
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
-        return ImageAdapter(self._model, arguments.params_dtype)
+        return ImageAdapter(self._model, arguments.params_dtype, drops(arguments, self._model))
 
 
 class AudioHost:
@@ -47,18 +61,19 @@ class AudioHost:
         self._model = model
 
     def build(self, arguments: Any) -> Any:
-        return AudioEncoder(_config(arguments), self._model, 0)
+        return AudioEncoder(_config(arguments), self._model, get_pipeline_model_parallel_rank())
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
-        return AudioAdapter(self._model, arguments.params_dtype)
+        return AudioAdapter(self._model, arguments.params_dtype, drops(arguments, self._model))
 
 
 class ImageAdapter:
-    """Items are images; rows are patches in, merged rows out; ``meta`` is (frames, height, width) in patches."""
+    """Items are images; rows are patches in, merged rows out; ``meta`` is (frames, height, width) in patches, then with
+    dropout (``with_keys``) the image's key."""
 
-    meta_size = 3
-
-    def __init__(self, model: ModelDescription, dtype: torch.dtype) -> None:
+    def __init__(self, model: ModelDescription, dtype: torch.dtype, with_keys: bool = False) -> None:
+        self._with_keys = with_keys
+        self.meta_size = 3 + with_keys
         vision = model.vision
         assert vision is not None
         self._token, self._merge = model.image_token_id, vision.spatial_merge_size
@@ -73,37 +88,42 @@ class ImageAdapter:
         sizes = [frames * height * width // self._merge**2 for frames, height, width in grids]
         places = places_of(batch["input_ids"] == self._token, sizes, "image")
         length = batch["input_ids"].shape[1]
-        return [self._item(place, length, grid) for place, grid in zip(places, grids, strict=False)]
+        keys = _keys(batch, "image_keys", self._with_keys, len(grids))
+        return [self._item(place, length, grid, key) for place, grid, key in zip(places, grids, keys, strict=False)]
 
     def rows(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return batch["pixel_values"].cuda(non_blocking=True)
 
     def encode(self, module: Any, rows: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
-        output: torch.Tensor = module(rows, torch.tensor([item.meta for item in items]))
+        grids = torch.tensor([item.meta[:3] for item in items])
+        output: torch.Tensor = module(rows, grids, *_keys_of(items, 3, self._with_keys, rows.device))
         return output
 
+    def encode_later_stage(self, module: Any, hidden: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
+        return self.encode(module, hidden, items)
+
     def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
-        item = self._item(Place(0, None), 0, [1, self._merge, self._merge])
+        item = self._item(Place(0, None), 0, [1, self._merge, self._merge], (0,) * self._with_keys)
         return torch.zeros((item.input_rows, *self.input_shape)).cuda(), [item]
 
     def embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
 
-    def _item(self, place: Place, length: int, grid: Sequence[int]) -> LocalItem:
+    def _item(self, place: Place, length: int, grid: Sequence[int], key: tuple[int, ...]) -> LocalItem:
         frames, height, width = grid
         patches = frames * height * width
         # A layer's products (24 h^2 n with its MLP) against its attention (4 h n m), rows of one frame together.
         cost = patches * (6.0 * self._hidden + height * width)
-        meta = (frames, height, width)
+        meta = (frames, height, width, *key)
         return LocalItem(place.sample, patches, patches // self._merge**2, cost, meta, place.first_token, length)
 
 
 class AudioAdapter:
-    """Items are clips; rows are mel frames in, audio tokens out."""
+    """Items are clips; rows are mel frames in, audio tokens out; ``meta`` is the clip's key with dropout."""
 
-    meta_size = 0
-
-    def __init__(self, model: ModelDescription, dtype: torch.dtype) -> None:
+    def __init__(self, model: ModelDescription, dtype: torch.dtype, with_keys: bool = False) -> None:
+        self._with_keys = with_keys
+        self.meta_size = int(with_keys)
         audio = model.audio
         assert audio is not None
         self._token, self._window = model.audio_token_id, audio.num_window_frames
@@ -117,24 +137,32 @@ class AudioAdapter:
         sizes = [num_audio_tokens(length, self._window) for length in lengths]
         places = places_of(batch["input_ids"] == self._token, sizes, "audio")
         num_tokens = batch["input_ids"].shape[1]
-        return [self._item(place, num_tokens, length) for place, length in zip(places, lengths, strict=False)]
+        keys = _keys(batch, "audio_keys", self._with_keys, len(lengths))
+        return [
+            self._item(place, num_tokens, length, key)
+            for place, length, key in zip(places, lengths, keys, strict=False)
+        ]
 
     def rows(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return batch["audio_features"].transpose(0, 1).cuda(non_blocking=True)
 
     def encode(self, module: Any, rows: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
-        output: torch.Tensor = module(rows.transpose(0, 1), torch.tensor([item.input_rows for item in items]))
+        return self.encode_later_stage(module, rows.transpose(0, 1), items)
+
+    def encode_later_stage(self, module: Any, hidden: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
+        frames = torch.tensor([item.input_rows for item in items])
+        output: torch.Tensor = module(hidden, frames, *_keys_of(items, 0, self._with_keys, hidden.device))
         return output
 
     def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
         return torch.zeros((STAND_IN_FRAMES, *self.input_shape)).cuda(), [
-            self._item(Place(0, None), 0, STAND_IN_FRAMES)
+            self._item(Place(0, None), 0, STAND_IN_FRAMES, (0,) * self._with_keys)
         ]
 
     def embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
 
-    def _item(self, place: Place, num_tokens: int, length: int) -> LocalItem:
+    def _item(self, place: Place, num_tokens: int, length: int, key: tuple[int, ...]) -> LocalItem:
         # Attention stays within chunks of a fixed length: the work grows with the frames.
         rows = num_audio_tokens(length, self._window)
-        return LocalItem(place.sample, length, rows, float(length), (), place.first_token, num_tokens)
+        return LocalItem(place.sample, length, rows, float(length), key, place.first_token, num_tokens)

@@ -48,6 +48,7 @@ class Trainer:
         description."""
         args = get_args()
         base = host_arguments.core_transformer_config_from_args(args)
+        base.dropout_seed = args.seed
         base.num_layers = self.model.text.stack.num_layers
         # Encoder rows and text differ in shape, and images in size: stages exchange shapes.
         base.variable_seq_lengths = mpu.get_pipeline_model_parallel_world_size() > 1
@@ -89,6 +90,7 @@ class Trainer:
                 max_tokens=args.seq_length,
                 pad_to_longest=own_arguments.pads_to_longest(args),
                 multiple=multiple,
+                with_identities=own_arguments.drops(args, model),
             )
             return iter(batches)
 

@@ -22,8 +22,6 @@ STACK = (
     "use_fused_rotary_pos_emb",
     "use_repeat_kv",
     "fusion",
-    "hidden_dropout",
-    "attention_dropout",
     "is_enable_lora",
     "group_query_attention",
     "parallel_output",

@@ -9,6 +9,9 @@ from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.reference.configuration import accepted_keys
 from mindspeed_autoparallel.reference.configuration.section import Section
 
+ITEMS_PER_SAMPLE = 1024
+"""Images, or clips, of a sample that dropout tells apart."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataDescription:

@@ -11,7 +11,14 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.reference.configuration import accepted_keys
 from mindspeed_autoparallel.reference.configuration.section import Section
-from mindspeed_autoparallel.reference.configuration.stages import StageLayers, read_stages, virtual_size_in
+from mindspeed_autoparallel.reference.configuration.stages import (
+    NO_OWN_PIPELINES,
+    PipelineSizes,
+    StageLayers,
+    encoder_pipeline,
+    read_stages,
+    virtual_size_in,
+)
 
 ACTIVATIONS = ("gelu", "quick_gelu", "silu", "relu")
 GRANULARITIES = ("full", "selective")
@@ -38,6 +45,9 @@ class StackDescription:
     recompute_granularity: str | None
     recompute_method: str
     recompute_counts: tuple[int, ...]
+    hidden_dropout: float | None = None
+    """None: the command line's."""
+    attention_dropout: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +117,12 @@ class ModelDescription:
         return self.text.stack.stages.virtual_size
 
 
-def read_model(file: Path, pipeline_size: int = 1, own_layouts: frozenset[str] = frozenset()) -> ModelDescription:
-    """Read ``file``, a model.json; ``pipeline_size`` comes from the command line. ``ConfigError`` for anything
-    wrong."""
-    return describe_model(read_json(file, "model description (--mm-model)"), file, pipeline_size, own_layouts)
+def read_model(
+    file: Path, pipeline_size: int = 1, own_pipelines: Mapping[str, int] = NO_OWN_PIPELINES
+) -> ModelDescription:
+    """Read ``file``, a model.json; ``pipeline_size`` comes from the command line, ``own_pipelines`` holds those of
+    encoders with a layout of their own. ``ConfigError`` for anything wrong."""
+    return describe_model(read_json(file, "model description (--mm-model)"), file, pipeline_size, own_pipelines)
 
 
 def _refuse_other_architecture(values: Mapping[str, Any], file: Path) -> None:
@@ -123,25 +135,23 @@ def _refuse_other_architecture(values: Mapping[str, Any], file: Path) -> None:
 
 
 def describe_model(
-    values: Any, file: Path, pipeline_size: int = 1, own_layouts: frozenset[str] = frozenset()
+    values: Any, file: Path, pipeline_size: int = 1, own_pipelines: Mapping[str, int] = NO_OWN_PIPELINES
 ) -> ModelDescription:
     """Describe the model from values already read, as ``read_model`` does; ``file`` is only named in messages."""
     root = Section(values, file)
     root.accept(accepted_keys.MODEL)
     _refuse_other_architecture(values, file)
     text_section = root.child("text_decoder")
-    virtual_size = virtual_size_in(text_section)
-    text = _text(text_section, pipeline_size, virtual_size)
+    sizes = PipelineSizes(pipeline_size, virtual_size_in(text_section))
+    text = _text(text_section, sizes)
     vision, projector, audio = None, None, None
     if "image_encoder" in root:
         image = root.child("image_encoder")
         image.accept(accepted_keys.STACK)
-        own = "image_encoder" in own_layouts
-        vision = _vision(image.child("vision_encoder"), 1 if own else pipeline_size, 1 if own else virtual_size)
+        vision = _vision(image.child("vision_encoder"), encoder_pipeline("image_encoder", sizes, own_pipelines))
         projector = _projector(image.child("vision_projector"), vision, text)
     if "audio_encoder" in root:
-        own = "audio_encoder" in own_layouts
-        audio = _audio(root.child("audio_encoder"), 1 if own else pipeline_size, 1 if own else virtual_size)
+        audio = _audio(root.child("audio_encoder"), encoder_pipeline("audio_encoder", sizes, own_pipelines))
     last_id = text.vocab_size - 1
     model = ModelDescription(
         file=file,
@@ -159,7 +169,7 @@ def describe_model(
             "audio_start_token_id", min(151647, last_id - 4), at_least=0, at_most=last_id
         ),
         audio_end_token_id=root.integer("audio_end_token_id", min(151648, last_id - 5), at_least=0, at_most=last_id),
-        own_layouts=own_layouts,
+        own_layouts=frozenset(own_pipelines),
     )
     root.report_unknown_keys()
     _check_order(model)
@@ -169,7 +179,8 @@ def describe_model(
 def _check_order(model: ModelDescription) -> None:
     first_text = model.text.stack.stages.first_chunk
     for name, encoder in (("image_encoder.vision_encoder", model.vision), ("audio_encoder.audio_encoder", model.audio)):
-        if encoder is not None and encoder.stack.stages.last_chunk > first_text:
+        own = name.split(".")[0] in model.own_layouts
+        if encoder is not None and not own and encoder.stack.stages.last_chunk > first_text:
             raise ConfigError(
                 f"{model.file}: {name}.pipeline_num_layers puts its last layer on stage "
                 f"{encoder.stack.stages.last_chunk}, after the first layer of text_decoder on stage {first_text}. "
@@ -194,9 +205,7 @@ def _check_order(model: ModelDescription) -> None:
         )
 
 
-def _stack(
-    section: Section, pipeline_size: int, virtual_size: int, *, text: bool, normalization: str
-) -> StackDescription:
+def _stack(section: Section, pipeline: PipelineSizes, *, text: bool, normalization: str) -> StackDescription:
     section.accept(accepted_keys.STACK)
     num_layers = section.integer("num_layers")
     hidden_size = section.integer("hidden_size")
@@ -206,7 +215,7 @@ def _stack(
         raise section.error("num_query_groups", groups, f"a divisor of num_attention_heads ({heads})")
     if "kv_channels" not in section and hidden_size % heads:
         raise section.error("num_attention_heads", heads, f"a divisor of hidden_size ({hidden_size})")
-    stages = read_stages(section, num_layers, pipeline_size, virtual_size, all_on_first=not text)
+    stages = read_stages(section, num_layers, pipeline.size, pipeline.virtual_size, all_on_first=not pipeline.even)
     granularity = section.raw("recompute_granularity")
     if granularity is not None:
         section.choice("recompute_granularity", GRANULARITIES)
@@ -228,7 +237,13 @@ def _stack(
         recompute_granularity=granularity,
         recompute_method=section.choice("recompute_method", ("block", "uniform"), "block"),
         recompute_counts=_recompute_counts(section, stages, granularity),
+        hidden_dropout=_rate(section, "hidden_dropout"),
+        attention_dropout=_rate(section, "attention_dropout"),
     )
+
+
+def _rate(section: Section, key: str) -> float | None:
+    return section.number(key, at_most=0.99) if key in section else None
 
 
 def _recompute_counts(section: Section, stages: StageLayers, granularity: str | None) -> tuple[int, ...]:
@@ -252,8 +267,8 @@ def _recompute_counts(section: Section, stages: StageLayers, granularity: str | 
     return tuple(counts)
 
 
-def _vision(section: Section, pipeline_size: int, virtual_size: int) -> VisionDescription:
-    stack = _stack(section, pipeline_size, virtual_size, text=False, normalization="LayerNorm")
+def _vision(section: Section, pipeline: PipelineSizes) -> VisionDescription:
+    stack = _stack(section, pipeline, text=False, normalization="LayerNorm")
     if stack.kv_channels % 4:
         raise section.error("hidden_size", stack.hidden_size, "a multiple of 4 x num_attention_heads (2-D rotary)")
     patch, merge = section.integer("patch_size", 14), section.integer("spatial_merge_size", 2)
@@ -299,11 +314,11 @@ def _projector(section: Section, vision: VisionDescription, text: TextDescriptio
     )
 
 
-def _audio(root: Section, pipeline_size: int, virtual_size: int) -> AudioDescription:
+def _audio(root: Section, pipeline: PipelineSizes) -> AudioDescription:
     root.accept(accepted_keys.STACK)
     section = root.child("audio_encoder")
     section.accept(("max_source_positions", "scale_embedding", "output_dim"))
-    stack = _stack(section, pipeline_size, virtual_size, text=False, normalization="LayerNorm")
+    stack = _stack(section, pipeline, text=False, normalization="LayerNorm")
     if stack.hidden_size % 2:
         raise section.error("hidden_size", stack.hidden_size, "even (sine positions)")
     projector = root.child("audio_projector")
@@ -316,8 +331,8 @@ def _audio(root: Section, pipeline_size: int, virtual_size: int) -> AudioDescrip
     )
 
 
-def _text(section: Section, pipeline_size: int, virtual_size: int) -> TextDescription:
-    stack = _stack(section, pipeline_size, virtual_size, text=True, normalization="RMSNorm")
+def _text(section: Section, pipeline: PipelineSizes) -> TextDescription:
+    stack = _stack(section, pipeline, text=True, normalization="RMSNorm")
     scaling = section.raw("rope_scaling", {})
     if not isinstance(scaling, dict):
         raise section.error("rope_scaling", scaling, "an object")

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference.configuration.section import Section
+
+NO_OWN_PIPELINES: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True)
+class PipelineSizes:
+    """Stages a module is cut over; ``even``: without ``pipeline_num_layers`` they share its layers evenly."""
+
+    size: int
+    virtual_size: int
+    even: bool = True
+
+
+def encoder_pipeline(name: str, sizes: PipelineSizes, own_pipelines: Mapping[str, int]) -> PipelineSizes:
+    """Return an encoder's own pipeline, otherwise the whole model's, on whose first stage it lies unless told."""
+    if name in own_pipelines:
+        return PipelineSizes(own_pipelines[name], 1)
+    return PipelineSizes(sizes.size, sizes.virtual_size, even=False)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy
 import torch
 
 from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription
+from mindspeed_autoparallel.reference.configuration.data import ITEMS_PER_SAMPLE
 from mindspeed_autoparallel.reference.data.records import Record
 from mindspeed_autoparallel.reference.data.samples import IGNORED, Sample, make_sample
 from mindspeed_autoparallel.reference.data.tokens import Tokenizer
@@ -15,6 +16,27 @@ from mindspeed_autoparallel.reference.data.tokens import Tokenizer
 STAND_IN_FRAMES = 4
 
 Batch = dict[str, torch.Tensor]
+
+
+def identities(numbers: Sequence[int], samples: Sequence[Sample], model: ModelDescription) -> Batch:
+    """Return what makes samples, images and clips of a training different from all others: ``sample_numbers [b]``,
+    ``image_keys``, ``audio_keys``; dropout is drawn from them."""
+
+    def keys(counts: Sequence[int]) -> torch.Tensor:
+        found = [
+            number * ITEMS_PER_SAMPLE + 1 + place
+            for number, count in zip(numbers, counts, strict=True)
+            for place in range(count)
+        ]
+        # A stand-in where there is none.
+        return torch.tensor(found or [0])
+
+    batch = {"sample_numbers": torch.tensor(list(numbers))}
+    if model.vision is not None:
+        batch["image_keys"] = keys([len(sample.grids) for sample in samples])
+    if model.audio is not None:
+        batch["audio_keys"] = keys([len(sample.clips) for sample in samples])
+    return batch
 
 
 def collate(samples: Sequence[Sample], model: ModelDescription, padding: int, length: int) -> Batch:
@@ -73,10 +95,12 @@ class MicrobatchStream:
         max_tokens: int,
         pad_to_longest: bool,
         multiple: int,
+        with_identities: bool = False,
     ) -> None:
         self._records, self._model, self._data, self._tokenizer = records, model, data, tokenizer
         self._size, self._rank, self._num_ranks, self._start, self._seed = size, rank, num_ranks, start, seed
         self._max_tokens, self._pad_to_longest, self._multiple = max_tokens, pad_to_longest, multiple
+        self._with_identities = with_identities
         self._made: dict[int, Sample] = {}
         self._epoch: tuple[int, list[int]] = (-1, [])
 
@@ -84,8 +108,10 @@ class MicrobatchStream:
         step = self._start // (self._size * self._num_ranks)
         while True:
             first = (step * self._num_ranks + self._rank) * self._size
-            samples = [self._sample(number) for number in range(first, first + self._size)]
-            yield collate(samples, self._model, self._tokenizer.padding, self._length(samples))
+            numbers = range(first, first + self._size)
+            samples = [self._sample(number) for number in numbers]
+            batch = collate(samples, self._model, self._tokenizer.padding, self._length(samples))
+            yield {**batch, **identities(numbers, samples, self._model)} if self._with_identities else batch
             step += 1
 
     def _length(self, samples: Sequence[Sample]) -> int:

@@ -12,9 +12,10 @@ from megatron.core.transformer.module import MegatronModule
 from mindspeed_autoparallel.data.media import chunk_lengths, num_conv_rows
 from mindspeed_autoparallel.reference.configuration import AudioDescription, ModelDescription
 from mindspeed_autoparallel.reference.model.core_attention import PackedRows
+from mindspeed_autoparallel.reference.model.dropout import item_rows
 from mindspeed_autoparallel.reference.model.norm import Norm
 from mindspeed_autoparallel.reference.model.row_shard import shard_rows
-from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec, stack_config
+from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec, stack_config, with_dropout
 
 
 class AudioTransformer(MegatronModule):
@@ -42,16 +43,21 @@ class AudioTransformer(MegatronModule):
             self.ln_post = Norm(config, hidden, audio.stack.layernorm_epsilon)
             self.proj = torch.nn.Linear(hidden, out_size, dtype=dtype)
 
-    def forward(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
-        """Return the rows of this context rank where the audio encoder has a context-parallel layout of its own."""
+    def forward(self, rows: torch.Tensor, num_frames: list[int], keys: torch.Tensor | None = None) -> torch.Tensor:
+        """Return all rows on the last chunk, on the others those of this context rank where the audio encoder has a
+        context-parallel layout of its own."""
         lengths = [(length + 1) // 2 for frames in num_frames for length in chunk_lengths(frames, self.window)]
         shard = shard_rows(sum(lengths), self.config.context_parallel_size)
         if self.is_first:
             rows = shard.own(self._convolve(rows, num_frames))
         packed = PackedRows(list(itertools.accumulate(lengths, initial=0)), shard=shard)
-        hidden: torch.Tensor = self.blocks(hidden_states=rows, attention_mask=None, packed_seq_params=packed)
+        row_keys = None
+        if keys is not None:
+            sizes = [num_conv_rows(frames, self.window) for frames in num_frames]
+            row_keys = shard.own(item_rows(keys, torch.tensor(sizes, device=keys.device)))
+        hidden: torch.Tensor = self.blocks(hidden_states=rows, attention_mask=row_keys, packed_seq_params=packed)
         # Pooling joins rows of different ranks.
-        return shard.gather(hidden)
+        return shard.gather(hidden) if self.is_last else hidden
 
     def project(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
         """Return mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
@@ -92,6 +98,7 @@ class AudioEncoder(MegatronModule):
         assert audio is not None
         context_size = base.context_parallel_size if "audio_encoder" in model.own_layouts else 1
         config = stack_config(base, audio.stack, chunk, sequence_parallel=False, context_size=context_size)
+        config = with_dropout(config, base, audio.stack, 2)
         super().__init__(config=config)
         self.description = audio
         self.encoder = AudioTransformer(config, audio, chunk, model.text.stack.hidden_size)
@@ -99,8 +106,11 @@ class AudioEncoder(MegatronModule):
         if self.encoder.is_last:
             self.encoder.proj.requires_grad_(not audio.freeze_projector)
 
-    def forward(self, audio_features: torch.Tensor, audio_num_frames: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, audio_features: torch.Tensor, audio_num_frames: torch.Tensor, keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the tokens of clips; ``keys [clips]``: who they are in the training, for dropout."""
         num_frames = audio_num_frames.tolist()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
-            rows: torch.Tensor = self.encoder(audio_features, num_frames)
+            rows: torch.Tensor = self.encoder(audio_features, num_frames, keys)
         return self.encoder.project(rows, num_frames) if self.encoder.is_last else rows

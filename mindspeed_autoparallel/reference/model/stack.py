@@ -17,6 +17,7 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 
 from mindspeed_autoparallel.reference.configuration import StackDescription
 from mindspeed_autoparallel.reference.model.core_attention import PackedAttention
+from mindspeed_autoparallel.reference.model.dropout import DropoutRates, DroppingContextAttention, ReproducibleLayer
 from mindspeed_autoparallel.reference.model.norm import Norm
 
 ACTIVATIONS = {
@@ -71,6 +72,18 @@ def stack_config(
     return changed_config(base, **changes)
 
 
+def with_dropout(config: Any, base: Any, stack: StackDescription, module: int) -> Any:
+    """Note in ``config`` what its layers drop: model.json's rates, otherwise those of the command line (``base``)."""
+    hidden = base.hidden_dropout if stack.hidden_dropout is None else stack.hidden_dropout
+    attention = base.attention_dropout if stack.attention_dropout is None else stack.attention_dropout
+    if getattr(base, "dropout_seed", None) is None:
+        # Not a training of ours: who builds modules by hand gets them without dropout.
+        return config
+    rates = DropoutRates(hidden=hidden, attention=attention, seed=int(base.dropout_seed), module=module)
+    config.reproducible_dropout = rates if hidden or attention else None
+    return config
+
+
 def changed_config(base: Any, **changes: Any) -> Any:
     """Return a checked copy of a Megatron config; names this release does not know are left out."""
     known = {field.name for field in dataclasses.fields(base) if field.init}
@@ -86,6 +99,8 @@ def layer_spec(config: Any, *, causal: bool, core_attention: type = PackedAttent
     parameters = inspect.signature(get_gpt_layer_local_spec).parameters
     named = {"normalization": config.normalization} if "normalization" in parameters or "kwargs" in parameters else {}
     spec = copy.deepcopy(get_gpt_layer_local_spec(**named))
+    if getattr(config, "reproducible_dropout", None) is not None:
+        spec.module = ReproducibleLayer
     spec.submodules.input_layernorm = Norm
     spec.submodules.pre_mlp_layernorm = Norm
     spec.submodules.self_attention.submodules.core_attention = core_attention
@@ -120,6 +135,9 @@ class PlacedBlock(TransformerBlock):
         self.first_layer = first_layer
         for index, layer in enumerate(self.layers):
             layer.layer_number = first_layer + index + 1
+            core = getattr(layer.self_attention, "core_attention", None)
+            if isinstance(core, PackedAttention | DroppingContextAttention):
+                core.layer_number = layer.layer_number
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
         """Return Megatron's, with each layer at its place in the whole stack whatever the pipeline split is."""

@@ -12,8 +12,14 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from mindspeed_autoparallel.reference.configuration import TextDescription
 from mindspeed_autoparallel.reference.model.core_attention import PackedAttention
-from mindspeed_autoparallel.reference.model.stack import PlacedBlock, changed_config, layer_spec, stack_config
-from mindspeed_autoparallel.runtime.attention.context_parallel import ContextParallelAttention
+from mindspeed_autoparallel.reference.model.dropout import DroppingContextAttention
+from mindspeed_autoparallel.reference.model.stack import (
+    PlacedBlock,
+    changed_config,
+    layer_spec,
+    stack_config,
+    with_dropout,
+)
 
 
 class TextDecoder(GPTModel):
@@ -24,9 +30,10 @@ class TextDecoder(GPTModel):
         config = stack_config(
             base, text.stack, chunk, sequence_parallel=base.sequence_parallel, context_size=base.context_parallel_size
         )
+        config = with_dropout(config, base, text.stack, 0)
         if text.mrope_section:
             config = changed_config(config, mrope_section=list(text.mrope_section))
-        core_attention = ContextParallelAttention if config.context_parallel_size > 1 else PackedAttention
+        core_attention = DroppingContextAttention if config.context_parallel_size > 1 else PackedAttention
         pre_process, post_process = chunk == stages.first_chunk, chunk == len(stages.flat) - 1
         super().__init__(
             config=config,

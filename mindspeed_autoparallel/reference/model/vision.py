@@ -11,6 +11,7 @@ from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_autoparallel.reference.configuration import ModelDescription, ProjectorDescription, VisionDescription
 from mindspeed_autoparallel.reference.model.core_attention import PackedAttention, PackedRows
+from mindspeed_autoparallel.reference.model.dropout import item_rows
 from mindspeed_autoparallel.reference.model.grid import GridRows, lay_out_rows
 from mindspeed_autoparallel.reference.model.norm import Norm
 from mindspeed_autoparallel.reference.model.row_shard import RowShard, shard_rows
@@ -20,6 +21,7 @@ from mindspeed_autoparallel.reference.model.stack import (
     changed_config,
     layer_spec,
     stack_config,
+    with_dropout,
 )
 
 
@@ -69,7 +71,9 @@ class VisionTransformer(MegatronModule):
                 if isinstance(attention, PackedAttention):
                     attention.windowed = layer.layer_number - 1 not in vision.full_attention_layers
 
-    def forward(self, rows: torch.Tensor, layout: GridRows, shard: RowShard) -> torch.Tensor:
+    def forward(
+        self, rows: torch.Tensor, layout: GridRows, shard: RowShard, row_keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Run ``rows``, pixel values ``[patches, features]`` on the first chunk, ``[patches, 1, hidden]`` after it;
         the result has the rows of ``shard``."""
         if self.has_patch_embed:
@@ -77,7 +81,7 @@ class VisionTransformer(MegatronModule):
         packed = PackedRows(layout.boundaries, layout.windows, shard)
         hidden: torch.Tensor = self.blocks(
             hidden_states=rows,
-            attention_mask=None,
+            attention_mask=None if row_keys is None else shard.own(row_keys[layout.order]),
             rotary_pos_emb=shard.own(layout.angles),
             packed_seq_params=packed,
         )
@@ -133,6 +137,7 @@ class ImageEncoder(MegatronModule):
         own_layout = "image_encoder" in model.own_layouts
         context_size = base.context_parallel_size if own_layout else 1
         config = stack_config(base, vision.stack, chunk, sequence_parallel=False, context_size=context_size)
+        config = with_dropout(config, base, vision.stack, 1)
         super().__init__(config=config)
         self.description = vision
         self.encoder = VisionTransformer(config, vision, chunk)
@@ -142,13 +147,17 @@ class ImageEncoder(MegatronModule):
             self.projector.requires_grad_(not projector.freeze)
         self.encoder.requires_grad_(not vision.stack.freeze)
 
-    def forward(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor, keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the rows of images; ``keys [images]``: who they are in the training, for dropout."""
+        row_keys = None if keys is None else item_rows(keys, image_grid_thw.prod(dim=1).to(keys.device))
         layout = lay_out_rows(image_grid_thw.tolist(), self.description, pixel_values.device)
         merged = self.description.spatial_merge_size**2
         shard = shard_rows(layout.boundaries[-1], self.config.context_parallel_size, merged)
         # Nothing before a frozen encoder can be trained: it keeps no activations.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
-            rows: torch.Tensor = self.encoder(pixel_values, layout, shard)
+            rows: torch.Tensor = self.encoder(pixel_values, layout, shard, row_keys)
         if self.has_projector:
             rows = shard.merged(merged).gather(self.projector(rows), same_use=True)[layout.merged_order]
         return rows

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.reference.configuration import ModelDescription, Sta
 from mindspeed_autoparallel.reference.model import carry
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.context import own_tokens
+from mindspeed_autoparallel.reference.model.dropout import drop_embeddings, token_rows
 from mindspeed_autoparallel.reference.model.text import TextDecoder
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 
@@ -76,28 +77,32 @@ class VisionLanguageModel(MegatronModule):
         image_grid_thw: torch.Tensor | None = None,
         audio_features: torch.Tensor | None = None,
         audio_num_frames: torch.Tensor | None = None,
+        **identities: torch.Tensor,
     ) -> torch.Tensor:
         """Run ``input_ids``, ``labels [b, s]``, ``position_ids [3, b, s]``; encoder inputs as the encoders take
         them.
 
+        ``identities``: ``sample_numbers [b]``, ``image_keys``, ``audio_keys``, where anything is dropped.
         Returns the loss of every token ``[b, s / cp]`` (logits ``[b, s / cp, vocabulary / tp]`` without ``labels``) on
         the last chunk, the tensor for the next chunk before it.
         """
         received, self.received = self.received, None
+        numbers = identities.get("sample_numbers")
+        row_keys = None if numbers is None else token_rows(numbers, input_ids.shape[1])
         model, first_text = self.description, self.description.text.stack.stages.first_chunk
         if self.chunk > first_text:
             assert self.text_decoder is not None
             self.text_decoder.set_input_tensor(received)
-            return self._decode(input_ids, position_ids, None, labels)
+            return self._decode(input_ids, position_ids, None, labels, row_keys)
         streams: dict[str, torch.Tensor] = {}
         if received is not None:
             streams = carry.unpack(received, self._arriving(image_grid_thw, audio_num_frames))
         if self.image_encoder is not None:
             rows = streams.get("image", pixel_values)
-            streams["image"] = self.image_encoder(rows, image_grid_thw)
+            streams["image"] = self.image_encoder(rows, image_grid_thw, *_given(identities.get("image_keys")))
         if self.audio_encoder is not None:
             rows = streams.get("audio", audio_features)
-            streams["audio"] = self.audio_encoder(rows, audio_num_frames)
+            streams["audio"] = self.audio_encoder(rows, audio_num_frames, *_given(identities.get("audio_keys")))
         if self.text_decoder is None:
             if not streams:
                 # Nothing has begun yet (leading stages without layers): hand on something of the right kind.
@@ -108,6 +113,9 @@ class VisionLanguageModel(MegatronModule):
             }
             return carry.keep_backward_alive(carry.pack(ordered), received)
         embeddings = self.text_decoder.embedding(input_ids=input_ids, position_ids=position_ids)
+        if self.training:
+            rates = getattr(self.text_decoder.config, "reproducible_dropout", None)
+            embeddings = drop_embeddings(embeddings, rates, row_keys)
         if received is not None:
             embeddings = carry.keep_backward_alive(embeddings, received)
         for name, token_id in (("image", model.image_token_id), ("audio", model.audio_token_id)):
@@ -116,16 +124,23 @@ class VisionLanguageModel(MegatronModule):
         embeddings = own_tokens(embeddings, 0)
         if self.config.sequence_parallel:
             embeddings = scatter_to_sequence_parallel_region(embeddings)
-        return self._decode(input_ids, position_ids, embeddings, labels)
+        return self._decode(input_ids, position_ids, embeddings, labels, row_keys)
 
-    def _decode(self, input_ids: Any, position_ids: Any, embeddings: Any, labels: Any) -> torch.Tensor:
+    def _decode(
+        self, input_ids: Any, position_ids: Any, embeddings: Any, labels: Any, row_keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
         assert self.text_decoder is not None
         if labels is not None:
             labels = own_tokens(labels, 1)
         if not self.description.text.mrope_section:
             position_ids = position_ids[0]
         output: torch.Tensor = self.text_decoder(
-            input_ids=input_ids, position_ids=position_ids, attention_mask=None, decoder_input=embeddings, labels=labels
+            input_ids=input_ids,
+            position_ids=position_ids,
+            # Causal attention needs no mask: the layers find the rows' keys here (``dropout``).
+            attention_mask=None if row_keys is None else own_tokens(row_keys, 0),
+            decoder_input=embeddings,
+            labels=labels,
         )
         return output
 
@@ -160,6 +175,10 @@ def put_at_tokens(embeddings: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
     order = (at.flatten().long().cumsum(0) - 1).view_as(at).transpose(0, 1)
     picked = rows[:, 0][order[places]]
     return embeddings.masked_scatter(places.unsqueeze(-1), picked.to(embeddings.dtype))
+
+
+def _given(keys: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    return () if keys is None else (keys,)
 
 
 def _lies_on(stack: StackDescription, chunk: int) -> bool:

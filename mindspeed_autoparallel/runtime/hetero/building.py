@@ -74,11 +74,18 @@ def build_optimizer(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 def _build_encoder(module: ModuleLayout, host: Any) -> Any:
     job = current_job()
     from mindspeed_autoparallel.runtime.hetero.modules import Encoder
+    from mindspeed_autoparallel.runtime.hetero.rng import stage_offset
 
     assert job.states is not None
-    with job.states.use(module.name), _same_start():
+    with job.states.use(module.name), _same_start(stage_offset(job.states.parallel_state)):
         built = host.build(job.arguments)
-    return Encoder(module.name, built, host.adapter(built, job.arguments), job.scales[module.name])
+    adapter = host.adapter(built, job.arguments)
+    if module.pipeline > 1 and not hasattr(adapter, "encode_later_stage"):
+        raise ConfigError(
+            f"{module.name}: pp {module.pipeline}, but {type(adapter).__name__} has no encode_later_stage: it cannot "
+            "run an encoder in stages. Use pp 1 with a larger tp or cp, or give the adapter that method."
+        )
+    return Encoder(module.name, built, adapter, job.scales[module.name])
 
 
 def _host(module: ModuleLayout) -> Any:
@@ -102,12 +109,13 @@ def adapter_class(name: str, adapter: str) -> Any:
 
 
 @contextlib.contextmanager
-def _same_start() -> Iterator[None]:
-    """Set the default generators inside the block to where they stand on every other rank; afterwards as before."""
+def _same_start(offset: int) -> Iterator[None]:
+    """Set the default generators inside the block to where they stand on every other rank with this ``offset`` to the
+    seed; afterwards as before."""
     import torch
 
     default, accelerator = torch.get_rng_state(), torch.cuda.get_rng_state()
-    torch.manual_seed(int(current_job().arguments.seed))
+    torch.manual_seed(int(current_job().arguments.seed) + offset)
     try:
         yield
     finally:

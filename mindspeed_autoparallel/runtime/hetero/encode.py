@@ -1,4 +1,8 @@
-"""Encoding one macro-batch: inputs to the owner, the encoder under its state, outputs to the first stage; and back."""
+"""Encoding one macro-batch: inputs to the owner, the encoder under its state, outputs to the first stage; and back.
+
+An encoder with a pipeline of its own has a macro-batch on every one of its stages: inputs go to the first, outputs come
+from the last, and ``pipeline`` carries what lies between.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,13 @@ class MacroBatch:
         states: ModuleStates,
         *,
         replica: int,
+        stage: int = 0,
         train: bool,
         keep_graph: bool,
     ) -> None:
         self._encoder, self._plan, self._exchange, self._states = encoder, plan, exchange, states
         self._mine = plan.owned_by(replica)
-        self._train, self._keep_graph = train, keep_graph
+        self._train, self._keep_graph, self._stage = train, keep_graph, stage
         self._first_row: dict[int, int] = {}
         self._num_rows = 0
         for item in self._mine:
@@ -44,38 +49,61 @@ class MacroBatch:
             self._num_rows += plan.items[item].output_rows
         self._rows: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
+        self._leaf: torch.Tensor | None = None
         self._transfer: Transfer | None = None
         self._randomness: Generators | None = None
         self._device = next(encoder.module.parameters()).device
 
+    @property
+    def empty(self) -> bool:
+        """Return whether no rank has an item: then nobody computes or sends anything."""
+        return not self._plan.items
+
     def start(self, inputs: Mapping[int, torch.Tensor]) -> None:
         """Encode and send. ``inputs``: rows of the items this rank holds, by index ``[input_rows, *input_shape]``."""
-        if not self._plan.items:
+        if self.empty:
+            return
+        self.start_inputs(inputs)
+        with self._running():
+            self.advance(None)
+
+    def start_inputs(self, inputs: Mapping[int, torch.Tensor]) -> None:
+        """Send the inputs on their way to the owners; ``inputs`` as for ``start``."""
+        if self.empty:
             return
         adapter = self._encoder.adapter
-        arrived = self._exchange.start(
+        self._transfer = self._exchange.start(
             self._plan.inputs,
             lambda piece: inputs[piece.item][piece.start : piece.stop],
             row_shape=adapter.input_shape,
             dtype=adapter.input_dtype,
             device=self._device,
             kind="inputs",
-        ).finish()
+        )
+
+    def advance(self, received: torch.Tensor | None) -> torch.Tensor:
+        """Run this stage's forward and send the last stage's rows; the encoder's state is current.
+
+        ``received``: what the stage before computed, None on the first stage, which takes the inputs.
+        """
+        adapter = self._encoder.adapter
         # The plan orders pieces by source; the encoder takes its items in their own order.
-        by_item = [rows for _, rows in sorted(arrived, key=lambda pair: pair[0].item)]
-        self._rows = _joined(by_item, adapter.input_shape, adapter.input_dtype, self._device)
+        by_item = [rows for _, rows in sorted(self._arrived(), key=lambda pair: pair[0].item)]
+        if self._stage == 0:
+            self._rows = _joined(by_item, adapter.input_shape, adapter.input_dtype, self._device)
         graph = self._train and self._keep_graph
-        if self._train and not graph:
-            with self._running():
-                self._randomness = Generators.now()
-        with self._running():
-            output = self._forward(graph)
+        again = self._train and not graph
+        if again:
+            self._randomness = Generators.now()
+        leaf = _leaf(received, graph)
+        output = self._forward(graph, leaf)
         detached = output.detach()
         if graph:
-            self._output = output
-        if not (self._train and not graph):
+            self._output, self._leaf = output, leaf
+        if not again:
             self._rows = None
         self._transfer = self._travel(self._plan.outputs, lambda piece: self._slice(detached, piece), "outputs")
+        return detached
 
     def finish(self, items: Sequence[int]) -> torch.Tensor:
         """Return output rows of these items, which this rank merges, one after another; rows of other ranks' tokens are
@@ -99,16 +127,37 @@ class MacroBatch:
 
     def finish_backward(self) -> None:
         """Run the encoder's backward with what arrived."""
-        if not self._plan.items:
+        if self.empty:
             return
-        arrived = self._arrived()
         with self._running():
-            output = self._forward_again() if self._output is None else self._output
-            gradient = torch.zeros_like(output)
-            for piece, rows in arrived:
-                self._slice(gradient, piece).add_(rows)
-            torch.autograd.backward(output, gradient)
-        self._output = self._rows = None
+            _, output = self.graph(None)
+            torch.autograd.backward(output, self.output_gradient())
+        self.forget()
+
+    def graph(self, received: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return the leaf that stands for ``received`` (None on the first stage) and the output computed from it; its
+        forward runs again unless its graph was kept."""
+        if self._output is None:
+            leaf = _leaf(received, True)
+            return leaf, self._forward_again(leaf)
+        leaf, output = self._leaf, self._output
+        self._leaf = self._output = None
+        return leaf, output
+
+    def output_gradient(self) -> torch.Tensor:
+        """Return the gradient of all output rows of this replica, once they arrived."""
+        adapter, num_rows = self._encoder.adapter, self._num_rows
+        if not self._mine:
+            num_rows = sum(item.output_rows for item in adapter.dummy()[1])
+        gradient = torch.zeros((num_rows, *adapter.output_shape), dtype=adapter.output_dtype, device=self._device)
+        for piece, rows in self._arrived():
+            self._slice(gradient, piece).add_(rows)
+        return gradient
+
+    def forget(self) -> None:
+        """Let go of everything; what this rank is no longer asked for may still be on its way."""
+        self._arrived()
+        self._output = self._leaf = self._rows = None
 
     def _travel(self, pieces: Sequence[Piece], rows_of: Callable[[Piece], torch.Tensor], kind: str) -> Transfer:
         adapter = self._encoder.adapter
@@ -125,23 +174,27 @@ class MacroBatch:
         transfer, self._transfer = self._transfer, None
         return [] if transfer is None else transfer.finish()
 
-    def _forward(self, graph: bool) -> torch.Tensor:
-        adapter = self._encoder.adapter
+    def _forward(self, graph: bool, leaf: torch.Tensor | None) -> torch.Tensor:
+        adapter: Any = self._encoder.adapter
         items: Sequence[Any] = [self._plan.items[i] for i in self._mine]
         rows = self._rows
         if not items:
+            # A dummy's rows reach nobody: its gradient stays zero, but all collectives are issued.
             rows, items = adapter.dummy()
         with torch.set_grad_enabled(graph):
-            output: torch.Tensor = adapter.encode(self._encoder.module, rows, items)
-        # A dummy's rows reach nobody: its gradient stays zero, but all collectives are issued.
+            output: torch.Tensor = (
+                adapter.encode(self._encoder.module, rows, items)
+                if self._stage == 0
+                else adapter.encode_later_stage(self._encoder.module, leaf, items)
+            )
         return output
 
-    def _forward_again(self) -> torch.Tensor:
+    def _forward_again(self, leaf: torch.Tensor | None) -> torch.Tensor:
         assert self._randomness is not None, "backward without a forward"
         now = Generators.now()
         self._randomness.restore()
         try:
-            return self._forward(graph=True)
+            return self._forward(True, leaf)
         finally:
             now.restore()
 
@@ -158,3 +211,7 @@ class MacroBatch:
 
 def _joined(parts: list[torch.Tensor], shape: tuple[int, ...], dtype: Any, device: Any) -> torch.Tensor:
     return torch.cat(parts) if parts else torch.empty((0, *shape), dtype=dtype, device=device)
+
+
+def _leaf(received: torch.Tensor | None, graph: bool) -> torch.Tensor | None:
+    return None if received is None else received.detach().requires_grad_(graph)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 
 _ENCODER_GROUPS: Mapping[str, Any] = {
-    "pipeline_model_parallel_size": 1,
     "virtual_pipeline_model_parallel_size": None,
     "expert_model_parallel_size": 1,
     "expert_tensor_parallel_size": None,
@@ -36,8 +35,6 @@ _ENCODER_GROUPS: Mapping[str, Any] = {
 """``initialize_model_parallel``'s parameters that speak of the backbone only."""
 
 _ENCODER_ARGUMENTS: Mapping[str, Any] = {
-    "pipeline_model_parallel_size": 1,
-    "transformer_pipeline_model_parallel_size": 1,
     "virtual_pipeline_model_parallel_size": None,
     "pipeline_model_parallel_layout": None,
     "expert_model_parallel_size": 1,
@@ -48,7 +45,7 @@ _ENCODER_ARGUMENTS: Mapping[str, Any] = {
     "expert_gtp_weight_remat_size": 1,
     "sequence_parallel": False,
 }
-"""What ``get_args()`` says while an encoder is current, beside its own tp and cp."""
+"""What ``get_args()`` says while an encoder is current, beside its own tp, pp and cp."""
 
 
 _MINDSPEED_MM = {
@@ -99,7 +96,12 @@ class HeteroJob:
     @property
     def own_layouts(self) -> frozenset[str]:
         """Return names of the encoders with a layout of their own; empty while the job is inactive."""
-        return frozenset(m.name for m in self.layout.encoders) if self.layout is not None else frozenset()
+        return frozenset(self.own_pipelines)
+
+    @property
+    def own_pipelines(self) -> dict[str, int]:
+        """Return the pipeline size of each encoder with a layout of its own, by name."""
+        return {m.name: m.pipeline for m in self.layout.encoders} if self.layout is not None else {}
 
 
 def current_job() -> HeteroJob:
@@ -126,11 +128,19 @@ def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
     for encoder in job.layout.encoders:
         own = {**given, **{name: value for name, value in _ENCODER_GROUPS.items() if name in known}}
         own["tensor_model_parallel_size"], own["context_parallel_size"] = encoder.tensor, encoder.context
+        own["pipeline_model_parallel_size"] = encoder.pipeline
+        if encoder.pipeline > 1 and "get_embedding_ranks" in known:
+            # No weight is shared between an encoder's stages: a group of one rank never reduces.
+            own["get_embedding_ranks"] = own["get_position_embedding_ranks"] = _first_rank
         states.build(encoder.name, functools.partial(wrapped, **own))
     states.overlay(job.arguments, _overlays(job.layout))
     job.states = states
     watch_ranks()
     return result
+
+
+def _first_rank(ranks: list[int], *unused: Any) -> list[int]:
+    return ranks[:1]
 
 
 def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
@@ -142,6 +152,10 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
     def of_encoder(module: ModuleLayout) -> dict[str, Any]:
         values = {**_ENCODER_ARGUMENTS}
         values |= {"tensor_model_parallel_size": module.tensor, "context_parallel_size": module.context}
+        values |= {
+            "pipeline_model_parallel_size": module.pipeline,
+            "transformer_pipeline_model_parallel_size": module.pipeline,
+        }
         return {name: value for name, value in values.items() if seen(name)}
 
     overlays = {module.name: of_encoder(module) for module in layout.encoders}

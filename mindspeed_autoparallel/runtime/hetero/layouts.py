@@ -71,12 +71,6 @@ def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "
                 f"{source}: {module.name}: {world_size} ranks are not a multiple of tp {module.tensor} x pp "
                 f"{module.pipeline} x cp {module.context} = {size}. Change the sizes or the number of ranks."
             )
-    for module in encoders:
-        if module.pipeline > 1:
-            raise ConfigError(
-                f"{source}: {module.name}: pp {module.pipeline}: an encoder has no pipeline of its own under hetero "
-                "parallel. Use pp 1 with a larger tp or cp, or leave the block's sizes out and train it as a stage."
-            )
     return HeteroLayout(backbones[0], encoders)
 
 
@@ -124,6 +118,12 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
     role = extra.get("role", "backbone" if path[0] == BACKBONE else "encoder")
     if role not in ("backbone", "encoder"):
         raise ConfigError(f"{source}: {where}.hetero.role is {role!r}; it must be 'backbone' or 'encoder'.")
+    num_layers = block.get("num_layers")
+    if role == "encoder" and isinstance(num_layers, int) and num_layers < sizes["pp"]:
+        raise ConfigError(
+            f"{source}: {where}: {num_layers} layers do not give each of pp {sizes['pp']} stages one. Take at most pp "
+            f"{num_layers}."
+        )
     return ModuleLayout(
         path[0],
         extra.get("attr", path[0]),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero import pipeline
 from mindspeed_autoparallel.runtime.hetero.answers import Answers
 from mindspeed_autoparallel.runtime.hetero.encode import MacroBatch
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
@@ -62,8 +63,50 @@ class EncoderStep:
     def last_microbatch(self, k: int) -> int:
         return self._windows[k].microbatches.stop - 1
 
-    def start(self, k: int) -> None:
-        """Plan, encode, and send the rows on their way."""
+    def encode(self, ks: Sequence[int]) -> None:
+        """Encode macro-batches, one's rows travelling while the next is computed; then they are answered."""
+        if self._route.num_stages > 1:
+            macros = [self._prepare(k) for k in ks]
+            with self._encoding():
+                for k, macro in zip(ks, macros, strict=True):
+                    macro.start_inputs(self._held_inputs(self._windows[k]))
+                with self._computing():
+                    pipeline.run_forward(self.encoder.config, [macro for macro in macros if not macro.empty])
+            for k in ks:
+                self._finish(k)
+            return
+        for place, k in enumerate(ks):
+            macro = self._prepare(k)
+            with self._encoding():
+                macro.start(self._held_inputs(self._windows[k]))
+            if place:
+                self._finish(ks[place - 1])
+        if ks:
+            self._finish(ks[-1])
+
+    def take_back(self, ks: Sequence[int]) -> None:
+        """Bring the gradients of macro-batches to their owners and run the encoder's backward; without training, only
+        forget the rows."""
+        if self._route.num_stages > 1:
+            macros = [self._start_backward(k) for k in ks]
+            if self.train:
+                with self._encoding("encoder_backward"):
+                    with self._computing():
+                        pipeline.run_backward(self.encoder.config, [macro for macro in macros if not macro.empty])
+                    for macro in macros:
+                        macro.forget()
+            for k in ks:
+                self._windows[k].macro = None
+            return
+        for place, k in enumerate(ks):
+            self._start_backward(k)
+            if place:
+                self._finish_backward(ks[place - 1])
+        if ks:
+            self._finish_backward(ks[-1])
+
+    def _prepare(self, k: int) -> MacroBatch:
+        """Plan who encodes what."""
         session, route, window = self._session, self._route, self._windows[k]
         with session.times.during("planning"):
             plan = make_plan(
@@ -75,19 +118,19 @@ class EncoderStep:
                 sequence_parallel=session.sequence_parallel,
                 input_holders=session.holders,
             )
-        with self._encoding():
-            window.macro = MacroBatch(
-                self.encoder,
-                plan,
-                route.exchange,
-                session.states,
-                replica=route.placement[session.rank].data,
-                train=self.train,
-                keep_graph=session.memory != "recompute",
-            )
-            window.macro.start(self._held_inputs(window))
+        window.macro = MacroBatch(
+            self.encoder,
+            plan,
+            route.exchange,
+            session.states,
+            replica=route.placement[session.rank].data,
+            stage=route.stage,
+            train=self.train,
+            keep_graph=session.memory != "recompute",
+        )
+        return window.macro
 
-    def finish(self, k: int) -> None:
+    def _finish(self, k: int) -> None:
         """Wait for the rows; from here the microbatches are answered."""
         window = self._windows[k]
         assert window.macro is not None
@@ -97,23 +140,23 @@ class EncoderStep:
             for (microbatch, _), part in zip(self._merged_here(window), rows.split(sizes), strict=True):
                 self.answers.give(microbatch, part, self.train)
 
-    def start_backward(self, k: int) -> None:
+    def _start_backward(self, k: int) -> MacroBatch:
         """Send the gradients that the backbone left on this rank's rows; without training, only forget the rows."""
         window = self._windows[k]
+        assert window.macro is not None
         if not self.train:
             for microbatch, _ in self._merged_here(window):
                 self.answers.forget(microbatch)
-            window.macro = None
-            return
-        assert window.macro is not None
+            return window.macro
         gradients: dict[int, torch.Tensor] = {}
         for microbatch, indices in self._merged_here(window):
             whole = self.answers.take_gradient(microbatch)
             gradients.update(zip(indices, whole.split([window.items[i].output_rows for i in indices]), strict=True))
         with self._encoding("encoder_backward"):
             window.macro.start_backward(gradients)
+        return window.macro
 
-    def finish_backward(self, k: int) -> None:
+    def _finish_backward(self, k: int) -> None:
         window = self._windows[k]
         if self.train:
             assert window.macro is not None
@@ -153,6 +196,13 @@ class EncoderStep:
                 )
             held.update(zip(indices, torch.split(rows, sizes), strict=True))
         return held
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Use the encoder's parallel state and generators inside the block."""
+        states, name = self._session.states, self.encoder.name
+        with states.use(name), states.drawing(name):
+            yield
 
     @contextlib.contextmanager
     def _encoding(self, phase: str = "encode") -> Iterator[None]:

@@ -60,10 +60,25 @@ def broadcast_parameters(states: ModuleStates, encoder: Encoder) -> None:
             torch.distributed.broadcast(tensor.data, src=source, group=group)
 
 
+def agree_trainable(states: ModuleStates, encoder: Encoder) -> None:
+    """Count the encoder as trainable on every pipeline stage if it is on one (a frozen tower, a trained projector)."""
+    import torch
+
+    with states.use(encoder.name):
+        if states.parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            return
+        device = next(encoder.module.parameters()).device
+        flag = torch.tensor([float(encoder.trainable)], device=device)
+        group = states.parallel_state.get_pipeline_model_parallel_group()
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=group)
+    encoder.trainable = bool(flag.item())
+
+
 def build_ddp(states: ModuleStates, encoder: Encoder, ddp_config: Any) -> None:
     """Give a trainable encoder its DDP: a pure sum over data x context ranks, once after its last backward."""
     from megatron.core.distributed import DistributedDataParallel
 
+    agree_trainable(states, encoder)
     if not encoder.trainable:
         return
     config = copy.copy(encoder.config)

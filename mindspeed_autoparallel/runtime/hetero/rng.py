@@ -78,8 +78,9 @@ class ModuleRandomStates:
         for name in self._states.names:
             if name != home:
                 with self._states.use(name):
-                    torch.manual_seed(seed)
-                    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+                    own = seed + stage_offset(self._states.parallel_state)
+                    torch.manual_seed(own)
+                    tensor_parallel.model_parallel_cuda_manual_seed(own)
                     self._keep(name)
                     self._defaults[name] = DefaultGenerators.now()
         default.restore()
@@ -122,6 +123,12 @@ class ModuleRandomStates:
         if old in self._fields:
             self._fields[old] = (tracker.states_, tracker.seeds_)
         tracker.states_, tracker.seeds_ = self._fields[new]
+
+
+def stage_offset(parallel_state: Any) -> int:
+    """Return what Megatron adds to the seed so that pipeline stages draw different numbers."""
+    rank: int = parallel_state.get_pipeline_model_parallel_rank()
+    return 100 * rank
 
 
 def _tracker() -> Any:

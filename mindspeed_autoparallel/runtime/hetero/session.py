@@ -13,7 +13,12 @@ from mindspeed_autoparallel.runtime.hetero.exchange import Exchange
 from mindspeed_autoparallel.runtime.hetero.metadata import ItemGather
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 from mindspeed_autoparallel.runtime.hetero.redistribution.balance import MODES
-from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, closed_sets, replica_ranks
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
+    Placement,
+    closed_sets,
+    num_stages,
+    replica_ranks,
+)
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import replicas_nested
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 from mindspeed_autoparallel.runtime.hetero.times import PhaseTimes
@@ -32,6 +37,9 @@ class Route:
     group: Any
     exchange: Exchange
     nested: bool
+    stage: int = 0
+    """This rank's stage of the encoder's own pipeline."""
+    num_stages: int = 1
     seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "encoder_backward": 0.0})
     """This encoder's part of the phases."""
 
@@ -131,5 +139,16 @@ def open_session(
         groups = {tuple(ranks): states.groups.of_ranks(ranks) for ranks in sets}
         mine = next(ranks for ranks in sets if rank in ranks)
         group = groups[tuple(mine)]
-        routes.append(Route(encoder, own, mine, group, Exchange(mine, group, rank), replicas_nested(own, placement)))
+        routes.append(
+            Route(
+                encoder,
+                own,
+                mine,
+                group,
+                Exchange(mine, group, rank),
+                replicas_nested(own, placement),
+                own[rank].pipeline,
+                num_stages(own),
+            )
+        )
     return HeteroSession(states, backbone, placement, routes, balance, memory, rank, sequence_parallel)

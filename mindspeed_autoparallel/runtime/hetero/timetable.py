@@ -18,24 +18,14 @@ class AllAtOnce:
 
     def before(self) -> None:
         for step in self._steps:
-            for k in range(len(step)):
-                step.start(k)
-                if k:
-                    step.finish(k - 1)
-            if len(step):
-                step.finish(len(step) - 1)
+            step.encode(range(len(step)))
 
     def at_forward(self, count: int) -> None:
         """Do nothing: all is done when the schedule reaches its forward number ``count``."""
 
     def after(self) -> None:
         for step in self._steps:
-            for k in range(len(step)):
-                step.start_backward(k)
-                if k:
-                    step.finish_backward(k - 1)
-            if len(step):
-                step.finish_backward(len(step) - 1)
+            step.take_back(range(len(step)))
 
 
 class AlongTheSchedule:
@@ -70,13 +60,11 @@ class AlongTheSchedule:
         for number, step in enumerate(self._steps):
             k = self._encoded[number]
             if k < len(step) and step.first_microbatch(k) == tick:
-                step.start(k)
-                step.finish(k)
+                step.encode([k])
                 self._encoded[number] += 1
 
     def _take_back(self, last_done: int) -> None:
         for number, step in enumerate(self._steps):
             while self._taken_back[number] < len(step) and step.last_microbatch(self._taken_back[number]) <= last_done:
-                step.start_backward(self._taken_back[number])
-                step.finish_backward(self._taken_back[number])
+                step.take_back([self._taken_back[number]])
                 self._taken_back[number] += 1

@@ -82,25 +82,36 @@ def config(
     )
 
 
+PARTS = {1: ("wide narrow keys mix",), 2: ("wide narrow", "keys mix"), 4: ("wide", "narrow", "keys", "mix")}
+"""Of the encoder, by stage of its own pipeline."""
+
+
 class ImageEncoder(MegatronModule):
     """A tensor-parallel perceptron, then attention inside each image over the context-parallel ranks."""
 
     def __init__(self, cfg):
         super().__init__(cfg)
+        stages = PARTS[mpu.get_pipeline_model_parallel_world_size() if cfg.pipeline_model_parallel_size > 1 else 1]
+        self.parts = stages[mpu.get_pipeline_model_parallel_rank() if len(stages) > 1 else 0].split()
         common = {"config": cfg, "init_method": cfg.init_method, "bias": True, "skip_bias_add": False}
-        self.fc1 = tensor_parallel.ColumnParallelLinear(PATCH, 4 * HIDDEN, gather_output=False, **common)
-        self.fc2 = tensor_parallel.RowParallelLinear(4 * HIDDEN, HIDDEN, input_is_parallel=True, **common)
-        self.query = tensor_parallel.ColumnParallelLinear(HIDDEN, HIDDEN, gather_output=False, **common)
-        # A key bias has no gradient (softmax ignores it): Adam would follow rounding noise.
-        self.key = tensor_parallel.ColumnParallelLinear(
-            HIDDEN, HIDDEN, gather_output=False, **{**common, "bias": False}
-        )
-        self.value = tensor_parallel.ColumnParallelLinear(HIDDEN, HIDDEN, gather_output=False, **common)
-        self.out = tensor_parallel.RowParallelLinear(HIDDEN, HIDDEN, input_is_parallel=True, **common)
-        self.attention = ContextParallelAttention(cfg, 1, AttnMaskType.no_mask)
+        if "wide" in self.parts:
+            self.fc1 = tensor_parallel.ColumnParallelLinear(PATCH, 4 * HIDDEN, gather_output=False, **common)
+        if "narrow" in self.parts:
+            self.fc2 = tensor_parallel.RowParallelLinear(4 * HIDDEN, HIDDEN, input_is_parallel=True, **common)
+        if "keys" in self.parts:
+            self.query = tensor_parallel.ColumnParallelLinear(HIDDEN, HIDDEN, gather_output=False, **common)
+            # A key bias has no gradient (softmax ignores it): Adam would follow rounding noise.
+            self.key = tensor_parallel.ColumnParallelLinear(
+                HIDDEN, HIDDEN, gather_output=False, **{**common, "bias": False}
+            )
+            self.value = tensor_parallel.ColumnParallelLinear(HIDDEN, HIDDEN, gather_output=False, **common)
+        if "mix" in self.parts:
+            self.out = tensor_parallel.RowParallelLinear(HIDDEN, HIDDEN, input_is_parallel=True, **common)
+            self.attention = ContextParallelAttention(cfg, 1, AttnMaskType.no_mask)
         self.heads = 4 // mpu.get_tensor_model_parallel_world_size()
 
-    def forward(self, pixels, sizes):
+    def forward(self, x, sizes):
+        """Pixels on the first stage, ``[rows, 1, width]`` after it; likewise the result before the last stage."""
         boundaries = [0]
         for size in sizes:
             boundaries.append(boundaries[-1] + size)
@@ -110,10 +121,18 @@ class ImageEncoder(MegatronModule):
             mpu.get_context_parallel_group(),
         )
         held = [packed_positions(boundaries, size, r, causal=False) for r in range(size)]
-        x = self.fc2(torch.nn.functional.gelu(self.fc1(pixels[held[rank]])[0]))[0]
+        x = x[held[rank]] if "wide" in self.parts else x[:, 0]
+        if "wide" in self.parts:
+            x = torch.nn.functional.gelu(self.fc1(x)[0])
+        if "narrow" in self.parts:
+            x = torch.nn.functional.dropout(self.fc2(x)[0], self.config.hidden_dropout, self.training)
+        if "keys" in self.parts:
+            x = torch.cat([x, *(f(x)[0] for f in (self.query, self.key, self.value))], dim=1)
+        if "mix" not in self.parts:
+            return x.unsqueeze(1)
+        x, *qkv = x.split([HIDDEN, *[self.heads * HIDDEN // 4] * 3], dim=1)
+        q, k, v = (part.reshape(x.shape[0], self.heads, HIDDEN // 4) for part in qkv)
         packed = types.SimpleNamespace(cu_seqlens_q=torch.tensor(boundaries), cu_seqlens_q_padded=None)
-        x = torch.nn.functional.dropout(x, self.config.hidden_dropout, self.training)
-        q, k, v = (f(x)[0].view(x.shape[0], self.heads, HIDDEN // 4) for f in (self.query, self.key, self.value))
         x = x + self.out(self.attention(q, k, v, None, packed_seq_params=packed))[0]
         if size > 1:
             order = torch.argsort(torch.tensor([p for rows in held for p in rows]))
@@ -203,6 +222,9 @@ class ImageAdapter:
 
     def encode(self, module, rows, items):
         return module(rows, [item.input_rows for item in items])
+
+    def encode_later_stage(self, module, hidden, items):
+        return self.encode(module, hidden, items)
 
     def dummy(self):
         return torch.zeros(1, PATCH, dtype=self.input_dtype), [LocalItem(0, 1, 1, 1.0)]

@@ -47,8 +47,11 @@ bare_cpu.settle()
 LAYERS, SAMPLES, MICRO_BATCH = 4, 16, 2
 
 
-def initialize(tp=1, pp=1, cp=1, vp=None):
+def initialize(tp=1, pp=1, cp=1, vp=None, tied=True):
+    """``tied``: a weight may be shared between the first and the last stage, as Megatron expects of a model."""
+    alone = lambda ranks, *unused: ranks[:1]
     mpu.initialize_model_parallel(
+        **({} if tied else {"get_embedding_ranks": alone, "get_position_embedding_ranks": alone}),
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         context_parallel_size=cp,
@@ -163,7 +166,12 @@ def train_counting(case, planned, groups):
         dropout=case.get("dropout", 0.0),
     )
     encoder_cfg = host.config(
-        LAYERS, tensor=e.get("tp", 1), context=e.get("cp", 1), dtype=dtype, dropout=case.get("dropout", 0.0)
+        LAYERS,
+        tensor=e.get("tp", 1),
+        pipeline=e.get("pp", 1),
+        context=e.get("cp", 1),
+        dtype=dtype,
+        dropout=case.get("dropout", 0.0),
     )
     cfg = make(
         tensor=b.get("tp", 1),
@@ -179,7 +187,7 @@ def train_counting(case, planned, groups):
         with groups.installed(mpu):
             initialize_backbone()
         states.adopt("backbone")
-        states.build("image_encoder", functools.partial(initialize, **e))
+        states.build("image_encoder", functools.partial(initialize, **e, tied=False))
         ModuleRandomStates(states).seed(7)
         with states.use("image_encoder"):
             encoder = make_encoder(case, encoder_cfg)

@@ -3,7 +3,12 @@
 import functools
 import json
 import random
+import sys
 import time
+from pathlib import Path
+
+# Runs as it is written in the documentation, without a path from outside.
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 import bare_cpu
 import torch

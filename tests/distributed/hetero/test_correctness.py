@@ -101,10 +101,54 @@ CASES = [
         "tolerance": 1e-7,
     },
 ]
+PP2_OVER_TP2 = {"encoder": {"pp": 2}, "backbone": {"tp": 2}}
+CASES += [
+    {"name": "encoder_pp2_over_tp2_scale2", **PP2_OVER_TP2, "scale": 2, "steps": 5, "evaluate": True},
+    {
+        "name": "encoder_tp2pp2_over_pp2_recompute",
+        "encoder": {"tp": 2, "pp": 2},
+        "backbone": {"pp": 2},
+        "memory": "recompute",
+        "balance": "global",
+        "steps": 2,
+    },
+    {
+        "name": "encoder_cp2pp2_over_tp2pp2",
+        "encoder": {"cp": 2, "pp": 2},
+        "backbone": {"tp": 2, "pp": 2},
+        "sp": True,
+        "scale": 3,
+    },
+    {"name": "encoder_pp4_over_vpp", "encoder": {"pp": 4}, "backbone": {"pp": 2, "vp": 2}},
+    {
+        "name": "encoder_pp2_window_over_pp4",
+        "encoder": {"pp": 2},
+        "backbone": {"pp": 4},
+        "scale": 3,
+        "memory": "window",
+    },
+    {
+        "name": "encoder_pp2_late_images",
+        "encoder": {"pp": 2},
+        "backbone": {"cp": 2},
+        "text_only": LATE_IMAGES,
+        "reference": "reference_late_images",
+        "distributed_optimizer": True,
+    },
+    {
+        "name": "encoder_pp2_frozen",
+        **PP2_OVER_TP2,
+        "frozen": True,
+        "steps": 2,
+        "reference": "reference_frozen",
+    },
+]
 # Drawn numbers differ between layouts: only what holds within one run can be compared.
 DROPOUT = [
     {"name": "dropout", **DP4_TP2, "dropout": 0.3, "steps": 3},
     {"name": "dropout_recompute", **DP4_TP2, "dropout": 0.3, "steps": 3, "memory": "recompute"},
+    {"name": "dropout_pp2", **PP2_OVER_TP2, "dropout": 0.3, "steps": 3},
+    {"name": "dropout_pp2_recompute", **PP2_OVER_TP2, "dropout": 0.3, "steps": 3, "memory": "recompute"},
 ]
 CONTROLS = [
     {"name": "control_one_ddp", **DP4_TP2, "one_ddp": True},
@@ -117,6 +161,7 @@ CORE = [
     "items_from_several_ranks",
     "dp4_over_vpp",
     "distributed_optimizer",
+    "encoder_tp2pp2_over_pp2_recompute",
 ]
 
 
@@ -183,10 +228,11 @@ def test_evaluation_gives_the_loss_of_one_process_before_training(folder):
 
 def test_with_dropout_replicas_stay_equal_and_a_second_forward_draws_the_same(folder):
     """Tensor ranks of the backbone have encoders with different numbers of items, which draw differently often."""
-    kept, again = (launching.load(folder, case["name"]) for case in DROPOUT)
-    assert kept["spread"] == 0.0
-    assert kept["norm"] == again["norm"]
-    assert kept["loss"][0] != launching.load(folder, "dp4_over_tp2_scale2")["loss"][0]
+    records = [launching.load(folder, case["name"]) for case in DROPOUT]
+    for kept, again in (records[:2], records[2:]):
+        assert kept["spread"] == 0.0
+        assert kept["norm"] == again["norm"]
+        assert kept["loss"][0] != launching.load(folder, "dp4_over_tp2_scale2")["loss"][0]
 
 
 def test_without_images_nothing_moves_and_the_encoder_gradient_is_exactly_zero(folder):

@@ -38,6 +38,12 @@ def check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout)
     all."""
     if getattr(arguments, "ckpt_format", None) != "torch" or not getattr(arguments, "save", None):
         return
+    staged = [module for module in layout.encoders if module.pipeline > 1]
+    if staged:
+        raise ConfigError(
+            "--ckpt-format torch writes one file per tensor and pipeline rank of the backbone, but "
+            f"{staged[0].name} has pp {staged[0].pipeline}: parts would be lost. Use --ckpt-format torch_dist."
+        )
     split = [module for module in layout.encoders if layout.backbone.tensor % module.tensor]
     if split or getattr(arguments, "use_distributed_optimizer", False):
         why = (
@@ -119,10 +125,21 @@ def prepare(arguments: argparse.Namespace) -> None:
     check_checkpoint_format(arguments, layout)
     current_job().begin(layout, scales, arguments)
     if os.environ.get("RANK", "0") == "0":
-        lines = [
-            f"{module.name} tp {module.tensor} pp {module.pipeline} cp {module.context} "
-            f"dp {module.data_parallel_size(world_size)}"
-            + (f", {scales[module.name]} microbatches at a time" if module.name in scales else "")
-            for module in (*layout.encoders, backbone)
-        ]
-        print("hetero parallel: " + "; ".join(lines), flush=True)
+        _announce(layout, scales, world_size, arguments)
+
+
+def _announce(layout: HeteroLayout, scales: Mapping[str, int], world_size: int, arguments: argparse.Namespace) -> None:
+    """Print what was understood."""
+    lines = [
+        f"{module.name} tp {module.tensor} pp {module.pipeline} cp {module.context} "
+        f"dp {module.data_parallel_size(world_size)}"
+        + (f", {scales[module.name]} microbatches at a time" if module.name in scales else "")
+        for module in (*layout.encoders, layout.backbone)
+    ]
+    print("hetero parallel: " + "; ".join(lines), flush=True)
+    if getattr(arguments, "overlap_grad_reduce", False):
+        print(
+            "hetero parallel: --overlap-grad-reduce is for the backbone; encoders reduce their gradients after "
+            "their last backward.",
+            flush=True,
+        )

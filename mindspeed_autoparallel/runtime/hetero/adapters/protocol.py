@@ -54,6 +54,14 @@ class EncoderAdapter(Protocol):
         """Return what the host's own call of the encoder returns, from the rows of one microbatch."""
 
 
+class PipelinedAdapter(EncoderAdapter, Protocol):
+    """An adapter whose encoder may be cut into pipeline stages; every stage but the last gives ``[rows, 1, width]``."""
+
+    def encode_later_stage(self, module: Any, hidden: Any, items: Sequence[Any]) -> Any:
+        """Run a stage after the first (which ``encode`` runs) on ``hidden [rows, 1, width]`` from the stage before;
+        the last stage gives what ``encode`` promises."""
+
+
 class HostModule(Protocol):
     """How a host builds one of its encoders. Offered by the host, or named in model.json as ``"module:Class"``."""
 

@@ -31,6 +31,11 @@ def standard_placement(world_size: int, *, tensor: int = 1, context: int = 1, pi
     )
 
 
+def num_stages(placement: Placement) -> int:
+    """Return the pipeline size of a placement."""
+    return 1 + max(place.pipeline for place in placement)
+
+
 def num_replicas(placement: Placement) -> int:
     """Return the data-parallel size of a placement."""
     return 1 + max(place.data for place in placement)

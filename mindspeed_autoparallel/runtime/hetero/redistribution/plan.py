@@ -4,7 +4,8 @@ An item is one image or audio clip of one sample. ``deliver`` serves both direct
 of them from exactly one holder, itself first, otherwise the holders take turns. Forward, the holders of an item are the
 members of the encoder replica that owns it, and the needers are the first-stage ranks of the backbone replica whose
 sample it is, each the rows of its shard of the sequence. Backward, the backbone's partial gradients are delivered to
-every member of the owner, each shard from one of the ranks that keep it, summed in rank order.
+every member of the owner, each shard from one of the ranks that keep it, summed in rank order. Of an encoder with a
+pipeline, the members that take inputs are those of its first stage, those that have outputs are those of its last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     Placement,
     by_replica,
     num_replicas,
+    num_stages,
     replica_ranks,
 )
 from mindspeed_autoparallel.runtime.hetero.redistribution.shards import shards_of
@@ -112,12 +114,13 @@ def make_plan(
     ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, where it is known.
     """
     owners = assign(items, encoder, backbone, ranks, mode)
-    members_of = by_replica(encoder)
+    members_of = by_replica(encoder, pipeline=num_stages(encoder) - 1)
+    takers_of = by_replica(encoder, pipeline=0)
     readers = {**by_replica(backbone), **{home: held for home, held in (input_holders or {}).items() if held}}
     first_stage = by_replica(backbone, pipeline=0)
     members = [members_of[owner] for owner in owners]
     inputs = deliver(
-        [(rank, i, (0, item.input_rows)) for i, item in enumerate(items) for rank in members[i]],
+        [(rank, i, (0, item.input_rows)) for i, item in enumerate(items) for rank in takers_of[owners[i]]],
         {i: readers[item.home] for i, item in enumerate(items)},
     )
     shards = [shards_of(item, first_stage[item.home], backbone, sequence_parallel) for item in items]

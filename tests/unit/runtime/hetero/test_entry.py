@@ -68,6 +68,10 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
             r"audio_encoder has tp 4, which does not divide the backbone's tp 2: .* Use --ckpt-format torch_dist",
         ),
         (
+            {"model": {**MODEL, "audio_encoder": {"pp": 2}}, "ckpt_format": "torch", "save": "out"},
+            "audio_encoder has pp 2: parts would be lost",
+        ),
+        (
             {"ckpt_format": "torch", "save": "out", "use_distributed_optimizer": True},
             "the distributed optimizer's state lies on all ranks",
         ),
@@ -107,3 +111,9 @@ def test_a_script_without_a_model_flag_names_the_file_with_ours(job, tmp_path):
     del given.mm_model
     entry.prepare(given)
     assert job.own_layouts == {"image_encoder", "audio_encoder"}
+
+
+def test_overlap_of_gradient_reduction_is_said_to_be_the_backbones(job, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    entry.prepare(arguments(tmp_path, overlap_grad_reduce=True))
+    assert "--overlap-grad-reduce is for the backbone" in capsys.readouterr().out

@@ -35,7 +35,7 @@ def test_a_top_level_block_with_sizes_in_it_is_a_module_and_its_name_its_attribu
         ({"text_decoder": {"num_layers": 2}}, "exactly one backbone, found none"),
         ({"other": {"tp": 1, "hetero": {"role": "backbone"}}}, "found text_decoder, other"),
         ({"audio_encoder": {"tp": 3}}, "8 ranks are not a multiple of tp 3"),
-        ({"audio_encoder": {"pp": 2}}, "an encoder has no pipeline of its own"),
+        ({"audio_encoder": {"pp": 2, "num_layers": 1}}, "1 layers do not give each of pp 2 stages one"),
         ({"audio_encoder": {"tp": 4, "num_attention_heads": 6}}, "6 attention heads cannot be divided by tp 4"),
         ({"audio_encoder": {"cp": 4, "num_attention_heads": 6}}, "6 attention heads cannot be divided by cp 4"),
         ({"text_decoder": {"tp": 8, "num_attention_heads": 4}}, "text_decoder: 4 attention heads cannot be divided"),

@@ -24,17 +24,11 @@ class Recorded:
     def last_microbatch(self, k):
         return min((k + 1) * self.scale, self.total) - 1
 
-    def start(self, k):
-        self.log.append(("encode", self.name, k))
+    def encode(self, ks):
+        self.log += [("encode", self.name, k) for k in ks]
 
-    def finish(self, k):
-        pass
-
-    def start_backward(self, k):
-        self.log.append(("back", self.name, k))
-
-    def finish_backward(self, k):
-        pass
+    def take_back(self, ks):
+        self.log += [("back", self.name, k) for k in ks]
 
 
 def walk(stage, num_stages, num_microbatches, scales):

@@ -1,0 +1,152 @@
+"""An encoder's own pipeline: Megatron's stock 1F1B schedule over the encoder's groups, a macro-batch a microbatch.
+
+The encoder runs twice through the schedule: forward only before the backbone, forward and backward after it, when the
+gradients of its outputs are known. In the second pass a stage whose graph was kept (memory mode upfront) hands on the
+output it already has and computes only the backward; otherwise (recompute) it runs its forward again. Both times the
+caller has made the encoder's parallel state and generators current.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class StageBatch(Protocol):
+    """One macro-batch on one stage of the encoder's pipeline."""
+
+    def advance(self, received: torch.Tensor | None) -> torch.Tensor:
+        """Run the stage's forward; ``received [rows, 1, width]`` from the stage before, None on the first."""
+
+    def graph(self, received: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return the leaf that stood for ``received`` and the output of the forward with its graph."""
+
+    def output_gradient(self) -> torch.Tensor:
+        """Return the gradient of the last stage's output."""
+
+
+class _Stage(torch.nn.Module):
+    """What the stock schedule takes for a model: one stage of the encoder."""
+
+    def __init__(self, config: Any) -> None:
+        from megatron.core.enums import ModelType
+
+        super().__init__()
+        self.config = _schedule_config(config)
+        self.model_type = ModelType.encoder_or_decoder
+        self.received: torch.Tensor | None = None
+
+    def set_input_tensor(self, tensor: Any) -> None:
+        """Take what the stage before sent; Megatron's schedules call this."""
+        self.received = tensor[0] if isinstance(tensor, list) else tensor
+
+
+class _ThroughGraph(torch.autograd.Function):
+    """Hands on an output whose graph exists; its backward runs that graph's and gives the leaf's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, received: torch.Tensor, leaf: torch.Tensor | None, output: list[torch.Tensor]
+    ) -> torch.Tensor:
+        ctx.leaf, ctx.output = leaf, output[0]
+        return output[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        leaf, output = ctx.leaf, ctx.output
+        ctx.leaf = ctx.output = None
+        if output.requires_grad:
+            torch.autograd.backward(output, gradients[0])
+        if leaf is None:
+            return None, None, None
+        # Behind a frozen stage nothing reaches the leaf, but the stage before waits for something.
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, None, None
+
+
+class _Weighed(torch.autograd.Function):
+    """A scalar whose gradient with respect to ``output`` is ``gradient``."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.gradient = gradient
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.gradient, None
+
+
+def run_forward(config: Any, batches: Sequence[StageBatch]) -> None:
+    """Run every batch through the pipeline, in order (collective over the encoder's pipeline ranks)."""
+
+    def step(iterator: Any, stage: _Stage) -> tuple[torch.Tensor, Callable[..., Any]]:
+        output = next(iterator).advance(stage.received)
+        return output.detach(), lambda rows: _reported(rows.new_zeros(()))
+
+    _run(config, batches, step, forward_only=True)
+
+
+def run_backward(config: Any, batches: Sequence[StageBatch]) -> None:
+    """Run every batch's backward, and its forward again where no graph was kept (collective as ``run_forward``)."""
+
+    def step(iterator: Any, stage: _Stage) -> tuple[torch.Tensor, Callable[..., Any]]:
+        batch, received = next(iterator), stage.received
+        leaf, output = batch.graph(received)
+        # Without an input from before, something must still ask for a gradient.
+        root = torch.zeros((), device=output.device, requires_grad=True) if received is None else received
+        handed = _ThroughGraph.apply(root, leaf, [output])  # type: ignore[no-untyped-call]
+        return handed, lambda rows: _reported(
+            _Weighed.apply(rows, batch.output_gradient())  # type: ignore[no-untyped-call]
+        )
+
+    _run(config, batches, step, forward_only=False)
+
+
+def _run(config: Any, batches: Sequence[StageBatch], step: Callable[..., Any], *, forward_only: bool) -> None:
+    from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_without_interleaving
+
+    if not batches:
+        return
+    with torch.enable_grad() if not forward_only else torch.set_grad_enabled(torch.is_grad_enabled()):
+        forward_backward_pipelining_without_interleaving(
+            forward_step_func=step,
+            data_iterator=iter(batches),
+            model=_Stage(config),
+            num_microbatches=len(batches),
+            # Stages tell each other the shapes.
+            seq_length=1,
+            micro_batch_size=1,
+            decoder_seq_length=1,
+            forward_only=forward_only,
+        )
+
+
+def _reported(total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Return a loss that the schedule neither scales nor averages."""
+    return total, torch.ones((), dtype=torch.int, device=total.device), {}
+
+
+def _schedule_config(config: Any) -> Any:
+    """Return a copy of the encoder's config that asks the schedule for passing tensors on and for nothing else."""
+    own = copy.copy(config)
+    changes = {
+        "calculate_per_token_loss": True,
+        "variable_seq_lengths": True,
+        "pipeline_dtype": config.pipeline_dtype or config.params_dtype,
+        "batch_p2p_comm": True,
+        "overlap_p2p_comm": False,
+        "deallocate_pipeline_outputs": False,
+        "finalize_model_grads_func": None,
+        "no_sync_func": None,
+        "grad_sync_func": None,
+        "param_sync_func": None,
+        "grad_scale_func": None,
+        "timers": None,
+        "num_microbatches_with_partial_activation_checkpoints": None,
+    }
+    for name, value in changes.items():
+        setattr(own, name, value)
+    return own
