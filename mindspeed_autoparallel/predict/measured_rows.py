@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -233,17 +232,6 @@ def _of_flags(flags: str) -> dict[str, Any]:
         # Ascend's software has no fused loss, whatever the flag says.
         "cross_entropy_fusion": False,
     }
-
-
-def words_of_flags(flags: str) -> dict[str, str]:
-    """Return a launch's flags as names and values; a flag without a value is ``True``."""
-    words = shlex.split(flags)
-    result: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if word.startswith("--"):
-            following = words[index + 1] if index + 1 < len(words) else "--"
-            result[word] = "True" if following.startswith("--") else following
-    return result
 
 
 def _with_room(request: dict[str, Any]) -> dict[str, Any]:

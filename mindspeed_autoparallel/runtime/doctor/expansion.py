@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 Values = dict[str, list[str]]
 """Variable to its words; a plain variable has one."""
@@ -23,11 +23,6 @@ _PIECE = re.compile(
 )
 """Bounded, so that thousands of openings without an end don't make it look at the whole word from each."""
 _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*0-9])(?P<index>\[[@*]\])?(?P<rest>.*)", re.DOTALL)
-
-
-def expand_all(words: Sequence[str], values: Values) -> list[str]:
-    """Expand raw words one after the other."""
-    return [item for word in words for item in expand(word, values)]
 
 
 def expand(word: str, values: Values, *, split: bool = True) -> list[str]:
