@@ -31,6 +31,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 _PLACES = (
     "--auto-tuning",
+    "--auto-parallel-calibrate",
     "--nnodes",
     "--nproc-per-node",
     "--master",

@@ -12,7 +12,7 @@ import pytest
 from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
-from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces
+from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces, without_places
 
 SCRIPT = """
 import json, os, resource, signal, sys, time
@@ -161,3 +161,18 @@ def test_a_point_that_its_process_dies_at_whenever_it_is_tried_is_left_out_alone
 def test_a_script_that_ends_well_without_training_is_told_so(tracing):
     with pytest.raises(ProfileError, match="ended without coming to training"):
         tracing(set_up="sys.exit(0)")
+
+
+def test_flags_that_say_where_results_go_make_no_other_traces() -> None:
+    model = ["--num-layers", "4", "--bf16"]
+    places = [
+        "--auto-tuning-work-dir",
+        "out",
+        "--auto-parallel-calibrate",
+        "mine.json",
+        "--nnodes",
+        "2",
+        "--save",
+        "kept",
+    ]
+    assert without_places([*model, *places]) == without_places(model) == model
