@@ -32,6 +32,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     stage_arguments,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, check_list_was_given
+from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import is_mindspeed_mm, keep_stage
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -108,15 +109,32 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
         for stale in RECOMPUTE_ARGUMENTS:
             block.pop(stale, None)
         block.update(model_keys(plan, module.name))
+    if is_mindspeed_mm():
+        _say_more_recomputed(keep_stage(content, _pipeline_rank(plan)))
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     applied = path.with_name(f"applied_model_{digest}.json")
-    # Every rank writes the same content through a rename, so that none waits for another before torch is up.
+    # Every rank of a stage writes the same content through a rename, so that none waits for another.
     write_json_atomic(applied, content)
     arguments.mm_model = str(applied)
     for name in RECOMPUTE_ARGUMENTS:
         setattr(arguments, name, None)
     if os.environ.get("RANK", "0") == "0":
         print(_difference(description, content, applied), flush=True)
+
+
+def _pipeline_rank(plan: Plan) -> int:
+    """Return this process's pipeline rank under the plan."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("RANK", "0")) // (world_size // plan.layout.pipeline_size)
+
+
+def _say_more_recomputed(pipeline_ranks: list[int]) -> None:
+    if pipeline_ranks and os.environ.get("RANK", "0") == "0":
+        print(
+            f"Megatron recomputes equally many layers in every chunk of a rank: pipeline ranks {pipeline_ranks} "
+            "recompute more than planned, so steps take longer than predicted and memory stays below the prediction.",
+            flush=True,
+        )
 
 
 def _difference(description: Description, content: dict[str, Any], applied: Path) -> str:
@@ -133,8 +151,6 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
         if hasattr(arguments, name):
             setattr(arguments, name, None)
     _set_all(arguments, stages)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    pipeline_rank = int(os.environ.get("RANK", "0")) // (world_size // layout.pipeline_size)
     for name in RECOMPUTE_ARGUMENTS:
         setattr(arguments, name, None)
     kind = kind_everywhere(plan)
@@ -144,14 +160,8 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
     recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
     by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
     # Megatron's own block method: the first layers of each chunk are recomputed, so every rank has its own number.
-    own = max(by_rank[pipeline_rank])
-    more = [rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1]
-    if more and os.environ.get("RANK", "0") == "0":
-        print(
-            f"Megatron recomputes equally many layers in every chunk of a rank: pipeline ranks {more} recompute more "
-            "than planned, so steps take longer than predicted and memory stays below the prediction.",
-            flush=True,
-        )
+    own = max(by_rank[_pipeline_rank(plan)])
+    _say_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
     if own:
         _set_all(arguments, recompute_arguments("full", own))
 

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.features import hetero_flag
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import model_keys
+from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import keep_largest
 from mindspeed_autoparallel.spec import Plan
 
 _SIZES = ("tp", "pp", "cp", "mbs")
@@ -53,6 +54,8 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
             block["mbs"] = layout.micro_batch_size
         if words is not None:
             whole["hetero"] = words
+    if hetero_flag(description.content) != "--hetero-parallel":
+        keep_largest(content)
     return content
 
 

@@ -80,9 +80,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     arguments.num_workers = 0
     if getattr(arguments, "moe_permute_fusion", False):
         arguments.moe_permute_fusion = False  # its kernels run on accelerators only
-    for name in ("use_gloo_process_groups", "enable_gloo_process_groups"):
-        if hasattr(arguments, name):
-            setattr(arguments, name, False)
+    go_without_gloo(arguments)
     session.calls = FakeCalls()
     queue = WorkQueue(Path(data["queue"]))
     session.take_over = functools.partial(
@@ -92,6 +90,17 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
         headroom_bytes=data["headroom_bytes"],
         take=lambda point: queue.claim(point, data["process"]),
     )
+
+
+def go_without_gloo(arguments: argparse.Namespace) -> None:
+    """Have Megatron make no Gloo groups, which fake ranks cannot, nor refuse that for a checkpoint format.
+
+    Nothing is saved here. A distributed optimizer with ``--ckpt-format torch`` needs Gloo, and Megatron asserts it.
+    """
+    settings = {"use_gloo_process_groups": False, "enable_gloo_process_groups": False, "ckpt_format": "torch_dist"}
+    for name, value in settings.items():
+        if hasattr(arguments, name):
+            setattr(arguments, name, value)
 
 
 def _trace_all(

@@ -2,7 +2,9 @@
 
 import argparse
 import json
-from types import SimpleNamespace
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -144,6 +146,20 @@ def test_a_plan_with_lost_layers_is_refused(job):
     )
     with pytest.raises(PlanError, match="3 in all; the model has 4"):
         apply_plan(job(broken))
+
+
+def test_mindspeed_mm_gets_the_number_of_its_own_stage(job, monkeypatch):
+    """Its blocks compare a layer with one number: a list per stage died in the first forward, on every rank."""
+    monkeypatch.setitem(sys.modules, "mindspeed_mm", ModuleType("mindspeed_mm"))
+    arguments = job(make_plan(TWO, {"text_decoder": [0, 2]}))
+    decoders = {}
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        apply_plan(arguments)
+        decoders[rank] = json.loads(Path(arguments.mm_model).read_text())["text_decoder"]
+        assert decoders[rank]["pipeline_num_layers"] == [1, 3]
+    assert "recompute_granularity" not in decoders[0]
+    assert decoders[1]["recompute_num_layers"] == 2
 
 
 def test_a_language_model_gets_megatrons_own_layout_string():

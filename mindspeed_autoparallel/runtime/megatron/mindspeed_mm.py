@@ -1,0 +1,55 @@
+"""What MindSpeed-MM's model.json cannot say of stages: it takes one number of recomputed layers for all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_NUMBER = "recompute_num_layers"
+_KEYS = ("recompute_granularity", "recompute_method", _NUMBER)
+
+
+def is_mindspeed_mm() -> bool:
+    """Return whether the script of this process runs under MindSpeed-MM."""
+    return "mindspeed_mm" in sys.modules
+
+
+def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:
+    """Turn counts of recomputed layers per stage into the one number of ``pipeline_rank``, in a model.json of its own.
+
+    Returns the pipeline ranks that recompute more than planned: the number holds for every virtual chunk of a rank.
+    """
+    more: set[int] = set()
+    for block in _counted(content):
+        chunks = _chunks(block[_NUMBER])
+        more |= {rank for rank, counts in enumerate(zip(*chunks, strict=True)) if len(set(counts)) > 1}
+        _set_number(block, max(counts[pipeline_rank] for counts in chunks))
+    return sorted(more)
+
+
+def keep_largest(content: dict[str, object]) -> None:
+    """Turn counts of recomputed layers per stage into the largest, in a model.json that all ranks read."""
+    for block in _counted(content):
+        _set_number(block, max(max(counts) for counts in _chunks(block[_NUMBER])))
+
+
+def _counted(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """List the blocks that have counts per stage."""
+    if isinstance(block.get(_NUMBER), list):
+        yield block
+    for child in block.values():
+        if isinstance(child, dict):
+            yield from _counted(child)
+
+
+def _chunks(counts: list[Any]) -> list[list[int]]:
+    """Return a list over pipeline ranks for every virtual chunk."""
+    return counts if counts and isinstance(counts[0], list) else [counts]
+
+
+def _set_number(block: dict[str, Any], number: int) -> None:
+    block[_NUMBER] = number
+    if not number:
+        for key in _KEYS:
+            block.pop(key, None)

@@ -1,0 +1,77 @@
+"""Runs of the MindSpeed hosts on CPU: their own scripts in processes of their own, with the stand-ins on the path."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MM_SOURCES = ("MINDSPEED_MM_SOURCES", "MINDSPEED_SOURCES", "MINDSPEED_MEGATRON_SOURCES")
+LLM_SOURCES = ("MINDSPEED_LLM_SOURCES", "MINDSPEED_SOURCES", "MINDSPEED_MEGATRON_SOURCES")
+TIMEOUT_S = 580
+
+
+def missing(variables: Sequence[str]) -> str:
+    """Return the sentence for people where a host's folders are not given, nothing where they are."""
+    absent = [name for name in variables if not os.environ.get(name)]
+    return f"no host: set {', '.join(absent)} (tests/hosts/README.md says how)" if absent else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """How a job ended: the worst exit code of its processes, and what all of them printed."""
+
+    exit_code: int
+    output: str
+    seconds: float
+
+    @property
+    def losses(self) -> list[float]:
+        """Losses that the training logged, one per iteration."""
+        found = re.findall(r"iteration +(\d+)/.* (?:lm )?loss: ([-+.E0-9]+) ", self.output)
+        return list({int(iteration): float(loss) for iteration, loss in found}.values())
+
+
+def environment(variables: Sequence[str]) -> dict[str, str]:
+    """Return this process's environment with the host's ``variables`` and the stand-ins on Python's path."""
+    path = [str(HERE / "stand_ins"), str(HERE.parents[1]), *(os.environ[name] for name in variables)]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
+
+
+def run(folder: Path, variables: Sequence[str], words: Sequence[str], *, num_processes: int = 0, port: int = 0) -> Ran:
+    """Run a script of ``folder`` alone (0 processes: no rank is set), or on every rank of one node."""
+    begin = time.monotonic()
+    base = environment(variables)
+    ranks = [base]
+    if num_processes:
+        job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        job |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+        ranks = [{**base, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)]
+    logs = [folder / f"rank{number}.log" for number in range(len(ranks))]
+    processes = []
+    for variables_of_rank, log in zip(ranks, logs, strict=True):
+        with log.open("w") as stream:
+            command = [sys.executable, "-W", "ignore", *words]
+            processes.append(
+                subprocess.Popen(command, cwd=folder, env=variables_of_rank, stdout=stream, stderr=subprocess.STDOUT)
+            )
+    try:
+        codes = [process.wait(timeout=TIMEOUT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    output = "\n".join(log.read_text(errors="replace") for log in logs)
+    return Ran(exit_code=max(codes, key=abs), output=output, seconds=time.monotonic() - begin)
