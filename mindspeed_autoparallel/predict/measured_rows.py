@@ -9,6 +9,7 @@ from typing import Any
 from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SILENT
 from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.predict.megatron_arguments import Arguments, request_of_arguments
 from mindspeed_autoparallel.predict.predict import predict_one
 
@@ -33,8 +34,26 @@ _INFORMATION = frozenset({"mbs_source", "micro_batch_count", "kernels", "lbs", "
 _GRAPH_NAMES = {True: "transformer_engine", False: "none"}
 
 
+MEASURED_NUMBERS = (
+    "iter_time_ms",
+    "step_time_ms",
+    "iter_time_s",
+    "iter_time_s_median_second_half",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "peak_alloc_gib",
+    "peak_memory_gib",
+    "peak_gib",
+    "mem_max_allocated_bytes",
+    "activations_gib",
+    "activation_pct_of_tp_baseline",
+    "params_plus_optimizer_gib",
+)
+"""Figures of a row's ``measured`` that are compared with a prediction."""
+
+
 def broken_part(row: Mapping[str, Any]) -> str | None:
-    """Return what in ``row`` is no object although it must be one, or ``None``."""
+    """Return what in ``row`` is no object, or no measured figure, although it must be one; otherwise ``None``."""
     sections = {name: row[name] for name in ("model", "hw", "train", "measured", "megatron_args") if name in row}
     model = row.get("model")
     if isinstance(model, Mapping) and "config" in model and isinstance(model["config"], (list, int, float)):
@@ -42,6 +61,11 @@ def broken_part(row: Mapping[str, Any]) -> str | None:
     for name, section in sections.items():
         if not isinstance(section, Mapping):
             return f"{name} is {section!r}, must be an object"
+    for key in MEASURED_NUMBERS:
+        value = row.get("measured", {}).get(key)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 1e-30 < value < 1e30):
+            return f"measured.{key} is {shown(value)}, must be a number above 0"
     return None
 
 

@@ -134,7 +134,7 @@ def _shapes(folder: Path) -> None:
     }
     _write(folder / "requests.json", {"requests": [request, {**request, "id": "b"}]})
     _write(folder / "request.json", {**request, "parallel": {}})
-    measured = {"step_ms": 100.0, "peak_gib": 4.0}
+    measured = {"step_time_ms": 100.0, "peak_gib": 4.0, "activations_gib": 1.0}
     _write(folder / "rows.json", {"rows": [{**request, "measured": measured}] * 3})
     catalogue = ROOT / "mindspeed_autoparallel" / "cost" / "catalogue_data"
     device = json.loads(next(path for path in sorted(catalogue.glob("*.json")) if "80" in path.name).read_text())

@@ -4,10 +4,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,13 +41,15 @@ COORDINATOR = """
         sys.exit(str(error))
 """
 AGENT = """
-    import json, sys
+    import json, sys, time
     from pathlib import Path
     from mindspeed_autoparallel.errors import LaunchError
     from mindspeed_autoparallel.interrupts import leaving_kept
     from mindspeed_autoparallel.runtime.launch import Nodes, run_agent
     NODES = "num_nodes", "num_processes_per_node", "master_port"
     options = json.loads(sys.argv[2])
+    off, here = options.pop("clock_off_s", 0), time.time
+    time.time = lambda: here() + off
     Path(sys.argv[1], f"agent{options['node_rank']}").touch()
     try:
         with leaving_kept("bye"):
@@ -76,12 +81,12 @@ def nodes(tmp_path):
     (tmp_path / "node.py").write_text(NODE)
     started = []
 
-    def start(rank, *scripts, environment=None, **options):
+    def start(rank, *scripts, environment=None, folder=tmp_path, **options):
         code = AGENT if rank else COORDINATOR
         options = {"num_nodes": 2, "num_processes_per_node": 1, "master_port": port, "join_timeout_s": 300, **options}
         if rank:
             options["node_rank"] = rank
-        command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), json.dumps(options), *scripts]
+        command = [sys.executable, "-c", textwrap.dedent(code), str(folder), json.dumps(options), *scripts]
         environment = {**os.environ, **(environment or {})}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         started.append(process)
@@ -130,13 +135,39 @@ def assert_dead(pids):
         time.sleep(0.1)
 
 
-def test_two_nodes_run_every_launch_and_a_failure_on_one_ends_it_on_both(tmp_path, nodes):
-    agent = nodes(1, num_processes_per_node=2)
-    ended, error = outcomes(nodes(0, "good", "bad", "good", num_processes_per_node=2))
+def disturbed(port, over):
+    """Strangers come to the node's port until ``over``: some send what is no message, some only stay."""
+    silent = []
+    while not over.wait(0.2):
+        with contextlib.suppress(OSError):
+            silent.append(socket.create_connection(("localhost", port), timeout=1))
+            silent[-1].sendall((b"GET / HTTP/1.1\r\n\r\n", b"", os.urandom(99))[len(silent) % 3])
+    for one in silent:
+        one.close()
+    return len(silent)
+
+
+def test_nodes_without_shared_storage_whose_clocks_differ_run_every_launch_and_a_failure_on_one_ends_it_on_both(
+    tmp_path, nodes
+):
+    other, secret = tmp_path / "other", {SECRET_VARIABLE: "0f" * 32}
+    other.mkdir()
+    (other / "node.py").write_text(NODE)
+    agent = nodes(1, num_processes_per_node=2, environment=secret, folder=other, clock_off_s=3600)
+    main = nodes(0, "good", "bad", "good", num_processes_per_node=2, environment=secret)
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        strangers = pool.submit(disturbed, json.loads(main.args[4])["master_port"], over)
+        try:
+            ended, error = outcomes(main)
+        finally:
+            over.set()
+        assert strangers.result()
     assert [outcome["status"] for outcome in ended] == ["ok", "failed", "ok"], error
     assert ended[1]["node_rank"] == 1
     assert any("rank 3 on the other node broke" in line for line in ended[1]["last_lines"])
-    assert sorted(path.name for path in tmp_path.glob("ran*")) == [f"ran{rank}-4" for rank in range(4)]
+    assert sorted(path.name for path in tmp_path.glob("ran*")) == ["ran0-4", "ran1-4"]
+    assert sorted(path.name for path in other.glob("ran*")) == ["ran2-4", "ran3-4"]
     assert agent.communicate(timeout=300)[0].strip() == "3"
 
 

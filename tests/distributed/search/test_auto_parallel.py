@@ -126,7 +126,7 @@ def test_too_little_memory_says_what_is_missing(tmp_path):
     assert "Traceback" not in text
 
 
-def test_interrupt_leaves_no_child_and_keeps_what_was_measured(tmp_path):
+def test_a_second_search_is_refused_and_interrupt_leaves_no_child_and_keeps_what_was_measured(tmp_path):
     import signal
     import time
 
@@ -135,7 +135,16 @@ def test_interrupt_leaves_no_child_and_keeps_what_was_measured(tmp_path):
     deadline = time.monotonic() + 200
     while not list(measured.glob("*/TP*.json")) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGSTOP)  # until the second has come, however long that takes
+    before = {path: path.read_bytes() for path in measured.glob("*/TP*.json")}
+    try:
+        code, text = finish(search(tmp_path, "--nproc-per-node", 2))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+    assert (code, "Traceback" in text) == (2, False), text[-2000:]
+    assert f"{tmp_path / 'work'}" in text and str(process.pid) in text
+    assert all(path.read_bytes() == content for path, content in before.items())
     code, text = finish(process, timeout=60)
     assert code == 130, text[-2000:]
     assert "will be reused" in text

@@ -80,6 +80,19 @@ def test_a_broken_row_is_left_out_with_its_reason_and_the_others_are_scored(chan
     assert count == 1
 
 
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), "NaN", -5, 0, True, [1], 10**299, 5e-324], ids=lambda value: str(value)[:5]
+)
+@pytest.mark.parametrize("key", ["step_time_ms", "tokens_per_s_per_gpu", "peak_gib", "activations_gib"])
+def test_a_measured_figure_that_is_none_leaves_the_row_out_by_name(key: str, value: object) -> None:
+    good = {**_ROW, "measured": {"iter_time_ms": 1.0}}
+    result = scoreboard([good, {**_ROW, "measured": {"iter_time_ms": 1.0, key: value}}])
+    assert result["groups"]["g"]["step_time"]["rows"] == 1
+    ((said, count),) = result["left_out"].items()
+    assert said.startswith(f"g: measured.{key} is ") and said.endswith("must be a number above 0")
+    assert (count, len(said) < 200) == (1, True)
+
+
 def test_a_row_that_does_not_say_what_it_recomputed_gets_the_least_that_fits() -> None:
     silent = {**_ROW, "train": {"gbs": 32, "mbs": 2}}
     assert request_of_row(silent)["train"]["recompute"] == "none"
