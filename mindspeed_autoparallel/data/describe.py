@@ -17,8 +17,9 @@ from typing import Any, Literal
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
 from mindspeed_autoparallel.data.lengths import read_indexed, read_lengths
 from mindspeed_autoparallel.data.model_sizes import MediaSizes, read_media_sizes
-from mindspeed_autoparallel.data.records import Counter, RecordFormat, RecordSizes, read_format, read_record_set
+from mindspeed_autoparallel.data.records import RecordFormat, RecordSizes, read_format, read_record_set
 from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.sizes import Counter
 from mindspeed_autoparallel.errors import ConfigError
 
 Progress = Callable[[str], None]

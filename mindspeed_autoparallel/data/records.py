@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from mindspeed_autoparallel.data.media import chunk_lengths as audio_chunks
-from mindspeed_autoparallel.data.media import fitting_size, num_audio_tokens, num_mel_frames, picture_size
 from mindspeed_autoparallel.data.model_sizes import MediaSizes
 from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.data.sizes import Counter, SampleSizes
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_bytes, shown
 
 MAX_RECORD_BYTES = 16 * 2**30
 """Of one file of records."""
-_MARKS = re.compile("(<image>|<audio>)")
-_OPENS = _CLOSES = 1
-"""Tokens that mark a turn's start, and its end, beside the role's line and the line end."""
-_AROUND_MEDIA = 2
-"""Tokens that mark a picture's or clip's start and end."""
-Counter = Callable[[str], int]
-"""Text to its number of tokens."""
 
 
 class _Preprocess(msgspec.Struct):
@@ -145,15 +136,11 @@ def read_record_set(data: RecordFormat) -> RecordSet:
 
 
 class RecordSizes:
-    """Computes the sizes of records as the reference training makes samples of them.
-
-    Pictures are opened for their headers only; a file that many records share is opened once.
-    """
+    """Computes the sizes of encoded records as the reference training makes samples of them."""
 
     def __init__(self, data: RecordFormat, model: MediaSizes, count: Counter, seq_length: int = 0) -> None:
-        self._data, self._model, self._count, self._seq_length = data, model, count, seq_length
-        self._patches: dict[Path, int] = {}
-        self._frames: dict[Path, int] = {}
+        self._data, self._model = data, model
+        self._sizes = SampleSizes(model, (data.min_pixels, data.max_pixels), count, seq_length)
 
     def size_of(self, name: str, raw: bytes) -> SampleSize:
         """Return the sizes of one record; ``ConfigError`` names it and what is wrong."""
@@ -164,45 +151,9 @@ class RecordSizes:
             if files[2]:
                 raise ConfigError("it has videos, whose sizes are not read. Give the lengths: --lengths FILE.")
             self._check_marks(turns, files)
-            patches = [self._num_patches(path) for path in files[0]]
-            frames = [self._num_frames(path) for path in files[1]]
         except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
             raise ConfigError(f"{name}: {error}") from error
-        window = self._model.audio_window
-        return SampleSize(
-            tokens=self._num_tokens(name, turns, patches, frames),
-            images=len(patches),
-            patches=sum(patches),
-            squared_patches=sum(number**2 for number in patches),
-            clips=len(frames),
-            frames=sum(frames),
-            squared_frames=sum(chunk**2 for number in frames for chunk in audio_chunks(number, window)),
-        )
-
-    def _num_tokens(
-        self, name: str, turns: Sequence[tuple[str, str]], patches: Sequence[int], frames: Sequence[int]
-    ) -> int:
-        merge, window = self._model.spatial_merge_size**2, self._model.audio_window
-        media = {
-            "<image>": iter([number // merge for number in patches]),
-            "<audio>": iter([num_audio_tokens(number, window) for number in frames]),
-        }
-        total = last_of_media = 0
-        for role, text in turns:
-            total += _OPENS + self._count(f"{role}\n")
-            for piece in _MARKS.split(text):
-                if piece in media:
-                    total += _AROUND_MEDIA + next(media[piece])
-                    last_of_media = total - 1
-                elif piece:
-                    total += self._count(piece)
-            total += _CLOSES + self._count("\n")
-        if 0 < self._seq_length < last_of_media:
-            raise ConfigError(
-                f"{name}: {total} tokens, of which images or audio reach beyond --seq-length {self._seq_length}. "
-                "Raise it, or lower image_max_pixels."
-            )
-        return total
+        return self._sizes.of(name, turns, files[0], files[1])
 
     def _turns(self, record: Any) -> list[tuple[str, str]]:
         messages = record.get(self._data.messages) if isinstance(record, dict) else None
@@ -231,17 +182,3 @@ class RecordSizes:
                 raise ConfigError(f"{marks} <{kind}> marks in the messages, but {len(found)} files for them.")
             if found and not has_encoder:
                 raise ConfigError(f"it has {kind} files, but model.json has no {kind}_encoder.")
-
-    def _num_patches(self, path: Path) -> int:
-        if path not in self._patches:
-            model, data = self._model, self._data
-            height, width = fitting_size(
-                *picture_size(path), model.patch_size * model.spatial_merge_size, data.min_pixels, data.max_pixels
-            )
-            self._patches[path] = (height // model.patch_size) * (width // model.patch_size)
-        return self._patches[path]
-
-    def _num_frames(self, path: Path) -> int:
-        if path not in self._frames:
-            self._frames[path] = num_mel_frames(path)
-        return self._frames[path]

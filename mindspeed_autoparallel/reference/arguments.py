@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
             section.add_argument(name, type=str, default=None, help=help_text)
     # Megatron's own defaults drop a tenth; the models that are described here were trained without.
     parser.set_defaults(hidden_dropout=0.0, attention_dropout=0.0)
+    if "--data-balance" not in taken:
+        section.add_argument(
+            "--data-balance",
+            action="store_true",
+            help="give the samples of every global batch to replicas and microbatches by their work: the same training",
+        )
     return foreign_flags.add_foreign_flags(parser)
 
 

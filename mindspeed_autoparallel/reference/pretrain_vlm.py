@@ -24,6 +24,7 @@ from mindspeed_autoparallel.reference import arguments as own_arguments
 from mindspeed_autoparallel.reference import hetero
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data
 from mindspeed_autoparallel.reference.data.batches import Batch, MicrobatchStream
+from mindspeed_autoparallel.reference.data.rearrange import Rearrangement, make_rearrangement
 from mindspeed_autoparallel.reference.data.records import Record, read_records, split_records
 from mindspeed_autoparallel.reference.data.tokens import make_tokenizer
 from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters
@@ -76,7 +77,7 @@ class Trainer:
         tensor, context = args.tensor_model_parallel_size, args.context_parallel_size
         multiple = (tensor if args.sequence_parallel else 1) * (2 * context if context > 1 else 1)
 
-        def stream(records: Sequence[Record], start: int) -> Iterator[Batch]:
+        def stream(records: Sequence[Record], start: int, rearranged: Rearrangement | None) -> Iterator[Batch]:
             batches = MicrobatchStream(
                 records,
                 model,
@@ -91,12 +92,19 @@ class Trainer:
                 pad_to_longest=own_arguments.pads_to_longest(args),
                 multiple=multiple,
                 with_identities=own_arguments.drops(args, model),
+                rearrangement=rearranged,
             )
             return iter(batches)
 
         to_train, to_evaluate = split_records(read_records(data), data.val_rate)
-        evaluation = stream(to_evaluate, args.consumed_valid_samples) if to_evaluate else None
-        return stream(to_train, args.consumed_train_samples), evaluation, None
+        evaluation = stream(to_evaluate, args.consumed_valid_samples, None) if to_evaluate else None
+        size = mpu.get_data_parallel_world_size()
+        rearranged = None
+        if args.data_balance:
+            # Every virtual stage has a stream of its own: one of them tells.
+            is_logged = args.rank == 0 and not vp_stage
+            rearranged = make_rearrangement(args, model, data, tokenizer, size, is_logged)
+        return stream(to_train, args.consumed_train_samples, rearranged), evaluation, None
 
     # Every rank reads the data itself: all stages need the texts, and nothing is broadcast.
     data.is_distributed = True  # type: ignore[attr-defined]  # Megatron looks for this attribute of the function

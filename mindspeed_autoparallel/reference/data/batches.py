@@ -9,6 +9,7 @@ import torch
 
 from mindspeed_autoparallel.reference.configuration import DataDescription, ModelDescription
 from mindspeed_autoparallel.reference.configuration.data import ITEMS_PER_SAMPLE
+from mindspeed_autoparallel.reference.data.rearrange import Rearrangement
 from mindspeed_autoparallel.reference.data.records import Record
 from mindspeed_autoparallel.reference.data.samples import IGNORED, Sample, make_sample
 from mindspeed_autoparallel.reference.data.tokens import Tokenizer
@@ -77,7 +78,7 @@ class MicrobatchStream:
     """Endless microbatches of one data-parallel rank; the same samples per global batch under every layout.
 
     Global sample ``n`` is record ``n`` of the shuffled epoch; step ``m`` gives rank ``r`` the samples
-    ``(m * ranks + r) * size`` and on.
+    ``(m * ranks + r) * size`` and on; with a ``rearrangement`` the samples of every global batch change places.
     """
 
     def __init__(
@@ -96,23 +97,30 @@ class MicrobatchStream:
         pad_to_longest: bool,
         multiple: int,
         with_identities: bool = False,
+        rearrangement: Rearrangement | None = None,
     ) -> None:
         self._records, self._model, self._data, self._tokenizer = records, model, data, tokenizer
         self._size, self._rank, self._num_ranks, self._start, self._seed = size, rank, num_ranks, start, seed
         self._max_tokens, self._pad_to_longest, self._multiple = max_tokens, pad_to_longest, multiple
         self._with_identities = with_identities
+        self._rearrangement = rearrangement
         self._made: dict[int, Sample] = {}
         self._epoch: tuple[int, list[int]] = (-1, [])
 
     def __iter__(self) -> Iterator[Batch]:
         step = self._start // (self._size * self._num_ranks)
         while True:
-            first = (step * self._num_ranks + self._rank) * self._size
-            numbers = range(first, first + self._size)
+            numbers = self._numbers(step)
             samples = [self._sample(number) for number in numbers]
             batch = collate(samples, self._model, self._tokenizer.padding, self._length(samples))
             yield {**batch, **identities(numbers, samples, self._model)} if self._with_identities else batch
             step += 1
+
+    def _numbers(self, step: int) -> Sequence[int]:
+        if self._rearrangement is not None:
+            return self._rearrangement.samples(step, self._rank, self._records_of)
+        first = (step * self._num_ranks + self._rank) * self._size
+        return range(first, first + self._size)
 
     def _length(self, samples: Sequence[Sample]) -> int:
         if not self._pad_to_longest:
@@ -121,8 +129,7 @@ class MicrobatchStream:
         return -(-longest // self._multiple) * self._multiple
 
     def _sample(self, number: int) -> Sample:
-        epoch, place = divmod(number, len(self._records))
-        index = self._order(epoch)[place]
+        index = self._index(number)
         if index not in self._made:
             # Small sets stay in memory; a large one keeps what fits the last few thousand samples.
             if len(self._made) > 4096:
@@ -131,6 +138,13 @@ class MicrobatchStream:
                 self._records[index], self._model, self._data, self._tokenizer, self._max_tokens
             )
         return self._made[index]
+
+    def _records_of(self, numbers: range) -> list[Record]:
+        return [self._records[self._index(number)] for number in numbers]
+
+    def _index(self, number: int) -> int:
+        epoch, place = divmod(number, len(self._records))
+        return self._order(epoch)[place]
 
     def _order(self, epoch: int) -> list[int]:
         if self._epoch[0] != epoch:

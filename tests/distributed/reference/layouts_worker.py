@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import logging
@@ -38,6 +39,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 
 from mindspeed_autoparallel.reference.configuration import describe_model, read_data  # noqa: E402
 from mindspeed_autoparallel.reference.data.batches import MicrobatchStream  # noqa: E402
+from mindspeed_autoparallel.reference.data.rearrange import make_rearrangement  # noqa: E402
 from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
 from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
 from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters  # noqa: E402
@@ -127,6 +129,31 @@ LAYOUTS: dict[str, Values] = {
 }
 
 
+STEPS = {"ten": 10}
+"""Of a family; others take ``NUM_STEPS``."""
+BALANCED = {"balance": True}
+LAYOUTS |= {
+    "ten/dp4": {},
+    "ten/balanced, dp 4": {**BALANCED},
+    "ten/balanced tp2-sp-dp2": {"tp": 2, "sp": True, **BALANCED},
+    "ten/balanced pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]], **BALANCED},
+    "ten/balanced cp2-dp2": {"cp": 2, **BALANCED},
+}
+ON_REQUEST: dict[str, Values] = {
+    "ten/balanced tp2-dp2": {"tp": 2, **BALANCED},
+    "ten/balanced pp2-dp2": {"pp": 2, "vit": [3, 1], "llm": [0, 4], **BALANCED},
+    "ten/balanced pp2-distributed-optimizer": {
+        "pp": 2,
+        "vit": [4, 0],
+        "llm": [2, 2],
+        "distributed_optimizer": True,
+        **BALANCED,
+    },
+    "ten/balanced pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3], **BALANCED},
+}
+"""Run only where words of the command line choose them."""
+
+
 def run_layout(name: str, layout: Values, folder: Path) -> Values:
     """Build, load, train ``NUM_STEPS`` steps. The first layout of a family writes its checkpoint."""
     tensor, pipeline, context = layout.get("tp", 1), layout.get("pp", 1), layout.get("cp", 1)
@@ -178,7 +205,8 @@ def run_layout(name: str, layout: Values, folder: Path) -> Values:
         OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=distributed_optimizer), wrapped
     )
     iterators = [microbatches(model, layout) for _ in chunks]
-    steps = [train_step(base, wrapped, optimizer, iterators, trainer) for _ in range(NUM_STEPS)]
+    num_steps = STEPS.get(name.split("/")[0], NUM_STEPS)
+    steps = [train_step(base, wrapped, optimizer, iterators, trainer) for _ in range(num_steps)]
     dist.barrier()
     parallel_state.destroy_model_parallel()
     unset_num_microbatches_calculator()
@@ -227,8 +255,21 @@ def microbatches(model: Any, layout: Values) -> Any:
             max_tokens=128,
             pad_to_longest=True,
             multiple=layout.get("tp", 1) * 2 * layout.get("cp", 1),
+            rearrangement=rearrangement(model, data, size) if layout.get("balance") else None,
         )
     )
+
+
+def rearrangement(model: Any, data: Any, num_ranks: int) -> Any:
+    arguments = argparse.Namespace(
+        micro_batch_size=1,
+        calculate_per_token_loss=False,
+        global_batch_size=NUM_MICROBATCHES,
+        seq_length=128,
+        log_interval=1,
+        rank=1,
+    )
+    return make_rearrangement(arguments, model, data, ByteTokenizer(), num_ranks, False)
 
 
 def _calculator_ready() -> bool:
@@ -264,7 +305,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     folder, chosen = Path(sys.argv[1]), sys.argv[2:]
     results = {}
-    for name, layout in LAYOUTS.items():
+    for name, layout in (LAYOUTS | (ON_REQUEST if chosen else {})).items():
         if not chosen or any(word in name for word in chosen):
             results[name] = run_layout(name, layout, folder)
             if dist.get_rank() == 0:

@@ -113,6 +113,22 @@ def test_layout_gives_the_losses_and_norms_of_the_plain_one_from_one_checkpoint(
     assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "balanced, dp 4",
+        "balanced tp2-sp-dp2",
+        "balanced pp2-vpp2",
+        "balanced cp2-dp2",
+    ],
+)
+def test_rearranged_batches_give_the_losses_and_norms_of_ten_steps_in_order(layouts: dict[str, Any], name: str) -> None:
+    expected, got = layouts["ten/dp4"], layouts[f"ten/{name}"]
+    assert len(got["losses"]) == 10
+    assert got["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+    assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
+
+
 def test_freezing_changes_what_is_trained(layouts: dict[str, Any]) -> None:
     plain, frozen = layouts["plain/dp4"], layouts["frozen/dp4"]
     text_only = layouts["everything but text frozen/dp4"]

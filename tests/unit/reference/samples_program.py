@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -29,6 +30,7 @@ from mindspeed_autoparallel.reference.configuration import (  # noqa: E402
 from mindspeed_autoparallel.reference.data.audio import load_audio  # noqa: E402
 from mindspeed_autoparallel.reference.data.batches import MicrobatchStream, collate  # noqa: E402
 from mindspeed_autoparallel.reference.data.images import cut_patches  # noqa: E402
+from mindspeed_autoparallel.reference.data.rearrange import describe, make_rearrangement  # noqa: E402
 from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
 from mindspeed_autoparallel.reference.data.samples import IGNORED, make_sample  # noqa: E402
 from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
@@ -232,20 +234,17 @@ def _() -> None:
         assert [size.tokens for size in found] == [len(sample.input_ids) for sample in samples]
         assert [size.patches for size in found] == [sum(map(len, sample.patches)) for sample in samples]
         assert [size.frames for size in found] == [sum(c.shape[1] for c in sample.clips) for sample in samples]
-    limit = 60
-    short = RecordSizes(
-        described, read_media_sizes(EXAMPLE / "model_audio.json"), lambda text: len(text.encode()), limit
-    )
+    sizes_of_model = read_media_sizes(EXAMPLE / "model_audio.json")
     for (name, raw), record in zip(
         read_record_set(described).records,
         read_records(dataclasses.replace(data, files=(file,), folder=folder)),
         strict=True,
     ):
-        for size in (10, 20, 30, 40, limit):
-            short._seq_length = size
+        for size in (10, 20, 30, 40, 60):
+            short = RecordSizes(described, sizes_of_model, lambda text: len(text.encode()), size)
             refused = []
             for attempt in (
-                lambda raw=raw, name=name: short.size_of(name, raw),
+                lambda raw=raw, name=name, short=short: short.size_of(name, raw),
                 lambda record=record, size=size: make_sample(record, model, data, TOKENIZER, size),
             ):
                 try:
@@ -267,6 +266,67 @@ def _() -> None:
         builder.add_document(torch.arange(sum(lengths)), lengths)
     builder.finalize(f"{prefix}.idx")
     assert read_indexed(prefix).tolist() == [sum(lengths) for lengths in documents]
+
+
+@check("a rearranged batch has the samples of its global batch and trains on where it stopped")
+def _() -> None:
+    records = read_records(DATA)
+
+    def arguments(**changes: object) -> argparse.Namespace:
+        values = {"micro_batch_size": 1, "calculate_per_token_loss": False, "global_batch_size": 8, "seq_length": 128}
+        return argparse.Namespace(**{**values, "log_interval": 1, "rank": 0, **changes})
+
+    def batches(rank: int, start: int, balanced: bool, **changes: object) -> list[list[int]]:
+        given = arguments(**changes)
+        made = make_rearrangement(given, MODEL, DATA, TOKENIZER, 2, False) if balanced else None
+        stream = MicrobatchStream(
+            records,
+            MODEL,
+            dataclasses.replace(DATA, shuffle=True),
+            TOKENIZER,
+            size=given.micro_batch_size,
+            rank=rank,
+            num_ranks=2,
+            start=start,
+            seed=7,
+            max_tokens=128,
+            pad_to_longest=False,
+            multiple=1,
+            rearrangement=made,
+        )
+        number = 12 // given.micro_batch_size
+        return [row for batch in itertools.islice(iter(stream), number) for row in batch["input_ids"].tolist()]
+
+    plain = [batches(rank, 0, False) for rank in (0, 1)]
+    for changes in ({}, {"micro_batch_size": 2, "calculate_per_token_loss": True}):
+        moved = [batches(rank, 0, True, **changes) for rank in (0, 1)]
+        for first in range(0, 12, 4):
+            before = sorted(row for ranks in plain for row in ranks[first : first + 4])
+            after = sorted(row for ranks in moved for row in ranks[first : first + 4])
+            assert before == after
+        assert moved != plain
+        # A resume in the middle of an epoch: the third global batch on.
+        again = [batches(rank, 16, True, **changes) for rank in (0, 1)]
+        assert [rows[:4] for rows in again] == [rows[8:] for rows in moved]
+    fails(
+        lambda: make_rearrangement(arguments(micro_batch_size=2), MODEL, DATA, TOKENIZER, 2, False),
+        "--calculate-per-token",
+    )
+    fails(lambda: make_rearrangement(arguments(rampup_batch_size=[1]), MODEL, DATA, TOKENIZER, 2, False), "--rampup")
+
+
+@check("rearranging makes work even, and says how even")
+def _() -> None:
+    given = argparse.Namespace(
+        micro_batch_size=1, global_batch_size=8, seq_length=128, calculate_per_token_loss=False, log_interval=1, rank=0
+    )
+    made = make_rearrangement(given, MODEL, DATA, TOKENIZER, 2, False)
+    records = read_records(DATA)
+    heavy = next(record for record in records if len(record.images) == 2)
+    light = next(record for record in records if not record.images)
+    decision = made.decide(0, [heavy, light] * 4)
+    assert decision.imbalance_before > 1.2 and decision.assignment.imbalance < 1.01
+    assert "above the batch's bound" in describe(0, decision)
 
 
 @check("put_at_tokens keeps the order of samples")

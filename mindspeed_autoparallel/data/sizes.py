@@ -1,0 +1,95 @@
+"""A conversation and its files -> the sizes of its sample, as the reference training makes samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mindspeed_autoparallel.data.media import (
+    chunk_lengths,
+    fitting_size,
+    num_audio_tokens,
+    num_mel_frames,
+    picture_size,
+)
+from mindspeed_autoparallel.data.model_sizes import MediaSizes
+from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.errors import ConfigError
+
+_MARKS = re.compile("(<image>|<audio>)")
+_OPENS = _CLOSES = 1
+"""Tokens that mark a turn's start, and its end, beside the role's line and the line end."""
+_AROUND_MEDIA = 2
+"""Tokens that mark a picture's or clip's start and end."""
+Counter = Callable[[str], int]
+"""Text to its number of tokens."""
+
+
+class SampleSizes:
+    """Computes sizes of samples. Pictures and audio are opened for their headers only, each file once."""
+
+    def __init__(self, model: MediaSizes, pixels: tuple[int, int], count: Counter, seq_length: int = 0) -> None:
+        """Take the least and the most ``pixels`` of a picture, and where texts are cut (``seq_length``, 0: nowhere)."""
+        self._model, self._pixels, self._count, self._seq_length = model, pixels, count, seq_length
+        self._patches: dict[Path, int] = {}
+        self._frames: dict[Path, int] = {}
+
+    def of(
+        self, name: str, turns: Sequence[tuple[str, str]], images: Sequence[Path], audios: Sequence[Path]
+    ) -> SampleSize:
+        """Return the sizes of one conversation, texts not cut; ``ConfigError`` names it and what is wrong."""
+        try:
+            patches = [self._num_patches(path) for path in images]
+            frames = [self._num_frames(path) for path in audios]
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+        window = self._model.audio_window
+        return SampleSize(
+            tokens=self._num_tokens(name, turns, patches, frames),
+            images=len(patches),
+            patches=sum(patches),
+            squared_patches=sum(number**2 for number in patches),
+            clips=len(frames),
+            frames=sum(frames),
+            squared_frames=sum(chunk**2 for number in frames for chunk in chunk_lengths(number, window)),
+        )
+
+    def _num_tokens(
+        self, name: str, turns: Sequence[tuple[str, str]], patches: Sequence[int], frames: Sequence[int]
+    ) -> int:
+        merge, window = self._model.spatial_merge_size**2, self._model.audio_window
+        media = {
+            "<image>": iter([number // merge for number in patches]),
+            "<audio>": iter([num_audio_tokens(number, window) for number in frames]),
+        }
+        total = last_of_media = 0
+        for role, text in turns:
+            total += _OPENS + self._count(f"{role}\n")
+            for piece in _MARKS.split(text):
+                if piece in media:
+                    total += _AROUND_MEDIA + next(media[piece])
+                    last_of_media = total - 1
+                elif piece:
+                    total += self._count(piece)
+            total += _CLOSES + self._count("\n")
+        if 0 < self._seq_length < last_of_media:
+            raise ConfigError(
+                f"{name}: {total} tokens, of which images or audio reach beyond --seq-length {self._seq_length}. "
+                "Raise it, or lower image_max_pixels."
+            )
+        return total
+
+    def _num_patches(self, path: Path) -> int:
+        if path not in self._patches:
+            model = self._model
+            height, width = fitting_size(
+                *picture_size(path), model.patch_size * model.spatial_merge_size, *self._pixels
+            )
+            self._patches[path] = (height // model.patch_size) * (width // model.patch_size)
+        return self._patches[path]
+
+    def _num_frames(self, path: Path) -> int:
+        if path not in self._frames:
+            self._frames[path] = num_mel_frames(path)
+        return self._frames[path]
