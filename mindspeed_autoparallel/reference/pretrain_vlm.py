@@ -100,7 +100,7 @@ class Trainer:
         evaluation = stream(to_evaluate, args.consumed_valid_samples, None) if to_evaluate else None
         size = mpu.get_data_parallel_world_size()
         rearranged = None
-        if args.data_balance:
+        if getattr(args, "data_balance", False):
             # Every virtual stage has a stream of its own: one of them tells.
             is_logged = args.rank == 0 and not vp_stage
             rearranged = make_rearrangement(args, model, data, tokenizer, size, is_logged)
