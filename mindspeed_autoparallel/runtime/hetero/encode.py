@@ -129,9 +129,10 @@ class MacroBatch:
         """Run the encoder's backward with what arrived."""
         if self.empty:
             return
+        arrived = self._arrived()
         with self._running():
             _, output = self.graph(None)
-            torch.autograd.backward(output, self.output_gradient())
+            torch.autograd.backward(output, self._placed(output, arrived))
         self.forget()
 
     def graph(self, received: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -144,13 +145,13 @@ class MacroBatch:
         self._leaf = self._output = None
         return leaf, output
 
-    def output_gradient(self) -> torch.Tensor:
-        """Return the gradient of all output rows of this replica, once they arrived."""
-        adapter, num_rows = self._encoder.adapter, self._num_rows
-        if not self._mine:
-            num_rows = sum(item.output_rows for item in adapter.dummy()[1])
-        gradient = torch.zeros((num_rows, *adapter.output_shape), dtype=adapter.output_dtype, device=self._device)
-        for piece, rows in self._arrived():
+    def output_gradient(self, output: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of ``output``, this replica's rows (a dummy's: zero), once it arrived."""
+        return self._placed(output, self._arrived())
+
+    def _placed(self, output: torch.Tensor, arrived: Arrived) -> torch.Tensor:
+        gradient = torch.zeros_like(output)
+        for piece, rows in arrived:
             self._slice(gradient, piece).add_(rows)
         return gradient
 

@@ -24,8 +24,8 @@ class StageBatch(Protocol):
     def graph(self, received: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return the leaf that stood for ``received`` and the output of the forward with its graph."""
 
-    def output_gradient(self) -> torch.Tensor:
-        """Return the gradient of the last stage's output."""
+    def output_gradient(self, output: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of ``output``, the last stage's."""
 
 
 class _Stage(torch.nn.Module):
@@ -99,7 +99,7 @@ def run_backward(config: Any, batches: Sequence[StageBatch]) -> None:
         root = torch.zeros((), device=output.device, requires_grad=True) if received is None else received
         handed = _ThroughGraph.apply(root, leaf, [output])  # type: ignore[no-untyped-call]
         return handed, lambda rows: _reported(
-            _Weighed.apply(rows, batch.output_gradient())  # type: ignore[no-untyped-call]
+            _Weighed.apply(rows, batch.output_gradient(rows.detach()))  # type: ignore[no-untyped-call]
         )
 
     _run(config, batches, step, forward_only=False)
