@@ -99,7 +99,7 @@ def test_real_ranks_without_torchrun_name_the_one_that_was_killed_and_say_nothin
     }
     errors = {dying: [one.communicate(timeout=200)[1] for one in ranks] for dying, ranks in processes.items()}
     assert [one.returncode for one in processes["none"]] == [0, 0]
-    assert not any("[rank" in text for text in errors["none"])
+    assert not any("has not been heard" in text for text in errors["none"])
     assert processes["1"][1].returncode == -signal.SIGKILL
     for rank in (0, 2):
         assert processes["1"][rank].returncode == 1
