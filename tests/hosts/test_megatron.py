@@ -42,12 +42,13 @@ def test_a_plan_is_found_that_trains_as_one_process_does(host, model, tmp_path):
     assert found.exit_code == 0, found.output[-3000:]
     assert "TP2 CP1" in found.output, "tensor parallel layouts are measured, too"
     script, flags = str(host.script(model)), host.flags(model)
-    alone = host.run([script, *flags])
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    alone = host.run([*launcher, "1", script, *flags])
+    assert alone.exit_code == 0, alone.output[-3000:]
     layout = host.plan()["layout"]
     world = layout["pipeline_size"] * layout["tensor_size"] * layout["data_size"] * layout["context_size"]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     plan = ["--auto-parallel-plan", str(tmp_path / "plan.json")]
-    planned = host.run([*launcher, script, *flags, *plan])
+    planned = host.run([*launcher, str(world), script, *flags, *plan])
     assert planned.exit_code == 0, planned.output[-3000:]
     assert len(alone.losses) == 3
     assert planned.losses == pytest.approx(alone.losses, rel=TOLERANCE)
