@@ -11,6 +11,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy
@@ -35,12 +36,18 @@ def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: t
     """Return moves of least bytes from ``source`` to ``target`` of a tensor of ``shape`` elements on ``mesh``.
 
     The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
-    mesh dims, for up to three mesh dims once neighbours with equal ends are taken as one; above that, the least of
-    those whose intermediate placements appear at one of the ends. ``AssertionError`` for a target with a pending sum.
+    mesh dims, where the tensor has few enough placements to tabulate (three mesh dims, and four with three tensor dims
+    that can be cut); otherwise of those that move neighbouring mesh dims with equal ends as one, up to three such
+    groups; above that, the least of those whose intermediate placements appear at one of the ends.
+    ``AssertionError`` for a target with a pending sum.
     """
     if source == target:
         return ()
     assert PARTIAL not in target, "operators read whole or cut tensors, never a pending sum"
+    whole = _whole_table(shape, mesh)
+    if whole is not None and source in whole.index and target in whole.index:
+        path = _path(whole.follow, whole.moves, whole.index[source], whole.index[target])
+        return tuple((dims, whole.real(a), whole.real(b)) for dims, a, b in path)
     joined = _joined(source, target)
     sizes = tuple(math.prod(mesh[d] for d in dims) for dims in joined)
     first = [dims[0] for dims in joined]
@@ -76,14 +83,43 @@ def _joined(source: State, target: State) -> list[tuple[int, ...]]:
 def _solve(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
     if (len(caps) + 2) ** len(mesh) <= _LARGEST_TABLE:
         index, _, follow, moves = _table(mesh, caps)
-        path: list[Move] = []
-        at, end = index[source], index[target]
-        while at != end:
-            after = int(follow[at, end])
-            path.append(moves[at, after])
-            at = after
-        return path
+        return _path(follow, moves, index[source], index[target])
     return _search(source, target, mesh, caps)
+
+
+def _path(follow: numpy.ndarray, moves: dict[tuple[int, int], Move], at: int, end: int) -> list[Move]:
+    path: list[Move] = []
+    while at != end:
+        after = int(follow[at, end])
+        path.append(moves[at, after])
+        at = after
+    return path
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Hold a table over all placements of a tensor, whose states are named by its own dims."""
+
+    index: dict[State, int]
+    bytes_: numpy.ndarray
+    follow: numpy.ndarray
+    moves: dict[tuple[int, int], Move]
+    dims: tuple[int, ...]
+
+    def real(self, placement: int) -> int:
+        return self.dims[placement] if placement >= 0 else placement
+
+
+@lru_cache(maxsize=4096)
+def _whole_table(shape: tuple[int, ...], mesh: tuple[int, ...]) -> _Whole | None:
+    """Tabulate all placements of a tensor of ``shape``; None where there are too many."""
+    caps = [math.gcd(n, math.prod(mesh)) for n in shape]
+    dims = tuple(d for d, cap in enumerate(caps) if cap > 1)
+    if (len(dims) + 2) ** len(mesh) > _LARGEST_MATRIX or len(mesh) > 4:
+        return None
+    index, bytes_, follow, moves = _table(mesh, tuple(caps[d] for d in dims))
+    named = {tuple(dims[p] if p >= 0 else p for p in state): at for state, at in index.items()}
+    return _Whole(named, bytes_, follow, moves, dims)
 
 
 @lru_cache(maxsize=4096)
@@ -117,12 +153,11 @@ def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State
 
     None where there are too many placements.
     """
-    caps = tuple(math.gcd(n, math.prod(mesh)) for n in shape)
-    if (len(caps) + 2) ** len(mesh) > _LARGEST_MATRIX or len(mesh) > 4:
+    whole = _whole_table(shape, mesh)
+    if whole is None:
         return None
-    index, shares, _, _ = _table(mesh, caps)
     smallest = math.prod(mesh) ** 2  # every share is a whole number of these parts; what is over was added per step
-    return index, numpy.round(shares * smallest) / smallest
+    return whole.index, numpy.round(whole.bytes_ * smallest) / smallest
 
 
 def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:

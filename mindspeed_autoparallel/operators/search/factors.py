@@ -1,7 +1,6 @@
-"""Minimise a sum of tables over variables of few values: bounds by cost shifting, pruning, and variable elimination.
+"""Minimise a sum of tables over variables of few values: pruning, and variable elimination.
 
-A factor is a table over some variables; the sum of all tables is the cost. Everything here keeps that sum, so a bound
-is one of the sum itself.
+A factor is a table over some variables; the sum of all tables is the cost.
 """
 
 from __future__ import annotations
@@ -43,44 +42,6 @@ class FactorGraph:
         """Leave each variable only the values whose indices ``kept`` lists."""
         tables = {scope: table[numpy.ix_(*(kept[v] for v in scope))] for scope, table in self.tables.items()}
         return FactorGraph([s[k] for s, k in zip(self.single, kept, strict=True)], tables)
-
-
-def bound_by_shifting(graph: FactorGraph, rounds: int, upper: float = math.inf) -> tuple[float, FactorGraph]:
-    """Shift costs between tables until a lower bound on every sum stops rising; give it and the shifted graph.
-
-    Each table takes the single costs of its variables and hands back equal shares of its least values (block
-    coordinate ascent on the dual of the linear relaxation). Stops early once the bound reaches ``upper``.
-    """
-    single: list[Table] = [s.astype(float) for s in graph.single]
-    tables: dict[tuple[int, ...], Table] = {scope: table.astype(float) for scope, table in graph.tables.items()}
-    bound, before = -math.inf, -math.inf
-    for turn in range(rounds):
-        for scope, table in tables.items():
-            for axis, v in enumerate(scope):
-                table += _along(single[v], axis, len(scope))
-            shares = [table.min(axis=tuple(a for a in range(len(scope)) if a != axis)) for axis in range(len(scope))]
-            for axis, v in enumerate(scope):
-                single[v] = shares[axis] / len(scope)
-                table -= _along(single[v], axis, len(scope))
-        bound = sum(float(s.min()) for s in single) + sum(float(t.min()) for t in tables.values())
-        if bound >= upper * (1 - 1e-9) or (turn % 10 == 9 and bound - before < 1e-5 * abs(bound)):
-            break
-        before = bound if turn % 10 == 9 else before
-    return bound, FactorGraph(single, tables)
-
-
-def _along(values: Table, axis: int, rank: int) -> Table:
-    return values.reshape([-1 if a == axis else 1 for a in range(rank)])
-
-
-def values_that_may_win(shifted: FactorGraph, bound: float, upper: float) -> list[Table]:
-    """List per variable the values that some sum of at most ``upper`` may have."""
-    kept = []
-    for s in shifted.single:
-        fits = s - s.min() + bound <= upper + 1e-9 * abs(upper)
-        fits[int(numpy.argmin(s))] = True
-        kept.append(numpy.flatnonzero(fits))
-    return kept
 
 
 def without_dominated(graph: FactorGraph) -> list[Table]:

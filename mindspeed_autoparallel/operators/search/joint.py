@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy
 
+from mindspeed_autoparallel.operators.graph.counted import all_counts, counted, least_shares, orders
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
 from mindspeed_autoparallel.operators.graph.redistribution import Placements, gradient_of_output
-from mindspeed_autoparallel.operators.graph.shortest import all_pairs
+from mindspeed_autoparallel.operators.graph.shortest import all_pairs, is_valid
 from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
 from mindspeed_autoparallel.operators.search.pricing import Machine, edge_bytes, work_us
 from mindspeed_autoparallel.operators.search.problem import shape_numbers
@@ -19,6 +21,10 @@ from mindspeed_autoparallel.operators.search.state import Decisions
 Choice = tuple[int, ...]
 _ROUND = 1e-3
 """Bytes: what shares of a tensor may be short of a whole number of them."""
+_ROUNDED_OFF = 2.0
+"""Bytes that whole steps may round off: a sum over devices is sent in whole bytes, other pieces always are."""
+_MOST_ALONE, _MOST_ALONE_WIDE = 2000, 100
+"""Prices of one tensor that are searched one by one where there is no table, and on five mesh dims and more."""
 MOST_CHOICES = 700
 """Choices of one operator over all mesh dims beyond which the joint problem is not stated."""
 
@@ -70,11 +76,18 @@ class JointProblem:
 
 
 def build_joint(
-    start: Decisions, mesh: tuple[int, ...], machine: Machine, pins: Sequence[Mapping[str, int]], *, tied: bool
+    start: Decisions,
+    mesh: tuple[int, ...],
+    machine: Machine,
+    pins: Sequence[Mapping[str, int]],
+    *,
+    tied: bool,
+    among: Mapping[str, Sequence[Choice]] | None = None,
 ) -> JointProblem | None:
     """State all cuts of ``mesh`` at once, ``start`` being the graph uncut; None where there are too many choices.
 
-    ``pins``: per mesh dim, the axis of every pinned operator.
+    ``pins``: per mesh dim, the axis of every pinned operator. ``among`` gives the choices of an operator (the first of
+    tied ones); without it they are numbers of cuts, and prices the least that placements with these allow.
     """
     graph = start.graph
     problem = JointProblem(mesh)
@@ -85,7 +98,7 @@ def build_joint(
         fixed = tuple(pin.get(name) for pin in pins)
         key = (node.role, node.kind, shapes[name], fixed) if tied and node.role else name
         if key not in groups:
-            choices = all_choices(node, mesh, fixed)
+            choices = all_cut_counts(node, mesh, fixed) if among is None else list(among[name])
             if len(choices) > MOST_CHOICES:
                 return None
             groups[key] = len(problem.members)
@@ -97,8 +110,7 @@ def build_joint(
         problem.members[groups[key]].append(name)
     for v, members in enumerate(problem.members):
         problem.node_us[v] = problem.node_us[v] * len(members)
-    _add_reads(problem, start, variable, machine)
-    return problem
+    return problem if _add_reads(problem, start, variable, machine, by_count=among is None) else None
 
 
 def all_choices(node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None]) -> list[Choice]:
@@ -114,8 +126,44 @@ def all_choices(node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None]) 
     return found
 
 
-def _add_reads(problem: JointProblem, start: Decisions, variable: Mapping[str, int], machine: Machine) -> None:
+def all_cut_counts(node: Node, mesh: tuple[int, ...], fixed: Sequence[int | None]) -> list[Choice]:
+    """List the counts of the choices of ``node`` over the whole mesh."""
+    if any(axis is not None for axis in fixed):
+        return list(dict.fromkeys(counted(choice, mesh) for choice in all_choices(node, mesh, fixed)))
+    sizes = tuple(axis.size if axis.cuttable else 1 for axis in node.axes)
+    axes = [a for a, size in enumerate(sizes) if math.gcd(size, math.prod(mesh)) > 1]
+    return [counts for counts in all_counts((NO_CUT, *axes), mesh) if is_valid(counts, mesh, sizes)]
+
+
+def arranged(
+    node: Node,
+    mesh: tuple[int, ...],
+    fixed: Sequence[int | None],
+    counts: Sequence[Choice],
+    *,
+    in_blocks: bool = False,
+) -> list[Choice]:
+    """List the choices of ``node`` with these ``counts``, up to one more than may be stated.
+
+    ``in_blocks``: only those in which the mesh dims of one axis are neighbours.
+    """
+    if any(axis is not None for axis in fixed):
+        wanted = set(counts)
+        return [choice for choice in all_choices(node, mesh, fixed) if counted(choice, mesh) in wanted]
+    ordered = (choice for count in counts for choice in orders(count, mesh))
+    found = (choice for choice in ordered if not in_blocks or len(list(itertools.groupby(choice))) == len(set(choice)))
+    return list(itertools.islice(found, MOST_CHOICES + 1))
+
+
+def _add_reads(
+    problem: JointProblem, start: Decisions, variable: Mapping[str, int], machine: Machine, *, by_count: bool
+) -> bool:
+    """Add the redistributions of every tensor; tell whether all could be priced."""
     graph, mesh = start.graph, problem.mesh
+
+    def seen_as(placements: Placements) -> Placements:
+        return counted(placements, mesh) if by_count else placements
+
     times: dict[object, int] = {}
     examples: dict[object, tuple[str, list[tuple[str, int]]]] = {}
     for name, readers in graph.consumers().items():
@@ -127,40 +175,42 @@ def _add_reads(problem: JointProblem, start: Decisions, variable: Mapping[str, i
     prices: dict[object, Table] = {}
     for seen, (name, readers) in examples.items():
         producer = graph.nodes[name]
-        made = [tuple(producer.output_placement(c) for c in choice) for choice in problem.choices[variable[name]]]
+        made = [
+            seen_as(tuple(producer.output_placement(c) for c in choice)) for choice in problem.choices[variable[name]]
+        ]
         wants: dict[tuple[Placements, Placements | None], int] = {}
         reading: dict[tuple[int, tuple[int, ...]], None] = {}
         for reader, slot in readers:
             node, flows_back = graph.nodes[reader], graph.flows_back(name, reader, slot)
             indices = []
             for choice in problem.choices[variable[reader]]:
-                want = tuple(node.operand_placement(slot, c) for c in choice)
-                back = tuple(node.gradient_placement(slot, c) for c in choice) if flows_back else None
+                want = seen_as(tuple(node.operand_placement(slot, c) for c in choice))
+                back = seen_as(tuple(node.gradient_placement(slot, c) for c in choice)) if flows_back else None
                 indices.append(wants.setdefault((want, back), len(wants)))
             reading[variable[reader], tuple(indices)] = None
         same = (producer.output_shape, producer.item_bytes, tuple(made), tuple(wants))
         if same not in prices:
-            prices[same] = _prices(producer, made, list(wants), mesh) / machine.link_bytes_per_us
+            price = _least_prices if by_count else _prices
+            sent = price(producer, made, list(wants), mesh)
+            if sent is None:
+                return False
+            prices[same] = sent / machine.link_bytes_per_us
         found = tuple((v, numpy.array(indices)) for v, indices in reading)
         problem.reads.append(JointRead(variable[name], found, prices[same] * times[seen]))
+    return True
 
 
 def _prices(
     producer: Node, made: list[Placements], wants: list[tuple[Placements, Placements | None]], mesh: tuple[int, ...]
-) -> Table:
-    """Return bytes from each of ``made`` to each of ``wants``, both directions."""
+) -> Table | None:
+    """Return bytes from each of ``made`` to each of ``wants``, both directions; None for too many one by one."""
     shares = all_pairs(producer.output_shape, mesh) if producer.output_bytes % math.prod(mesh) ** 2 == 0 else None
     if shares is not None:
-        index, table = shares
-        home = [index[gradient_of_output(out)] for out in made]
-        forward = table[numpy.ix_([index[out] for out in made], [index[want] for want, _ in wants])]
-        flowing = [w for w, (_, back) in enumerate(wants) if back is not None]
-        backward = numpy.zeros_like(forward)
-        left = [index[back] for _, back in wants if back is not None]
-        backward[:, flowing] = table[numpy.ix_(left, home)].T
-        whole: Table = numpy.floor((forward + backward) * producer.output_bytes + _ROUND)
+        whole: Table = numpy.floor(_both_ways(*shares, made, wants) * producer.output_bytes + _ROUND)
         return whole
     different = list(dict.fromkeys(made))
+    if len(different) * len(wants) > (_MOST_ALONE if len(mesh) <= 4 else _MOST_ALONE_WIDE):
+        return None
     rows = {
         out: numpy.array([sum(edge_bytes(producer, out, want, back, mesh)) for want, back in wants], dtype=float)
         for out in different
@@ -169,17 +219,33 @@ def _prices(
     return result
 
 
-def relaxed_factors(problem: JointProblem) -> FactorGraph:
-    """Write the problem with tables over two operators: never above its cost, equal where readers want alike.
+def _both_ways(
+    index: dict[Placements, int],
+    table: Table,
+    made: list[Placements],
+    wants: list[tuple[Placements, Placements | None]],
+) -> Table:
+    """Return the share sent from each of ``made`` to each of ``wants``, and of the gradient back."""
+    home = [index[gradient_of_output(out)] for out in made]
+    both: Table = table[numpy.ix_([index[out] for out in made], [index[want] for want, _ in wants])]
+    flowing = [w for w, (_, back) in enumerate(wants) if back is not None]
+    left = [index[back] for _, back in wants if back is not None]
+    both[:, flowing] += table[numpy.ix_(left, home)].T
+    return both
 
-    Each of n readers of a tensor pays a share of 1/n of its own redistribution.
-    """
-    graph = FactorGraph([us.copy() for us in problem.node_us])
-    for read in problem.reads:
-        share = 1.0 / len(read.readers)
-        for v, wants in read.readers:
-            graph.add((read.producer, v), read.cost_us[:, wants] * share)
-    return graph
+
+def _least_prices(
+    producer: Node, made: list[Placements], wants: list[tuple[Placements, Placements | None]], mesh: tuple[int, ...]
+) -> Table | None:
+    """Return bytes that are never above those of placements with these counts; None for too many of them."""
+    shares = least_shares(producer.output_shape, mesh)
+    if shares is None:
+        return None
+    bytes_: Table = _both_ways(*shares, made, wants) * producer.output_bytes
+    if producer.output_bytes % math.prod(mesh) ** 2 == 0:
+        return bytes_
+    least: Table = numpy.maximum(bytes_ - _ROUNDED_OFF, 0.0)
+    return least
 
 
 def exact_factors(problem: JointProblem, kept: list[Table], largest: int) -> FactorGraph | None:

@@ -1,25 +1,21 @@
-"""The joint optimum over all cuts where elimination reaches it, otherwise a cheaper plan and a lower bound."""
+"""The joint optimum over all cuts where elimination reaches it, otherwise a cheaper plan and a lower bound.
+
+First over counts, how many mesh dims cut each axis: few choices, and prices that are never above the real ones, so the
+least is a lower bound. Then over the choices whose counts may still be in a cheaper plan than the best one known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy
-
-from mindspeed_autoparallel.operators.search.factors import (
-    LARGEST_TABLE,
-    FactorGraph,
-    bound_by_shifting,
-    eliminate,
-    values_that_may_win,
-    without_dominated,
-)
-from mindspeed_autoparallel.operators.search.joint import JointProblem, build_joint, exact_factors, relaxed_factors
+from mindspeed_autoparallel.operators.search.branch import solve_joint
+from mindspeed_autoparallel.operators.search.joint import JointProblem, arranged, build_joint
 from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.state import Decisions
 
-_ROUNDS = 120
+_MOST_ENTRIES = 20_000_000
+"""Entries of all tables beyond which no bound is sought: each round takes a second and more."""
 _SAME = 1e-9
 
 
@@ -45,78 +41,34 @@ def prove(
 
     With ``tied`` both are over plans that cut operators of equal role alike.
     """
-    graph = decisions.graph
+    graph, mesh = decisions.graph, decisions.mesh
     empty = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
-    problem = build_joint(empty, decisions.mesh, machine, pins, tied=tied)
-    if problem is None:
+    counts = build_joint(empty, mesh, machine, pins, tied=tied)
+    if counts is None or _entries(counts) > _MOST_ENTRIES:
         return None
-    best, upper = problem.picks(decisions), cost_us
-    relaxed = relaxed_factors(problem)
-    bound, shifted = bound_by_shifting(relaxed, _ROUNDS, upper)
-    tried = _descend(problem, [int(numpy.argmin(s)) for s in shifted.single])
-    if problem.total_us(tried) < upper * (1 - _SAME):
-        best, upper = tried, problem.total_us(tried)
-    method = "cost shifting"
-    if bound < upper * (1 - _SAME):
-        kept = values_that_may_win(shifted, bound, upper)
-        found = _least(exact_factors(problem, kept, LARGEST_TABLE), kept)
-        if found is not None:
-            method, bound = "elimination over all cuts", min(upper, problem.total_us(found))
-            if problem.total_us(found) < upper * (1 - _SAME):
-                best, upper = found, problem.total_us(found)
-        else:
-            weaker = _least(relaxed.restricted(kept), kept)
-            if weaker is not None:
-                method, bound = "elimination with shared reads split", max(bound, min(upper, relaxed.cost(weaker)))
-                tried = _descend(problem, weaker)
-                if problem.total_us(tried) < upper * (1 - _SAME):
-                    best, upper = tried, problem.total_us(tried)
-    result = decisions if best is None or upper == cost_us else problem.decisions(decisions, best)
-    return Proof(result, upper, min(bound, upper), method)
+    best, upper = decisions, cost_us
+    solved = solve_joint(counts, upper, None)
+    bound, method = solved.bound, "numbers of cuts"
+    alone = [[picked] for picked in solved.picks]
+    for among, in_blocks in ((alone, True), (alone, False), (solved.kept, False)):
+        if bound >= upper * (1 - _SAME):
+            break
+        choices = {}
+        for v, names in enumerate(counts.members):
+            node, fixed = graph.nodes[names[0]], [pin.get(names[0]) for pin in pins]
+            held = [counts.choices[v][p] for p in among[v]]
+            choices[names[0]] = arranged(node, mesh, fixed, held, in_blocks=in_blocks)
+        problem = build_joint(empty, mesh, machine, pins, tied=tied, among=choices)
+        if problem is None or _entries(problem) > _MOST_ENTRIES:
+            continue
+        found = solve_joint(problem, upper, problem.picks(best))
+        cost = problem.total_us(found.picks)
+        if cost < upper * (1 - _SAME):
+            best, upper = problem.decisions(decisions, found.picks), cost
+        if among is not alone:  # what was left out cannot be below the upper bound it was left out for
+            bound, method = max((bound, method), (min(found.bound, upper), "all cuts"))
+    return Proof(best, upper, min(bound, upper), method)
 
 
-def _least(graph: FactorGraph | None, kept: list[numpy.ndarray]) -> list[int] | None:
-    """Return eliminate over ``graph`` and give the values in the numbering before ``kept``."""
-    if graph is None:
-        return None
-    alive = without_dominated(graph)
-    found = eliminate(graph.restricted(alive))
-    if found is None:
-        return None
-    return [int(kept[v][alive[v][p]]) for v, p in enumerate(found)]
-
-
-def _descend(problem: JointProblem, picks: list[int]) -> list[int]:
-    """Change one operator at a time to its cheapest choice until nothing improves."""
-    touching: list[list[int]] = [[] for _ in picks]
-    for index, read in enumerate(problem.reads):
-        for v in {read.producer, *(v for v, _ in read.readers)}:
-            touching[v].append(index)
-    picks, changed = list(picks), True
-    while changed:
-        changed = False
-        for v in range(len(picks)):
-            cost = problem.node_us[v].copy()
-            for index in touching[v]:
-                cost += _read_costs(problem, index, v, picks)
-            least = int(cost.argmin())
-            if cost[least] < cost[picks[v]] * (1 - _SAME) - 1e-12:
-                picks[v], changed = least, True
-    return picks
-
-
-def _read_costs(problem: JointProblem, index: int, v: int, picks: list[int]) -> numpy.ndarray:
-    """Price read ``index`` for every choice of variable ``v``, the others as they are."""
-    read = problem.reads[index]
-    number = len(problem.node_us[v])
-    producers = numpy.arange(number) if read.producer == v else numpy.full(number, picks[read.producer])
-    total = numpy.zeros(number)
-    wanted: list[numpy.ndarray] = []
-    for reader, wants in read.readers:
-        here = wants if reader == v else numpy.full(number, wants[picks[reader]])
-        fresh: numpy.ndarray = numpy.ones(number, dtype=bool)
-        for earlier in wanted:
-            fresh &= earlier != here
-        wanted.append(here)
-        total += read.cost_us[producers, here] * fresh
-    return total
+def _entries(problem: JointProblem) -> int:
+    return sum(read.cost_us.size * len(read.readers) for read in problem.reads)

@@ -32,31 +32,36 @@ def random_graph(seed: int) -> Graph:
     return graph
 
 
-gaps: dict[str, list[float]] = {"recursive_programming": [], "sharding_propagation": [], "greedy": []}
-for seed in range(240):
-    graph = random_graph(seed)
-    empty = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
-    problem = build_problem(empty, 2, Machine(flops_per_us=1e6), {}, tied=False)
-    best_picks = solve_exact(problem)
-    best = problem.total_us(best_picks)
-    first = next(v for v, names in enumerate(problem.members) if names[0] == "m0")
-    # Propagation gets the optimum's strategy for the first product as its pin.
-    chosen = problem.spread(best_picks)["m0"]
-    pinned = build_problem(empty, 2, Machine(flops_per_us=1e6), {"m0": chosen}, tied=False)
-    found = {
-        "recursive_programming": problem.total_us(
-            problem.picks({n: c[0] for n, c in solve_recursive(graph, (2,), 0.1, [{}])[0].choices.items()})
-        ),
-        "sharding_propagation": pinned.total_us(solve_propagation(pinned, {first})),
-        "greedy": problem.total_us(solve_greedy(problem)),
-    }
-    for mode, cost in found.items():
-        gaps[mode].append(100 * (cost / best - 1))
-print("| mode | graphs | optimal | median % | mean % | 90th % | worst % |")
-for mode, values in gaps.items():
-    values.sort()
-    optimal = sum(v < 1e-6 for v in values)
-    print(
-        f"| {mode} | {len(values)} | {optimal} | {statistics.median(values):.1f} | {statistics.mean(values):.1f} | "
-        f"{values[int(0.9 * len(values))]:.1f} | {values[-1]:.1f} |"
-    )
+def main() -> None:
+    gaps: dict[str, list[float]] = {"recursive_programming": [], "sharding_propagation": [], "greedy": []}
+    for seed in range(240):
+        graph = random_graph(seed)
+        empty = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+        problem = build_problem(empty, 2, Machine(flops_per_us=1e6), {}, tied=False)
+        best_picks = solve_exact(problem)
+        best = problem.total_us(best_picks)
+        first = next(v for v, names in enumerate(problem.members) if names[0] == "m0")
+        # Propagation gets the optimum's strategy for the first product as its pin.
+        chosen = problem.spread(best_picks)["m0"]
+        pinned = build_problem(empty, 2, Machine(flops_per_us=1e6), {"m0": chosen}, tied=False)
+        found = {
+            "recursive_programming": problem.total_us(
+                problem.picks({n: c[0] for n, c in solve_recursive(graph, (2,), 0.1, [{}])[0].choices.items()})
+            ),
+            "sharding_propagation": pinned.total_us(solve_propagation(pinned, {first})),
+            "greedy": problem.total_us(solve_greedy(problem)),
+        }
+        for mode, cost in found.items():
+            gaps[mode].append(100 * (cost / best - 1))
+    print("| mode | graphs | optimal | median % | mean % | 90th % | worst % |")
+    for mode, values in gaps.items():
+        values.sort()
+        optimal = sum(v < 1e-6 for v in values)
+        print(
+            f"| {mode} | {len(values)} | {optimal} | {statistics.median(values):.1f} | {statistics.mean(values):.1f} | "
+            f"{values[int(0.9 * len(values))]:.1f} | {values[-1]:.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

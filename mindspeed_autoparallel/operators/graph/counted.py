@@ -1,0 +1,112 @@
+"""Placements by number alone: how many alike mesh dims cut each tensor dim, whichever of them they are.
+
+The bytes between two such counts are never more than those between any two placements that have them, so what is
+searched over counts bounds what is searched over placements, and has far fewer states.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy
+
+from mindspeed_autoparallel.operators.graph.node import PARTIAL, REPLICATE
+from mindspeed_autoparallel.operators.graph.shortest import State, bytes_sent, is_valid
+
+MOST_STATES = 1000
+"""Counts of one tensor beyond which no table is made of them."""
+
+
+@lru_cache(maxsize=1 << 18)
+def counted(state: State, mesh: tuple[int, ...]) -> State:
+    """Sort ``state`` among mesh dims of equal size: equal for placements (or cuts) of equal numbers."""
+    result = list(state)
+    for dims in alike_dims(mesh):
+        for dim, placement in zip(dims, sorted(state[d] for d in dims), strict=True):
+            result[dim] = placement
+    return tuple(result)
+
+
+@lru_cache(maxsize=256)
+def alike_dims(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """List mesh dims of equal size together."""
+    return tuple(tuple(d for d, n in enumerate(mesh) if n == size) for size in dict.fromkeys(mesh))
+
+
+def all_counts(values: Sequence[int], mesh: tuple[int, ...]) -> Iterator[State]:
+    """Yield every count of ``values`` over ``mesh``, sorted among dims of equal size."""
+    groups = alike_dims(mesh)
+    ordered = sorted(values)
+    for chosen in itertools.product(*(itertools.combinations_with_replacement(ordered, len(dims)) for dims in groups)):
+        result = [0] * len(mesh)
+        for dims, placements in zip(groups, chosen, strict=True):
+            for dim, placement in zip(dims, placements, strict=True):
+                result[dim] = placement
+        yield tuple(result)
+
+
+@lru_cache(maxsize=1 << 14)
+def orders(count: State, mesh: tuple[int, ...]) -> tuple[State, ...]:
+    """List every choice (or placements) with these numbers."""
+    groups = alike_dims(mesh)
+    found = []
+    ways = [sorted(set(itertools.permutations([count[d] for d in dims]))) for dims in groups]
+    for chosen in itertools.product(*ways):
+        result = [0] * len(mesh)
+        for dims, values in zip(groups, chosen, strict=True):
+            for dim, value in zip(dims, values, strict=True):
+                result[dim] = value
+        found.append(tuple(result))
+    return tuple(found)
+
+
+def least_shares(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray] | None:
+    """Number the counts of a tensor of ``shape``; give the least share of it that a device sends between any two.
+
+    None where there are more than ``MOST_STATES`` of them.
+    """
+    devices = math.prod(mesh)
+    caps = tuple(math.gcd(n, devices) for n in shape)
+    used = tuple(d for d, cap in enumerate(caps) if cap > 1)
+    alphabet = len(used) + 2
+    if math.prod(math.comb(len(dims) + alphabet - 1, len(dims)) for dims in alike_dims(mesh)) > MOST_STATES:
+        return None
+    index, shares = _table(mesh, tuple(caps[d] for d in used))
+    number = {PARTIAL: PARTIAL, REPLICATE: REPLICATE, **dict(enumerate(used))}
+    return {counted(tuple(number[p] for p in state), mesh): at for state, at in index.items()}, shares
+
+
+@lru_cache(maxsize=512)
+def _table(mesh: tuple[int, ...], caps: tuple[int, ...]) -> tuple[dict[State, int], numpy.ndarray]:
+    alphabet = (PARTIAL, REPLICATE, *range(len(caps)))
+    states = [state for state in all_counts(alphabet, mesh) if is_valid(state, mesh, caps)]
+    index = {state: number for number, state in enumerate(states)}
+    shares = numpy.full((len(states), len(states)), numpy.inf)
+    numpy.fill_diagonal(shares, 0.0)
+    for a, state in enumerate(states):
+        for after, moved in _transitions(state, mesh, caps):
+            b = index[after]
+            shares[a, b] = min(shares[a, b], moved)
+    for middle in range(len(states)):
+        numpy.minimum(shares, shares[:, middle, None] + shares[None, middle, :], out=shares)
+    return index, shares
+
+
+def _transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> Iterator[tuple[State, float]]:
+    """Yield every step from ``state``, whatever the order of the mesh dims: the state after it, and the share sent."""
+    local = 1.0 / math.prod(n for n, p in zip(mesh, state, strict=True) if p >= 0)
+    for before in dict.fromkeys(state):
+        # Of alike mesh dims with one placement the first ones stand for any.
+        held = [[d for d in dims if state[d] == before] for dims in alike_dims(mesh)]
+        for numbers in itertools.product(*(range(len(dims) + 1) for dims in held)):
+            chosen = [d for dims, number in zip(held, numbers, strict=True) for d in dims[:number]]
+            if not chosen or (before == REPLICATE and len(chosen) > 1):
+                continue
+            parts = math.prod(mesh[d] for d in chosen)
+            for after in (REPLICATE, *range(len(caps))):
+                moved_to = counted(tuple(after if d in chosen else p for d, p in enumerate(state)), mesh)
+                if after != before and is_valid(moved_to, mesh, caps):
+                    yield moved_to, bytes_sent(before, after, parts, local)

@@ -1,0 +1,98 @@
+"""Best-first search over a joint problem: bounds by cost shifting, elimination where what is left is small enough."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+
+import numpy
+
+from mindspeed_autoparallel.operators.search.descend import descend
+from mindspeed_autoparallel.operators.search.dual import Dual
+from mindspeed_autoparallel.operators.search.factors import LARGEST_TABLE, FactorGraph, eliminate, without_dominated
+from mindspeed_autoparallel.operators.search.joint import JointProblem, exact_factors
+
+_ROUNDS, _ROUNDS_OF_PART = 240, 32
+_LARGEST_OF_PART = 1_000_000
+"""Entries of a table in the elimination of a part of the problem."""
+_WORK = 200_000_000
+"""Prices gone through, rounds times prices, after which no part is divided any more; some seconds."""
+_SHIFT_OVERHEAD = 4000
+"""Prices that take the time of one tensor's turn beside them."""
+_SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Hold what is known of a problem: no sum is below ``bound`` (or the upper bound given), the best picks found, and
+    per variable the values that sums below the upper one may have."""
+
+    bound: float
+    picks: list[int]
+    kept: list[numpy.ndarray]
+
+
+def solve_joint(problem: JointProblem, upper: float, start: list[int] | None) -> Solved:
+    """Bound ``problem`` from below and search its least sum, ``upper`` being one that is known, of ``start`` perhaps.
+
+    Values are divided in halves where shifting alone leaves a gap, the part of least bound first.
+    """
+    root = Dual(problem)
+    left = _WORK - _work(root, root.raise_bound(upper, _ROUNDS))
+    starts = [_least_values(root), *([start] if start is not None else [])]
+    picks = min((descend(problem, given) for given in starts), key=problem.total_us)
+    upper = min(upper, problem.total_us(picks))
+    kept, largest, bound = root.kept, LARGEST_TABLE, root.bound
+    ties = itertools.count()
+    parts = [(root.bound, next(ties), root)]
+    while parts:
+        bound, _, part = heapq.heappop(parts)
+        if bound >= upper * (1 - _SAME) or left < 0:
+            break
+        found = _least(problem, part.kept, largest)
+        largest = _LARGEST_OF_PART
+        if found is not None:
+            picks = min(picks, found, key=problem.total_us)
+            upper = min(upper, problem.total_us(picks))
+            heapq.heappush(parts, (max(bound, min(upper, problem.total_us(found))), next(ties), part))
+            continue
+        for half in _halves(part):
+            left -= _work(half, half.raise_bound(upper, _ROUNDS_OF_PART))
+            if half.bound < upper * (1 - _SAME):
+                picks = min(picks, descend(problem, _least_values(half)), key=problem.total_us)
+                upper = min(upper, problem.total_us(picks))
+            heapq.heappush(parts, (max(half.bound, bound), next(ties), half))
+    return Solved(bound, picks, kept)
+
+
+def _work(dual: Dual, rounds: int) -> int:
+    return rounds * (dual.entries + _SHIFT_OVERHEAD * len(dual.tensors))
+
+
+def _least_values(dual: Dual) -> list[int]:
+    return [int(kept[numpy.argmin(single)]) for kept, single in zip(dual.kept, dual.single, strict=True)]
+
+
+def _halves(part: Dual) -> list[Dual]:
+    """Divide the values of one variable, cheap ones from dear ones: of the one that most prices depend on."""
+    prices = [0] * len(part.single)
+    for tensor in part.tensors:
+        for v in tensor.variables:
+            prices[v] += tensor.cost.size
+    v = max(range(len(prices)), key=lambda u: (len(part.single[u]) > 1) * prices[u])
+    order = numpy.argsort(part.single[v], kind="stable")
+    middle = (len(order) + 1) // 2
+    return [part.only(v, numpy.sort(places)) for places in (order[:middle], order[middle:])]
+
+
+def _least(problem: JointProblem, kept: list[numpy.ndarray], largest: int) -> list[int] | None:
+    """Eliminate all variables, left the values ``kept``; None where a table would be larger than ``largest``."""
+    graph: FactorGraph | None = exact_factors(problem, kept, largest)
+    if graph is None:
+        return None
+    alive = without_dominated(graph)
+    found = eliminate(graph.restricted(alive), largest)
+    if found is None:
+        return None
+    return [int(kept[v][alive[v][p]]) for v, p in enumerate(found)]
