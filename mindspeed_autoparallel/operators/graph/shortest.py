@@ -112,7 +112,7 @@ class _Whole:
 
 @lru_cache(maxsize=4096)
 def _whole_table(shape: tuple[int, ...], mesh: tuple[int, ...]) -> _Whole | None:
-    """Tabulate all placements of a tensor of ``shape``; None where there are too many."""
+    """Return the table over all placements of a tensor of ``shape``; None where there are too many."""
     caps = [math.gcd(n, math.prod(mesh)) for n in shape]
     dims = tuple(d for d, cap in enumerate(caps) if cap > 1)
     if (len(dims) + 2) ** len(mesh) > _LARGEST_MATRIX or len(mesh) > 4:

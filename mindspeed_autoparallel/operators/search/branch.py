@@ -87,7 +87,7 @@ def _halves(part: Dual) -> list[Dual]:
 
 
 def _least(problem: JointProblem, kept: list[numpy.ndarray], largest: int) -> list[int] | None:
-    """Eliminate all variables, left the values ``kept``; None where a table would be larger than ``largest``."""
+    """Return the least sum over the values ``kept``, by elimination; None where a table would exceed ``largest``."""
     graph: FactorGraph | None = exact_factors(problem, kept, largest)
     if graph is None:
         return None

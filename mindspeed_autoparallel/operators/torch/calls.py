@@ -58,7 +58,7 @@ class CapturedCall:
             return look_up(name, decisions, mesh, self._padding())
         if self.operator in _DROPOUTS and self._is_random():
             return self._dropped(decisions.output_placements(name), mesh)
-        if self.operator in _DRAWS:
+        if self.operator in _DRAWS and not self._draws_by_values():
             return self._drawn(decisions.output_placements(name), mesh)
         if self.operator == "scaled_dot_product_attention" and self._is_random():
             return self._attention_dropped(name, decisions, mesh)
@@ -85,6 +85,10 @@ class CapturedCall:
         if self.operator == "scaled_dot_product_attention":
             return bool(self._argument(4, "dropout_p", 0.0) > 0)
         return bool(self._argument(1, "p", 0.5) > 0 and self._argument(2, "train", True))
+
+    def _draws_by_values(self) -> bool:
+        """Tell whether the input's values are the probabilities: then the call gets the whole of it."""
+        return self.operator == "bernoulli" and self._argument(1, "p", None) is None
 
     def _ones(self, like: torch.Tensor) -> torch.Tensor:
         """Return a tensor of ones laid out as the whole first input is: numbers are drawn in the order of memory."""

@@ -82,15 +82,20 @@ def compare(model, values, captured, plan, mesh):
         if parameter.grad is not None:
             mine = planned.piece_of(name).grad
             whole = mesh.piece(parameter.grad, plan.decisions.output_placements(name))
-            scale = max(1.0, float(parameter.grad.abs().max()))
-            worst = max(worst, float((mine - whole).abs().max()) / scale)
+            worst = max(worst, relative(mine, whole, parameter.grad))
     for name in captured.updates:
         if updated[name].is_floating_point():
             piece = mesh.piece(updated[name], plan.decisions.output_placements(name))
-            worst = max(worst, relative(planned.piece_of(name), piece))
+            worst = max(worst, relative(planned.piece_of(name), piece, updated[name]))
     predicted = [sum(column) for column in zip(*plan.edge_bytes().values(), strict=True)]
     return worst, sent[0] == sent[1] == predicted, predicted, sent
 
 
-def relative(found, expected):
-    return float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+SMALLEST = 1e-3
+"""Norms below this are differences of larger numbers: against them the error is absolute, over this."""
+
+
+def relative(found, expected, whole=None):
+    """Give the norm of the error over that of the reference: of the ``whole`` tensor where ``expected`` is a piece."""
+    reference = expected if whole is None else whole
+    return float((found - expected).norm()) / max(SMALLEST, float(reference.norm()))

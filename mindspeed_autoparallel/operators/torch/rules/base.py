@@ -63,6 +63,13 @@ def pointwise(call: Call) -> Rule:
     return Rule("pointwise", axes_of(call.output), operands, tuple(range(len(call.output))))
 
 
+def draw(call: Call) -> Rule:
+    """Cut a draw of one probability by every dim; where the values are the probabilities, it is not cut."""
+    if call.argument(1, None) is None:
+        raise ValueError("probabilities by value")
+    return pointwise(call)
+
+
 def constant(call: Call) -> Rule:
     """Make the same tensor on every device."""
     return Rule("constant", (), (), (None,) * len(call.output))

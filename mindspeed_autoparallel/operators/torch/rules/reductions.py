@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_autoparallel.operators.graph.node import Axis
-from mindspeed_autoparallel.operators.torch.rules.base import Call, Dims, Rule, axes_of
+from mindspeed_autoparallel.operators.torch.rules.base import Call, Dims, Rule, axes_of, pointwise
 
 
 def normalised(call: Call) -> Rule:
@@ -45,8 +45,10 @@ def along(call: Call) -> Rule:
 
 def reduction(call: Call) -> Rule:
     """Cut a sum along what it sums, too (a pending sum); a mean or a maximum may not be."""
+    if len(call.shapes) == 2 and call.operator in ("max", "min"):
+        return pointwise(call)  # the larger of two tensors
     if len(call.shapes) != 1:
-        raise ValueError("a maximum of two tensors")
+        raise ValueError("a reduction of several tensors")
     given = call.shapes[0]
     chosen = call.argument(2 if call.operator == "linalg_vector_norm" else 1, None)
     if isinstance(chosen, bool) or chosen is None or chosen == []:  # var(x, unbiased)

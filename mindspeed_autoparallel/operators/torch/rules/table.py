@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mindspeed_autoparallel.operators.torch.rules.base import Call, Rule, constant, pointwise
+from mindspeed_autoparallel.operators.torch.rules.base import Call, Rule, constant, draw, pointwise
 from mindspeed_autoparallel.operators.torch.rules.layout import (
     leading,
     part_of_dim,
@@ -115,6 +115,7 @@ _POINTWISE = frozenset(
     ]
 )
 _RULES: dict[str, Callable[[Call], Rule]] = {
+    "bernoulli": draw,
     "linear": linear,
     **dict.fromkeys(("mm", "matmul", "bmm", "mv", "dot"), matmul),
     "baddbmm": baddbmm,
