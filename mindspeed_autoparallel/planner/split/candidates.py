@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy
@@ -220,6 +221,10 @@ class Evaluator:
             size += len(request.some)
         return groups if groups[-1] else []
 
+    def know(self, cuts: Iterable[Cut]) -> None:
+        """Keep cuts that were found elsewhere."""
+        self._keep([(numpy.array([*cut[0], *cut[1]]), cut[2], cut) for cut in cuts])
+
     def _keep(self, learned: list[tuple[Array, int, Cut]]) -> None:
         fresh = []
         for row, constant, cut in learned:
@@ -236,9 +241,15 @@ class Evaluator:
         ``num_learned`` was that or more."""
         number = min(len(self._constant), self.num_learned - since)
         if not number:
-            return some.tail
+            return some.tail + 0.0
         times = numpy.concatenate([some.forward, some.backward], axis=1).astype(float)
         return (times @ self._matrix[-number:].T + self._constant[-number:]).max(axis=1) + some.tail
+
+    def plain_bounds(self, ends: Array) -> Array:
+        """Return a lower bound on the step of every candidate, whether it fits or not: nothing recomputed."""
+        stage, tail = self.row.tails(self.row.held(ends))
+        forward, backward = self.row.forward_times(ends), self.row.backward_times(ends)
+        return self.bounds(Candidates(ends, numpy.zeros_like(backward), forward, backward, stage, tail))
 
     def placement(self, one: Candidates) -> Placement:
         """Return the rows of the first candidate."""

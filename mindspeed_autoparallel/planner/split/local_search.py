@@ -154,9 +154,12 @@ class LocalSearch:
                 fitting = evaluator.candidates(around, weights)
                 return fitting.take(numpy.arange(1)) if len(fitting) else None
             overs = evaluator.overrun(around)
-            if int(overs.min()) >= over:
+            around, overs = around[overs < over], overs[overs < over]
+            if not len(around):
                 return None
-            ends, over = around[int(overs.argmin())], int(overs.min())
+            # What fits best may be far from fast: of all that fits better, what the cuts known think most of.
+            place = int(evaluator.plain_bounds(around).argmin())
+            ends, over = around[place], int(overs[place])
         return None
 
     def _around(self, ends: Array) -> Array:

@@ -115,8 +115,7 @@ class _Solve:
 
     def _learn(self, relaxed: tuple[dict[Cut, None], float]) -> None:
         self._raise_to(relaxed[1])
-        for cut in relaxed[0]:
-            self.evaluator.cuts.setdefault(cut)
+        self.evaluator.know(relaxed[0])
 
     def _take_over(self) -> None:
         """Take the local search's plan, if it is of interest."""
@@ -214,7 +213,7 @@ class _Solve:
         """Time the counts found and search around them."""
         placement: Placement = tuple(tuple(tuple(round(v) for v in row) for row in kinds) for kinds in values)
         cut, step = cut_of(self.problem, placement)
-        self.evaluator.cuts.setdefault(cut)
+        self.evaluator.know([cut])
         used = stage_memory(self.problem, placement)
         if all(a <= b for a, b in zip(used, self.problem.memory_limit, strict=True)) and step < self._limit(inf):
             self.best, self.best_time = placement, int(step)

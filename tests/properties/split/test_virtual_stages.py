@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -10,6 +11,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.solution import time_of
 from mindspeed_autoparallel.planner.split.virtual_stages import roomy_stages
 from mindspeed_autoparallel.schedule import make_program
 
@@ -142,3 +144,32 @@ def test_stages_called_roomy_hold_every_plan_within_the_step_plainly():
             called += 1
             assert not fitting.extra[steps <= limit][:, stage::2].any()
     assert called
+
+
+def test_a_plan_is_near_a_layout_by_hand_in_the_memory_that_takes() -> None:
+    """Nothing can be recomputed, and placements that fit are rare: 80 layers on 8 x 5 virtual stages, two each."""
+    stages, chunks, microbatches, layers = 8, 5, 16, 80
+    virtual = stages * chunks
+    layer = LayerKind(name="none", memory=(400,) * virtual, saved=68)
+    table = LayerKind(name="none", memory=(1600,) * virtual, saved=10)
+    problem = SplitProblem(
+        segments=(
+            Segment(name="embedding", num_layers=1, forward=5, backward=10, kinds=(table,)),
+            Segment(name="layer", num_layers=layers, forward=100, backward=200, kinds=(layer,), predecessors=(0,)),
+            Segment(name="loss", num_layers=1, forward=70, backward=140, kinds=(table,), predecessors=(1,)),
+        ),
+        num_stages=stages,
+        num_chunks=chunks,
+        num_microbatches=microbatches,
+        schedule="interleaved",
+        memory_limit=(2**40,) * stages,
+        sends="eager",
+        in_flight=fullest_moments(make_program("interleaved", stages, microbatches, chunks)),
+    )
+    # Llama 3 70B, as a public recipe of Megatron-Bridge has it.
+    counts = (*(2,) * 35, 3, 2, 2, 2, 1)
+    nowhere = (0,) * (virtual - 1)
+    by_hand = (((1, *nowhere),), (counts,), ((*nowhere, 1),))
+    peak = max(stage_memory(problem, by_hand))
+    found = solve(replace(problem, memory_limit=(peak,) * stages), time_limit_s=60, effort=0.1)
+    assert found.step_time <= 1.02 * time_of(problem, by_hand)
