@@ -182,16 +182,8 @@ def derive_megatron(
         sequence_parallel=sequence_parallel,
     )
     changed = sum(decisions.choices[n] != made.choices[n] for n, node in graph.nodes.items() if node.inputs)
-    return MegatronConfiguration(
-        layout,
-        each * size[DATA],
-        tuple(taken),
-        uniform,
-        plan_cost(plan, machine),
-        plan_cost(uniform, machine),
-        changed,
-        tuple(notes),
-    )
+    costs = plan_cost(plan, machine), plan_cost(uniform, machine)
+    return MegatronConfiguration(layout, each * size[DATA], tuple(taken), uniform, *costs, changed, tuple(notes))
 
 
 def _illegal(graph: Graph, mesh: tuple[int, ...], roles: list[str], parts: int, role: str) -> str:
