@@ -60,14 +60,16 @@ def problem_from_profile(
     # With several chunks, those of one stage share its memory at every moment of the schedule.
     moments = fullest_moments(program) if num_chunks > 1 else ()
     held = [0] * num_stages * num_chunks if moments else list(in_flight(program))
+    costs = profile.measurements[0].modules
     mindspeed = profile.memory_semantics == "mindspeed"
     segments: list[Segment] = []
     last: dict[str, int] = {}
     link = 0
     for module in profile.model.modules:
-        cost = profile.measurements[0].modules[module.name]
+        cost = costs[module.name]
         before = tuple(last[name] for name in module.predecessors)
-        first, runs = len(segments) + (cost.pre is not None), len(cost.runs(0, module.num_layers))
+        first = len(segments) + (cost.pre is not None)
+        num_runs = len(cost.runs(0, module.num_layers))
         ways = [way for way in _WAYS if way in cost.layer.recompute]
         for part, block, number in cost.parts(module.num_layers):
             is_layer = part == "layer"
@@ -79,9 +81,7 @@ def problem_from_profile(
                     backward=round(block.backward_us * NS_PER_US),
                     kinds=_kinds(block, held, mindspeed, ways if is_layer else ["none"]),
                     predecessors=before,
-                    beside={"pre": first, "layer": None, "post": first + len(cost.runs(0, module.num_layers)) - 1}[
-                        part
-                    ],
+                    beside={"pre": first, "layer": None, "post": first + num_runs - 1}[part],
                     continues=is_layer and len(segments) > first,
                 )
             )
