@@ -320,7 +320,8 @@ def test_a_hetero_run_goes_on_from_a_homogeneous_checkpoint_with_its_optimizer(j
 def test_half_precision_and_the_distributed_optimizer_cross_layouts_with_their_state(
     job: dict[str, Any], tmp_path: Path
 ) -> None:
-    kind = ["--bf16", "--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"]
+    # Without dropout: its steps are wilder, and in half precision layouts drift apart sooner.
+    kind = ["--bf16", "--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable", *NO_DROPOUT]
     plain = ["--mm-model", str(job["folder"] / "plain.json"), *job["common"], *kind]
     saved = str(tmp_path / "alone")
     alone = steps_of(train(1, *plain, *job["load"], "--save", saved, "--save-interval=2"))
