@@ -85,7 +85,16 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
             f"{module.name}: pp {module.pipeline}, but {type(adapter).__name__} has no encode_later_stage: it cannot "
             "run an encoder in stages. Use pp 1 with a larger tp or cp, or give the adapter that method."
         )
-    return Encoder(module.name, built, adapter, job.scales[module.name])
+    return Encoder(module.name, built, adapter, job.scales[module.name], _megatron_config(built))
+
+
+def _megatron_config(module: Any) -> Any:
+    """Return the first config of Megatron's in the module tree: MindSpeed-MM's encoders hold their block of model.json
+    as ``config``, and Megatron's in their parts."""
+    from megatron.core.model_parallel_config import ModelParallelConfig
+
+    configs = (getattr(part, "config", None) for part in module.modules())
+    return next((config for config in configs if isinstance(config, ModelParallelConfig)), None)
 
 
 def _host(module: ModuleLayout) -> Any:

@@ -44,6 +44,9 @@ class VLMModel(VisionLanguageModel):
         self.add_image_encoder = "image_encoder" in modules
         self.add_audio_encoder = "audio_encoder" in modules
         self.image_encoder = ImageEncoder(base, description, 0) if self.add_image_encoder else None
+        if self.add_image_encoder:
+            # The real one has its block of model.json here: no Megatron config, which only its layers have.
+            self.image_encoder.config = types.SimpleNamespace(context_parallel_size=base.context_parallel_size)
         self.audio_encoder = PaddedAudioEncoder(base, description, 0) if self.add_audio_encoder else None
         if "text_decoder" not in modules:
             self.text_decoder = None

@@ -1,0 +1,118 @@
+"""MindSpeed-MM for real: its own pretrain_vlm.py with one import line, on a tiny model (tests/hosts/README.md)."""
+
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.profiles.reading import read_profile
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+cells, tiny = load("mindspeed_cells"), load("tiny_qwen2vl")
+MISSING = cells.missing(cells.MM_SOURCES)
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(3000), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+TOLERANCE = 1e-5
+PORT = 23400
+FLAGS = shlex.split("""
+    --use-mcore-models --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --context-parallel-size 1
+    --micro-batch-size 1 --global-batch-size 4 --train-iters 6 --tokenizer-type NullTokenizer --vocab-size 512
+    --seq-length 256 --make-vocab-size-divisible-by 1 --normalization RMSNorm --use-fused-rmsnorm --swiglu
+    --use-fused-swiglu --no-masked-softmax-fusion --lr 1.0e-4 --lr-decay-style cosine --weight-decay 0 --clip-grad 0.0
+    --no-gradient-accumulation-fusion --seed 42 --use-distributed-optimizer --use-flash-attn --no-load-optim
+    --no-load-rng --no-save-optim --no-save-rng --num-workers 0 --num-layers 4 --hidden-size 64 --num-attention-heads 4
+    --max-position-embeddings 1024 --log-interval 1 --save-interval 10000 --eval-interval 10000 --eval-iters 1
+    --ckpt-format torch --distributed-backend gloo --variable-seq-lengths --distributed-timeout-minutes 3
+    --mm-data data.json
+""")
+
+
+def run(folder, *words, num_processes=0, port=PORT, model="model.json"):
+    tools = Path(os.environ["MINDSPEED_MM_SOURCES"]) / "mindspeed_mm" / "tools" / "tools.json"
+    files = ["--mm-tool", str(tools), "--mm-model", model]
+    command = ["pretrain_vlm.py", *FLAGS, *files, *words]
+    done = cells.run(folder, cells.MM_SOURCES, command, num_processes=num_processes, port=port)
+    assert done.exit_code == 0, done.output[-3000:]
+    print(f"{' '.join(words)}: {done.seconds:.0f} s, losses {done.losses}")
+    return done
+
+
+def resplit(host, target, *words):
+    """Bring the checkpoint of one process into another layout by the command that users have."""
+    command = [sys.executable, "-m", "mindspeed_autoparallel", "convert", "resplit", "checkpoint", target, *words]
+    subprocess.run([*command, "--hf-dir", "hf"], cwd=host, check=True, timeout=cells.TIMEOUT_S)
+    return ["--load", target, "--finetune"]
+
+
+@pytest.fixture(scope="module", params=tiny.MODELS)
+def host(request, tmp_path_factory):
+    """A folder with script, data, model and the checkpoint of one process's first step."""
+    folder = tmp_path_factory.mktemp("mindspeed_mm")
+    tiny.write(folder, Path(os.environ["MINDSPEED_MM_SOURCES"]), request.param)
+    run(folder, "--save", "checkpoint", "--train-iters", "1", num_processes=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(host):
+    """Losses of one process from that checkpoint on."""
+    return run(host, "--load", "checkpoint", "--finetune", num_processes=1).losses
+
+
+def two_stages(profile, batch):
+    """The best plan with two stages and so little memory that it recomputes on one of them."""
+    layouts = [Layout(pipeline_size=2, tensor_size=1, data_size=1, micro_batch_size=1, distributed_optimizer=True)]
+    plan, limit = None, None
+    while plan is None or not any(stage.recompute for stage in plan.stages):
+        try:
+            cluster = Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=limit)
+            plan = search(profile, cluster, batch, layouts=layouts, num_workers=1)
+        except InfeasiblePlan:
+            break
+        limit = int(max(memory.peak_bytes for memory in plan.memory) * 0.98)
+    return plan
+
+
+def test_a_model_is_measured_and_trained_by_its_plan_as_by_one_process(host, alone):
+    """From measuring (TP and MBS, two processes) to plan.json; then two uneven stages with recompute of their own."""
+    place = ["--master-port", str(PORT + 20), "--auto-parallel-work-dir", "work", "--nproc-per-node", "2"]
+    found = run(host, "--auto-parallel-mm", *place, "--simulated-nnodes", "1", "--simulated-nproc-per-node", "2")
+    assert found.output.count("in one launch") == 1
+    assert "TP2" in found.output
+    planned = Plan.read(host / "plan.json")
+    assert [module.name for module in planned.model.modules] == ["image_encoder", "text_decoder"]
+    plan = two_stages(read_profile(host / "work" / "profile.json"), 4)
+    plan.write(host / "two.json")
+    assert any(stage.recompute for stage in plan.stages)
+    vision, text = (",".join(map(str, plan.layers_of(name))) for name in ("image_encoder", "text_decoder"))
+    weights = resplit(host, "two", "--vit-pp-layers", vision, "--llm-pp-layers", text)
+    done = run(host, *weights, "--auto-parallel-plan", "two.json", num_processes=2, port=PORT + 40)
+    assert done.output.count("training by the plan") == 1
+    assert "plan against the first steps of this training" in done.output
+    print(done.output[done.output.index("plan against the first steps") :][:400])
+    assert done.losses == pytest.approx(alone, rel=TOLERANCE)
+
+
+def test_an_encoder_with_a_layout_of_its_own_trains_as_one_process_does(host, alone):
+    """Ours, without a word of ours in model.json: the language model is cut in two, every rank encodes its images."""
+    content = json.loads((host / "model.json").read_text())
+    content["image_encoder"].update(tp=1, pp=1, cp=1)
+    content["text_decoder"].update(tp=2, pp=1, cp=1)
+    (host / "hetero.json").write_text(json.dumps(content))
+    weights = resplit(host, "hetero", "--tp-size", "2", "--vit-tp-size", "1", "--hetero")
+    done = run(host, *weights, "--auto-parallel-hetero", model="hetero.json", num_processes=2, port=PORT + 60)
+    assert done.losses == pytest.approx(alone, rel=TOLERANCE)
