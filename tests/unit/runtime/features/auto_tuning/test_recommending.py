@@ -10,7 +10,7 @@ from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family
 from mindspeed_autoparallel.planner.tuner.host import HostModel
 from mindspeed_autoparallel.planner.tuner.modelled import ExposedParts, Switch, tensor_overlap, with_switches
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
-from mindspeed_autoparallel.report.data import warnings
+from mindspeed_autoparallel.report.headline import warnings
 from mindspeed_autoparallel.report.tuning import render_table
 from mindspeed_autoparallel.runtime.features.auto_tuning import recommend as recommending
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan
