@@ -45,6 +45,7 @@ from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: 
 from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters  # noqa: E402
 from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk  # noqa: E402
 from mindspeed_autoparallel.reference.pretrain_vlm import Trainer  # noqa: E402
+from mindspeed_autoparallel.runtime.profiling.measure.relayout import tear_down  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "qwen2vl_tiny"
 NUM_MICROBATCHES, NUM_STEPS, VOCABULARY = 8, 2, 512
@@ -208,7 +209,8 @@ def run_layout(name: str, layout: Values, folder: Path) -> Values:
     num_steps = STEPS.get(name.split("/")[0], NUM_STEPS)
     steps = [train_step(base, wrapped, optimizer, iterators, trainer) for _ in range(num_steps)]
     dist.barrier()
-    parallel_state.destroy_model_parallel()
+    # Megatron only forgets its groups: after some twenty layouts their threads would have the cores to themselves.
+    tear_down(parallel_state)
     unset_num_microbatches_calculator()
     losses = [step["loss"] for step in steps]
     gathered: list[Any] = [None] * dist.get_world_size()
