@@ -117,29 +117,13 @@ class Experts(torch.nn.Module):
         return torch.einsum("erf,efh,re->rh", F.silu(hidden), self.down, shares)
 
 
-class Grouped(torch.nn.Module):
-    """Products grouped by expert, which exist up to fp32 only."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = torch.nn.Embedding(32, WIDTH)
-        self.up = torch.nn.Parameter(torch.randn(4, WIDTH, 32) / 4)
-        self.down = torch.nn.Parameter(torch.randn(4, 32, WIDTH) / 4)
-        self.register_buffer("ends", torch.tensor([10, 20, 20, 64], dtype=torch.int32))
-
-    def forward(self, tokens):
-        x = self.table(tokens).flatten(0, 1).float()
-        hidden = F.silu(F.grouped_mm(x, self.up.float(), offs=self.ends))
-        return F.grouped_mm(hidden, self.down.float(), offs=self.ends).double()
-
-
 def main():
     dist.init_process_group("gloo")
     COUNTER.install()
     torch.set_num_threads(1)
     meshes = {(4,): make_groups((4,)), (2, 2): make_groups((2, 2))}
     rows = []
-    for kind in (Tied, Adapted, Vectors, Pictures, Sequences, Experts, Grouped):
+    for kind in (Tied, Adapted, Vectors, Pictures, Sequences, Experts):
         torch.manual_seed(0)
         model = kind().double().train()
         inputs = (torch.randint(0, 32, (8, 16 if kind is Pictures else 8)),)

@@ -42,10 +42,9 @@ def test_styles_for_parallelize_module_compute_outputs_and_gradients_of_one_proc
 
 
 def test_layers_of_every_kind_run_by_random_plans_in_train_mode_as_one_process_does():
-    # Tied and frozen weights, padding rows, dropout, products with vectors, convolutions, recurrent layers, experts,
-    # products grouped by expert.
+    # Tied and frozen weights, padding rows, dropout, products with vectors, convolutions, recurrent layers, experts.
     rows = _rows("layers_worker.py")
-    assert len(rows) == 42
-    assert [row for row in rows if row[1] > (1e-6 if row[0].startswith("Grouped") else 1e-12)] == []  # up to fp32 only
+    assert len(rows) == 36
+    assert [row for row in rows if row[1] > 1e-12] == []
     assert [row for row in rows if not row[2]] == []
     assert [row for row in rows if row[4]] == []
