@@ -107,7 +107,7 @@ def test_the_search_writes_a_model_file_that_trains_as_one_process_does(tmp_path
     assert written.parent == tmp_path
     sizes = json.loads(written.read_text())
     for block, name in (
-        (sizes["image_encoder"]["vision_encoder"], "image_encoder"),
+        (sizes["image_encoder"], "image_encoder"),
         (sizes["text_decoder"], "text_decoder"),
     ):
         expected = compared["modules"][name]
