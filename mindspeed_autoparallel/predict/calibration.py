@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.fitting import Free, Solution, predicted_ms, solve, values_of, with_values
 from mindspeed_autoparallel.predict.megatron_arguments import request_of_arguments
 from mindspeed_autoparallel.predict.training_log import TrainingLog
+from mindspeed_autoparallel.profiles.records import read_record
 
 _SHARES = {"gemm_fraction": 0.2, "attention_fraction": 0.2, "memory_fraction": 0.2, "link_fraction": 0.3,
            "inter_fraction": 0.3, "expert_fraction": 0.2}  # fmt: skip
@@ -60,6 +60,13 @@ class Observation:
     def work(self) -> Workload:
         """Return the run as a workload."""
         return read_workload(self.request)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Calibrated:
+    """The part of a device file that says what it was calibrated from."""
+
+    observations: tuple[Observation, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,9 +203,10 @@ def add_observation(path: Path, device: Device, observation: Observation) -> Cal
 
 
 def stored_observations(path: Path) -> list[Observation]:
-    """Return the observations that a calibrated device's file holds."""
-    document = json.loads(path.read_text()) if path.exists() else {}
-    return [Observation(**values) for values in document.get("observations", [])]
+    """Return the observations that a calibrated device's file holds; raises ``ConfigError`` for a broken one."""
+    if not path.exists():
+        return []
+    return list(read_record(path, "device file", _Calibrated).observations)
 
 
 def store(path: Path, calibration: Calibration, observations: Sequence[Observation], base: Device) -> None:

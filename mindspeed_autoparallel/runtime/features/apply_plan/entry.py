@@ -56,9 +56,14 @@ def apply_plan(arguments: argparse.Namespace) -> None:
     _check_model(plan, description, path)
     _check_world(plan, path)
     _set_all(arguments, sizes(plan))
+
+    def teach(ranks: list[MeasuredRank]) -> None:
+        if calibrated is not None:
+            print(add_run(calibrated, arguments, plan, ranks), flush=True)
+
+    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps), teach)
     if plan.hetero is not None:
         apply_hetero(plan, description, arguments, path)
-        of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps))
         return
     arguments.virtual_pipeline_model_parallel_size = None
     stages: Mapping[str, int | str | None] = {}
@@ -68,12 +73,6 @@ def apply_plan(arguments: argparse.Namespace) -> None:
         stages = stage_arguments(plan, arguments)
         check_list_was_given(stages, arguments, path)
         _apply_to_flags(plan, arguments, stages)
-
-    def teach(ranks: list[MeasuredRank]) -> None:
-        if calibrated is not None:
-            print(add_run(calibrated, arguments, plan, ranks), flush=True)
-
-    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps), teach)
     if os.environ.get("RANK", "0") == "0":
         print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
         print(f"as native flags: {shlex.join(native_flags(plan, stages))}", flush=True)

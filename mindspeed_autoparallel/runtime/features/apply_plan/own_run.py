@@ -50,8 +50,8 @@ def add_run(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequen
 
 
 def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
-    if getattr(arguments, "mm_model", None):
-        raise ConfigError("figures are learnt from language models; the model of a model.json is not predicted.")
+    if getattr(arguments, "mm_model", None) or len(plan.model.modules) > 1:
+        raise ConfigError("figures are learnt from language models; models with encoders are not predicted.")
     device, num_devices = current_device(), len(ranks)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_devices))
     cores = os.cpu_count() or 1

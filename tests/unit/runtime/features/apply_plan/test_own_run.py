@@ -27,9 +27,11 @@ def run(monkeypatch):
         global_batch_size=4, micro_batch_size=1, cp_comm_type=["p2p"], num_experts=None, fp8=None,
     )  # fmt: skip
 
-    def plan(label):
+    def plan(label, modules=("text_decoder",)):
         return SimpleNamespace(
-            layout=SimpleNamespace(label=lambda: label), profile=SimpleNamespace(model_hash="0123456789abcdef")
+            layout=SimpleNamespace(label=lambda: label),
+            profile=SimpleNamespace(model_hash="0123456789abcdef"),
+            model=SimpleNamespace(modules=modules),
         )
 
     return SimpleNamespace(arguments=arguments, plan=plan)
@@ -89,3 +91,19 @@ def test_a_file_of_the_users_own_or_a_missing_folder_is_refused_before_the_run(r
     other.write_text(json.dumps({**document, "name": "Another"}))
     assert "is of Another, this run trained on CPU" in add_run(other, run.arguments, run.plan("DP1"), measured(1.0))
     assert calibration_file(argparse.Namespace()) is None
+
+
+def test_a_model_of_several_modules_is_not_taken_for_its_decoder_alone(run, tmp_path):
+    plan = run.plan("DP1", ("vision_model", "language_model"))
+    told = add_run(tmp_path / "mine.json", run.arguments, plan, measured(2000.0))
+    assert "figures are learnt from language models" in told
+    assert not (tmp_path / "mine.json").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"observations": [{"step_ms": 1}]}', '{"observations": 3}'])
+def test_a_broken_file_is_named_in_one_line_before_the_run(text, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"mine\.json") as told:
+        calibration_file(argparse.Namespace(auto_parallel_calibrate=str(path)))
+    assert "\n" not in str(told.value)
