@@ -4,6 +4,10 @@ Every message is one a user can act on. ``ConfigError`` and its siblings end a c
 ``InfeasiblePlan`` with exit code 3; neither prints a traceback.
 """
 
+import contextlib
+import sys
+from collections.abc import Iterator
+
 
 class AutoParallelError(Exception):
     """Base of every error raised on purpose by this package."""
@@ -35,3 +39,13 @@ class PatchError(AutoParallelError):
 
 class LaunchError(AutoParallelError):
     """Processes that were started did not come up, failed or hung; carries their last lines."""
+
+
+@contextlib.contextmanager
+def told_in_a_line() -> Iterator[None]:
+    """End the process with the message of an error of ours: a person reads it in a training log, without a stack."""
+    try:
+        yield
+    except AutoParallelError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)

@@ -6,7 +6,6 @@ flags>``; docs/examples has a script file and launch scripts that call ``main``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from megatron.training import arguments as host_arguments
 from megatron.training import get_args, global_vars
 from megatron.training import training as host_training
 
-from mindspeed_autoparallel.errors import AutoParallelError
+from mindspeed_autoparallel.errors import told_in_a_line
 from mindspeed_autoparallel.reference import arguments as own_arguments
 from mindspeed_autoparallel.reference import hetero
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data
@@ -146,7 +145,7 @@ def main() -> None:
             "ConfigError: this megatron.training has another entry than the reference training knows. Install "
             "megatron-core 0.19, or train with MindSpeed-MM on older releases."
         )
-    try:
+    with told_in_a_line():
         args = host_arguments.parse_args(own_arguments.add_arguments)
         trainer = Trainer(own_arguments.describe(args))
         if current_job().layout is not None:
@@ -156,9 +155,6 @@ def main() -> None:
         own_arguments.settle(args, trainer.model)
         global_vars.set_global_variables(args)
         _train(trainer, args)
-    except AutoParallelError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
 
 
 def _train(trainer: Trainer, args: Any) -> None:

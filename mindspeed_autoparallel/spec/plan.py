@@ -192,6 +192,11 @@ class Plan:
     hetero_rival: HeteroBest | None = None
     """Of a plan with one layout for all modules: the hetero plan it was compared with, where one was searched."""
 
+    @property
+    def backbone(self) -> str:
+        """Return the name of the module that the pipeline runs: the first one without a layout of its own."""
+        return next(module.name for module in self.model.modules if module.name not in self.layout.modules)
+
     def layers_of(self, module: str) -> tuple[int, ...]:
         """Return layers of a module per virtual stage, in chain order."""
         return tuple(stage.layers.get(module, 0) for stage in self.stages)

@@ -158,7 +158,7 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
     """
     plan, record = comparison.hetero, comparison.hetero.hetero
     assert record is not None
-    backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
+    backbone = plan.backbone
     sizes: dict[str, dict[str, int]] = {
         phase.module: {
             "TP": phase.layout.tensor_size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy
 
@@ -17,7 +18,7 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, PlanUnderData
+from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import OutOfMemory, out_of_memory
 from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
@@ -26,6 +27,8 @@ from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
 from mindspeed_autoparallel.units import format_bytes
 
+Array = Any
+"""A numpy array."""
 Search = Callable[[Profile, "list[Layout] | None"], Plan]
 """Searches a profile, over all layouts or only those given."""
 _SEED = 20260602
@@ -55,9 +58,22 @@ class SpreadOptions:
 @dataclass(frozen=True, kw_only=True)
 class _Judged:
     plan: Plan
-    mean_us: float
-    p95_us: float
+    drawn: DrawnSteps
+    is_balanced: bool
     memory: OutOfMemory
+
+    @property
+    def mean_us(self) -> float:
+        """Return the mean of the steps as training takes its samples."""
+        return float(self._steps.mean())
+
+    def quantile_us(self, share: float) -> float:
+        """Return a quantile of these steps."""
+        return float(numpy.quantile(self._steps, share))
+
+    @property
+    def _steps(self) -> Array:
+        return self.drawn.balanced if self.is_balanced else self.drawn.in_order
 
 
 def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, level: float | None = None) -> Profile:
@@ -134,10 +150,8 @@ def _at_mean(profile: Profile, plan: Plan) -> Plan:
 
 def _judge(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors, options: SpreadOptions) -> _Judged:
     drawn = PlanUnderData(profile, plan, factors).drawn(data)
-    steps = drawn.balanced if options.is_balanced else drawn.in_order
     memory = out_of_memory(profile, plan, data, factors, options.oom_steps)
-    p95_us = float(numpy.quantile(steps, 0.95))
-    return _Judged(plan=plan, mean_us=float(steps.mean()), p95_us=p95_us, memory=memory)
+    return _Judged(plan=plan, drawn=drawn, is_balanced=options.is_balanced, memory=memory)
 
 
 def _with_record(
@@ -149,9 +163,7 @@ def _with_record(
     options: SpreadOptions,
 ) -> Plan:
     plan = best.plan
-    drawn = PlanUnderData(profile, plan, factors).drawn(data)
     packed = PlanUnderData(profile, plan, sample_factors(profile, data, "none")).drawn(data)
-    steps = drawn.balanced if options.is_balanced else drawn.in_order
     record = DataRecord(
         sha256=data.source.sha256,
         num_draws=NUM_DRAWS,
@@ -159,11 +171,11 @@ def _with_record(
         is_balanced=options.is_balanced,
         by_means_us=plan.step.total_us,
         mean_us=best.mean_us,
-        p50_us=float(numpy.quantile(steps, 0.5)),
-        p95_us=best.p95_us,
-        balanced_mean_us=float(drawn.balanced.mean()),
+        p50_us=best.quantile_us(0.5),
+        p95_us=best.quantile_us(0.95),
+        balanced_mean_us=float(best.drawn.balanced.mean()),
         packed_mean_us=float(packed.balanced.mean()),
-        imbalance=drawn.imbalance,
+        imbalance=best.drawn.imbalance,
         oom_probability=best.memory.probability,
         oom_steps=options.oom_steps,
         worst_bytes=best.memory.worst_bytes,
@@ -173,7 +185,7 @@ def _with_record(
                 label=one.plan.layout.label(),
                 by_means_us=one.plan.step.total_us,
                 mean_us=one.mean_us,
-                p95_us=one.p95_us,
+                p95_us=one.quantile_us(0.95),
                 oom_probability=one.memory.probability,
             )
             for one in sorted(judged, key=lambda one: one.mean_us)

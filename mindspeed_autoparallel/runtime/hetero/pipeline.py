@@ -8,6 +8,7 @@ caller has made the encoder's parallel state and generators current.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -110,7 +111,7 @@ def _run(config: Any, batches: Sequence[StageBatch], step: Callable[..., Any], *
 
     if not batches:
         return
-    with torch.enable_grad() if not forward_only else torch.set_grad_enabled(torch.is_grad_enabled()):
+    with contextlib.nullcontext() if forward_only else torch.enable_grad():
         forward_backward_pipelining_without_interleaving(
             forward_step_func=step,
             data_iterator=iter(batches),

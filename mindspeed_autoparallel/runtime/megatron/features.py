@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
-from mindspeed_autoparallel.errors import ConfigError, PatchError
+from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching import ENGINE
 from mindspeed_autoparallel.runtime.state import of_process
 
@@ -174,12 +174,9 @@ def verify_patches() -> None:
 
     Ends the process with the line for people where a function that a feature works through was replaced.
     """
-    try:
+    with told_in_a_line():
         for flag in sorted(ENGINE.enabled):
             ENGINE.verify(flag)
-    except PatchError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
 
 
 def _enable(*flags: str) -> None:

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching.releases import release_in, within
 
 SUPPORTED = ">=0.12,<0.21"
@@ -103,10 +102,8 @@ def refuse_unfit_installation(flags: Collection[str]) -> None:
     switches = _ours(flags)
     if not switches:
         return
-    try:
+    with told_in_a_line():
         remark = check_installation(find_installation(), switches)
-    except ConfigError as error:
-        _end(error)
     if remark and os.environ.get("RANK", "0") == "0":
         print(f"mindspeed_autoparallel: {remark}", file=sys.stderr, flush=True)
 
@@ -115,19 +112,12 @@ def refuse_late_import(flags: Collection[str], modules: Sequence[str]) -> None:
     """End the process with one line where switches among ``flags`` need ``modules`` that were imported before us."""
     switches = _ours(flags)
     if switches and modules:
-        _end(
-            ConfigError(
+        with told_in_a_line():
+            raise ConfigError(
                 f"{', '.join(switches)} needs mindspeed_autoparallel to be imported before megatron, but "
                 f"{', '.join(sorted(set(modules)))} was imported first. Move `import mindspeed_autoparallel` above the "
                 f"first megatron (or mindspeed) import of {Path(sys.argv[0]).name}."
             )
-        )
-
-
-def _end(error: ConfigError) -> NoReturn:
-    # Inside the user's own import statement: the message, not a stack through it.
-    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    sys.exit(error.exit_code)
 
 
 def _with_init(folders: Iterable[Path], name: str) -> list[Path]:

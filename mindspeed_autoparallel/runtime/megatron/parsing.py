@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
+from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching import ENGINE
 from mindspeed_autoparallel.runtime.flags import (
     Flag,
@@ -54,7 +53,7 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
         return parser
 
     arguments = parse(provider_with_ours, *args[1:], **rest)
-    with _told_in_a_line():
+    with told_in_a_line():
         _refuse_yaml(arguments)
         if os.environ.get(TASK_VARIABLE):
             after_parsing(arguments, of_host)
@@ -74,7 +73,7 @@ def refuse_unseen_flags(arguments: object) -> None:
     if os.environ.get(TASK_VARIABLE):
         return
     unseen = [flag for flag in flags_that_are_true(arguments) if flag not in ENGINE.enabled]
-    with _told_in_a_line():
+    with told_in_a_line():
         if unseen:
             raise ConfigError(
                 f"{unseen[0]} became true after the arguments were parsed, when it can no longer take effect. Give it "
@@ -96,16 +95,6 @@ def _refuse_yaml(arguments: object) -> None:
             f"{meant[0]} does not go with --yaml-cfg {file}: Megatron takes all arguments from that file, none from "
             "the command line. Give the arguments on the command line."
         )
-
-
-@contextlib.contextmanager
-def _told_in_a_line() -> Iterator[None]:
-    try:
-        yield
-    except AutoParallelError as error:
-        # A person reads this in a training log: the message, not the stack.
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
 
 
 def _is_meant(parser: argparse.ArgumentParser) -> bool:

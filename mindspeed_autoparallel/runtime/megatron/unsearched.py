@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT, is_llava
 
 _PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
@@ -76,13 +76,9 @@ def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
     for name in (*_PATTERNS, "num_layers"):
         parser.add_argument("--" + name.replace("_", "-"), "--" + name)
     parser.add_argument("--" + _SWITCH.replace("_", "-"), "--" + _SWITCH, action="store_true")
-    try:
+    # What is no argument at all, the host's own parser says better.
+    with contextlib.suppress(argparse.ArgumentError), told_in_a_line():
         refuse_hybrid(parser.parse_known_args(list(argv))[0], search)
-    except argparse.ArgumentError:
-        return  # the host's own parser says so better
-    except ConfigError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
 
 
 def _pattern(arguments: argparse.Namespace) -> str:

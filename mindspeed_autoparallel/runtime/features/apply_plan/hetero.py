@@ -29,8 +29,7 @@ def apply_hetero(plan: Plan, description: Description, arguments: argparse.Names
         setattr(arguments, name, None)
     if description.model_file is None:
         arguments.hetero_model = str(model_file)
-        backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
-        (recomputed,) = plan.recomputed_of(backbone, "full")
+        (recomputed,) = plan.recomputed_of(plan.backbone, "full")
         for name, value in (recompute_arguments("full", recomputed) if recomputed else {}).items():
             setattr(arguments, name, value)
     else:

@@ -65,5 +65,4 @@ def _backward(module: str) -> str:
 
 
 def _backbone(plan: Plan) -> str:
-    backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
-    return f"{backbone} pipeline and reduction"
+    return f"{plan.backbone} pipeline and reduction"

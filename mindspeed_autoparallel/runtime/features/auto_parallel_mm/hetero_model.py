@@ -104,8 +104,7 @@ def training_flags(plan: Plan, model_file: Path, description: Description) -> st
     flag = "--hetero-model" if sizes_alone else "--mm-model"
     flags = f"{hetero_flag(description.content)} {flag} {model_file} --global-batch-size {plan.global_batch_size}"
     if sizes_alone:
-        backbone = next(module.name for module in plan.model.modules if module.name not in plan.layout.modules)
-        (again,) = plan.recomputed_of(backbone, "full")
+        (again,) = plan.recomputed_of(plan.backbone, "full")
         if again:
             flags += f" --recompute-granularity full --recompute-method block --recompute-num-layers {again}"
     for flag, value, default in (("memory", plan.hetero.memory, "upfront"), ("balance", plan.hetero.balance, "local")):
