@@ -17,6 +17,8 @@ from mindspeed_autoparallel.planner.split.recompute_choice import RecomputeChoic
 from mindspeed_autoparallel.planner.split.solution import Placement
 
 NEVER = 2**60
+UNUSABLE = 2**50
+"""Memory of a layer under a kind that it may not have: more than any device has, sums of it far below ``NEVER``."""
 MOST_LAYERS = 600
 """Ranges grow with its square."""
 
@@ -110,19 +112,35 @@ class Chain:
     def _least_memory(self, stage: int, held: Array) -> Array:
         """Return memory of every range that a stage may hold, recomputed in the way that needs least."""
         segments = self.problem.segments
-        if any(segment.continues for segment in segments):
-            least = [self.choice.least_memory(stage, tuple(row)) for row in held.tolist()]
-            return numpy.array([NEVER if size is None else size for size in least])
         used = numpy.full(len(held), NEVER)
         for peak in sorted({kind.transient for s in segments for kind in s.kinds}):
-            each = numpy.array(
-                [
-                    min((kind.memory[stage] for kind in s.kinds if kind.transient <= peak), default=NEVER // 2**10)
-                    for s in segments
-                ]
-            )
-            used = numpy.minimum(used, held @ each + numpy.where(held.any(axis=1), peak, 0))
+            layers: Array = numpy.zeros(len(held), dtype=numpy.int64)
+            for group in self.problem.groups:
+                layers += self._least_of_stack(stage, group, peak)
+            used = numpy.minimum(used, layers + numpy.where(held.any(axis=1), peak, 0))
         return used
+
+    def _least_of_stack(self, stage: int, group: tuple[int, ...], peak: int) -> Array:
+        """Return by range the least memory of one stack's layers, each under a kind of at most ``peak`` transient.
+
+        The kinds of a stack's layers on a stage come in their order, so that the last layer's kind and the range before
+        it are all there is to know: ``least[place, start]`` grows by one layer at a time.
+        """
+        segments = [self.problem.segments[k] for k in group]
+        sizes = [
+            [segment.kinds[q].memory[stage] if segment.kinds[q].transient <= peak else UNUSABLE for q in segment.order]
+            for segment in segments
+            for _ in range(segment.num_layers)
+        ]
+        before = int(self.counts[: group[0], -1].sum())
+        least: Array = numpy.zeros((len(segments[0].kinds), len(sizes) + 1), dtype=numpy.int64)
+        table: Array = numpy.zeros((len(sizes) + 1, len(sizes) + 1), dtype=numpy.int64)
+        for end, each in enumerate(sizes, start=1):
+            least[:, :end] += numpy.array(each)[:, None]
+            least[:, :end] = numpy.minimum(numpy.minimum.accumulate(least[:, :end], axis=0), UNUSABLE)
+            table[:end, end] = least[-1, :end]
+        start, end = (numpy.clip(at - before, 0, len(sizes)) for at in (self._start, self._end))
+        return table[start, end]
 
     def ranges(self, longest: int) -> list[Ranges]:
         """Return by stage every range that could fit and keeps it busy for at most ``longest``, nothing recomputed."""

@@ -43,15 +43,6 @@ class RecomputeChoice:
             self._best[key] = self._find(stage, held)
         return self._best[key]
 
-    def least_memory(self, stage: int, held: tuple[int, ...]) -> int | None:
-        """Return memory of the leanest way, transient included; ``None`` where there is none."""
-        totals = []
-        for peak in self._transients(held):
-            fronts = [self._front(group, held, stage, peak) for group in self._present(held)]
-            if all(fronts):
-                totals.append(sum(front[0][0] for front in fronts) + peak)
-        return min(totals, default=None)
-
     def _find(self, stage: int, held: tuple[int, ...]) -> tuple[int, Rows] | None:
         segments = self.problem.segments
         # Long fronts last: the last one is searched, not multiplied out.

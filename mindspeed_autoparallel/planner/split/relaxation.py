@@ -38,6 +38,18 @@ def cut_of(problem: SplitProblem, placement: object) -> tuple[Cut, float]:
     return (step.num_forwards, step.num_backwards, round(step.step_time - path), stage), step.step_time + tail
 
 
+def rank_cuts(problem: SplitProblem) -> list[Cut]:
+    """Return one path per rank, valid in every placement: a microbatch comes down to it, the rank does all its work
+    without a pause, and the last microbatch goes back up."""
+    num, size, microbatches = problem.num_virtual, problem.num_stages, problem.num_microbatches
+    found: list[Cut] = []
+    for rank in range(size):
+        passes = [microbatches if v % size == rank else int(v < rank) for v in range(num)]
+        constant = 2 * sum(problem.link[:rank]) + 2 * sum(passes) * problem.per_operation
+        found.append((tuple(passes), tuple(passes), constant, rank if problem.tails else -1))
+    return found
+
+
 def relaxed_cuts(
     problem: SplitProblem, deadline: float, stop_at: float | None = None, known: tuple[Cut, ...] = ()
 ) -> tuple[dict[Cut, None], float] | None:
@@ -55,7 +67,7 @@ def relaxed_cuts(
         cuts[cut] = None
         model.add(cut)
 
-    for cut in known:
+    for cut in (*rank_cuts(problem), *known):
         add(cut)
     best: tuple[Array, float] | None = None
     bound = 0.0

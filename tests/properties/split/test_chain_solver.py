@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from mindspeed_autoparallel.planner.split import (
 )
 from mindspeed_autoparallel.planner.split.bottlenecks import halves
 from mindspeed_autoparallel.planner.split.chain_solver import LONGEST, first_cuts, solve_chain
+from mindspeed_autoparallel.planner.split.insight import least_excess
 from mindspeed_autoparallel.planner.split.paths import Paths
 from mindspeed_autoparallel.planner.split.ranges import Chain
 
@@ -227,3 +229,36 @@ def value(chain, ends, cut):
         forward, backward, tail = chain.times(stage, start, end)
         total += cut[0][stage] * forward + cut[1][stage] * backward + (cut[3] == stage) * tail
     return total
+
+
+def test_hundreds_of_layers_with_blocks_of_their_own_are_proved_in_tight_memory():
+    """256 + 256 layers, the first and last of each module with costs of their own, 0.4 % above the least memory."""
+    num, segments = 8, []
+    for forward, saved, count in ((18, 180, 256), (42, 620, 256)):
+        first = len(segments)
+        for number, scale in ((1, 0.5), (count - 2, 1.0), (1, 0.7)):
+            size = int(saved * scale)
+            lean = tuple(size for _ in range(num))
+            kinds = (
+                LayerKind(name="none", memory=tuple(size * (num - stage) for stage in range(num))),
+                LayerKind(name="full", memory=lean, extra_backward=int(forward * scale)),
+            )
+            segments.append(
+                Segment(
+                    name="layer",
+                    num_layers=number,
+                    forward=int(forward * scale),
+                    backward=2 * int(forward * scale),
+                    kinds=kinds,
+                    predecessors=(len(segments) - 1,) if segments else (),
+                    continues=len(segments) > first,
+                )
+            )
+    problem = SplitProblem(segments=tuple(segments), num_stages=num, num_microbatches=64, memory_limit=(0,) * num)
+    least = least_excess(problem)
+    assert least > 0
+    with pytest.raises(InfeasiblePlan):
+        solve(replace(problem, memory_limit=(least - 1,) * num), time_limit_s=60)
+    found = solve(replace(problem, memory_limit=(least * 1004 // 1000,) * num), time_limit_s=60)
+    assert found.status == "optimal"
+    assert any(any(row) for rows in found.placement for row in rows[1:])

@@ -8,9 +8,10 @@ import numpy
 import pytest
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, Tail, solve, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.relaxation import rank_cuts
 from mindspeed_autoparallel.planner.split.solution import time_of
 from mindspeed_autoparallel.planner.split.virtual_stages import roomy_stages
 from mindspeed_autoparallel.schedule import make_program
@@ -173,3 +174,33 @@ def test_a_plan_is_near_a_layout_by_hand_in_the_memory_that_takes() -> None:
     peak = max(stage_memory(problem, by_hand))
     found = solve(replace(problem, memory_limit=(peak,) * stages), time_limit_s=60, effort=0.1)
     assert found.step_time <= 1.02 * time_of(problem, by_hand)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
+def test_the_paths_through_a_ranks_work_are_no_longer_than_any_plan(schedule, chunks):
+    drawn = random.Random(schedule)
+    for sends in ("eager", "blocking") if chunks == 1 else ("eager", "freed"):
+        for _ in range(20):
+            stages, layers = drawn.choice([2, 3, 4]), drawn.randint(12, 20)
+            virtual = stages * chunks
+            layer = LayerKind(name="none", memory=(0,) * virtual)
+            tail = Tail(by_segment=(drawn.randint(0, 5),), fixed=drawn.randint(0, 3))
+            problem = SplitProblem(
+                segments=(Segment(name="layer", num_layers=layers, forward=7, backward=13, kinds=(layer,)),),
+                num_stages=stages,
+                num_chunks=chunks,
+                num_microbatches=stages * drawn.randint(1, 3),
+                schedule=schedule,
+                memory_limit=(1,) * stages,
+                link=tuple(drawn.randint(0, 9) for _ in range(virtual - 1)),
+                per_operation=drawn.choice([0, 2]),
+                sends=sends,
+                tails=(tail,),
+            )
+            ends = [0, *sorted(drawn.sample(range(1, layers), virtual - 1)), layers]
+            counts = tuple(high - low for low, high in itertools.pairwise(ends))
+            step = time_of(problem, ((counts,),))
+            for forwards, backwards, constant, last in rank_cuts(problem):
+                held = sum(counts[last::stages])
+                path = sum(count * (7 * f + 13 * b) for count, f, b in zip(counts, forwards, backwards, strict=True))
+                assert path + constant + held * tail.by_segment[0] <= step
