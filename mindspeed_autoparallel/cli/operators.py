@@ -12,6 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.operators.graph.node import Graph
+    from mindspeed_autoparallel.operators.plan import OperatorPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameter-limit-gib", type=float, metavar="GIB", help="Weights of one device (exact).")
     parser.add_argument("--untied", action="store_true", help="Let repeated layers differ (exact, propagation).")
     parser.add_argument("--explain", metavar="OP", help="Costs of each cut of this operator, and mem_coeff to set.")
+    parser.add_argument(
+        "--moves", action="store_true", help="Print what moves where: tensors, placements, bytes, time."
+    )
+    parser.add_argument(
+        "--constraints", action="store_true", help="Search again without each constraint; print its cost."
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="Write a picture of the plan.")
     parser.add_argument(
         "--megatron-flags", action="store_true", help="Print only the flags of the nearest Megatron run."
@@ -47,27 +54,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.operators.config import OperatorConfig, read_config
     from mindspeed_autoparallel.operators.configured import SearchResult, explain, search_configured
+    from mindspeed_autoparallel.operators.constraints import Constraints
     from mindspeed_autoparallel.operators.pipeline import Pipeline
     from mindspeed_autoparallel.operators.search.pins import parse_pins
 
     config = read_config(arguments.config) if arguments.config else OperatorConfig()
-    given = {"search_mode": arguments.search_mode, "mem_coeff": arguments.mem_coeff}
-    config = dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})
+    flags = {"search_mode": arguments.search_mode, "mem_coeff": arguments.mem_coeff}
+    config = dataclasses.replace(config, **{key: value for key, value in flags.items() if value is not None})
     config = dataclasses.replace(config, auto_pipeline=arguments.auto_pipeline or config.auto_pipeline)
     if arguments.layers is not None and arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")
     graph = _graph(arguments)
     memory_bytes = int(arguments.memory_gib * 2**30) if arguments.memory_gib < float("inf") else 0
-    plan = search_configured(
-        graph,
-        arguments.devices,
-        config,
-        pins=parse_pins(arguments.pin),
-        pipeline=Pipeline(arguments.stages, arguments.servers, arguments.micro_batch_num, memory_bytes),
-        tied=False if arguments.untied else None,
-        parameter_limit_bytes=_limit(arguments.parameter_limit_gib),
+    given = Constraints(
+        parse_pins(arguments.pin),
+        False if arguments.untied else None,
+        _limit(arguments.parameter_limit_gib),
+        memory_bytes,
+        arguments.stages,
     )
+
+    def search(asked: Constraints) -> OperatorPlan:
+        memory = {} if asked.memory_limit_bytes is not None else {"memory_limit_bytes": None}
+        return search_configured(
+            graph,
+            arguments.devices,
+            config,
+            pins=asked.pins,
+            pipeline=Pipeline(asked.stages, arguments.servers, arguments.micro_batch_num, memory_bytes),
+            tied=asked.tied,
+            parameter_limit_bytes=asked.parameter_limit_bytes,
+            **memory,
+        )
+
+    plan = search(given)
     result = SearchResult(plan)
+    if arguments.constraints:
+        result.price_constraints(search, given)
     if arguments.html:
         from mindspeed_autoparallel.files import write_text_atomic
         from mindspeed_autoparallel.report.operator_page import render_operator_page
@@ -81,6 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result.as_json(), indent=2))
     else:
         print("\n".join(result.lines()))
+        if arguments.moves:
+            from mindspeed_autoparallel.operators.moves import list_moves, move_lines
+
+            print("\n".join(move_lines(list_moves(plan))))
     return 0
 
 

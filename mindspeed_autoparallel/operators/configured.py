@@ -7,8 +7,10 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators.config import OperatorConfig
+from mindspeed_autoparallel.operators.constraints import ConstraintCost, Constraints, Search, constraint_costs
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration, derive_megatron
+from mindspeed_autoparallel.operators.moves import list_moves
 from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
 from mindspeed_autoparallel.operators.plan import OperatorPlan
@@ -99,6 +101,7 @@ class SearchResult:
 
     def __init__(self, plan: OperatorPlan, *, micro_batch_size: int | None = None) -> None:
         self.plan = plan
+        self.constraints: tuple[ConstraintCost, ...] = ()
         self.reason = ""
         self.megatron: MegatronConfiguration | None = None
         try:
@@ -114,7 +117,17 @@ class SearchResult:
 
     def as_json(self) -> dict[str, object]:
         derived = self.megatron.as_json() if self.megatron else None
-        return {**self.plan.as_json(), "megatron": derived, "megatron_reason": self.reason}
+        return {
+            **self.plan.as_json(),
+            "megatron": derived,
+            "megatron_reason": self.reason,
+            "moves": [move.as_json() for move in list_moves(self.plan)],
+            "constraints": [constraint.as_json() for constraint in self.constraints],
+        }
+
+    def price_constraints(self, search: Search, given: Constraints) -> None:
+        """Search again without each constraint of ``given`` (see ``constraint_costs``) and keep what each costs."""
+        self.constraints = tuple(constraint_costs(self.plan, search, given, self.megatron))
 
     def lines(self) -> list[str]:
         """Return products with their cuts, the whole, the Megatron configuration, notes."""
@@ -127,9 +140,11 @@ class SearchResult:
             f"model parallel {mp}; {format_bytes(sent)} sent per device and step; searched in {plan.search_s:.2f} s",
             *([f"  {plan.bound.line()}"] if plan.bound else []),
             *(self.megatron.lines() if self.megatron else [f"Megatron: none: {self.reason}"]),
+            *(line for constraint in self.constraints for line in constraint.lines()),
             *(f"note: {note}" for note in plan.notes),
         ]
 
     def picture(self) -> dict[str, object]:
         """Return what ``report.operator_page`` draws."""
-        return picture_data(self.plan, self.megatron.as_json() if self.megatron else None, self.reason)
+        derived = self.megatron.as_json() if self.megatron else None
+        return picture_data(self.plan, derived, self.reason, self.constraints)

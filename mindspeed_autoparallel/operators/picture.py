@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from mindspeed_autoparallel.operators.constraints import ConstraintCost
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
+from mindspeed_autoparallel.operators.graph.redistribution import gradient_of_output
+from mindspeed_autoparallel.operators.moves import Move, list_moves, placement_text
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 
 _SILENT = frozenset({"reshape", "transpose", "slice", "constant"})
 """Kinds that only rename elements: left out where nothing is sent for them."""
 
 
-def picture_data(plan: OperatorPlan, megatron: dict[str, Any] | None = None, reason: str = "") -> dict[str, Any]:
+def picture_data(
+    plan: OperatorPlan,
+    megatron: dict[str, Any] | None = None,
+    reason: str = "",
+    constraints: Sequence[ConstraintCost] = (),
+) -> dict[str, Any]:
     """Return ``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
 
     Bytes are what one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
-    ``reason`` says why there is none.
+    ``reason`` says why there is none. ``tree`` has every operator by itself, ``moves`` what moves where.
     """
     made, moved = plan.decisions, plan.edge_bytes()
     groups: list[dict[str, Any]] = []
@@ -54,9 +63,66 @@ def picture_data(plan: OperatorPlan, megatron: dict[str, Any] | None = None, rea
         "forward_bytes": sum(forward for forward, _ in moved.values()),
         "backward_bytes": sum(backward for _, backward in moved.values()),
         "groups": groups,
+        "tree": tree_data(plan),
+        "moves": [_told_move(move) for move in list_moves(plan)],
+        "constraints": [constraint.as_json() for constraint in constraints],
         "notes": list(plan.notes),
         "megatron": megatron,
         "megatron_reason": reason,
+    }
+
+
+def tree_data(plan: OperatorPlan) -> dict[str, Any]:
+    """Return every operator by its number, as short as 10,000 of them need it: repeated texts are kept once.
+
+    ``cuts`` index ``cutsets`` (an index into ``axes`` per mesh dim, -1 for none); ``edges`` are runs of four: producer,
+    reader, bytes forward, bytes backward. What parameters and inputs send is counted where they are read.
+    """
+    made, moved = plan.decisions, plan.edge_bytes()
+    nodes = {name: node for name, node in made.graph.nodes.items() if node.inputs}
+    number = {name: index for index, name in enumerate(nodes)}
+    axes: dict[str, int] = {}
+    cutsets: dict[tuple[int, ...], int] = {}
+    kinds: dict[str, int] = {}
+    shapes: dict[str, int] = {}
+    cuts = []
+    edges: dict[tuple[int, int], list[int]] = {}
+    forward, backward = [0] * len(nodes), [0] * len(nodes)
+    for name, node in nodes.items():
+        names = [None if c == NO_CUT else node.axes[c].name for c in made.choices[name]]
+        cut = tuple(-1 if axis is None else axes.setdefault(axis, len(axes)) for axis in names)
+        cuts.append(cutsets.setdefault(cut, len(cutsets)))
+        for slot, source in enumerate(node.inputs):
+            sent = moved[source, name, slot]
+            forward[number[name]] += sent[0]
+            backward[number[name]] += sent[1]
+            if source in number:
+                held = edges.setdefault((number[source], number[name]), [0, 0])
+                held[0], held[1] = held[0] + sent[0], held[1] + sent[1]
+    shown = [" x ".join(map(str, node.output_shape)) for node in nodes.values()]
+    return {
+        "names": list(nodes),
+        "kind": [kinds.setdefault(node.kind, len(kinds)) for node in nodes.values()],
+        "shape": [shapes.setdefault(shape, len(shapes)) for shape in shown],
+        "cuts": cuts,
+        "forward": forward,
+        "backward": backward,
+        "edges": [value for (source, reader), sent in edges.items() for value in (source, reader, *sent)],
+        "axes": list(axes),
+        "cutsets": [list(cut) for cut in cutsets],
+        "kinds": list(kinds),
+        "shapes": list(shapes),
+    }
+
+
+def _told_move(move: Move) -> dict[str, Any]:
+    home = placement_text(gradient_of_output(move.source))
+    return {
+        **move.as_json(),
+        "from": placement_text(move.source),
+        "to": placement_text(move.target),
+        "gradient": "" if move.gradient is None else f"{placement_text(move.gradient)} -> {home}",
+        "total_us": move.total_us,
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mindspeed_autoparallel.report.assets import NUM_COLOURS
 
@@ -18,6 +20,12 @@ def element(tag: str, inner: str = "", **attributes: object) -> str:
     ``data-tip``."""
     given = "".join(f' {name.rstrip("_").replace("_", "-")}="{text(value)}"' for name, value in attributes.items())
     return f"<{tag}{given}>{inner}</{tag}>"
+
+
+def embedded(value: Any) -> str:
+    """Return JSON inside a script element: nothing in it can end the element or start a comment."""
+    encoded = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def colour(index: int) -> str:

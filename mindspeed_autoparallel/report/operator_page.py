@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed_autoparallel.report.assets import read_asset
-from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, legend, percent, table, text
+from mindspeed_autoparallel.report.markup import colour, draw_tiles, element, embedded, legend, percent, table, text
 from mindspeed_autoparallel.report.operator_graph import draw_graph
+from mindspeed_autoparallel.report.operator_tables import draw_constraints, draw_explorer, draw_moves
 from mindspeed_autoparallel.units import format_bytes, format_us
 
 Data = dict[str, Any]
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_MOST_DRAWN = 300
+"""Different operators beyond which no still picture is drawn: the one that zooms shows them."""
+_MOST_ROWS = 400
+"""Rows of the table of operators, those that send most."""
 
 
 def axis_colours(values: Data) -> dict[str, int]:
@@ -21,9 +26,12 @@ def axis_colours(values: Data) -> dict[str, int]:
 
 
 def render_operator_page(values: Data) -> str:
-    """Return the page of a plan's ``picture_data``. No scripts, no network; every name is escaped."""
+    """Return the page of a plan's ``picture_data``. No network; every name is escaped."""
     colours = axis_colours(values)
     sections = (
+        ("modules", "Modules", draw_explorer(values["tree"])),
+        ("moves", "What moves where", draw_moves(values["moves"])),
+        ("constraints", "Constraints", draw_constraints(values["constraints"])),
         ("graph", "Graph", _graph(values, colours)),
         ("operators", "Operators", _operators(values, colours)),
         ("megatron", "Megatron", _megatron(values)),
@@ -43,7 +51,8 @@ def render_operator_page(values: Data) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}{read_asset('operators.css')}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        "</body>\n</html>\n"
+        f'<script type="application/json" id="explorer-data">{embedded(values["tree"])}</script>\n'
+        f"<script>{read_asset('operator_tree.js')}{read_asset('operator_view.js')}</script>\n</body>\n</html>\n"
     )
 
 
@@ -83,6 +92,10 @@ def _tiles(values: Data) -> str:
 
 
 def _graph(values: Data, colours: dict[str, int]) -> str:
+    if len(values["groups"]) > _MOST_DRAWN:
+        return element(
+            "p", text(f"{len(values['groups'])} different operators: see Modules, which zooms."), class_="sub"
+        )
     note = (
         "From inputs to output; equal operators of repeated layers are drawn once, with their number. A chip per axis "
         "that is cut and into how many parts. Coloured edges carry a redistribution: what one device "
@@ -99,6 +112,9 @@ def _operators(values: Data, colours: dict[str, int]) -> str:
     header = ["operator", "equal ones", "kind", "output"]
     header += [f"cut {d + 1} / {n}" for d, n in enumerate(values["mesh"])]
     header += ["share of a device", "sent forward", "backward"]
+    shown = values["groups"]
+    if len(shown) > _MOST_ROWS:
+        shown = sorted(shown, key=lambda group: -group["forward_bytes"] - group["backward_bytes"])[:_MOST_ROWS]
     rows = [
         [
             text(group["name"]),
@@ -113,10 +129,12 @@ def _operators(values: Data, colours: dict[str, int]) -> str:
             format_bytes(group["forward_bytes"]),
             format_bytes(group["backward_bytes"]),
         ]
-        for group in values["groups"]
+        for group in shown
     ]
     last = len(header)
-    return table(header, rows, (1, last - 3, last - 2, last - 1))
+    left = len(values["groups"]) - len(shown)
+    told = element("p", text(f"{left} others send less and are in the JSON."), class_="sub") if left else ""
+    return table(header, rows, (1, last - 3, last - 2, last - 1)) + told
 
 
 def _megatron(values: Data) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from mindspeed_autoparallel.report import data, encoders, search_sections, sections, spread
 from mindspeed_autoparallel.report.assets import read_asset
-from mindspeed_autoparallel.report.markup import element, text
+from mindspeed_autoparallel.report.markup import element, embedded, text
 from mindspeed_autoparallel.spec.plan import Plan
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -47,12 +44,6 @@ def render_page(plan: Plan) -> str:
         f"<title>{text(title)}</title>\n<style>{read_asset('report.css')}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + '\n</main>\n<div id="tip" role="tooltip"></div>\n'
-        f'<script type="application/json" id="timeline-data">{_embedded(values["timeline"])}</script>\n'
+        f'<script type="application/json" id="timeline-data">{embedded(values["timeline"])}</script>\n'
         f"<script>{read_asset('report.js')}</script>\n</body>\n</html>\n"
     )
-
-
-def _embedded(value: Any) -> str:
-    """Return JSON inside a script element: nothing in it can end the element or start a comment."""
-    encoded = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,5 +1,6 @@
 """The picture shows every operator once, folds equal layers, escapes names, and a browser draws it."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 
@@ -7,6 +8,7 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.operators import preset_graph, search_graph
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
+from mindspeed_autoparallel.operators.moves import list_moves
 from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.rules.products import matrix_product, source
 from mindspeed_autoparallel.report.operator_page import render_operator_page
@@ -26,7 +28,7 @@ def test_every_operator_is_counted_once_and_every_byte_of_a_group_stands_on_its_
 
 
 def test_equal_layers_are_one_box_with_their_number():
-    page = render_operator_page(picture_data(_plan()))
+    page = render_operator_page(picture_data(_plan())).split("<script")[0]
     svg = ET.fromstring(re.search(r"<svg.*</svg>", page, re.S).group(0))
     boxes = [g for g in svg if g.tag == "g"]
     assert len(boxes) == len(picture_data(_plan())["groups"]) < 30
@@ -38,13 +40,26 @@ def test_names_are_escaped():
     graph.add(source("x", (8, 8)))
     graph.add(source("w", (8, 8), parameter=True))
     graph.add(matrix_product("<b>", ("x", "w"), 8, 8, 8))
-    assert "<b>&lt;" not in (page := render_operator_page(picture_data(search_graph(graph, 2)))) and "&lt;b&gt;" in page
+    page = render_operator_page(picture_data(search_graph(graph, 2)))
+    assert "<b>:" not in page and "<b><" not in page and "&lt;b&gt;" in page
+    held = re.search(r'id="explorer-data">(.*?)</script>', page, re.S).group(1)
+    assert json.loads(held)["names"] == ["<b>"] and "<" not in held
+
+
+def test_page_has_every_operator_of_the_plan_and_what_moves_where():
+    plan = _plan()
+    page = render_operator_page(picture_data(plan))
+    held = json.loads(re.search(r'id="explorer-data">(.*?)</script>', page, re.S).group(1))
+    assert held["names"] == [name for name, node in plan.decisions.graph.nodes.items() if node.inputs]
+    assert sum(held["forward"]) + sum(held["backward"]) == sum(map(sum, plan.edge_bytes().values()))
+    assert {move.tensor for move in list_moves(plan)} <= set(re.findall("<td>([^<]*)</td>", page))
+    assert "add --constraints" in page
 
 
 def test_page_gives_the_megatron_flags_or_the_reason():
     plan = _plan(1)
     page = render_operator_page(picture_data(plan, derive_megatron(plan).as_json()))
-    assert "--tensor-model-parallel-size" in page and "http:" not in page and "<script" not in page
+    assert "--tensor-model-parallel-size" in page and "http:" not in page and "src=" not in page
     assert "no heads" in render_operator_page(picture_data(plan, None, "no heads"))
 
 

@@ -16,8 +16,9 @@ STATIC = Path(str(files("mindspeed_autoparallel.report"))) / "static"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node checks the syntax")
-def test_the_script_is_javascript() -> None:
-    done = subprocess.run(["node", "--check", str(STATIC / "report.js")], capture_output=True, text=True)
+@pytest.mark.parametrize("path", sorted(STATIC.glob("*.js")), ids=lambda path: path.name)
+def test_the_script_is_javascript(path: Path) -> None:
+    done = subprocess.run(["node", "--check", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

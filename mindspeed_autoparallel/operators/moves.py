@@ -1,0 +1,138 @@
+"""What moves where: every redistribution of a plan with its ends, its collectives, bytes and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mindspeed_autoparallel.operators.graph.node import PARTIAL, REPLICATE
+from mindspeed_autoparallel.operators.graph.redistribution import Placements, gradient_of_output, steps
+from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.search.pricing import Machine
+from mindspeed_autoparallel.units import format_bytes, format_us
+
+
+@dataclass(frozen=True)
+class Move:
+    """Describe one tensor that is taken from one placement to another for ``readers``, and its gradient back.
+
+    ``tensor`` is the operator, parameter or input that makes it, whole of ``shape``; placements are one per mesh dim.
+    Bytes are what one device sends; times are in microseconds; ``count`` alike ones of repeated layers are one move,
+    whose bytes and times are of one of them.
+    """
+
+    tensor: str
+    readers: tuple[str, ...]
+    shape: tuple[int, ...]
+    source: Placements
+    target: Placements
+    gradient: Placements | None
+    """How the readers leave the gradient; None where none flows."""
+    forward_steps: tuple[str, ...]
+    backward_steps: tuple[str, ...]
+    forward_bytes: int
+    backward_bytes: int
+    forward_us: float
+    backward_us: float
+    count: int = 1
+
+    @property
+    def total_us(self) -> float:
+        """Time all ``count`` of them, both directions."""
+        return self.count * (self.forward_us + self.backward_us)
+
+    def as_json(self) -> dict[str, object]:
+        """Write it as plain data: placements by tensor dim, -1 whole, -2 pending sum."""
+        return {
+            "tensor": self.tensor,
+            "readers": list(self.readers),
+            "count": self.count,
+            "shape": list(self.shape),
+            "from": list(self.source),
+            "to": list(self.target),
+            "gradient_from": None if self.gradient is None else list(self.gradient),
+            "forward_collectives": list(self.forward_steps),
+            "backward_collectives": list(self.backward_steps),
+            "forward_bytes": self.forward_bytes,
+            "backward_bytes": self.backward_bytes,
+            "forward_us": self.forward_us,
+            "backward_us": self.backward_us,
+        }
+
+
+def placement_text(placements: Sequence[int]) -> str:
+    """Write placements as PyTorch does: ``S(1) R P`` is cut by dim 1, whole, and a pending sum."""
+    names = {REPLICATE: "R", PARTIAL: "P"}
+    return " ".join(names.get(p, f"S({p})") for p in placements) or "R"
+
+
+def list_moves(plan: OperatorPlan, machine: Machine | None = None) -> list[Move]:
+    """List the redistributions of ``plan`` that send anything, dearest first, alike ones of repeated layers once.
+
+    Their bytes, times ``count``, add up to those of ``plan.edge_bytes``.
+    """
+    alike: dict[object, Move] = {}
+    nodes = plan.decisions.graph.nodes
+    for move in _each(plan, machine or Machine()):
+        roles = tuple(nodes[name].role or name for name in (move.tensor, *move.readers))
+        key = (roles, move.shape, move.source, move.target, move.gradient, move.forward_bytes, move.backward_bytes)
+        held = alike.get(key)
+        alike[key] = replace(held, count=held.count + 1) if held else move
+    return sorted(alike.values(), key=lambda move: -move.total_us)
+
+
+def _each(plan: OperatorPlan, machine: Machine) -> Iterator[Move]:
+    made, sent = plan.decisions, plan.edge_bytes()
+    mesh, rate = made.mesh, machine.link_bytes_per_us
+    for name, readers in made.graph.consumers().items():
+        shared: dict[tuple[Placements, Placements | None], list[tuple[str, int]]] = {}
+        for reader, slot in readers:
+            shared.setdefault(made.wanted(name, reader, slot), []).append((reader, slot))
+        source, shape = made.output_placements(name), made.graph.nodes[name].output_shape
+        for (target, gradient), group in shared.items():
+            forward = sum(sent[name, reader, slot][0] for reader, slot in group)
+            backward = sum(sent[name, reader, slot][1] for reader, slot in group)
+            if not forward and not backward:
+                continue
+            there = steps(source, target, shape, mesh)
+            back = [] if gradient is None else steps(gradient, gradient_of_output(source), shape, mesh)
+            yield Move(
+                name,
+                tuple(dict.fromkeys(reader for reader, _ in group)),
+                shape,
+                source,
+                target,
+                gradient,
+                tuple(step.collective for step in there),
+                tuple(step.collective for step in back),
+                forward,
+                backward,
+                forward / rate,
+                backward / rate,
+            )
+
+
+def move_lines(moves: Sequence[Move], most: int = 40) -> list[str]:
+    """Write the dearest ``most`` moves for the terminal, and how much the others send."""
+    lines = [f"{'sent per device':>18} {'time':>9}  tensor: from -> to (collectives), for its readers"]
+    for move in moves[:most]:
+        each = f" x{move.count}" if move.count > 1 else ""
+        way = f"{placement_text(move.source)} -> {placement_text(move.target)} ({_named(move.forward_steps)})"
+        if move.gradient is not None and move.backward_steps:
+            home = placement_text(gradient_of_output(move.source))
+            way += f", gradient {placement_text(move.gradient)} -> {home} ({_named(move.backward_steps)})"
+        total = move.count * (move.forward_bytes + move.backward_bytes)
+        more = f" and {len(move.readers) - 1} more" if len(move.readers) > 1 else ""
+        lines.append(
+            f"{format_bytes(total):>18} {format_us(move.total_us):>9}  {move.tensor}{each}: {way}, "
+            f"for {move.readers[0]}{more}"
+        )
+    rest = moves[most:]
+    if rest:
+        left = sum(move.count * (move.forward_bytes + move.backward_bytes) for move in rest)
+        lines.append(f"{format_bytes(left):>18} {format_us(sum(m.total_us for m in rest)):>9}  {len(rest)} others")
+    return lines
+
+
+def _named(collectives: Sequence[str]) -> str:
+    return ", ".join(collectives) or "nothing"
