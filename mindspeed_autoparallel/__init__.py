@@ -2,7 +2,7 @@
 
 The map of the house (who may import whom is checked; higher may import lower):
 
-    cli, patches,       one command per file; one sheet per patched Megatron module;
+    cli, patches,       one command per file; one patch table per patched Megatron module;
     testing             suites for those who write adapters
     reference, weights  the reference multimodal training; checkpoints that follow a plan
     runtime             everything that touches torch and megatron: devices, launch, profiling, hetero, and
@@ -14,7 +14,7 @@ The map of the house (who may import whom is checked; higher may import lower):
     cost, schedule      one sourced formula per function; pipeline schedules as action programs and one exact simulator
     profiles            measured costs with provenance
     spec                frozen nouns with JSON round trip: cluster, model, layout, plan
-    patching            what a patch sheet is; arm, list, undo
+    patching            what a patch is; install, list, undo
     errors, units, files, interrupts, redaction
 
 Importing arms the patches and loads neither torch nor ortools; nothing in Megatron changes until a flag asks for it.
@@ -24,4 +24,4 @@ __version__ = "0.1.0"
 
 from mindspeed_autoparallel import patches as _patches
 
-_patches.arm()
+_patches.install()

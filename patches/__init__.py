@@ -1,6 +1,6 @@
-"""Patch sheets: one file per patched host module, named like it. No torch at module level.
+"""Patch tables: one file per patched host module, named like it. No torch at module level.
 
-``arm()`` is called once by ``import mindspeed_autoparallel``; ``patching.ENGINE`` lists and undoes what is installed.
+``install()`` is called once by ``import mindspeed_autoparallel``; ``patching.ENGINE`` lists and undoes them.
 """
 
 if __name__ != "mindspeed_autoparallel.patches":
@@ -24,32 +24,32 @@ _PREPARE_BEFORE = (
 """Packages that must find the device ready."""
 
 
-def sheets() -> list[Patch]:
-    """Return every patch of every sheet, in the order of the sheets' file names."""
+def patch_table() -> list[Patch]:
+    """Return every patch, in the order of the tables' file names."""
     found: list[Patch] = []
     for item in sorted(pkgutil.iter_modules(__path__), key=lambda item: item.name):
-        found += importlib.import_module(f"{__name__}.{item.name}").SHEET
+        found += importlib.import_module(f"{__name__}.{item.name}").PATCHES
     return found
 
 
-def arm() -> None:
-    """Install the sheets as Megatron's modules are imported, and prepare the device right before the first of them."""
+def install() -> None:
+    """Install the patches as Megatron's modules are imported, and prepare the device right before the first of them."""
     from mindspeed_autoparallel.runtime.flags import flags_given
     from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
     if ENGINE.patches:
         return
-    flags, asked_for = flags_given(sys.argv[1:]) | ({TASK_VARIABLE} & set(os.environ)), sheets()
+    flags, asked_for = flags_given(sys.argv[1:]) | ({TASK_VARIABLE} & set(os.environ)), patch_table()
     if "megatron.core" not in sys.modules:
         call_before_import(_PREPARE_BEFORE, _before_megatron)
     else:
         from mindspeed_autoparallel.runtime.megatron.installation import refuse_late_import
 
-        wanted = [sheet.module for sheet in asked_for if not sheet.flags or set(sheet.flags) & flags]
+        wanted = [patch.module for patch in asked_for if not patch.flags or set(patch.flags) & flags]
         refuse_late_import(flags, [module for module in wanted if module in sys.modules])
     if TASK_VARIABLE in os.environ:
         ENGINE.enable({TASK_VARIABLE})
-    ENGINE.arm(asked_for)
+    ENGINE.install(asked_for)
 
 
 def _before_megatron() -> None:

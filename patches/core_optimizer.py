@@ -12,7 +12,7 @@ def _optimizer(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...]
     return build_optimizer(wrapped, args, kwargs)
 
 
-SHEET = [
+PATCHES = [
     Patch(
         target="megatron.core.optimizer:get_megatron_optimizer",
         wrapper=_optimizer,

@@ -21,7 +21,7 @@ def _initialize_all(
     return initialize_groups(wrapped, args, kwargs)
 
 
-SHEET = [
+PATCHES = [
     Patch(
         target="megatron.core.parallel_state:initialize_model_parallel",
         wrapper=_initialize,

@@ -12,7 +12,7 @@ def _schedule(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...],
     return schedule(wrapped, args, kwargs)
 
 
-SHEET = [
+PATCHES = [
     Patch(
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         wrapper=_schedule,

@@ -8,7 +8,7 @@ from mindspeed_autoparallel.patches.training_training import (
 )
 from mindspeed_autoparallel.patching import Patch
 
-SHEET = [
+PATCHES = [
     Patch(
         target="mindspeed_llm.training.training:train",
         instead_of="megatron.training.training:train",

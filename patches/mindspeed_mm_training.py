@@ -10,7 +10,7 @@ from mindspeed_autoparallel.patches.training_training import (
 )
 from mindspeed_autoparallel.patching import Patch
 
-SHEET = [
+PATCHES = [
     Patch(
         target="mindspeed_mm.training:train",
         instead_of="megatron.training.training:train",

@@ -12,7 +12,7 @@ def _parse_args(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...
     return parse_with_our_flags(wrapped, args, kwargs)
 
 
-SHEET = [
+PATCHES = [
     Patch(
         target="megatron.training.arguments:parse_args",
         wrapper=_parse_args,

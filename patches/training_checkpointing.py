@@ -18,7 +18,7 @@ def _load(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwa
     return load(wrapped, args, kwargs)
 
 
-SHEET = [
+PATCHES = [
     Patch(
         target="megatron.training.checkpointing:save_checkpoint",
         wrapper=_save,

@@ -13,7 +13,7 @@ def _set_globals(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ..
     return wrapped(*args, **kwargs)
 
 
-SHEET = [
+PATCHES = [
     Patch(
         target="megatron.training.global_vars:set_global_variables",
         wrapper=_set_globals,

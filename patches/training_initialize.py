@@ -12,7 +12,7 @@ def _seed(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwa
     return seed(wrapped, args, kwargs)
 
 
-SHEET = [
+PATCHES = [
     Patch(
         target="megatron.training.initialize:_set_random_seed",
         wrapper=_seed,

@@ -53,7 +53,7 @@ def log_iteration(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
     return log(wrapped, args, kwargs)
 
 
-SHEET = [
+PATCHES = [
     Patch(
         target="megatron.training.training:setup_model_and_optimizer",
         wrapper=_recording("setup_model_and_optimizer"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.patching.sheet import Patch
+    from mindspeed_autoparallel.patching.patch import Patch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     script = read_script(arguments.script) if arguments.script else None
     peers = [peer for peer in arguments.peers.split(",") if peer]
-    findings = examine(this_node(script, peers), _sheets())
+    findings = examine(this_node(script, peers), _patches())
     if arguments.json or arguments.format == "json":
         print(json.dumps(as_json(findings), indent=2))
     elif arguments.format == "export":
@@ -45,6 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(finding.status == PROBLEM for finding in findings) else 0
 
 
-def _sheets() -> list[Patch]:
-    """Return every patch sheet of this package; by name, as the sheets stand beside the commands and not below them."""
-    return list(importlib.import_module("mindspeed_autoparallel.patches").sheets())
+def _patches() -> list[Patch]:
+    """Return every patch of this package; by name, as their tables stand beside the commands and not below them."""
+    return list(importlib.import_module("mindspeed_autoparallel.patches").patch_table())

@@ -1,6 +1,6 @@
-"""The patch engine: sheets are data, installation happens when Megatron is imported, undo is derived.
+"""The patch engine: patches are data, installation happens when Megatron is imported, undo is derived.
 
-Arm with ``arm(sheets)`` before Megatron is imported; ``enable(flags)`` makes the patches of flags work once they are
+Call ``install(patches)`` before Megatron is imported; ``enable(flags)`` makes the patches of flags work once they are
 known to be true; ``require(flag)`` raises for patches a flag needs but that could
 not be installed; ``undo_all()`` restores every original.
 """
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.patching.engine import (
     PatchState,
 )
 from mindspeed_autoparallel.patching.imports import call_after_import, call_before_import
-from mindspeed_autoparallel.patching.sheet import Patch, Wrapper
+from mindspeed_autoparallel.patching.patch import Patch, Wrapper
 
 __all__ = [
     "ENGINE",

@@ -1,4 +1,4 @@
-"""Installs patch sheets the moment their modules are imported, keeps the list, and undoes it.
+"""Installs patches the moment their modules are imported, keeps the list, and undoes it.
 
 Post-import hooks see a module before anyone can copy a name out of it with ``from x import f``, so no sweep over
 ``sys.modules`` is needed; that is why this package must be imported before Megatron.
@@ -20,8 +20,8 @@ from typing import Any
 from mindspeed_autoparallel.errors import PatchError
 from mindspeed_autoparallel.patching.chain import leads_to, place_of
 from mindspeed_autoparallel.patching.imports import call_after_import
+from mindspeed_autoparallel.patching.patch import Patch
 from mindspeed_autoparallel.patching.releases import release_of, within
-from mindspeed_autoparallel.patching.sheet import Patch
 
 
 class LateImportWarning(UserWarning):
@@ -63,18 +63,18 @@ class Engine:
         self._lock = threading.RLock()
         """Taken by whoever changes a patch: modules may be imported by several threads."""
 
-    def arm(self, sheets: Sequence[Patch]) -> None:
+    def install(self, patches: Sequence[Patch]) -> None:
         """Put each patch in place when its module is imported; in modules that are imported already, now.
 
         A patch with flags passes calls on until ``enable`` names one of them: which flags are true is known when the
         host has parsed its arguments, and by then other modules have copied the names that are to be patched.
         """
-        for sheet in sheets:
-            entry = InstalledPatch(sheet)
+        for patch in patches:
+            entry = InstalledPatch(patch)
             self.patches.append(entry)
-            if sheet.module in sys.modules:
-                self.late_modules.append(sheet.module)
-            call_after_import(sheet.module, functools.partial(self._install, entry))
+            if patch.module in sys.modules:
+                self.late_modules.append(patch.module)
+            call_after_import(patch.module, functools.partial(self._install, entry))
         if self.late_modules:
             warnings.warn(
                 f"mindspeed_autoparallel was imported after {', '.join(sorted(set(self.late_modules)))}: what other "
@@ -171,7 +171,7 @@ class Engine:
 
 
 ENGINE = Engine()
-"""What ``import mindspeed_autoparallel`` arms; the only module-level mutable state of the package."""
+"""What ``import mindspeed_autoparallel`` installs; the only module-level mutable state of the package."""
 
 
 def _replace_copies(original: Any, replacement: Any) -> None:

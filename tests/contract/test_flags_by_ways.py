@@ -87,7 +87,7 @@ def outcome(flag, value):
                 parse(destination, value or True)
     except SystemExit as ended:
         return {"refused": ended.code, "error": error.getvalue(), "begun": len(begun)}
-    # Sheets of hosts above Megatron wait for those to be imported.
+    # Patches of hosts above Megatron wait for those to be imported.
     needed = [entry for entry in ENGINE.patches if flag in entry.patch.flags and entry.patch.module in sys.modules]
     return {
         "begun": len(begun),

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class ProfileVariant:
     """Configurations that run the same layers: one MoE dispatcher, one way to split experts, and so on."""
 
     name: str
@@ -27,7 +27,7 @@ class Family:
     profile: Profile
     modelled: tuple[str, ...] = ()
     """Switches whose effect was computed and never traced or measured."""
-    bracket: tuple[Profile, Profile] | None = None
+    interval: tuple[Profile, Profile] | None = None
     """With all that these switches are said to hide hidden, and with nothing."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that they need; empty: must not be set."""
@@ -57,9 +57,9 @@ class Dimensions:
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A legal layout of a family, with what no placement of it can beat."""
+    """A legal layout of a variant, with what no placement of it can beat."""
 
-    family: Family
+    variant: ProfileVariant
     candidate: Candidate
     bound_us: float
 
@@ -94,12 +94,12 @@ class Space:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def enumerate_space(families: Sequence[Family], cluster: Cluster, batch: int, dimensions: Dimensions) -> Space:
+def enumerate_space(variants: Sequence[ProfileVariant], cluster: Cluster, batch: int, dimensions: Dimensions) -> Space:
     """Return all combinations, bounds included; the same order for the same input."""
     space = Space()
-    for family in families:
-        layouts = list(_layouts(family, cluster, dimensions))
-        found, verdicts = enumerate_layouts(family.profile, cluster, batch, SpaceOptions(), layouts)
+    for variant in variants:
+        layouts = list(_layouts(variant, cluster, dimensions))
+        found, verdicts = enumerate_layouts(variant.profile, cluster, batch, SpaceOptions(), layouts)
         for verdict in verdicts:
             # One line per rule, not per number in it.
             space.left_out[re.sub(r"\d+", "N", verdict.reason)] += 1
@@ -109,32 +109,32 @@ def enumerate_space(families: Sequence[Family], cluster: Cluster, batch: int, di
             plain = replace(candidate.layout, distributed_optimizer=True).label()
             if plain not in bounds:
                 bounds[plain] = max(
-                    pipeline_bound_ns(family.profile, candidate) / NS_PER_US,
-                    sharding_bound_us(family.profile, cluster, candidate),
+                    pipeline_bound_ns(variant.profile, candidate) / NS_PER_US,
+                    sharding_bound_us(variant.profile, cluster, candidate),
                 )
-            bound = bounds[plain] + tail_bound_us(family.profile, cluster, candidate)
-            space.configurations.append(Configuration(family=family, candidate=candidate, bound_us=bound))
+            bound = bounds[plain] + tail_bound_us(variant.profile, cluster, candidate)
+            space.configurations.append(Configuration(variant=variant, candidate=candidate, bound_us=bound))
     return space
 
 
-def _layouts(family: Family, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:
-    for measurement in sorted(family.profile.measurements, key=lambda item: item.at):
+def _layouts(variant: ProfileVariant, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:
+    for measurement in sorted(variant.profile.measurements, key=lambda item: item.at):
         for layout in _plain_layouts(measurement.at, cluster, dimensions):
-            if family.shards_parameters is not None:
+            if variant.shards_parameters is not None:
                 # Its state is split over data parallel ranks by itself, and pipelines are not modelled.
                 if layout.pipeline_size == 1 and layout.distributed_optimizer and layout.data_size > 1:
-                    yield replace(layout, sharding=_sharding(family, measurement))
-            elif not family.paired:
+                    yield replace(layout, sharding=_sharding(variant, measurement))
+            elif not variant.paired:
                 yield layout
             elif layout.pipeline_size == 1 or layout.virtual_size > 1:
                 yield replace(layout, paired=True)
 
 
-def _sharding(family: Family, measurement: Measurement) -> Sharding:
+def _sharding(variant: ProfileVariant, measurement: Measurement) -> Sharding:
     layers = [module.layer for module in measurement.modules.values()]
     elements = max(layer.dense.num_parameters + layer.expert.num_parameters for layer in layers)
-    unit = family.communication_unit or max(1, 2 * elements)
-    return Sharding(parameters=bool(family.shards_parameters), communication_unit=unit)
+    unit = variant.communication_unit or max(1, 2 * elements)
+    return Sharding(parameters=bool(variant.shards_parameters), communication_unit=unit)
 
 
 def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) -> Iterator[Layout]:

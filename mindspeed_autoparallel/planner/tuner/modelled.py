@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.cost.hiding import Offload, Pass, paired_savings_us, pipelined_saving_us, sent_once_share
-from mindspeed_autoparallel.planner.tuner.candidates import Family
+from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.profiles import BlockCost, MeasuredAt, Measurement, Profile, RecomputeCost
 from mindspeed_autoparallel.spec.recompute import policy_of
 
@@ -64,29 +64,31 @@ Group = Sequence[Switch]
 
 
 def with_switches(
-    families: Sequence[Family], groups: Sequence[Group], alone: Group, parts: Mapping[str, Parts]
-) -> list[Family]:
-    """Return a family per given one and combination of one switch per group; those in ``alone`` go with no other."""
+    variants: Sequence[ProfileVariant], groups: Sequence[Group], alone: Group, parts: Mapping[str, Parts]
+) -> list[ProfileVariant]:
+    """Return a variant per given one and combination of one switch per group; those in ``alone`` go with no other."""
     chosen = [
         [switch for switch in combination if switch is not None]
         for combination in itertools.product(*[[None, *group] for group in groups])
     ]
     chosen = [combination for combination in chosen if combination] + [[switch] for switch in alone]
-    found = (_family(family, combination, parts.get(family.name, {})) for combination in chosen for family in families)
-    return [family for family in found if family is not None]
+    found = (
+        _variant(variant, combination, parts.get(variant.name, {})) for combination in chosen for variant in variants
+    )
+    return [variant for variant in found if variant is not None]
 
 
-def _family(family: Family, switches: Sequence[Switch], parts: Parts) -> Family | None:
-    counted, most, least = (_profile(family.profile, switches, parts, share) for share in (COUNTED_ON, 1.0, 0.0))
+def _variant(variant: ProfileVariant, switches: Sequence[Switch], parts: Parts) -> ProfileVariant | None:
+    counted, most, least = (_profile(variant.profile, switches, parts, share) for share in (COUNTED_ON, 1.0, 0.0))
     if counted is None or most is None or least is None:
         return None
     shards = next((switch for switch in switches if switch.shards_parameters is not None), None)
     return replace(
-        family,
-        settings={**family.settings, **{k: v for switch in switches for k, v in switch.settings.items()}},
+        variant,
+        settings={**variant.settings, **{k: v for switch in switches for k, v in switch.settings.items()}},
         environment={k: v for switch in switches for k, v in switch.environment.items()},
         profile=counted,
-        bracket=(most, least),
+        interval=(most, least),
         modelled=tuple(switch.title for switch in switches),
         paired=any(switch.paired for switch in switches),
         shards_parameters=shards.shards_parameters if shards else None,

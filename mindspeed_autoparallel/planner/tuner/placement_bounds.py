@@ -16,7 +16,7 @@ def placement_bound_us(configuration: Configuration, layers: tuple[int, ...], ki
     Rank r cannot start before stages 0 to r - 1 have passed a microbatch on, nor can it be the end before they have
     passed a gradient back; between lies its own work of all microbatches.
     """
-    profile, layout = configuration.family.profile, configuration.layout
+    profile, layout = configuration.variant.profile, configuration.layout
     module = profile.model.modules[0].name
     cost = configuration.candidate.measurement.modules[module]
     whole = policy_of(kind).layers_per_group > 0
@@ -47,7 +47,7 @@ def may_fit(configuration: Configuration, cluster: Cluster, layers: tuple[int, .
     Megatron's first rank has ``min(P, M)`` microbatches in flight, interleaved ``min(M v, 2 (P - 1) + (v - 1) P + 1)``
     chunks of them.
     """
-    profile, layout = configuration.family.profile, configuration.layout
+    profile, layout = configuration.variant.profile, configuration.layout
     module = profile.model.modules[0].name
     cost = configuration.candidate.measurement.modules[module]
     size, count = layout.pipeline_size, configuration.candidate.num_microbatches

@@ -100,7 +100,7 @@ def _lightest(
 
 
 def _adds_no_less(configuration: Configuration, kind: str, other: str) -> bool:
-    module = configuration.family.profile.model.modules[0].name
+    module = configuration.variant.profile.model.modules[0].name
     cost = configuration.candidate.measurement.modules[module]
     return all(
         layer.recompute[kind].extra_backward_us >= layer.recompute[other].extra_backward_us
@@ -167,7 +167,7 @@ def _has_full(configuration: Configuration, dimensions: Dimensions) -> bool:
 
 
 def _layer(configuration: Configuration) -> BlockCost:
-    module = configuration.family.profile.model.modules[0].name
+    module = configuration.variant.profile.model.modules[0].name
     return configuration.candidate.measurement.modules[module].layer
 
 
@@ -188,7 +188,7 @@ def even_or_balanced_splits(configuration: Configuration, dimensions: Dimensions
 
 def _even(configuration: Configuration, dimensions: Dimensions) -> Iterator[tuple[int, ...]]:
     """Yield the even split, or nearly even ones with the ends relieved of embedding and head where that may pay."""
-    layers = configuration.family.profile.model.num_layers
+    layers = configuration.variant.profile.model.num_layers
     stages = configuration.layout.num_virtual_stages
     small, more = divmod(layers, stages)
     if not more:
@@ -213,13 +213,13 @@ def evaluate_placement(
 ) -> Found:
     """Evaluate with the overlaps of ``dimensions`` that shorten the step most; without, with those of the
     configuration."""
-    module = configuration.family.profile.model.modules[0].name
+    module = configuration.variant.profile.model.modules[0].name
     recompute: dict[str, dict[str, tuple[int, ...]]] = {}
     if kind != "none":
         again = tuple(min(number, held) for held in layers) if policy_of(kind).layers_per_group else layers
         recompute = {module: {kind: again}}
     placement = ModulePlacement(layers={module: layers}, recompute=recompute)
-    profile = configuration.family.profile
+    profile = configuration.variant.profile
     evaluation = evaluate(profile, cluster, configuration.layout, placement, batch, with_timeline=False)
     choices = [
         Found(
@@ -239,7 +239,7 @@ def evaluate_placement(
 def improved(found: Found, cluster: Cluster, batch: int, dimensions: Dimensions) -> Found:
     """Move layers, one at a time, from the slowest stage to one that makes the step shorter, as long as one does."""
     configuration = found.configuration
-    module = configuration.family.profile.model.modules[0].name
+    module = configuration.variant.profile.model.modules[0].name
     if configuration.layout.pipeline_size == 1:
         return found
     for _ in range(_MAX_MOVES):

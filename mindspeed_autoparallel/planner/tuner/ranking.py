@@ -18,8 +18,8 @@ def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
 
     Raises ``InfeasiblePlan`` where nothing fits and ``ConfigError`` where nothing is legal.
     """
-    plain = replace(space, configurations=[item for item in space.configurations if not item.family.modelled])
-    modelled = replace(space, configurations=[item for item in space.configurations if item.family.modelled])
+    plain = replace(space, configurations=[item for item in space.configurations if not item.variant.modelled])
+    modelled = replace(space, configurations=[item for item in space.configurations if item.variant.modelled])
     if not modelled.configurations:
         return search(plain, cluster, batch, dimensions, count)
     try:
@@ -50,4 +50,4 @@ def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
 
 
 def _order(found: Found) -> tuple[float, bool, int]:
-    return found.step_us, bool(found.configuration.family.modelled), found.peak_bytes
+    return found.step_us, bool(found.configuration.variant.modelled), found.peak_bytes

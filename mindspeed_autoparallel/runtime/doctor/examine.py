@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from mindspeed_autoparallel.patching.sheet import Patch
+from mindspeed_autoparallel.patching.patch import Patch
 from mindspeed_autoparallel.runtime.doctor import ascend, cores, device, launch, network, releases, resources
 from mindspeed_autoparallel.runtime.doctor.finding import Finding
 from mindspeed_autoparallel.runtime.doctor.node import Node
@@ -36,7 +36,7 @@ CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
 )
 
 
-def examine(node: Node, sheets: Sequence[Patch] = ()) -> list[Finding]:
+def examine(node: Node, patches: Sequence[Patch] = ()) -> list[Finding]:
     """Return every finding of every check."""
     found = [finding for check in CHECKS for finding in check(node)]
-    return [*found, *releases.check_sheets(node, sheets)]
+    return [*found, *releases.check_patches(node, patches)]

@@ -1,11 +1,11 @@
-"""Do the installed packages fit one another, and does every patch sheet fit them?"""
+"""Do the installed packages fit one another, and does every patch patch fit them?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mindspeed_autoparallel.patching.patch import Patch
 from mindspeed_autoparallel.patching.releases import within
-from mindspeed_autoparallel.patching.sheet import Patch
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem
 from mindspeed_autoparallel.runtime.doctor.node import ASCEND, Node
 
@@ -36,20 +36,20 @@ def check_releases(node: Node) -> Iterable[Finding]:
         yield problem("versions", "an NPU, but no torch_npu", "torch cannot use the device", "install torch_npu")
 
 
-def check_sheets(node: Node, sheets: Sequence[Patch]) -> Iterable[Finding]:
-    """Check every patch sheet against the release it wraps."""
+def check_patches(node: Node, patches: Sequence[Patch]) -> Iterable[Finding]:
+    """Check every patch patch against the release it wraps."""
     unfit = []
-    for sheet in sheets:
-        release = node.release_of(sheet.distribution)
-        if release and sheet.distribution == "megatron-core" and not within(release, sheet.versions):
-            unfit.append(sheet)
-    for sheet in unfit:
-        needed = ", ".join(sheet.flags) or "every run"
+    for patch in patches:
+        release = node.release_of(patch.distribution)
+        if release and patch.distribution == "megatron-core" and not within(release, patch.versions):
+            unfit.append(patch)
+    for patch in unfit:
+        needed = ", ".join(patch.flags) or "every run"
         yield advice(
             "patches",
-            f"{sheet.target} is for {sheet.distribution} {sheet.versions}",
-            f"needed by {needed}: it is refused there with {node.release_of(sheet.distribution)}",
+            f"{patch.target} is for {patch.distribution} {patch.versions}",
+            f"needed by {needed}: it is refused there with {node.release_of(patch.distribution)}",
             "use a release in that range, or leave those flags out",
         )
-    if sheets and not unfit:
-        yield fine("patches", f"all {len(sheets)} patch sheets fit")
+    if patches and not unfit:
+        yield fine("patches", f"all {len(patches)} patches fit")

@@ -11,11 +11,11 @@ import torch
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero import pipeline
-from mindspeed_autoparallel.runtime.hetero.answers import Answers
 from mindspeed_autoparallel.runtime.hetero.encode import MacroBatch
+from mindspeed_autoparallel.runtime.hetero.output_cache import EncoderOutputCache
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import make_plan
-from mindspeed_autoparallel.runtime.hetero.session import HeteroSession, Route
+from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
 
 
 @dataclass
@@ -36,17 +36,17 @@ class EncoderStep:
     def __init__(
         self,
         session: HeteroSession,
-        route: Route,
+        comm: EncoderComm,
         batches: Sequence[Any] | None,
         everyones: Sequence[Item],
         num_microbatches: int,
         forward_only: bool,
     ) -> None:
-        self._session, self._route, self._batches = session, route, batches
-        self.encoder = route.encoder
-        self.train = route.encoder.trainable and not forward_only
-        self.answers = Answers(route.encoder)
-        scale = route.encoder.scale
+        self._session, self._comm, self._batches = session, comm, batches
+        self.encoder = comm.encoder
+        self.train = comm.encoder.trainable and not forward_only
+        self.outputs = EncoderOutputCache(comm.encoder)
+        scale = comm.encoder.scale
         self._windows = [
             _Window(range(first, min(first + scale, num_microbatches)), [])
             for first in range(0, num_microbatches, scale)
@@ -65,7 +65,7 @@ class EncoderStep:
 
     def encode(self, ks: Sequence[int]) -> None:
         """Encode macro-batches, one's rows travelling while the next is computed; then they are answered."""
-        if self._route.num_stages > 1:
+        if self._comm.num_stages > 1:
             macros = [self._prepare(k) for k in ks]
             with self._encoding():
                 for k, macro in zip(ks, macros, strict=True):
@@ -87,7 +87,7 @@ class EncoderStep:
     def take_back(self, ks: Sequence[int]) -> None:
         """Bring the gradients of macro-batches to their owners and run the encoder's backward; without training, only
         forget the rows."""
-        if self._route.num_stages > 1:
+        if self._comm.num_stages > 1:
             macros = [self._start_backward(k) for k in ks]
             if self.train:
                 with self._encoding("encoder_backward"):
@@ -107,24 +107,24 @@ class EncoderStep:
 
     def _prepare(self, k: int) -> MacroBatch:
         """Plan who encodes what."""
-        session, route, window = self._session, self._route, self._windows[k]
+        session, comm, window = self._session, self._comm, self._windows[k]
         with session.times.during("planning"):
             plan = make_plan(
                 window.items,
-                encoder=route.placement,
+                encoder=comm.placement,
                 backbone=session.backbone_placement,
-                ranks=route.ranks,
+                ranks=comm.ranks,
                 mode=session.balance,
                 sequence_parallel=session.sequence_parallel,
-                input_holders=session.holders,
+                batch_owner_ranks=session.batch_owner_ranks,
             )
         window.macro = MacroBatch(
             self.encoder,
             plan,
-            route.exchange,
+            comm.exchange,
             session.states,
-            replica=route.placement[session.rank].data,
-            stage=route.stage,
+            replica=comm.placement[session.rank].data,
+            stage=comm.stage,
             train=self.train,
             keep_graph=session.memory != "recompute",
         )
@@ -138,7 +138,7 @@ class EncoderStep:
             rows = window.macro.finish([i for _, indices in self._merged_here(window) for i in indices])
             sizes = [sum(window.items[i].output_rows for i in indices) for _, indices in self._merged_here(window)]
             for (microbatch, _), part in zip(self._merged_here(window), rows.split(sizes), strict=True):
-                self.answers.give(microbatch, part, self.train)
+                self.outputs.put(microbatch, part, self.train)
 
     def _start_backward(self, k: int) -> MacroBatch:
         """Send the gradients that the backbone left on this rank's rows; without training, only forget the rows."""
@@ -146,11 +146,11 @@ class EncoderStep:
         assert window.macro is not None
         if not self.train:
             for microbatch, _ in self._merged_here(window):
-                self.answers.forget(microbatch)
+                self.outputs.forget(microbatch)
             return window.macro
         gradients: dict[int, torch.Tensor] = {}
         for microbatch, indices in self._merged_here(window):
-            whole = self.answers.take_gradient(microbatch)
+            whole = self.outputs.take_gradient(microbatch)
             gradients.update(zip(indices, whole.split([window.items[i].output_rows for i in indices]), strict=True))
         with self._encoding("encoder_backward"):
             window.macro.start_backward(gradients)
@@ -176,7 +176,7 @@ class EncoderStep:
             indices = [
                 i
                 for i, item in enumerate(window.items)
-                if item.home == self._session.home and item.microbatch == microbatch
+                if item.dp_replica == self._session.dp_replica and item.microbatch == microbatch
             ]
             if indices:
                 yield microbatch, indices
@@ -207,6 +207,6 @@ class EncoderStep:
     @contextlib.contextmanager
     def _encoding(self, phase: str = "encode") -> Iterator[None]:
         times, before = self._session.times, getattr(self._session.times, phase)
-        with self.answers.suspended(), times.during(phase, self._route.exchange):
+        with self.outputs.suspended(), times.during(phase, self._comm.exchange):
             yield
-        self._route.seconds[phase] += getattr(times, phase) - before
+        self._comm.seconds[phase] += getattr(times, phase) - before

@@ -14,17 +14,17 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 _NUM_FIELDS = 8
 
 
-def local_items(adapter: EncoderAdapter, batches: Sequence[Any], home: int) -> list[Item]:
+def local_items(adapter: EncoderAdapter, batches: Sequence[Any], replica: int) -> list[Item]:
     """Return items of this rank's microbatches; ``ConfigError`` names the sample whose sizes cannot be."""
     items = []
     for microbatch, batch in enumerate(batches):
         for found in adapter.items(batch):
             if found.input_rows < 1 or found.output_rows < 1:
                 raise ConfigError(
-                    f"sample {found.sample} of microbatch {microbatch} (data-parallel replica {home}) has an item of "
-                    f"{found.input_rows} input and {found.output_rows} output rows; both must be at least 1."
+                    f"sample {found.sample} of microbatch {microbatch} (data-parallel replica {replica}) has an item "
+                    f"of {found.input_rows} input and {found.output_rows} output rows; both must be at least 1."
                 )
-            items.append(Item(home, microbatch, **vars(found)))
+            items.append(Item(replica, microbatch, **vars(found)))
     return items
 
 
@@ -72,12 +72,12 @@ class ItemGather:
 
 def _row(item: Item) -> list[float]:
     first = -1 if item.first_token is None else item.first_token
-    sizes = (item.home, item.microbatch, item.sample, item.input_rows, item.output_rows, first, item.num_tokens)
+    sizes = (item.dp_replica, item.microbatch, item.sample, item.input_rows, item.output_rows, first, item.num_tokens)
     return [*sizes, item.cost, *item.meta]
 
 
 def _item(row: list[float]) -> Item:
-    home, microbatch, sample, inputs, outputs, first, num_tokens = (int(value) for value in row[: _NUM_FIELDS - 1])
+    replica, microbatch, sample, inputs, outputs, first, num_tokens = (int(value) for value in row[: _NUM_FIELDS - 1])
     meta = tuple(int(value) for value in row[_NUM_FIELDS:])
     place = None if first < 0 else first
-    return Item(home, microbatch, sample, inputs, outputs, row[_NUM_FIELDS - 1], meta, place, num_tokens)
+    return Item(replica, microbatch, sample, inputs, outputs, row[_NUM_FIELDS - 1], meta, place, num_tokens)

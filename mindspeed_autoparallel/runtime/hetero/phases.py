@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.encoder_schedule import UpfrontSchedule, WindowedSchedule
 from mindspeed_autoparallel.runtime.hetero.layouts import check_scale
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
 from mindspeed_autoparallel.runtime.hetero.metadata import local_items
 from mindspeed_autoparallel.runtime.hetero.modules import finalize_gradients
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
-from mindspeed_autoparallel.runtime.hetero.timetable import AllAtOnce, AlongTheSchedule
 
 
 def run(
@@ -37,28 +37,28 @@ def run(
 ) -> Any:
     """Return the stock ``forward_backward``'s result; gradients of all modules are final. Arguments are Megatron's."""
     batches, iterators = _pull(data_iterator, num_microbatches)
-    session.learn_holders(batches is not None)
+    session.learn_batch_owners(batches is not None)
     if not forward_only:
         for encoder in session.encoders:
             check_scale(encoder.scale, num_microbatches)
     with session.times.during("metadata"):
         everyones = _everyones_items(session, batches)
     steps = [
-        EncoderStep(session, route, batches, items, num_microbatches, forward_only)
-        for route, items in zip(session.routes, everyones, strict=True)
+        EncoderStep(session, comm, batches, items, num_microbatches, forward_only)
+        for comm, items in zip(session.encoder_comms, everyones, strict=True)
     ]
     chunks = model if isinstance(model, list) else [model]
-    timetable = _timetable(session, steps, num_microbatches, len(chunks))
+    schedule = _encoder_schedule(session, steps, num_microbatches, len(chunks))
     factor: list[Any] = []
-    timetable.before()
+    schedule.before()
     with contextlib.ExitStack() as stack:
         stack.enter_context(session.times.during("backbone"))
         stack.enter_context(session.states.use(session.backbone))
         for step in steps:
-            stack.enter_context(step.answers.installed())
+            stack.enter_context(step.outputs.patched_forward())
         stack.enter_context(_observe_finalize(chunks[0], session.backbone_data_context, factor))
         result = forward_backward(
-            forward_step_func=_telling(forward_step_func, chunks[0], steps, timetable),
+            forward_step_func=_telling(forward_step_func, chunks[0], steps, schedule),
             data_iterator=iterators,
             model=model,
             num_microbatches=num_microbatches,
@@ -67,8 +67,8 @@ def run(
         )
     if session.first_stage:
         for step in steps:
-            step.answers.check_all_used()
-    timetable.after()
+            step.outputs.check_all_used()
+    schedule.after()
     if not forward_only:
         with session.times.during("finalize"):
             for encoder in session.encoders:
@@ -78,18 +78,18 @@ def run(
     return result
 
 
-def _timetable(
+def _encoder_schedule(
     session: HeteroSession, steps: list[EncoderStep], num_microbatches: int, num_chunks: int
-) -> AllAtOnce | AlongTheSchedule:
+) -> UpfrontSchedule | WindowedSchedule:
     if session.memory != "window":
-        return AllAtOnce(steps)
+        return UpfrontSchedule(steps)
     if num_chunks > 1:
         raise ConfigError(
             f"--hetero-memory window follows the 1F1B schedule, but the backbone has {num_chunks} virtual stages on "
             "each rank. Use --hetero-memory recompute, or leave out the virtual stages."
         )
     placement = session.backbone_placement
-    return AlongTheSchedule(
+    return WindowedSchedule(
         steps,
         stage=placement[session.rank].pipeline,
         num_stages=1 + max(at.pipeline for at in placement),
@@ -100,9 +100,9 @@ def _timetable(
 def _everyones_items(session: HeteroSession, batches: Any) -> list[list[Item]]:
     """Return per encoder the items of all ranks that exchange with this one (collective where sizes must travel)."""
     adapters = [encoder.adapter for encoder in session.encoders]
-    found = [local_items(adapter, batches, session.home) if batches is not None else [] for adapter in adapters]
-    assert session.holders is not None
-    contributes = session.rank == session.holders[session.home][0]
+    found = [local_items(adapter, batches, session.dp_replica) if batches is not None else [] for adapter in adapters]
+    assert session.batch_owner_ranks is not None
+    contributes = session.rank == session.batch_owner_ranks[session.dp_replica][0]
     for gather, numbers in session.gathers():
         everyones = gather.gather(
             [found[number] if contributes else [] for number in numbers],
@@ -127,17 +127,17 @@ def _telling(
     forward_step: Callable[..., Any],
     first_chunk: Any,
     steps: list[EncoderStep],
-    timetable: AllAtOnce | AlongTheSchedule,
+    schedule: UpfrontSchedule | WindowedSchedule,
 ) -> Callable[..., Any]:
-    """Return ``forward_step`` that tells encoders and timetable which microbatch the first model chunk is at."""
+    """Return ``forward_step`` that tells encoders and schedule which microbatch the first model chunk is at."""
     counter = itertools.count()
 
     def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         if model is first_chunk:
             count = next(counter)
-            timetable.at_forward(count)
+            schedule.at_forward(count)
             for encoder_step in steps:
-                encoder_step.answers.current = count
+                encoder_step.outputs.current = count
         return forward_step(data_iterator, model, *args, **kwargs)
 
     return step

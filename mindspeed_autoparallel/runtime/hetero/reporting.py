@@ -23,9 +23,9 @@ def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     if iteration % interval == 0:
         text = summary(session, interval)
         session.times.reset()
-        for route in session.routes:
-            route.exchange.moved.reset()
-            route.seconds = dict.fromkeys(route.seconds, 0.0)
+        for comm in session.encoder_comms:
+            comm.exchange.moved.reset()
+            comm.seconds = dict.fromkeys(comm.seconds, 0.0)
         # Where the host prints its own line.
         if session.rank == len(session.backbone_placement) - 1:
             print(text, flush=True)
@@ -39,11 +39,11 @@ def summary(session: HeteroSession, num_steps: int) -> str:
     def milliseconds(seconds: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {value / num_steps * 1e3:.1f}" for name, value in seconds.items())
 
-    encoders = "; ".join(f"{route.encoder.name} {milliseconds(route.seconds)}" for route in session.routes)
+    encoders = "; ".join(f"{comm.encoder.name} {milliseconds(comm.seconds)}" for comm in session.encoder_comms)
     moved = "; ".join(
-        f"{route.encoder.name} "
-        + ", ".join(f"{kind} {size / num_steps / MIB:.3f}" for kind, size in vars(route.exchange.moved).items())
-        for route in session.routes
+        f"{comm.encoder.name} "
+        + ", ".join(f"{kind} {size / num_steps / MIB:.3f}" for kind, size in vars(comm.exchange.moved).items())
+        for comm in session.encoder_comms
     )
     times = milliseconds(vars(session.times))
     return f" hetero ms per step on rank {session.rank}: {times} | {encoders} | received MiB per step: {moved}"

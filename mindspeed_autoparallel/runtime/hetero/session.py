@@ -27,7 +27,7 @@ MEMORY_MODES = ("upfront", "recompute", "window")
 
 
 @dataclass
-class Route:
+class EncoderComm:
     """One encoder's exchange partners."""
 
     encoder: Encoder
@@ -51,23 +51,23 @@ class HeteroSession:
     states: ModuleStates
     backbone: str
     backbone_placement: Placement
-    routes: list[Route]
+    encoder_comms: list[EncoderComm]
     balance: str
     memory: str
     rank: int
     sequence_parallel: bool = False
     """Of the backbone: its first stage then keeps only its share of the rows."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
-    holders: dict[int, list[int]] | None = None
+    batch_owner_ranks: dict[int, list[int]] | None = None
     """Ranks that hold the batches of each backbone replica; asked once, at the first step."""
     _gathers: list[tuple[ItemGather, list[int]]] | None = None
 
     @property
     def encoders(self) -> list[Encoder]:
-        return [route.encoder for route in self.routes]
+        return [comm.encoder for comm in self.encoder_comms]
 
     @property
-    def home(self) -> int:
+    def dp_replica(self) -> int:
         """Return this rank's data-parallel replica of the backbone."""
         return self.backbone_placement[self.rank].data
 
@@ -82,15 +82,17 @@ class HeteroSession:
             1 + max(at.context for at in self.backbone_placement)
         )
 
-    def learn_holders(self, holds: bool) -> None:
+    def learn_batch_owners(self, holds: bool) -> None:
         """Find out once which ranks have a data iterator (collective over the world)."""
-        if self.holders is not None:
+        if self.batch_owner_ranks is not None:
             return
         flags: list[Any] = [None] * len(self.backbone_placement)
         torch.distributed.all_gather_object(flags, bool(holds))
-        homes = sorted({at.data for at in self.backbone_placement})
-        self.holders = {h: [r for r in replica_ranks(self.backbone_placement, h) if flags[r]] for h in homes}
-        empty = [home for home, ranks in self.holders.items() if not ranks]
+        replicas = sorted({at.data for at in self.backbone_placement})
+        self.batch_owner_ranks = {
+            h: [r for r in replica_ranks(self.backbone_placement, h) if flags[r]] for h in replicas
+        }
+        empty = [replica for replica, ranks in self.batch_owner_ranks.items() if not ranks]
         if empty:
             raise ConfigError(
                 f"no rank of backbone replica {empty[0]} has a data iterator; the loader must give it one."
@@ -101,19 +103,24 @@ class HeteroSession:
         rank."""
         if self._gathers is None:
             by_ranks: dict[tuple[int, ...], list[int]] = {}
-            for number, route in enumerate(self.routes):
-                if self._needs_metadata(route):
-                    by_ranks.setdefault(tuple(route.ranks), []).append(number)
-            self._gathers = [(ItemGather(self.routes[numbers[0]].group), numbers) for numbers in by_ranks.values()]
+            for number, comm in enumerate(self.encoder_comms):
+                if self._needs_metadata(comm):
+                    by_ranks.setdefault(tuple(comm.ranks), []).append(number)
+            self._gathers = [
+                (ItemGather(self.encoder_comms[numbers[0]].group), numbers) for numbers in by_ranks.values()
+            ]
         return self._gathers
 
-    def _needs_metadata(self, route: Route) -> bool:
+    def _needs_metadata(self, comm: EncoderComm) -> bool:
         """Return whether sizes must travel: global balancing, replicas across backbone replicas, or ranks without
         data."""
-        assert self.holders is not None
-        everyone = all(ranks == replica_ranks(self.backbone_placement, home) for home, ranks in self.holders.items())
-        own_set = set(route.ranks) == set(replica_ranks(self.backbone_placement, self.home))
-        return not (route.nested and everyone and own_set)
+        assert self.batch_owner_ranks is not None
+        everyone = all(
+            ranks == replica_ranks(self.backbone_placement, replica)
+            for replica, ranks in self.batch_owner_ranks.items()
+        )
+        own_set = set(comm.ranks) == set(replica_ranks(self.backbone_placement, self.dp_replica))
+        return not (comm.nested and everyone and own_set)
 
 
 def open_session(
@@ -132,15 +139,15 @@ def open_session(
         raise ConfigError(f"hetero memory mode {memory!r} must be one of {', '.join(MEMORY_MODES)}.")
     rank = torch.distributed.get_rank()
     placement = states.placement(backbone)
-    routes = []
+    encoder_comms = []
     for encoder in encoders:
         own = states.placement(encoder.name)
         sets = closed_sets([own, placement]) if balance != "global" else [list(range(len(own)))]
         groups = {tuple(ranks): states.groups.of_ranks(ranks) for ranks in sets}
         mine = next(ranks for ranks in sets if rank in ranks)
         group = groups[tuple(mine)]
-        routes.append(
-            Route(
+        encoder_comms.append(
+            EncoderComm(
                 encoder,
                 own,
                 mine,
@@ -151,4 +158,4 @@ def open_session(
                 num_stages(own),
             )
         )
-    return HeteroSession(states, backbone, placement, routes, balance, memory, rank, sequence_parallel)
+    return HeteroSession(states, backbone, placement, encoder_comms, balance, memory, rank, sequence_parallel)

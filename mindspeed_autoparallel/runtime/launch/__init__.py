@@ -6,7 +6,7 @@ launch that fails, hangs or runs out of memory, because that is a data point.
 
 from mindspeed_autoparallel.runtime.launch.agent import run_agent
 from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
-from mindspeed_autoparallel.runtime.launch.meeting import Nodes
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus
+from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes
 
 __all__ = ["Coordinator", "LaunchOutcome", "LaunchSpec", "LaunchStatus", "Nodes", "run_agent"]

@@ -11,8 +11,8 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import LaunchError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.runtime.launch import meeting
-from mindspeed_autoparallel.runtime.launch.liveness import Beats
+from mindspeed_autoparallel.runtime.launch import rendezvous
+from mindspeed_autoparallel.runtime.launch.liveness import Heartbeat
 from mindspeed_autoparallel.runtime.launch.orders import own_command, read_order
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
@@ -23,7 +23,7 @@ _POLL_S = 0.2
 
 
 def run_agent(
-    nodes: meeting.Nodes,
+    nodes: rendezvous.Nodes,
     *,
     node_rank: int,
     log_dir: Path,
@@ -35,8 +35,8 @@ def run_agent(
 
     What is run is always ``command`` (default: the own script), with its own words and ``flags`` (orders.py).
     """
-    store = meeting.join(nodes, node_rank, join_timeout_s)
-    agent = _Agent(nodes, node_rank, log_dir, store, Beats(store, node_rank))
+    store = rendezvous.join(nodes, node_rank, join_timeout_s)
+    agent = _Agent(nodes, node_rank, log_dir, store, Heartbeat(store, node_rank))
     own = tuple(command or own_command())
     try:
         number = 0
@@ -44,28 +44,36 @@ def run_agent(
             agent.obey(number, order, own, flags)
             number += 1
         return number
-    except meeting.STORE_ERRORS as error:
+    except rendezvous.STORE_ERRORS as error:
         raise LaunchError(
             f"node {node_rank} lost the main node {nodes.master_addr}:{nodes.master_port}: "
             f"{str(error).splitlines()[0]}. Look at the output on node 0."
         ) from error
     except BaseException as error:
         with contextlib.suppress(Exception):
-            agent.beats.leave(str(error) or type(error).__name__)
+            agent.heartbeat.leave(str(error) or type(error).__name__)
         raise
 
 
 class _Agent:
     """One node that has signed in."""
 
-    def __init__(self, nodes: meeting.Nodes, node_rank: int, log_dir: Path, store: StoreClient, beats: Beats) -> None:
-        self.nodes, self.node_rank, self.log_dir, self.store, self.beats = nodes, node_rank, log_dir, store, beats
+    def __init__(
+        self, nodes: rendezvous.Nodes, node_rank: int, log_dir: Path, store: StoreClient, heartbeat: Heartbeat
+    ) -> None:
+        self.nodes, self.node_rank, self.log_dir, self.store, self.heartbeat = (
+            nodes,
+            node_rank,
+            log_dir,
+            store,
+            heartbeat,
+        )
 
     def next_order(self, number: int) -> Any:
         """Wait for launch ``number``; None once node 0 is done, ``LaunchError`` where it ends for a reason."""
         key = f"launch/{number}"
         while not self.store.check([key]):
-            self.beats.beat()
+            self.heartbeat.beat()
             time.sleep(_POLL_S)
         order = json.loads(self.store.get(key))
         if not (isinstance(order, dict) and order.get("stop")):
@@ -81,7 +89,7 @@ class _Agent:
         aborted = f"abort/{number}"
 
         def should_stop() -> bool:
-            self.beats.beat()
+            self.heartbeat.beat()
             return self.store.check([aborted])
 
         spec, worker_port = read_order(order, own, flags)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindspeed_autoparallel.runtime.launch import liveness, meeting
+from mindspeed_autoparallel.runtime.launch import liveness, rendezvous
 from mindspeed_autoparallel.runtime.launch.agent import JOIN_TIMEOUT_S
 from mindspeed_autoparallel.runtime.launch.liveness import Watch
 from mindspeed_autoparallel.runtime.launch.orders import order_of, own_command, read_outcome
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.runtime.launch.secret import make_secret, remove_sec
 from mindspeed_autoparallel.runtime.launch.store import StoreServer
 
 _POLL_S = 0.2
-_DISMISS_S = 15.0
+_SHUTDOWN_S = 15.0
 """An agent may be ending processes, which takes up to 10 s."""
 
 
@@ -31,7 +31,7 @@ class Coordinator:
 
     def __init__(
         self,
-        nodes: meeting.Nodes,
+        nodes: rendezvous.Nodes,
         *,
         log_dir: Path,
         join_timeout_s: float = JOIN_TIMEOUT_S,
@@ -51,24 +51,24 @@ class Coordinator:
     def __enter__(self) -> Coordinator:
         if self.nodes.num_nodes > 1:
             check_port_is_free(self.nodes.master_port)
-            self._store = meeting.serve(self.nodes, make_secret(self.nodes.secret_dir))
+            self._store = rendezvous.serve(self.nodes, make_secret(self.nodes.secret_dir))
             try:
-                meeting.wait_for_nodes(self._store, self.nodes, self.join_timeout_s)
+                rendezvous.wait_for_nodes(self._store, self.nodes, self.join_timeout_s)
             except BaseException as error:
-                self._dismiss(error)
+                self._shutdown_agents(error)
                 raise
             self._watch = Watch(self._store, range(1, self.nodes.num_nodes), self.silence_s)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._dismiss(error)
+        self._shutdown_agents(error)
 
     @property
     def lost_nodes(self) -> tuple[int, ...]:
         """Return those that do not answer any more; nothing can be launched without them."""
         return tuple(self._lost)
 
-    def _dismiss(self, error: BaseException | None) -> None:
+    def _shutdown_agents(self, error: BaseException | None) -> None:
         if self._store is None:
             return
         with contextlib.suppress(Exception):  # nobody may be left to say good-bye to
@@ -77,8 +77,8 @@ class Coordinator:
             self._store.set(f"launch/{self._num_launches}", json.dumps(word))
             # The store dies with this process: let the agents end their processes and read the word first.
             gone = [*self._lost, *(() if self._watch is None else self._watch.gone())]
-            there = [node for node in meeting.nodes_that_came(self._store, self.nodes.num_nodes) if node not in gone]
-            meeting.wait_for_keys(self._store, [f"dismissed/{node}" for node in there], _DISMISS_S)
+            there = [node for node in rendezvous.nodes_that_came(self._store, self.nodes.num_nodes) if node not in gone]
+            rendezvous.wait_for_keys(self._store, [f"dismissed/{node}" for node in there], _SHUTDOWN_S)
         self._store.close()
         remove_secret(self.nodes.secret_dir)
         self._store = None
@@ -139,9 +139,10 @@ class Coordinator:
     def _without_nodes(self, status: LaunchStatus, seconds: float = 0.0, lines: tuple[str, ...] = ()) -> LaunchOutcome:
         reasons = {} if self._watch is None else self._watch.reasons
         left = [f"node {node} left: {reasons[node]}" for node in self._lost if node in reasons]
+        does = "does" if len(self._lost) == 1 else "do"
         line = (
-            f"{meeting.named(self._lost, self.nodes.num_nodes)} {'does' if len(self._lost) == 1 else 'do'} not answer "
-            "any more: look at the output and the machine there, then start the same command on all nodes again"
+            f"{rendezvous.named(self._lost, self.nodes.num_nodes)} {does} not answer any "
+            "more: look at the output and the machine there, then start the same command on all nodes again"
         )
         return LaunchOutcome(
             status=status,

@@ -11,7 +11,7 @@ SILENCE_S = 30.0
 _BEAT_S = 1.0
 
 
-class Beats:
+class Heartbeat:
     """An agent's side."""
 
     def __init__(self, store: Any, node_rank: int) -> None:
@@ -59,7 +59,7 @@ class Watch:
 
 
 def _key(node: int) -> str:
-    return f"beats/{node}"
+    return f"heartbeat/{node}"
 
 
 def _left(node: int) -> str:

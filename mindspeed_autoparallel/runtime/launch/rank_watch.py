@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from mindspeed_autoparallel.runtime.launch.liveness import Beats, Watch
+from mindspeed_autoparallel.runtime.launch.liveness import Heartbeat, Watch
 from mindspeed_autoparallel.runtime.state import of_process
 
 SILENCE_S = 15.0
@@ -39,14 +39,14 @@ class RankWatch:
         self.found = ""
         """What is to be told, once a rank died."""
         self._store, self._rank = store, rank
-        self._beats = Beats(store, rank)
+        self._heartbeat = Heartbeat(store, rank)
         others = range(1, world_size) if rank == 0 else range(min(rank, 1))
         self._watch = Watch(store, [node for node in others if rank < 2], silence_s)
         store.set(f"place/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
 
     def tick(self) -> None:
         """Count up, look after the others, and learn what somebody published; raises what the store raises."""
-        self._beats.beat()
+        self._heartbeat.beat()
         if self.found:
             return
         if self._store.check([_PUBLISHED]):
@@ -60,7 +60,7 @@ class RankWatch:
 
     def leave(self, error: BaseException | None = None) -> None:
         """Say that this rank ends, and of what; raises what the store raises."""
-        self._beats.leave(_ENDED if error is None else f"ended with {type(error).__name__}: {_first_line(error)}")
+        self._heartbeat.leave(_ENDED if error is None else f"ended with {type(error).__name__}: {_first_line(error)}")
 
     def _publish(self, rank: int, reason: str | None) -> None:
         key = f"place/{rank}"

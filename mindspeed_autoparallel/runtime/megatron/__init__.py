@@ -1,1 +1,1 @@
-"""Where the host's own functions meet ours: what the patch sheets of megatron.training call."""
+"""Where the host's own functions meet ours: what the patches of megatron.training call."""

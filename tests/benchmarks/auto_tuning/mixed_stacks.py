@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_autoparallel.planner.tuner import placements as tuned
-from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, Family, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.profiles import BlockCost, Profile, RecomputeCost, mean_layer
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy
@@ -106,7 +106,7 @@ def main() -> None:
     dimensions = Dimensions(virtual_sizes=(1,) if chosen.splits else (1, 2))
     gaps, num_layouts, num_wrong = [], 0, 0
     for seed in range(chosen.stacks):
-        space = enumerate_space([Family(name="", settings={}, profile=stack(seed))], CLUSTER, BATCH, dimensions)
+        space = enumerate_space([ProfileVariant(name="", settings={}, profile=stack(seed))], CLUSTER, BATCH, dimensions)
         for configuration in space.configurations:
             if not configuration.layout.distributed_optimizer:
                 continue

@@ -93,7 +93,7 @@ def _held(chunks: int) -> None:
         return space
 
     def planned(request: Any, pick: Any, layout: Any, batch: int) -> Any:
-        profile = pick.found.configuration.family.profile
+        profile = pick.found.configuration.variant.profile
         kept = (
             "memory_capacity_bytes",
             "runtime_overhead_bytes",
@@ -104,8 +104,8 @@ def _held(chunks: int) -> None:
             "operation_overhead_us",
         )
         device = type(profile.device)(**{name: getattr(profile.device, name) for name in kept})
-        family = replace(pick.found.configuration.family, profile=replace(profile, device=device))
-        found = replace(pick.found, configuration=replace(pick.found.configuration, family=family))
+        variant = replace(pick.found.configuration.variant, profile=replace(profile, device=device))
+        found = replace(pick.found, configuration=replace(pick.found.configuration, variant=variant))
         without.append(plan_of(request, replace(pick, found=found), layout, batch).step.total_us / 1000)
         return plan_of(request, pick, layout, batch)
 

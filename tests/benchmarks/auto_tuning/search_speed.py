@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "helpers"))
 from language_profile import language_profile
 
-from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, Space, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, Space, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import improved, solve
 from mindspeed_autoparallel.planner.tuner.search import search
 from mindspeed_autoparallel.spec import Cluster
@@ -26,7 +26,7 @@ CASES = (
     (16, 80, 40_000, 1, (1, 2, 3, 4)),
     (8, 96, 60_000, 4, (1, 2, 3, 4, 6, 8)),
 )
-"""Nodes of 8 devices, layers, MiB per device, families of configurations, virtual stages."""
+"""Nodes of 8 devices, layers, MiB per device, variants of configurations, virtual stages."""
 
 
 def main() -> int:
@@ -38,11 +38,11 @@ def main() -> int:
     print(f"{columns} {'cpu_s':>6s}  best")
     for nodes, layers, memory, number, chunks in CASES:
         profile = language_profile(num_layers=layers, context=(1, 2, 4), capacity_mib=memory)
-        families = [Family(name=str(index), settings={}, profile=profile) for index in range(number)]
+        variants = [ProfileVariant(name=str(index), settings={}, profile=profile) for index in range(number)]
         cluster, batch = Cluster(num_nodes=nodes, devices_per_node=8), nodes * 64
         dimensions = Dimensions(virtual_sizes=chunks)
         begin, busy = time.monotonic(), time.process_time()
-        space = enumerate_space(families, cluster, batch, dimensions)
+        space = enumerate_space(variants, cluster, batch, dimensions)
         counted = time.monotonic() - begin
         outcome = search(space, cluster, batch, dimensions)
         best = outcome.top[0]
@@ -59,9 +59,11 @@ def main() -> int:
 
 
 def _check() -> int:
-    families = [Family(name="", settings={}, profile=language_profile(num_layers=16, tensor=(1, 2), batches=(1, 2)))]
+    variants = [
+        ProfileVariant(name="", settings={}, profile=language_profile(num_layers=16, tensor=(1, 2), batches=(1, 2)))
+    ]
     cluster, dimensions = Cluster(num_nodes=2, devices_per_node=8), Dimensions()
-    space: Space = enumerate_space(families, cluster, 64, dimensions)
+    space: Space = enumerate_space(variants, cluster, 64, dimensions)
     best: dict[tuple[object, ...], float] = {}
     for configuration in space.configurations:
         found, _ = solve(configuration, cluster, 64, dimensions)

@@ -95,7 +95,7 @@ def main() -> None:
             ranks_sets = [range(8)] if mode == "global" else [range(4), range(4, 8)]
             loads, owners = [], []
             for ranks in ranks_sets:
-                mine = [i for i in items if mode == "global" or i.home == backbone[ranks[0]].data]
+                mine = [i for i in items if mode == "global" or i.dp_replica == backbone[ranks[0]].data]
                 plan = make_plan(mine, encoder=encoder, backbone=backbone, ranks=ranks, mode=mode)
                 loads += [item.cost for item in mine]
                 owners += list(plan.owners)

@@ -288,7 +288,7 @@ def train_counting(case, planned, groups):
         record["weights"].append(weights)
         record["spread"] = max(record["spread"], spread)
     if session is not None:
-        moved, times = session.routes[0].exchange.moved, session.times
+        moved, times = session.encoder_comms[0].exchange.moved, session.times
         counts = [None] * world
         dist.all_gather_object(counts, (vars(moved), vars(planned)))
         record["moved"], record["planned"] = [c for c, _ in counts], [c for _, c in counts]

@@ -57,7 +57,7 @@ def test_every_first_stage_rank_gets_every_row_of_its_samples_exactly_once(probl
     wanted = {
         (rank, i, row)
         for i, item in enumerate(items)
-        for rank in replica_ranks(backbone, item.home, 0)
+        for rank in replica_ranks(backbone, item.dp_replica, 0)
         for row in range(item.output_rows)
     }
     assert set(got) == wanted
@@ -144,7 +144,7 @@ def test_sharded_merge_gives_each_rank_the_rows_of_its_tokens_and_takes_each_gra
     wanted = sorted(
         (rank, i, row)
         for i, item in enumerate(items)
-        for rank in replica_ranks(backbone, item.home, 0)
+        for rank in replica_ranks(backbone, item.dp_replica, 0)
         for row in range(item.output_rows)
         if keeps(rank, item, row)
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from language_profile import language_profile
 
 from mindspeed_autoparallel.planner.tuner import placements
-from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
@@ -29,7 +29,7 @@ def test_the_fastest_that_fits_is_found_with_every_placement_evaluated_once(
 ) -> None:
     profile = language_profile(num_layers=num_layers, capacity_mib=capacity_mib, tensor=(1,), batches=(1, 2))
     dimensions = Dimensions(virtual_sizes=(virtual,), recompute=("none", "full"), layer_groups=groups)
-    space = enumerate_space([Family(name="", settings={}, profile=profile)], _CLUSTER, _BATCH, dimensions)
+    space = enumerate_space([ProfileVariant(name="", settings={}, profile=profile)], _CLUSTER, _BATCH, dimensions)
     configuration = space.configurations[place % len(space.configurations)]
     (layers,) = placements.even_or_balanced_splits(configuration, dimensions)
     longest = max(layers)

@@ -36,19 +36,19 @@ def host(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def armed(*targets):
+def installed(*targets):
     engine = Engine()
-    sheets = [
+    patches = [
         Patch(target=target, wrapper=passed_on, why="test", distribution="x", flags=(FLAG,), instead_of=instead)
         for target, instead in targets
     ]
-    engine.arm(sheets)
+    engine.install(patches)
     engine.enable({FLAG})
     return engine
 
 
 def test_untouched_and_wrapped_functions_pass(host):
-    engine = armed(("chain_host:train_step", ""))
+    engine = installed(("chain_host:train_step", ""))
     module = importlib.import_module("chain_host")
     plugin = importlib.import_module("chain_plugin")
     engine.verify(FLAG)
@@ -61,7 +61,7 @@ def test_a_replacement_that_goes_on_to_the_one_it_imported_passes(host, tmp_path
     (tmp_path / "chain_going_on.py").write_text(
         "from chain_host import train_step as stock\n\ndef train_step(x):\n    return stock(x)\n"
     )
-    engine = armed(("chain_host:train_step", ""))
+    engine = installed(("chain_host:train_step", ""))
     module = importlib.import_module("chain_host")
     module.train_step = importlib.import_module("chain_going_on").train_step
     engine.verify(FLAG)
@@ -69,7 +69,7 @@ def test_a_replacement_that_goes_on_to_the_one_it_imported_passes(host, tmp_path
 
 @pytest.mark.parametrize("name", ["replacing", "replacing_with_wraps"])
 def test_who_replaced_a_wrapped_function_is_named(host, name):
-    engine = armed(("chain_host:train_step", ""))
+    engine = installed(("chain_host:train_step", ""))
     module = importlib.import_module("chain_host")
     plugin = importlib.import_module("chain_plugin")
     module.train_step = plugin.replacing if name == "replacing" else plugin.replacing_with_wraps(module.train_step)
@@ -80,7 +80,7 @@ def test_who_replaced_a_wrapped_function_is_named(host, name):
 
 
 def test_where_a_host_has_its_own_function_that_one_counts(host):
-    engine = armed(("chain_host:train_step", ""), ("chain_upper:train_step", "chain_host:train_step"))
+    engine = installed(("chain_host:train_step", ""), ("chain_upper:train_step", "chain_host:train_step"))
     upper = importlib.import_module("chain_upper")
     lower = sys.modules["chain_host"]
     lower.train_step = importlib.import_module("chain_plugin").replacing

@@ -43,14 +43,14 @@ def patch(target="standin_host:double", **options):
 
 def test_names_copied_after_arming_are_patched(host):
     engine = Engine()
-    engine.arm([patch()])
+    engine.install([patch()])
     copier = importlib.import_module("standin_copier")
     assert copier.quadruple(1) == (2 * (2 * 1 + 1)) + 1
 
 
 def test_methods_are_patched_and_undo_restores_the_very_original(host):
     engine = Engine()
-    engine.arm([patch(), patch("standin_host:Model.size")])
+    engine.install([patch(), patch("standin_host:Model.size")])
     module = importlib.import_module(host)
     assert (module.double(3), module.Model().size(scale=2)) == (7, 21)
     originals = [entry.original for entry in engine.patches]
@@ -61,7 +61,7 @@ def test_methods_are_patched_and_undo_restores_the_very_original(host):
 
 def test_undo_under_another_plugins_wrapper_goes_inert(host):
     engine = Engine()
-    engine.arm([patch()])
+    engine.install([patch()])
     module = importlib.import_module(host)
     ours = module.double
     module.double = lambda x: ours(x) * 100
@@ -73,7 +73,7 @@ def test_undo_under_another_plugins_wrapper_goes_inert(host):
 def test_a_patch_of_a_flag_that_is_off_passes_calls_on_until_it_is_true(host):
     """Which flags are true is known when the host parses its arguments: by then names have been copied."""
     engine = Engine()
-    engine.arm([patch(flags=("--feature",))])
+    engine.install([patch(flags=("--feature",))])
     copier = importlib.import_module("standin_copier")
     assert copier.quadruple(1) == 4
     assert engine.patches[0].state is PatchState.DORMANT
@@ -87,7 +87,7 @@ def test_a_patch_of_a_flag_that_is_off_passes_calls_on_until_it_is_true(host):
 
 def test_enabling_counts_for_modules_imported_later(host):
     engine = Engine()
-    engine.arm([patch(flags=("--feature",))])
+    engine.install([patch(flags=("--feature",))])
     engine.enable({"--feature"})
     assert importlib.import_module(host).double(1) == 3
 
@@ -96,7 +96,7 @@ def test_a_late_import_patches_what_was_copied_before(host):
     copier = importlib.import_module("standin_copier")
     engine = Engine()
     with pytest.warns(LateImportWarning):
-        engine.arm([patch(flags=("--feature",))])
+        engine.install([patch(flags=("--feature",))])
     engine.enable({"--feature"})
     assert copier.quadruple(1) == (2 * (2 * 1 + 1)) + 1
 
@@ -111,7 +111,7 @@ def test_a_late_import_patches_what_was_copied_before(host):
 )
 def test_a_patch_that_does_not_fit_is_an_error_only_for_the_flag_that_needs_it(host, options, words):
     engine = Engine()
-    engine.arm([patch(flags=("--feature",), **options)])
+    engine.install([patch(flags=("--feature",), **options)])
     assert importlib.import_module(host).double(1) == 2
     engine.require("--other")
     with pytest.raises(PatchError, match=words):
@@ -122,20 +122,20 @@ def test_late_import_warns_and_still_patches_the_module(host):
     module = importlib.import_module(host)
     engine = Engine()
     with pytest.warns(LateImportWarning, match="Move `import mindspeed_autoparallel` above"):
-        engine.arm([patch()])
+        engine.install([patch()])
     assert module.double(1) == 3
 
 
 def test_arming_before_the_import_does_not_warn(host):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Engine().arm([patch()])
+        Engine().install([patch()])
 
 
 def test_patched_modules_keep_their_own_loader_and_source(host):
     import inspect
 
-    Engine().arm([patch()])
+    Engine().install([patch()])
     module = importlib.import_module(host)
     assert type(module.__loader__).__name__ == "SourceFileLoader"
     assert "class Model" in inspect.getsource(module)
@@ -158,7 +158,7 @@ class LegacyFinder:
 
 
 def test_a_legacy_finder_on_the_path_does_not_break_the_hosts_import(host, monkeypatch):
-    Engine().arm([patch()])
+    Engine().install([patch()])
     monkeypatch.setattr(sys, "meta_path", [sys.meta_path[0], LegacyFinder(), *sys.meta_path[1:]])
     assert importlib.import_module(host).double(1) == 3
 
@@ -213,7 +213,7 @@ def test_a_flag_that_becomes_true_while_its_patch_is_put_in_place_counts(tmp_pat
         thread.join(timeout=0.3)
 
     call_after_import("standin_slow", lambda module: setattr(module.Telling, "told", staticmethod(told)))
-    engine.arm([patch("standin_slow:Model.size", flags=("--feature",))])
+    engine.install([patch("standin_slow:Model.size", flags=("--feature",))])
     try:
         module = importlib.import_module("standin_slow")
         thread.join()

@@ -20,9 +20,9 @@ def phases_so_far(plan: Plan) -> dict[str, float]:
     if session is None:
         return {}
     seconds: dict[str, float] = {}
-    for route in session.routes:
-        seconds[_forward(route.encoder.name)] = route.seconds["encode"]
-        seconds[_backward(route.encoder.name)] = route.seconds["encoder_backward"]
+    for comm in session.encoder_comms:
+        seconds[_forward(comm.encoder.name)] = comm.seconds["encode"]
+        seconds[_backward(comm.encoder.name)] = comm.seconds["encoder_backward"]
     times = session.times
     seconds[_EXCHANGE] = times.redistribute + times.metadata + times.planning
     seconds[_backbone(plan)] = times.backbone

@@ -151,8 +151,8 @@ def launcher_words(cluster: Cluster, master_addr: str, master_port: int) -> list
     processes = ["--nproc-per-node", str(cluster.devices_per_node)]
     if cluster.num_nodes == 1:
         return ["torchrun", "--standalone", *processes]
-    meeting = ["--node-rank", "0", "--master-addr", master_addr, "--master-port", str(master_port)]
-    return ["torchrun", "--nnodes", str(cluster.num_nodes), *processes, *meeting]
+    rendezvous = ["--node-rank", "0", "--master-addr", master_addr, "--master-port", str(master_port)]
+    return ["torchrun", "--nnodes", str(cluster.num_nodes), *processes, *rendezvous]
 
 
 def _removed(words: Sequence[str]) -> set[str]:

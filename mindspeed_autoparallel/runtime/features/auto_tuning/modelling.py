@@ -1,4 +1,4 @@
-"""Stage two: profiles of the traced model, one per family of configurations."""
+"""Stage two: profiles of the traced model, one per variant of configurations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.planner.tuner.candidates import Family
+from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.profiles import BlockCost, DeviceCost, MeasuredAt, Measurement, ModuleCost, RecomputeCost
 from mindspeed_autoparallel.profiles.records import (
@@ -34,15 +34,15 @@ def usable_bytes(capacity_bytes: int) -> int:
     return int(capacity_bytes * (1 - _RESERVE_FRACTION))
 
 
-def families(
+def profile_variants(
     request: TuningRequest,
     traces: Mapping[MeasuredAt, TraceResult],
     costs: CalibrationResult,
     plan: SearchPlan,
     arguments: argparse.Namespace,
     capacity_bytes: int,
-) -> tuple[list[Family], dict[str, str]]:
-    """Return a family per way to run the layers, with the costs of every point that was traced or measured.
+) -> tuple[list[ProfileVariant], dict[str, str]]:
+    """Return a variant per way to run the layers, with the costs of every point that was traced or measured.
 
     Also returns ways and recompute kinds that are left out, with the reason.
     """
@@ -61,7 +61,9 @@ def families(
             _with_recompute(measurement, _recompute_traces(traces, measurement.at, way.title, plan), costs.prices)
             for measurement in profile.measurements
         )
-        found.append(Family(name=way.title, settings=way.settings, profile=replace(profile, measurements=measurements)))
+        found.append(
+            ProfileVariant(name=way.title, settings=way.settings, profile=replace(profile, measurements=measurements))
+        )
     if not found:
         raise ProfileError(f"no layout could be traced or measured: {', '.join(point.label() for point in traces)}.")
     return found, {**left_out, **_useless_kinds(traces, plan)}

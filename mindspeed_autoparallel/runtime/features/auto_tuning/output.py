@@ -51,14 +51,14 @@ class Recommendation:
     @property
     def modelled(self) -> tuple[str, ...]:
         """Return switches of it that no measurement has seen."""
-        return self.found.configuration.family.modelled
+        return self.found.configuration.variant.modelled
 
     @property
     def title(self) -> str:
         """Tell how its layers are run, beside what its layout's label says."""
         layout = self.plan.layout
         told = layout.sharding.label if layout.sharding is not None else ""
-        names = [self.found.configuration.family.name, *self.modelled]
+        names = [self.found.configuration.variant.name, *self.modelled]
         return " ".join(name for name in names if name and not (told and name.startswith(told)))
 
 
@@ -86,8 +86,8 @@ def describe(recommendation: Recommendation, number: int) -> Configuration:
         },
         "micro_batch_size": layout.micro_batch_size,
         "global_batch_size": plan.global_batch_size,
-        "settings": dict(found.configuration.family.settings),
-        "environment": dict(found.configuration.family.environment),
+        "settings": dict(found.configuration.variant.settings),
+        "environment": dict(found.configuration.variant.environment),
         "modelled": list(recommendation.modelled),
         "layers_per_stage": list(plan.layers_of(module)),
         "recompute": {

@@ -43,14 +43,14 @@ _SPARE = 9
 def recommend(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace) -> Recommended:
     """Return the three fastest configurations that fit and that the host's ``validate_args`` takes."""
     cluster, batch, dimensions = request.cluster, request.global_batch_size, profiles.plan.dimensions
-    space = enumerate_space(profiles.families, cluster, batch, dimensions)
+    space = enumerate_space(profiles.variants, cluster, batch, dimensions)
     outcome = ranked(space, cluster, batch, dimensions, NUM_RECOMMENDED + _SPARE)
     refused: dict[str, str] = {}
 
     def legal(candidates: Iterable[Found]) -> Iterator[Recommendation]:
         for found in candidates:
             pick = _recommendation(request, found, profiles.costs.prices, outcome, arguments)
-            with with_environment(found.configuration.family.environment):
+            with with_environment(found.configuration.variant.environment):
                 reason = illegal(arguments, pick.values, request.num_ranks)
             if reason:
                 refused[f"{pick.plan.layout.label()} {pick.title}".strip()] = f"Megatron refuses it: {reason}"
@@ -60,7 +60,7 @@ def recommend(request: TuningRequest, profiles: TunedProfiles, arguments: argpar
     picks = list(itertools.islice(legal(outcome.top), NUM_RECOMMENDED))
     if all(pick.modelled for pick in picks):
         # The last place is for the fastest that needs no modelled switch.
-        plain = legal(found for found in outcome.top if not found.configuration.family.modelled)
+        plain = legal(found for found in outcome.top if not found.configuration.variant.modelled)
         picks = [*picks, *itertools.islice(plain, 1)]
         picks = [*picks[: NUM_RECOMMENDED - 1], *picks[NUM_RECOMMENDED - 1 :][-1:]]
     if not picks:
@@ -100,12 +100,12 @@ def _recommendation(
     request: TuningRequest, found: Found, prices: Prices, outcome: Outcome, arguments: argparse.Namespace
 ) -> Recommendation:
     configuration = found.configuration
-    family = configuration.family
-    profile, batch, cluster = family.profile, request.global_batch_size, request.cluster
+    variant = configuration.variant
+    profile, batch, cluster = variant.profile, request.global_batch_size, request.cluster
     evaluation = evaluate(profile, cluster, configuration.layout, found.placement, batch)
     ends = [
         evaluate(end, cluster, configuration.layout, found.placement, batch).step.total_us / found.step_us
-        for end in family.bracket or ()
+        for end in variant.interval or ()
     ]
     record = outcome.proof.of(found.step_us).record(
         num_configurations=outcome.num_legal,
@@ -116,7 +116,7 @@ def _recommendation(
     plan = plan_of(
         profile, cluster, configuration.layout, configuration.candidate.measurement, evaluation, batch, record
     )
-    values = values_of(plan, family.settings, found.recompute, found.num_recomputed, arguments)
+    values = values_of(plan, variant.settings, found.recompute, found.num_recomputed, arguments)
     values |= sharding_values(configuration.layout)
     words = words_of(values)
     return Recommendation(
@@ -125,7 +125,7 @@ def _recommendation(
         values=values,
         words=words,
         command=[
-            *environment_words(family.environment),
+            *environment_words(variant.environment),
             *launcher_words(cluster, request.master_addr, request.master_port),
             *with_configuration(sys.argv, words),
         ],

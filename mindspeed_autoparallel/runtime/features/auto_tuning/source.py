@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
-from mindspeed_autoparallel.planner.tuner.candidates import Family
+from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.profiles.records import TraceResult
@@ -22,9 +22,9 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.computed import compute
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions import SearchPlan, plan_search
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
-from mindspeed_autoparallel.runtime.features.auto_tuning.modelling import families, usable_bytes
+from mindspeed_autoparallel.runtime.features.auto_tuning.modelling import profile_variants, usable_bytes
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
-from mindspeed_autoparallel.runtime.features.auto_tuning.switching import modelled_families, target_of
+from mindspeed_autoparallel.runtime.features.auto_tuning.switching import modelled_variants, target_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_failures import tell_untraced
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
@@ -39,7 +39,7 @@ _RESERVED_SHARE = 0.94
 class TunedProfiles:
     """Everything the search reads, and what is to be told of how it came about."""
 
-    families: tuple[Family, ...]
+    variants: tuple[ProfileVariant, ...]
     plan: SearchPlan
     costs: CalibrationResult
     searched: dict[str, str]
@@ -79,12 +79,12 @@ def profile_source(
     notes, impossible = _told_of_untraced(found, costs, launches.coordinator.log_dir)
     left_out |= impossible
     _LOGGER.info("stage 2 of 3: model")
-    plain, useless = families(request, traced, costs, plan, arguments, capacity_bytes)
+    plain, useless = profile_variants(request, traced, costs, plan, arguments, capacity_bytes)
     left_out |= useless
     context = SearchContext(request=request, arguments=arguments, device_name=_device_kind(request))
-    switched, titles = modelled_families(plain, context, traced, costs.prices, target_of(costs.device_name, target))
+    switched, titles = modelled_variants(plain, context, traced, costs.prices, target_of(costs.device_name, target))
     return TunedProfiles(
-        families=(*plain, *switched),
+        variants=(*plain, *switched),
         plan=plan,
         costs=costs,
         searched={**plan.searched, **({"modelled, not measured": ", ".join(titles)} if titles else {})},

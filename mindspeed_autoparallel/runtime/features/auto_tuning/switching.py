@@ -1,4 +1,4 @@
-"""Modelled switches in a tuning run: their families, their flags, and the variables they need."""
+"""Modelled switches in a tuning run: their variants, their flags, and the variables they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.tuner.candidates import Family
+from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.planner.tuner.modelled import with_switches
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.profiles import MeasuredAt
@@ -33,26 +33,26 @@ def target_of(device_name: str, chosen: Device | None) -> Target:
     return Target(device=device, installed=lambda package: importlib.util.find_spec(package) is not None)
 
 
-def modelled_families(
-    families: Sequence[Family],
+def modelled_variants(
+    variants: Sequence[ProfileVariant],
     context: SearchContext,
     traces: Mapping[MeasuredAt, TraceResult],
     prices: Prices,
     target: Target,
-) -> tuple[list[Family], list[str]]:
-    """Return families with modelled switches on, and the switches; ``context`` learns why others were left out."""
+) -> tuple[list[ProfileVariant], list[str]]:
+    """Return variants with modelled switches on, and the switches; ``context`` learns why others were left out."""
     offered = modelled_switches(context, target)
     if not offered.titles:
         return [], []
     parts = {
-        family.name: {
+        variant.name: {
             point: exposed_parts(trace, point, prices)
             for point, result in traces.items()
-            if (trace := result.variants.get(VariantName(family.name, PLAIN))) is not None
+            if (trace := result.variants.get(VariantName(variant.name, PLAIN))) is not None
         }
-        for family in families
+        for variant in variants
     }
-    return with_switches(families, offered.groups, offered.alone, parts), offered.titles
+    return with_switches(variants, offered.groups, offered.alone, parts), offered.titles
 
 
 def sharding_values(layout: Layout) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def user_baseline(arguments: argparse.Namespace, space: Space, cluster: Cluster,
     }
     for configuration in space.configurations:
         # The script's own way to run the layers has no name.
-        plain = not configuration.family.name and not configuration.family.modelled
+        plain = not configuration.variant.name and not configuration.variant.modelled
         if plain and all(getattr(configuration.layout, name) == value for name, value in wanted.items()):
             return _priced(configuration, own, cluster, batch)
     return f"its {sizes} with micro batch {wanted['micro_batch_size']} is not among the layouts searched"
@@ -71,7 +71,7 @@ def _virtual_size(own: Mapping[str, Any], pipeline: int) -> int:
 
 
 def _priced(configuration: Configuration, own: Mapping[str, Any], cluster: Cluster, batch: int) -> Found | str:
-    profile, layout = configuration.family.profile, configuration.layout
+    profile, layout = configuration.variant.profile, configuration.layout
     (module,) = profile.model.modules
     kind, number = _recompute(own)
     known = configuration.candidate.measurement.modules[module.name].layer.recompute

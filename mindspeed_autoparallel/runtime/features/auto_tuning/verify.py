@@ -69,7 +69,7 @@ def _verified(
     plan = _plan_of(request, pick, reduced, batch)
     words = words_of({**pick.values, "global_batch_size": batch})
     argv = tuple(with_configuration(sys.argv, words))
-    environment = pick.found.configuration.family.environment
+    environment = pick.found.configuration.variant.environment
     ran = json.dumps([*sources, without_places(argv), words, dict(environment), world, _NUM_STEPS])
     target = request.work_dir / "verify" / f"{hashlib.sha256(ran.encode()).hexdigest()[:16]}.json"
     if target.exists():
@@ -105,7 +105,7 @@ def reduced_layout(layout: Layout, num_devices: int) -> Layout | None:
 def _plan_of(request: TuningRequest, pick: Recommendation, layout: Layout, batch: int) -> Plan:
     cluster = Cluster(num_nodes=request.num_nodes, devices_per_node=request.num_processes_per_node)
     configuration = pick.found.configuration
-    profile = configuration.family.profile
+    profile = configuration.variant.profile
     found = evaluate(profile, cluster, layout, pick.found.placement, batch)
     return plan_of(profile, cluster, layout, configuration.candidate.measurement, found, batch, pick.plan.search)
 

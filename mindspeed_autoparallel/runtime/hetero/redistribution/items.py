@@ -12,7 +12,7 @@ Rows = tuple[int, int]
 class Item:
     """Describe one image or audio clip as far as the plan must know it, the same on every rank."""
 
-    home: int
+    dp_replica: int
     """Data-parallel replica of the backbone whose microbatch holds the sample."""
     microbatch: int
     sample: int

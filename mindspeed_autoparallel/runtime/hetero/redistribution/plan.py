@@ -59,8 +59,8 @@ def assign(
 ) -> list[int]:
     """Return encoder replica of each item, among the replicas that lie in ``ranks``.
 
-    ``off`` keeps the order of (home, microbatch, sample) in contiguous runs; ``local`` and ``global`` put the longest
-    first; they differ in the set of ranks (and so of items) that the caller hands in.
+    ``off`` keeps the order of (replica, microbatch, sample) in contiguous runs; ``local`` and ``global`` put the
+    longest first; they differ in the set of ranks (and so of items) that the caller hands in.
     """
     replicas = sorted({encoder[rank].data for rank in ranks})
     if mode == "off":
@@ -72,10 +72,10 @@ def _home_runs(items: Sequence[Item], encoder: Placement, backbone: Placement, r
     """Return contiguous runs, inside the encoder replicas that lie in the item's own backbone replica where there are
     such."""
     owners = [0] * len(items)
-    for home in sorted({item.home for item in items}):
-        ranks = set(replica_ranks(backbone, home))
+    for replica in sorted({item.dp_replica for item in items}):
+        ranks = set(replica_ranks(backbone, replica))
         near = [o for o, replica in enumerate(replicas) if set(replica_ranks(encoder, replica)) <= ranks]
-        mine = [i for i, item in enumerate(items) if item.home == home]
+        mine = [i for i, item in enumerate(items) if item.dp_replica == replica]
         if not near:
             return contiguous(len(items), len(replicas))
         for i, run in zip(mine, contiguous(len(mine), len(near)), strict=True):
@@ -106,24 +106,24 @@ def make_plan(
     ranks: Sequence[int],
     mode: str,
     sequence_parallel: bool = False,
-    input_holders: Mapping[int, Sequence[int]] | None = None,
+    batch_owner_ranks: Mapping[int, Sequence[int]] | None = None,
 ) -> RedistributionPlan:
     """Return the plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
 
-    ``input_holders``: for each home replica, the ranks that hold its batches; all ranks of the replica by default.
+    ``batch_owner_ranks``: for each replica, the ranks that hold its batches; all ranks of the replica by default.
     ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, where it is known.
     """
     owners = assign(items, encoder, backbone, ranks, mode)
     members_of = by_replica(encoder, pipeline=num_stages(encoder) - 1)
     takers_of = by_replica(encoder, pipeline=0)
-    readers = {**by_replica(backbone), **{home: held for home, held in (input_holders or {}).items() if held}}
+    readers = {**by_replica(backbone), **{replica: held for replica, held in (batch_owner_ranks or {}).items() if held}}
     first_stage = by_replica(backbone, pipeline=0)
     members = [members_of[owner] for owner in owners]
     inputs = deliver(
         [(rank, i, (0, item.input_rows)) for i, item in enumerate(items) for rank in takers_of[owners[i]]],
-        {i: readers[item.home] for i, item in enumerate(items)},
+        {i: readers[item.dp_replica] for i, item in enumerate(items)},
     )
-    shards = [shards_of(item, first_stage[item.home], backbone, sequence_parallel) for item in items]
+    shards = [shards_of(item, first_stage[item.dp_replica], backbone, sequence_parallel) for item in items]
     needs = [
         (rank, i, rows) for i, parts in enumerate(shards) for part in parts for rank in part.ranks for rows in part.rows
     ]

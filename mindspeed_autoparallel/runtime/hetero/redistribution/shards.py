@@ -42,8 +42,8 @@ def tokens_held(num_tokens: int, context: int, context_size: int, tensor: int, t
 
 
 def shards_of(item: Item, ranks: Sequence[int], backbone: Placement, sequence_parallel: bool) -> list[Shard]:
-    """Return the shards of an item over the first-stage ``ranks`` of its home; whole items per context rank where the
-    place of its tokens is unknown or its sequence cannot be cut evenly."""
+    """Return the shards of an item over the first-stage ``ranks`` of its replica; whole items per context rank where
+    the place of its tokens is unknown or its sequence cannot be cut evenly."""
     context_size = 1 + max(backbone[rank].context for rank in ranks)
     tensor_size = 1 + max(backbone[rank].tensor for rank in ranks) if sequence_parallel else 1
     even = item.num_tokens % (tensor_size * (2 * context_size if context_size > 1 else 1)) == 0

@@ -34,7 +34,7 @@ def gather_then_slice_bytes(
     padded to the largest.
     """
     dp_backbone, dp_encoder = num_replicas(backbone), num_replicas(encoder)
-    inputs = [sum(i.input_rows for i in items if i.home == home) for home in range(dp_backbone)]
+    inputs = [sum(i.input_rows for i in items if i.dp_replica == replica) for replica in range(dp_backbone)]
     outputs = [
         sum(i.output_rows for i, owner in zip(items, owners, strict=True) if owner == replica)
         for replica in range(dp_encoder)

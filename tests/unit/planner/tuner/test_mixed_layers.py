@@ -9,7 +9,7 @@ from language_profile import language_profile
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.planner.tuner.balanced import balanced_splits
-from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placement_bounds import may_fit, placement_bound_us
 from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement, even_or_balanced_splits, solve
 from mindspeed_autoparallel.planner.tuner.search import search
@@ -89,8 +89,8 @@ def random_profile(seed, capacity_mib):
 
 
 def space(capacity_mib=30_000, profile=None):
-    family = Family(name="", settings={}, profile=profile or mixed_profile(capacity_mib))
-    return enumerate_space([family], CLUSTER, BATCH, DIMENSIONS)
+    variant = ProfileVariant(name="", settings={}, profile=profile or mixed_profile(capacity_mib))
+    return enumerate_space([variant], CLUSTER, BATCH, DIMENSIONS)
 
 
 def ways(configuration, with_groups=False):

@@ -7,7 +7,7 @@ from language_profile import language_profile
 
 from mindspeed_autoparallel.cost.hiding import Offload
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.modelled import (
     ExposedParts,
     Switch,
@@ -43,8 +43,8 @@ def layer(found):
     return found.modules["text_decoder"].layer
 
 
-def family(**changes):
-    return Family(name="", settings={"own": 1}, profile=language_profile(**changes))
+def variant(**changes):
+    return ProfileVariant(name="", settings={"own": 1}, profile=language_profile(**changes))
 
 
 def parts(item):
@@ -91,14 +91,14 @@ def test_offload_is_left_out_where_a_copy_is_longer_than_a_forward():
 
 
 def test_families_are_combinations_at_points_where_they_differ():
-    plain = family(tensor=(1, 2), batches=(1,))
-    families = with_switches([plain], [[OVERLAP], [PAIRS]], [ZERO3], parts(plain))
-    assert [item.modelled for item in families] == [("pairs",), ("overlap",), ("overlap", "pairs"), ("ZeRO-3",)]
-    overlap = families[1]
+    plain = variant(tensor=(1, 2), batches=(1,))
+    variants = with_switches([plain], [[OVERLAP], [PAIRS]], [ZERO3], parts(plain))
+    assert [item.modelled for item in variants] == [("pairs",), ("overlap",), ("overlap", "pairs"), ("ZeRO-3",)]
+    overlap = variants[1]
     assert [found.at.tensor_size for found in overlap.profile.measurements] == [2]
     assert overlap.settings == {"own": 1, "tp_comm_overlap": True}
-    assert families[3].environment == {"CUDA_DEVICE_MAX_CONNECTIONS": ""}
-    low, high = (layer(side.measurements[0]).forward_us for side in overlap.bracket)
+    assert variants[3].environment == {"CUDA_DEVICE_MAX_CONNECTIONS": ""}
+    low, high = (layer(side.measurements[0]).forward_us for side in overlap.interval)
     counted = layer(overlap.profile.measurements[0]).forward_us
     assert counted == pytest.approx((low + high) / 2)
     assert low < counted < high
@@ -110,7 +110,7 @@ def layouts(item, num_devices=8):
 
 
 def test_layouts_of_a_switch_are_those_megatron_runs_it_in():
-    plain = family(tensor=(1, 2), batches=(1,))
+    plain = variant(tensor=(1, 2), batches=(1,))
     pairs, _, _, zero = with_switches([plain], [[OVERLAP], [PAIRS]], [ZERO3], parts(plain))
     assert {(layout.pipeline_size > 1, layout.virtual_size > 1) for layout in layouts(pairs)} == {
         (False, False),
@@ -123,7 +123,7 @@ def test_layouts_of_a_switch_are_those_megatron_runs_it_in():
 
 
 def test_pairs_cost_a_microbatch_more_memory_and_what_runs_alone():
-    plain = family(tensor=(1,), batches=(1,), num_layers=4)
+    plain = variant(tensor=(1,), batches=(1,), num_layers=4)
     (pairs,) = with_switches([plain], [[PAIRS]], [], parts(plain))
     steps, peaks = {}, {}
     for item in (plain, pairs):
@@ -137,35 +137,35 @@ def test_pairs_cost_a_microbatch_more_memory_and_what_runs_alone():
 
 
 def test_the_fastest_measured_ones_stay_in_the_list_beside_modelled_ones_and_nothing_is_missed():
-    plain = family(tensor=(1, 2, 4), batches=(1, 2), num_layers=8)
-    families = [plain, *with_switches([plain], [[OVERLAP]], [ZERO3], parts(plain))]
-    space = enumerate_space(families, CLUSTER, 32, DIMENSIONS)
+    plain = variant(tensor=(1, 2, 4), batches=(1, 2), num_layers=8)
+    variants = [plain, *with_switches([plain], [[OVERLAP]], [ZERO3], parts(plain))]
+    space = enumerate_space(variants, CLUSTER, 32, DIMENSIONS)
     top = ranked(space, CLUSTER, 32, DIMENSIONS, 3).top
     measured = enumerate_space([plain], CLUSTER, 32, DIMENSIONS)
     assert {found.step_us for found in search(measured, CLUSTER, 32, DIMENSIONS, 3).top} <= {
         found.step_us for found in top
     }
     assert [found.step_us for found in top] == sorted(found.step_us for found in top)
-    modelled = replace(space, configurations=[item for item in space.configurations if item.family.modelled])
+    modelled = replace(space, configurations=[item for item in space.configurations if item.variant.modelled])
     best = search(modelled, CLUSTER, 32, DIMENSIONS, 1).top[0]
-    if best.step_us < sorted(found.step_us for found in top if not found.configuration.family.modelled)[-1]:
+    if best.step_us < sorted(found.step_us for found in top if not found.configuration.variant.modelled)[-1]:
         assert best.step_us in {found.step_us for found in top}
 
 
 def test_a_model_that_only_fits_with_a_modelled_switch_gets_it():
-    plain = family(tensor=(1,), batches=(1,), capacity_mib=22_000, num_layers=16)
+    plain = variant(tensor=(1,), batches=(1,), capacity_mib=22_000, num_layers=16)
     cluster, dimensions = Cluster(num_nodes=1, devices_per_node=8), Dimensions(virtual_sizes=(1,), recompute=("none",))
     space = enumerate_space([plain], cluster, 8, dimensions)
     only = [item for item in space.configurations if item.layout.pipeline_size == 1]
     space.configurations = only
     with pytest.raises(InfeasiblePlan):
         ranked(space, cluster, 8, dimensions, 3)
-    families = with_switches([plain], [], [ZERO3], {})
-    space.configurations = only + enumerate_space(families, cluster, 8, dimensions).configurations
+    variants = with_switches([plain], [], [ZERO3], {})
+    space.configurations = only + enumerate_space(variants, cluster, 8, dimensions).configurations
     (found,) = ranked(space, cluster, 8, dimensions, 3).top
     assert found.configuration.layout.sharding.parameters
 
 
 def test_a_switch_that_no_measured_point_can_have_makes_no_family():
-    plain = family(tensor=(1,))
+    plain = variant(tensor=(1,))
     assert with_switches([plain], [[OVERLAP]], [], parts(plain)) == []

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from language_profile import language_profile
 
-from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement, even_or_balanced_splits, solve
 from mindspeed_autoparallel.profiles import RecomputeCost
 from mindspeed_autoparallel.spec import Cluster
@@ -38,7 +38,7 @@ def configurations(capacity_mib, dimensions, num_layers=8):
     profile = with_modules(
         language_profile(num_layers=num_layers, capacity_mib=capacity_mib, tensor=(1, 2), batches=(1, 2))
     )
-    space = enumerate_space([Family(name="", settings={}, profile=profile)], CLUSTER, BATCH, dimensions)
+    space = enumerate_space([ProfileVariant(name="", settings={}, profile=profile)], CLUSTER, BATCH, dimensions)
     return [item for item in space.configurations if item.layout.distributed_optimizer]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed_autoparallel.patching.sheet import Patch
+from mindspeed_autoparallel.patching.patch import Patch
 from mindspeed_autoparallel.runtime.doctor import ascend, cores, device, launch, network, releases, resources
 from mindspeed_autoparallel.runtime.doctor.examine import CHECKS, examine
 from mindspeed_autoparallel.runtime.doctor.finding import ADVICE, OK, PROBLEM, UNKNOWN, Finding
@@ -149,8 +149,8 @@ def test_torch_npu_of_another_torch_is_a_problem(node_with: Make) -> None:
     assert statuses(found) == [OK]
 
 
-def test_patch_sheets_outside_their_range_are_named(node_with: Make) -> None:
-    sheet = Patch(
+def test_patch_tables_outside_their_range_are_named(node_with: Make) -> None:
+    patch = Patch(
         target="megatron.core:f",
         wrapper=lambda wrapped, instance, args, kwargs: None,
         why="",
@@ -158,8 +158,8 @@ def test_patch_sheets_outside_their_range_are_named(node_with: Make) -> None:
         flags=("--auto-parallel-mm",),
     )
     newer = node_with(release_of=lambda name: "0.19.2")
-    assert "--auto-parallel-mm" in only(releases.check_sheets(newer, [sheet])).why
-    assert statuses(releases.check_sheets(node_with(release_of=lambda name: "0.12.1"), [sheet])) == [OK]
+    assert "--auto-parallel-mm" in only(releases.check_patches(newer, [patch])).why
+    assert statuses(releases.check_patches(node_with(release_of=lambda name: "0.12.1"), [patch])) == [OK]
 
 
 def test_a_named_interface_must_exist(node_with: Make) -> None:

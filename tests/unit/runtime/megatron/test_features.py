@@ -39,7 +39,7 @@ print(json.dumps([entry.patch.attribute for entry in ENGINE.patches if ENGINE.is
 """
 
 
-def armed(words, **environment):
+def installed(words, **environment):
     command = [sys.executable, "-c", ARMED, json.dumps(words)]
     kept = {name: value for name, value in os.environ.items() if name != features.TASK_VARIABLE}
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**kept, **environment}, check=True)
@@ -47,13 +47,13 @@ def armed(words, **environment):
 
 
 def test_a_training_by_a_plan_is_watched_and_nothing_measures_it():
-    assert armed(["--auto-parallel-plan"]) == {*ALWAYS, "train", "train_step"}
+    assert installed(["--auto-parallel-plan"]) == {*ALWAYS, "train", "train_step"}
 
 
 def test_a_measuring_process_takes_over_whatever_flags_its_script_was_given():
     taken_over = {"train", "setup_model_and_optimizer", "initialize_model_parallel"}
-    assert taken_over <= armed([], **{features.TASK_VARIABLE: "task.json"})
-    assert armed(["--lr"]) == ALWAYS
+    assert taken_over <= installed([], **{features.TASK_VARIABLE: "task.json"})
+    assert installed(["--lr"]) == ALWAYS
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import argparse
 import pytest
 from language_profile import language_profile
 
-from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.search import search
 from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import described, user_baseline
 from mindspeed_autoparallel.spec import Cluster
@@ -14,8 +14,8 @@ CLUSTER, BATCH = Cluster(num_nodes=1, devices_per_node=8), 64
 
 
 def space_of(**changes):
-    family = Family(name="", settings={}, profile=language_profile(**changes))
-    return enumerate_space([family], CLUSTER, BATCH, Dimensions())
+    variant = ProfileVariant(name="", settings={}, profile=language_profile(**changes))
+    return enumerate_space([variant], CLUSTER, BATCH, Dimensions())
 
 
 def given(space, **flags):

@@ -6,7 +6,7 @@ import sys
 import pytest
 from language_profile import language_profile
 
-from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant
 from mindspeed_autoparallel.planner.tuner.host import HostModel
 from mindspeed_autoparallel.planner.tuner.modelled import ExposedParts, Switch, tensor_overlap, with_switches
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.spec import Cluster
 def recommended(monkeypatch):
     monkeypatch.setattr(recommending, "illegal", lambda arguments, values, world_size: "")
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    plain = Family(name="", settings={}, profile=language_profile(tensor=(2, 4, 8), batches=(1, 2)))
+    plain = ProfileVariant(name="", settings={}, profile=language_profile(tensor=(2, 4, 8), batches=(1, 2)))
     # Every collective is worth half of a layer: with the switch all layouts are faster than any without.
     shown = {
         ("text_decoder", "layer", way): ExposedParts(tensor_us=900, product_us=900) for way in ("forward", "backward")
@@ -31,7 +31,7 @@ def recommended(monkeypatch):
     switch = Switch(
         title="overlap", settings={"tp_comm_overlap": True}, environment={"A": "1"}, change=tensor_overlap(lambda at: 8)
     )
-    families = [plain, *with_switches([plain], [[switch]], [], parts)]
+    variants = [plain, *with_switches([plain], [[switch]], [], parts)]
     plan = SearchPlan(
         points=(), ways=(), recompute={}, dimensions=Dimensions(virtual_sizes=(1,)), searched={}, left_out={}
     )
@@ -40,7 +40,7 @@ def recommended(monkeypatch):
     request = argparse.Namespace(
         num_ranks=8, cluster=cluster, global_batch_size=64, master_addr="localhost", master_port=6000
     )
-    profiles = argparse.Namespace(families=families, plan=plan, costs=argparse.Namespace(prices=prices))
+    profiles = argparse.Namespace(variants=variants, plan=plan, costs=argparse.Namespace(prices=prices))
     return recommending.recommend(request, profiles, argparse.Namespace(num_layers=32))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from language_profile import language_profile
 
-from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Family, enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement, even_or_balanced_splits
 from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
 from mindspeed_autoparallel.runtime.profiling.trace.memory_headroom import fits_without_recompute
@@ -59,7 +59,7 @@ def test_with_room_every_even_split_of_every_layout_fits_without_recompute(num_l
         least = next(room for room in range(0, 2**40, 2**28) if fits_without_recompute(trace, room))
         assert not fits_without_recompute(trace, least - 2**28)
         tight = replace(profile, device=replace(profile.device, memory_capacity_bytes=least))
-        space = enumerate_space([Family(name="", settings={}, profile=tight)], cluster, 64, dimensions)
+        space = enumerate_space([ProfileVariant(name="", settings={}, profile=tight)], cluster, 64, dimensions)
         for configuration in space.configurations:
             if configuration.candidate.measurement.at == measurement.at:
                 for layers in even_or_balanced_splits(configuration, dimensions):

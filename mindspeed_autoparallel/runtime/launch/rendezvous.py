@@ -66,11 +66,11 @@ def join(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
         raise LaunchError(
             f"node {node_rank} comes too late: node 0 has begun. Start the same command on all nodes again."
         )
-    signature, beats = f"node/{node_rank}", f"beats/{node_rank}"
+    signature, heartbeat = f"node/{node_rank}", f"heartbeat/{node_rank}"
     if store.check([signature]):
-        count = store.add(beats, 0)
+        count = store.add(heartbeat, 0)
         time.sleep(_TWICE_S)
-        if store.add(beats, 0) != count:
+        if store.add(heartbeat, 0) != count:
             raise LaunchError(
                 f"node {node_rank} is there already: {_about(store.get(signature))}. Give every node a "
                 "--node-rank of its own."

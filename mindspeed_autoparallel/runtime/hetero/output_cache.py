@@ -1,4 +1,4 @@
-"""What an encoder answers while the backbone's schedule runs: rows computed before, leaves that collect gradients."""
+"""What an encoder returns while the backbone's schedule runs: rows computed before, leaves that collect gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 
 
-class Answers:
+class EncoderOutputCache:
     """The rows of one step's microbatches; ``current`` is the microbatch the first model chunk is at."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -22,7 +22,7 @@ class Answers:
         self._asked: set[int] = set()
         self.current = -1
 
-    def give(self, microbatch: int, rows: torch.Tensor, with_gradient: bool) -> None:
+    def put(self, microbatch: int, rows: torch.Tensor, with_gradient: bool) -> None:
         """Put the microbatch's rows, items in the order of the batch."""
         self._leaves[microbatch] = rows.requires_grad_(with_gradient)
         self._given.add(microbatch)
@@ -53,14 +53,14 @@ class Answers:
             )
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Return the answers from calls of the encoder module inside the block."""
+    def patched_forward(self) -> Iterator[None]:
+        """Return the kept outputs from calls of the encoder module inside the block."""
         with _attribute(self._encoder.module, "forward", self):
             yield
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Run the encoder module when it is called inside the block, also within ``installed``."""
+        """Run the encoder module when it is called inside the block, also within ``patched_forward``."""
         with _attribute(self._encoder.module, "forward", self._original):
             yield
 

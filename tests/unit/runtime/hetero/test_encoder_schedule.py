@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mindspeed_autoparallel.runtime.hetero.timetable import AlongTheSchedule
+from mindspeed_autoparallel.runtime.hetero.encoder_schedule import WindowedSchedule
 
 
 class Recorded:
@@ -32,10 +32,10 @@ class Recorded:
 
 
 def walk(stage, num_stages, num_microbatches, scales):
-    """One stage's 1F1B: forward and backward of its microbatches with what the timetable does in between."""
+    """One stage's 1F1B: forward and backward of its microbatches with what the schedule does in between."""
     log = []
     steps = [Recorded(log, name, num_microbatches, scale) for name, scale in scales.items()]
-    times = AlongTheSchedule(steps, stage=stage, num_stages=num_stages, num_microbatches=num_microbatches)
+    times = WindowedSchedule(steps, stage=stage, num_stages=num_stages, num_microbatches=num_microbatches)
     times.before()
     warmup, back = min(num_stages - stage - 1, num_microbatches), 0
     for forward in range(num_microbatches):
@@ -85,4 +85,4 @@ def test_virtual_stages_are_refused_with_the_other_modes_named():
 
     session = types.SimpleNamespace(memory="window")
     with pytest.raises(ConfigError, match=r"2 virtual stages on each rank\. Use --hetero-memory recompute"):
-        phases._timetable(session, [], 4, 2)
+        phases._encoder_schedule(session, [], 4, 2)

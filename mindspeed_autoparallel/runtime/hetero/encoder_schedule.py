@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
 
 
-class AllAtOnce:
+class UpfrontSchedule:
     """Memory modes upfront and recompute: everything before the schedule, every backward after it.
 
     A macro-batch's rows travel while the next one is encoded, its gradients while the one before runs backward.
@@ -28,7 +28,7 @@ class AllAtOnce:
             step.take_back(range(len(step)))
 
 
-class AlongTheSchedule:
+class WindowedSchedule:
     """Memory mode window: a macro-batch is encoded when the first stage reaches it and taken back when the first stage
     is through with it, so that a few of them live at a time.
 

@@ -1,4 +1,4 @@
-"""Every patch sheet fits every supported Megatron: the target exists and has the parameters its wrapper relies on."""
+"""Every patch fits every supported Megatron: the target exists and has the parameters its wrapper relies on."""
 
 import json
 import os
@@ -23,7 +23,7 @@ states = {entry.patch.target: [entry.state.name, entry.reason] for entry in ENGI
 originals = {}
 for entry in ENGINE.patches:
     if entry.state in (PatchState.INSTALLED, PatchState.DORMANT):
-        # Two sheets may wrap one function: the first one's original is the host's.
+        # Two patches may wrap one function: the first one's original is the host's.
         originals.setdefault(entry.patch.target, entry.original)
 ENGINE.undo_all()
 def resolve(target):
@@ -37,7 +37,7 @@ print(json.dumps({"states": states, "restored": restored}))
 """
 
 
-def test_every_sheet_fits_and_undo_restores_every_original(megatron_release):
+def test_every_patch_fits_and_undo_restores_every_original(megatron_release):
     path = os.pathsep.join([*map(str, megatron_release), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"}
     environment["HOST_PREFIX"] = "megatron.core" if megatron_release else "megatron."
