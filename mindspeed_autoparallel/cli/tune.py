@@ -89,7 +89,7 @@ def _decision(request: dict[str, Any], result: Choices, extra: tuple[Device, ...
         plan = result["top"][item.candidate]
         experiments.append(
             {
-                "parallel": {**plan["parallel"], "dp": item.work.data},
+                "parallel": {**plan["parallel"], "dp": item.work.data_size},
                 "train": {**plan["train"], "gbs": item.work.global_batch},
                 "num_devices": item.work.num_devices,
                 "device_seconds": item.device_seconds,

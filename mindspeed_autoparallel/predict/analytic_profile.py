@@ -232,11 +232,11 @@ def _layer(work: Workload, device: Device, fabric: Fabric, frozen: bool) -> Bloc
 
 
 def _split(work: Workload) -> int:
-    return work.tensor if work.sequence_parallel else 1
+    return work.tensor_size if work.sequence_parallel else 1
 
 
 def _embedding(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor
+    table = padded_vocabulary(work) * work.model.hidden / work.tensor_size
     look_up = memory_pass_us(device, device.efficiency(work.stack), 2 * layer.output_bytes)
     return BlockCost(
         forward_us=look_up,
@@ -249,8 +249,8 @@ def _embedding(work: Workload, device: Device, layer: BlockCost, frozen: bool) -
 
 def _head(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
     time = head_time(work, device, device.efficiency(work.stack))
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor
-    logits = round(work.tokens * padded_vocabulary(work) / work.tensor * work.element_bytes)
+    table = padded_vocabulary(work) * work.model.hidden / work.tensor_size
+    logits = round(work.tokens * padded_vocabulary(work) / work.tensor_size * work.element_bytes)
     return BlockCost(
         forward_us=time.forward_us,
         backward_us=time.backward_us,

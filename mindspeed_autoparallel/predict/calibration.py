@@ -122,11 +122,11 @@ def observation_of_run(
 
 def peak_errors(log: TrainingLog, work: Workload, device: Device) -> dict[int, tuple[float, float]]:
     """Return (predicted, measured) GiB of each rank's peak that ``log`` reports, in the first step."""
-    ranks = work.num_devices // work.pipeline
+    ranks = work.num_devices // work.pipeline_size
     return {
         rank: (stage_memory(work, rank // ranks, device.workspace_bytes).first_step_bytes / 2**30, measured)
         for rank, measured in sorted(log.peak_gib.items())
-        if rank // ranks < work.pipeline
+        if rank // ranks < work.pipeline_size
     }
 
 
@@ -166,9 +166,9 @@ def free_figures(device: Device, stack: str, works: Sequence[Workload]) -> tuple
         used.pop("expert_fraction")
     if not any(work.num_devices > work.devices_per_node for work in works):
         used.pop("inter_fraction")
-    if not any(work.pipeline > 1 for work in works):
+    if not any(work.pipeline_size > 1 for work in works):
         used.pop("point_to_point_us")
-    if not any(work.tensor > 1 for work in works):
+    if not any(work.tensor_size > 1 for work in works):
         used.pop("tensor_launch_us")
     return tuple(
         Free(name, getattr(efficiency, name), deviation, 0.98 if name in _SHARES else math.inf)

@@ -29,7 +29,7 @@ def features(work: Workload) -> frozenset[str]:
         "latent": model.latent is not None,
         "sparse": model.sparse is not None,
         "state_space": model.state_space is not None or model.linear is not None,
-        "context": work.context > 1,
+        "context": work.context_size > 1,
         "adapters": work.adapters is not None,
         "preference": bool(work.preference),
         "documents": model.attended > 0,

@@ -117,13 +117,13 @@ def _safest(regrets: NDArray[np.float64], fastest: int) -> int:
 
 def _shrunk(work: Workload, devices: int) -> Workload:
     """Return ``work`` on ``devices`` devices with as many microbatches as stages need to be full."""
-    data = devices // (work.tensor * work.pipeline * work.context)
-    microbatches = min(work.num_microbatches, 4 * work.pipeline)
+    data = devices // (work.tensor_size * work.pipeline_size * work.context_size)
+    microbatches = min(work.num_microbatches, 4 * work.pipeline_size)
     return dataclasses.replace(
         work,
         num_devices=devices,
         devices_per_node=min(work.devices_per_node, devices),
-        data=data,
+        data_size=data,
         global_batch=data * work.micro_batch * microbatches,
     )
 
@@ -132,8 +132,8 @@ def _runs(works: Sequence[Workload]) -> list[tuple[int, Workload]]:
     """Return what could be run: each plan without replicas, on two nodes, and as it is, with few microbatches."""
     found = []
     for index, work in enumerate(works):
-        ranks = work.tensor * work.context
-        least = ranks * work.pipeline * max(1, math.ceil(work.expert * work.expert_tensor / ranks))
+        ranks = work.tensor_size * work.context_size
+        least = ranks * work.pipeline_size * max(1, math.ceil(work.expert_size * work.expert_tensor_size / ranks))
         sizes = {min(least, work.num_devices), work.num_devices}
         two_nodes = 2 * work.devices_per_node
         if least <= two_nodes < work.num_devices and two_nodes % least == 0:

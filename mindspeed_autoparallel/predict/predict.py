@@ -44,7 +44,7 @@ def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> An
         return {"id": identity, "status": "error", "reason": str(error)}
     efficiency = device.efficiency(work.stack)
     time = step_time(work, device)
-    stages = [stage_memory(work, stage, device.workspace_bytes) for stage in range(work.pipeline)]
+    stages = [stage_memory(work, stage, device.workspace_bytes) for stage in range(work.pipeline_size)]
     peaks = [stage.peak_bytes / _GIB for stage in stages]
     worst = max(range(len(peaks)), key=lambda stage: peaks[stage])
     spread, kind = half_width(work, device)

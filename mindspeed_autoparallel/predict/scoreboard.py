@@ -163,7 +163,7 @@ def _predicted_peak_gib(work: Workload, row: Mapping[str, Any]) -> float:
     """Return the peak of the rank that was measured: some sources log the last rank only."""
     workspace = find_device(work.gpu).workspace_bytes
     last_only = "mem_max_allocated_bytes" in row.get("measured", {})
-    stages = [work.pipeline - 1] if last_only else range(work.pipeline)
+    stages = [work.pipeline_size - 1] if last_only else range(work.pipeline_size)
     return max(stage_memory(work, stage, workspace).peak_bytes for stage in stages) / _GIB
 
 
@@ -215,7 +215,7 @@ def scoreboard(rows: Sequence[Mapping[str, object]]) -> Scoreboard:
             if pair:
                 activations[group].append(pair)
             if (state_gib := _measured_state_gib(row)) is not None:
-                count = layer_parameters(work).shared * work.model.num_layers / work.pipeline
+                count = layer_parameters(work).shared * work.model.num_layers / work.pipeline_size
                 weights[group].append((18 * count / _GIB, state_gib))
             step, peak = measured_step_ms(row), measured_peak_gib(row)
             if peak:

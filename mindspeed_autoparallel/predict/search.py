@@ -30,28 +30,33 @@ def megatron_argv(request: Mapping[str, Any], extra_devices: tuple[Device, ...] 
     on."""
     work = read_workload(request)
     efficiency = find_device(work.gpu, extra_devices).efficiency(work.stack)
-    argv = ["--tensor-model-parallel-size", str(work.tensor), "--pipeline-model-parallel-size", str(work.pipeline)]
-    if work.virtual > 1:
-        layers = work.model.num_layers // (work.pipeline * work.virtual)
+    argv = [
+        "--tensor-model-parallel-size",
+        str(work.tensor_size),
+        "--pipeline-model-parallel-size",
+        str(work.pipeline_size),
+    ]
+    if work.virtual_size > 1:
+        layers = work.model.num_layers // (work.pipeline_size * work.virtual_size)
         argv += ["--num-layers-per-virtual-pipeline-stage", str(layers)]
-    if work.context > 1:
-        argv += ["--context-parallel-size", str(work.context)]
-    if work.expert > 1:
-        argv += ["--expert-model-parallel-size", str(work.expert)]
-    if work.model.num_experts and work.tensor > 1:
-        argv += ["--expert-tensor-parallel-size", str(work.expert_tensor)]
-    if work.expert > 1:
-        across = work.expert * work.expert_tensor > work.devices_per_node
+    if work.context_size > 1:
+        argv += ["--context-parallel-size", str(work.context_size)]
+    if work.expert_size > 1:
+        argv += ["--expert-model-parallel-size", str(work.expert_size)]
+    if work.model.num_experts and work.tensor_size > 1:
+        argv += ["--expert-tensor-parallel-size", str(work.expert_tensor_size)]
+    if work.expert_size > 1:
+        across = work.expert_size * work.expert_tensor_size > work.devices_per_node
         argv += ["--moe-token-dispatcher-type", *(("flex", "--moe-enable-deepep") if across else ("alltoall",))]
     if work.sequence_parallel:
         argv.append("--sequence-parallel")
     if work.distributed_optimizer:
         argv.append("--use-distributed-optimizer")
-    if work.data * work.context > 1 and gradient_exposed(work, efficiency) < _HIDDEN:
+    if work.data_size * work.context_size > 1 and gradient_exposed(work, efficiency) < _HIDDEN:
         argv.append("--overlap-grad-reduce")
     if work.sequence_parallel and tensor_exposed(work, efficiency) < _HIDDEN:
         argv.append("--tp-comm-overlap")
-    if work.expert_overlap and work.expert > 1:
+    if work.expert_overlap and work.expert_size > 1:
         argv.append("--overlap-moe-expert-parallel-comm")
     argv += ["--micro-batch-size", str(work.micro_batch), "--global-batch-size", str(work.global_batch)]
     if work.recompute == "full":

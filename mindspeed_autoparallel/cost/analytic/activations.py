@@ -26,7 +26,7 @@ def layer_activation_bytes(work: Workload, kind: LayerKind | None = None, recomp
         # Of a group of layers only the input of the first stays.
         return state / work.hidden_split / max(1, _group(work))
     if work.stack != "megatron-core" and kind == _PLAIN:
-        return state / 2 * (10 / work.hidden_split + 24 / work.tensor) + _attention_matrix_bytes(work)
+        return state / 2 * (10 / work.hidden_split + 24 / work.tensor_size) + _attention_matrix_bytes(work)
     modules = work.recompute_detail.modules if work.recompute == "selective" else ()
     saved = 0.0
     if kind.mixer != "none":
@@ -46,7 +46,7 @@ def _group(work: Workload) -> int:
 
 def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
     """Return what a mixer saves between its norm and its output projection's input."""
-    model, tensor, size = work.model, work.tensor, work.element_bytes
+    model, tensor, size = work.model, work.tensor_size, work.element_bytes
     if kind.mixer == "mamba" and model.state_space:
         space = model.state_space
         states = 2 * space.groups * space.state_size / min(tensor, space.groups)
@@ -74,7 +74,7 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
 
 def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
     """Return what an MLP saves between its norm and its output."""
-    model, tensor, size = work.model, work.tensor, work.element_bytes
+    model, tensor, size = work.model, work.tensor_size, work.element_bytes
     products = 3 if model.gated else 2
     if kind.mlp == "dense":
         saved = 0.0
@@ -87,9 +87,11 @@ def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> flo
     # Of each routed row: the experts' input and what is between their matrices; the router's weights join there, so the
     # output is not kept (megatron-core from 0.12).
     between = products - ("moe_act" in modules)
-    kept = model.hidden + (between + 2 * model.expert_clamp) * model.expert_ffn / work.expert_tensor
+    kept = model.hidden + (between + 2 * model.expert_clamp) * model.expert_ffn / work.expert_tensor_size
     # Gathered dispatch keeps all ranks' tokens, before and after the experts.
-    gathered = 2 * work.tokens / work.hidden_split * work.expert * model.hidden * size if work.gathered_experts else 0.0
+    gathered = (
+        2 * work.tokens / work.hidden_split * work.expert_size * model.hidden * size if work.gathered_experts else 0.0
+    )
     return work.routed_rows * kept * size + shared / tensor + gathered
 
 
@@ -99,12 +101,12 @@ def _saved_by_mindspeed(work: Workload, kind: LayerKind, state: float) -> float:
     detail, model = work.recompute_detail, work.model
     if work.recompute == "full" or (detail.activation_layers is None and detail.norm_layers is None):
         return 0.0
-    layers = max(1, model.num_layers / work.pipeline)
+    layers = max(1, model.num_layers / work.pipeline_size)
     saved = 0.0
     if detail.activation_layers is not None:
-        width = work.tokens * model.ffn / work.tensor
+        width = work.tokens * model.ffn / work.tensor_size
         if kind.mlp == "experts":
-            width = work.routed_rows * model.expert_ffn / work.expert_tensor
+            width = work.routed_rows * model.expert_ffn / work.expert_tensor_size
         saved += min(1.0, detail.activation_layers / layers) * width * work.element_bytes * (kind.mlp != "none")
     if detail.norm_layers is not None:
         saved += min(1.0, detail.norm_layers / layers) * 2 * state / work.hidden_split
@@ -116,7 +118,7 @@ def _attention_matrix_bytes(work: Workload) -> float:
     if work.fused_attention or work.recompute != "none":
         return 0.0
     kept = 2 * work.element_bytes + 1 if work.dropout else work.element_bytes
-    return kept * work.model.heads * work.tokens * work.model.sequence / work.tensor
+    return kept * work.model.heads * work.tokens * work.model.sequence / work.tensor_size
 
 
 def encoder_activation_bytes(work: Workload) -> float:
@@ -124,12 +126,14 @@ def encoder_activation_bytes(work: Workload) -> float:
     encoder = work.model.encoder
     if encoder is None or encoder.frozen:
         return 0.0
-    tokens = work.sequences * encoder.tokens / work.context
+    tokens = work.sequences * encoder.tokens / work.context_size
     if work.recompute == "full":
         return tokens * encoder.hidden * work.element_bytes
     products = 3 if encoder.gated else 2
     return (
-        tokens * work.element_bytes * (4 * encoder.hidden + (4 * encoder.hidden + products * encoder.ffn) / work.tensor)
+        tokens
+        * work.element_bytes
+        * (4 * encoder.hidden + (4 * encoder.hidden + products * encoder.ffn) / work.tensor_size)
     )
 
 
@@ -137,12 +141,12 @@ def backward_transient_bytes(work: Workload) -> float:
     """Return the largest weight gradient before it joins the fp32 buffer, and the widest gradients of one layer."""
     model, size = work.model, work.element_bytes
     products = 2 if model.gated else 1
-    width = model.ffn / work.tensor
+    width = model.ffn / work.tensor_size
     kind = _kind(work, None)
     if kind.mlp == "experts":
-        width = model.expert_ffn * max(1, model.num_experts // work.expert) / work.expert_tensor
+        width = model.expert_ffn * max(1, model.num_experts // work.expert_size) / work.expert_tensor_size
         rows = work.routed_rows
-        gradients = 2 * rows * (products * model.expert_ffn / work.expert_tensor + model.hidden) * size
+        gradients = 2 * rows * (products * model.expert_ffn / work.expert_tensor_size + model.hidden) * size
     else:
         gradients = products * work.tokens * width * size
     weight = 0.0 if work.adapters else 2 * products * model.hidden * width * size
@@ -153,11 +157,11 @@ def backward_transient_bytes(work: Workload) -> float:
         transient = max(transient, again + gradients)
     if kind.mlp == "experts" and work.gathered_experts:
         # Gathered tokens, what goes back to them, and both gradients.
-        transient += 4 * work.tokens / work.hidden_split * work.expert * model.hidden * size
+        transient += 4 * work.tokens / work.hidden_split * work.expert_size * model.hidden * size
     if model.sparse and not model.sparse.fused:
         transient += _masked_scores_bytes(work)
-    if work.context > 1:
-        transient += 4 * work.tokens * model.hidden * size / work.tensor
+    if work.context_size > 1:
+        transient += 4 * work.tokens * model.hidden * size / work.tensor_size
     return transient
 
 
@@ -170,7 +174,7 @@ def _masked_scores_bytes(work: Workload) -> float:
     """
     model = work.model
     assert model.sparse is not None
-    return work.tokens * model.attention_reach * (12 * model.heads / work.tensor + 6 * model.sparse.heads)
+    return work.tokens * model.attention_reach * (12 * model.heads / work.tensor_size + 6 * model.sparse.heads)
 
 
 def head_bytes(work: Workload) -> float:
@@ -179,8 +183,8 @@ def head_bytes(work: Workload) -> float:
     That copy becomes softmax and gradient in place, and is cast back once it is the gradient; the software of 2021
     wrote the exponentials to a second one.
     """
-    logits = work.tokens * padded_vocabulary(work) / work.tensor / work.loss_slices
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor * work.element_bytes
+    logits = work.tokens * padded_vocabulary(work) / work.tensor_size / work.loss_slices
+    table = padded_vocabulary(work) * work.model.hidden / work.tensor_size * work.element_bytes
     table *= work.adapters is None
     if work.cross_entropy_fusion:
         return logits * work.element_bytes + table

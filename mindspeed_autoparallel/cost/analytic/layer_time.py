@@ -40,8 +40,8 @@ def correction_key(work: Workload) -> tuple[float, float, float, float]:
     return (
         math.log2(work.tokens),
         math.log2(work.model.hidden),
-        math.log2(work.tensor),
-        math.log2(work.sequences * work.model.heads / work.tensor),
+        math.log2(work.tensor_size),
+        math.log2(work.sequences * work.model.heads / work.tensor_size),
     )
 
 
@@ -79,7 +79,7 @@ def _tensor_us(work: Workload, efficiency: Efficiency, fabric: Fabric, kind: Lay
     """Return collectives of tensor parallelism in one forward pass of a layer; a backward pass waits for as much."""
     model = work.model
     time = 0.0
-    if work.tensor > 1:
+    if work.tensor_size > 1:
         full = work.tokens * model.hidden * work.element_bytes
         # An all-reduce after the mixer and one after a dense or shared MLP, or with sequence parallelism an all-gather
         # and a reduce-scatter in place of each; routed experts have their own collectives, below.
@@ -87,13 +87,13 @@ def _tensor_us(work: Workload, efficiency: Efficiency, fabric: Fabric, kind: Lay
         if work.tensor_grid:
             each = _grid_us(work, fabric, full)
         elif work.sequence_parallel:
-            each = 2 * fabric.one_shot_us(full, work.tensor, 1)
+            each = 2 * fabric.one_shot_us(full, work.tensor_size, 1)
         else:
-            each = fabric.all_reduce_us(full, work.tensor, 1)
+            each = fabric.all_reduce_us(full, work.tensor_size, 1)
         time = tensor_exposed(work, efficiency) * reduced * each
-    if kind.mlp == "experts" and work.expert_tensor > 1:
+    if kind.mlp == "experts" and work.expert_tensor_size > 1:
         rows = work.routed_rows * model.hidden * work.element_bytes
-        time += 2 * fabric.one_shot_us(rows, work.expert_tensor, 1)
+        time += 2 * fabric.one_shot_us(rows, work.expert_tensor_size, 1)
     return time
 
 
@@ -113,7 +113,7 @@ def _gathered_again_us(work: Workload, fabric: Fabric) -> float:
     """
     if not work.sequence_parallel or work.stack == "megatron-core":
         return 0.0
-    return 2 * fabric.one_shot_us(work.tokens * work.model.hidden * work.element_bytes, work.tensor, 1)
+    return 2 * fabric.one_shot_us(work.tokens * work.model.hidden * work.element_bytes, work.tensor_size, 1)
 
 
 def _weight_gradients_us(
@@ -191,15 +191,15 @@ def layer_time(
 def _host_us(work: Workload, efficiency: Efficiency, mixed: Mixing, widened: Widening) -> float:
     """Return what the host takes to launch a layer's forward."""
     launches = mixed.launches + widened.launches + _ADAPTER_LAUNCHES * (work.adapters is not None)
-    host = (efficiency.launch_us + efficiency.tensor_launch_us * (work.tensor - 1)) * launches
-    if not work.fused_attention and mixed.launches and (work.sequences * work.model.heads // work.tensor) % 4:
+    host = (efficiency.launch_us + efficiency.tensor_launch_us * (work.tensor_size - 1)) * launches
+    if not work.fused_attention and mixed.launches and (work.sequences * work.model.heads // work.tensor_size) % 4:
         host += efficiency.unfused_softmax_us
     return host * (1 - work.replayed_launches)
 
 
 def head_time(work: Workload, device: Device, efficiency: Efficiency) -> LayerTime:
     """Return the time of output projection and loss of one microbatch."""
-    width = padded_vocabulary(work) / work.tensor
+    width = padded_vocabulary(work) / work.tensor_size
     product = linear_us(device, efficiency, work.tokens, work.model.hidden, width)
     passes = memory_pass_us(device, efficiency, work.tokens * width * work.element_bytes * efficiency.head_passes)
     backward = product.input_gradient_us if work.adapters else product.backward_us

@@ -59,12 +59,12 @@ def in_flight(work: Workload, stage: int) -> float:
     1F1B: ``pipeline - stage``. Interleaved: the first stage holds ``1 + (p - 1) / (p v)`` times all layers (Korthikanti
     et al. 2022, section 4.2.3), each later one two chunks less; larger groups of microbatches hold that many more.
     """
-    if work.virtual == 1:
-        return min(work.pipeline - stage, work.num_microbatches)
-    group = work.group_microbatches or work.pipeline
-    chunks = group * (work.virtual - 1) + 2 * (work.pipeline - stage) - 1
-    limit = work.num_microbatches * work.virtual
-    return max(1, min(chunks, limit)) / work.virtual
+    if work.virtual_size == 1:
+        return min(work.pipeline_size - stage, work.num_microbatches)
+    group = work.group_microbatches or work.pipeline_size
+    chunks = group * (work.virtual_size - 1) + 2 * (work.pipeline_size - stage) - 1
+    limit = work.num_microbatches * work.virtual_size
+    return max(1, min(chunks, limit)) / work.virtual_size
 
 
 def in_flight_layers(work: Workload, stage: int) -> float:
@@ -92,10 +92,10 @@ def _state_bytes(work: Workload, stage: int) -> tuple[float, float, float]:
     frozen = frozen_encoder_parameters(work, stage) * size
     if work.adapters:
         layers = sum(number * adapter_parameters(work, kind) for kind, _, number in split_layers(work, stage) if number)
-        ranks = work.data * work.context if work.distributed_optimizer else 1
+        ranks = work.data_size * work.context_size if work.distributed_optimizer else 1
         frozen += size * count * (work.preference == "dpo")  # the reference
         return size * (count + layers) + frozen, 4.0 * layers, 12.0 * layers / ranks
-    ranks = work.data * work.context
+    ranks = work.data_size * work.context_size
     owned = count
     if work.distributed_optimizer:
         owned = parameters.shared / ranks + parameters.expert / work.expert_data
@@ -115,14 +115,14 @@ def _largest_tensor(work: Workload, stage: int) -> float:
     model, products = work.model, 2 if work.model.gated else 1
     if work.adapters:
         return 0.0
-    ranks = work.data * work.context if work.distributed_optimizer else 1
-    sizes = [model.hidden * products * model.ffn / work.tensor / ranks]
-    if stage in (0, work.pipeline - 1):
-        sizes.append(padded_vocabulary(work) * model.hidden / work.tensor / ranks)
+    ranks = work.data_size * work.context_size if work.distributed_optimizer else 1
+    sizes = [model.hidden * products * model.ffn / work.tensor_size / ranks]
+    if stage in (0, work.pipeline_size - 1):
+        sizes.append(padded_vocabulary(work) * model.hidden / work.tensor_size / ranks)
     if model.num_experts:
-        together = model.num_experts // work.expert if work.grouped_products else 1
+        together = model.num_experts // work.expert_size if work.grouped_products else 1
         owners = work.expert_data if work.distributed_optimizer else 1
-        sizes.append(together * model.hidden * products * model.expert_ffn / work.expert_tensor / owners)
+        sizes.append(together * model.hidden * products * model.expert_ffn / work.expert_tensor_size / owners)
     return max(sizes)
 
 
@@ -131,11 +131,11 @@ def stage_memory(work: Workload, stage: int, workspace_bytes: float) -> StageMem
     parameter_bytes, gradient_bytes, optimizer_bytes = _state_bytes(work, stage)
     activation = _activation_bytes(work, stage)
     transient = backward_transient_bytes(work)
-    if stage == work.pipeline - 1:
+    if stage == work.pipeline_size - 1:
         head = head_bytes(work)
         transient = max(transient, head) if not work.cross_entropy_fusion else transient + head
     if stage == 0:
-        held = min(work.pipeline, work.num_microbatches)
+        held = min(work.pipeline_size, work.num_microbatches)
         activation += held * work.tokens * work.model.hidden / work.hidden_split
     return StageMemory(
         parameter_bytes=parameter_bytes,

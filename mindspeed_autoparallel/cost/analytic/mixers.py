@@ -52,7 +52,7 @@ def mixing(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabri
 
 
 def _attention(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric) -> Mixing:
-    model, tokens, tensor = work.model, work.tokens, work.tensor
+    model, tokens, tensor = work.model, work.tokens, work.tensor_size
     launches, up_us = 0.5, 0.0
     if model.latent:
         projections, up_us = _latent_projections(work, device, efficiency)
@@ -81,7 +81,7 @@ def _latent_projections(work: Workload, device: Device, efficiency: Efficiency) 
     def linear(inputs: float, outputs: float) -> Times:
         return linear_us(device, efficiency, tokens, inputs, outputs, recipe=work.recipe)
 
-    heads = model.heads / work.tensor
+    heads = model.heads / work.tensor_size
     queries = heads * latent.query_size
     up = linear(latent.query_rank or model.hidden, queries)
     up = up.plus(linear(latent.key_value_rank, heads * (latent.nope_size + latent.value_size)))
@@ -99,7 +99,7 @@ def _core(work: Workload, device: Device, efficiency: Efficiency, width: float) 
     speed = device.peak_tflops * 1e6 * efficiency.attention_fraction
     if model.sparse and not model.sparse.fused:
         # All scores are computed and masked: read and written in fp32 a few times.
-        scores = work.tokens * reach * model.heads / work.tensor
+        scores = work.tokens * reach * model.heads / work.tensor_size
         masked = memory_pass_us(device, efficiency, 4 * scores * efficiency.softmax_passes)
         operations = attention_operations(reach, work.tokens, width, causal_fused=False)
         return Times(operations / speed + masked, 2 * (operations / speed + masked))
@@ -110,8 +110,8 @@ def _core(work: Workload, device: Device, efficiency: Efficiency, width: float) 
         windowed = attention_operations(min(model.window, reach), work.tokens, width, causal_fused=False)
         operations += model.windowed_share * (min(operations, windowed) - operations)
         return Times(operations / speed, 2.5 * operations / speed)
-    heads = work.sequences * model.heads / work.tensor
-    matrix = heads * model.sequence * model.sequence / work.context * work.element_bytes
+    heads = work.sequences * model.heads / work.tensor_size
+    matrix = heads * model.sequence * model.sequence / work.context_size * work.element_bytes
     softmax = memory_pass_us(device, efficiency, matrix * efficiency.softmax_passes)
     if heads % 4:
         softmax *= 3  # the fused softmax kernel wants a multiple of four matrices
@@ -137,29 +137,29 @@ def _context(
     work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, core: Times, width: float
 ) -> tuple[tuple[float, float], float]:
     """Return what context parallelism adds forward and backward, and the host's share of it."""
-    if work.context == 1:
+    if work.context_size == 1:
         return (0.0, 0.0), 0.0
     model, size = work.model, work.element_bytes
     heads = work.tokens * size
     if model.latent:
         keys = 2 * width * heads
     else:
-        keys = 2 * heads * model.kv_size / work.tensor
+        keys = 2 * heads * model.kv_size / work.tensor_size
     exchanged = (2 * width * heads) + keys
-    ring = work.context // work.ulysses_size
+    ring = work.context_size // work.ulysses_size
     exposed = [0.0, 0.0]
     if work.ulysses_size > 1:
-        moving = fabric.exchange_us(exchanged, work.ulysses_size, work.tensor)
+        moving = fabric.exchange_us(exchanged, work.ulysses_size, work.tensor_size)
         # Before and after it, heads and tokens change places in memory.
         turning = memory_pass_us(device, efficiency, 2 * exchanged)
         exposed = [moving + turning, moving + turning]
     if work.context_kind == "allgather":
-        gathering = fabric.one_shot_us(keys * work.context, work.context, work.tensor)
+        gathering = fabric.one_shot_us(keys * work.context_size, work.context_size, work.tensor_size)
         return (gathering, 2 * gathering), 0.2
     launches = 0.2 if work.ulysses_size > 1 else 0.0
     if ring > 1:
-        span = work.tensor * work.context
-        stride = work.tensor if span <= fabric.devices_per_node else span
+        span = work.tensor_size * work.context_size
+        stride = work.tensor_size if span <= fabric.devices_per_node else span
         sends = (ring - 1) * fabric.send_us(keys * work.ulysses_size, stride)
         update = memory_pass_us(device, efficiency, (ring - 1) * work.tokens * width * _RING_UPDATE_BYTES)
         covered = (ring - 1) / ring
@@ -174,10 +174,13 @@ def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
     6)."""
     space, tokens = work.model.state_space, work.tokens
     assert space is not None
-    inner, states = space.inner / work.tensor, 2 * space.groups * space.state_size / min(work.tensor, space.groups)
+    inner, states = (
+        space.inner / work.tensor_size,
+        2 * space.groups * space.state_size / min(work.tensor_size, space.groups),
+    )
     hidden = work.model.hidden
     into = linear_us(
-        device, efficiency, tokens, hidden, 2 * inner + states + space.heads / work.tensor, recipe=work.recipe
+        device, efficiency, tokens, hidden, 2 * inner + states + space.heads / work.tensor_size, recipe=work.recipe
     )
     out = linear_us(device, efficiency, tokens, inner, hidden, recipe=work.recipe)
     chunk = 128
@@ -198,8 +201,8 @@ def _linear_attention(work: Workload, device: Device, efficiency: Efficiency) ->
     """Return gated delta rule in chunks (arXiv 2412.06464, section 3.3), with its projections and gates."""
     linear, tokens = work.model.linear, work.tokens
     assert linear is not None
-    keys = linear.key_heads * linear.key_size / work.tensor
-    values = linear.value_heads * linear.value_size / work.tensor
+    keys = linear.key_heads * linear.key_size / work.tensor_size
+    values = linear.value_heads * linear.value_size / work.tensor_size
     hidden = work.model.hidden
     into = linear_us(device, efficiency, tokens, hidden, 2 * keys + 2 * values, recipe=work.recipe)
     out = linear_us(device, efficiency, tokens, values, hidden, recipe=work.recipe)

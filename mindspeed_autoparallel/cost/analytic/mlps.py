@@ -38,7 +38,7 @@ def widening(work: Workload, device: Device, efficiency: Efficiency, kind: Layer
     if kind.mlp == "none":
         return Widening()
     if kind.mlp == "dense":
-        products, between = _pair(work, device, efficiency, work.tokens, work.model.ffn / work.tensor)
+        products, between = _pair(work, device, efficiency, work.tokens, work.model.ffn / work.tensor_size)
         return Widening(products=products, beside=Times(between, 2 * between), activation_us=between, launches=0.5)
     return _experts(work, device, efficiency)
 
@@ -56,9 +56,9 @@ def _pair(
 
 def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening:
     model = work.model
-    local = model.num_experts // work.expert
+    local = model.num_experts // work.expert_size
     together = min(local, _EXPERTS_AT_ONCE) if work.grouped_products else 1
-    rows, width = work.routed_rows / local, model.expert_ffn / work.expert_tensor
+    rows, width = work.routed_rows / local, model.expert_ffn / work.expert_tensor_size
     products, between = _pair(work, device, efficiency, rows, width, together)
     # One expert alone, or one after another, is a product like any other.
     slowed = efficiency.expert_fraction if local > 1 and work.grouped_products else 1.0
@@ -67,9 +67,9 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
     launches = 1.5 + (0 if work.grouped_products else _LAUNCHES_PER_EXPERT * local)
     activation = between
     if model.shared_ffn:
-        shared, passes = _pair(work, device, efficiency, work.tokens, model.shared_ffn / work.tensor)
+        shared, passes = _pair(work, device, efficiency, work.tokens, model.shared_ffn / work.tensor_size)
         products, between, launches = products.plus(shared), between + passes, launches + 0.2
-    moved = work.tokens * model.topk * model.hidden * work.element_bytes * 4 / work.tensor
+    moved = work.tokens * model.topk * model.hidden * work.element_bytes * 4 / work.tensor_size
     shuffle = memory_pass_us(device, efficiency, moved)
     aside = _beside_products_us(work, device, efficiency)
     beside = Times(between + shuffle + aside[0], 2 * between + shuffle + aside[1])
@@ -79,7 +79,7 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
 def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[float, float]:
     """Forward and backward of what experts with biases and clamped activations do outside of fused kernels."""
     model = work.model
-    row = 2 * work.model.expert_ffn / work.expert_tensor * model.expert_clamp, model.hidden * model.expert_bias
+    row = 2 * work.model.expert_ffn / work.expert_tensor_size * model.expert_clamp, model.hidden * model.expert_bias
     passes = [clamp * row[0] + bias * row[1] for clamp, bias in zip(_CLAMP_PASSES, _BIAS_PASSES, strict=True)]
     forward, backward = (memory_pass_us(device, efficiency, work.routed_rows * size * 2) for size in passes)
     return forward, backward
@@ -87,11 +87,11 @@ def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) 
 
 def exchange_us(work: Workload, fabric: Fabric) -> float:
     """Return the time of sending tokens to their experts and back, once in each direction of a layer."""
-    if work.expert == 1:
+    if work.expert_size == 1:
         return 0.0
     size, hidden = work.element_bytes, work.model.hidden
     if work.gathered_experts:
-        whole = work.tokens / work.hidden_split * work.expert * hidden * size
-        return 2 * fabric.one_shot_us(whole, work.expert, work.expert_tensor)
-    sent = work.routed_rows / work.expert_tensor * hidden * size
-    return 2 * fabric.dispatch_us(sent, work.expert, work.expert_tensor, work.model.topk)
+        whole = work.tokens / work.hidden_split * work.expert_size * hidden * size
+        return 2 * fabric.one_shot_us(whole, work.expert_size, work.expert_tensor_size)
+    sent = work.routed_rows / work.expert_tensor_size * hidden * size
+    return 2 * fabric.dispatch_us(sent, work.expert_size, work.expert_tensor_size, work.model.topk)

@@ -18,7 +18,7 @@ class RankParameters:
 
 def padded_vocabulary(work: Workload) -> int:
     """Return the vocabulary as Megatron pads it: a multiple of 128 x tensor size."""
-    multiple = 128 * work.tensor
+    multiple = 128 * work.tensor_size
     return -(-work.model.vocabulary // multiple) * multiple
 
 
@@ -28,7 +28,7 @@ def _has_bias(work: Workload) -> bool:
 
 def layer_parameters(work: Workload, kind: LayerKind | None = None) -> RankParameters:
     """Count one layer of ``kind`` (the model's most frequent) on one rank, biases and norms included."""
-    model, tensor = work.model, work.tensor
+    model, tensor = work.model, work.tensor_size
     if kind is None:
         kind = common_kind(model.layers)
     bias = _has_bias(work)
@@ -44,12 +44,14 @@ def layer_parameters(work: Workload, kind: LayerKind | None = None) -> RankParam
     if kind.mlp != "experts":
         return RankParameters(shared=shared, expert=0)
     shared += model.hidden * model.num_experts + products * model.hidden * model.shared_ffn / tensor
-    expert = products * model.hidden * model.expert_ffn * model.num_experts / (work.expert * work.expert_tensor)
+    expert = (
+        products * model.hidden * model.expert_ffn * model.num_experts / (work.expert_size * work.expert_tensor_size)
+    )
     return RankParameters(shared=shared, expert=expert)
 
 
 def _mixer_parameters(work: Workload, kind: LayerKind) -> float:
-    model, tensor = work.model, work.tensor
+    model, tensor = work.model, work.tensor_size
     if kind.mixer == "mamba" and model.state_space:
         space = model.state_space
         states = 2 * space.groups * space.state_size / min(tensor, space.groups)
@@ -77,7 +79,7 @@ def _mixer_parameters(work: Workload, kind: LayerKind) -> float:
 
 def adapter_parameters(work: Workload, kind: LayerKind) -> float:
     """Count the low-rank adapters of one dense or attention layer on one rank (experts share their adapters' sizes)."""
-    model, tensor = work.model, work.tensor
+    model, tensor = work.model, work.tensor_size
     assert work.adapters is not None
     rank, ffn = work.adapters.rank, (2 if model.gated else 1) * model.ffn
     sizes = {
@@ -86,7 +88,7 @@ def adapter_parameters(work: Workload, kind: LayerKind) -> float:
         "linear_fc1": (model.hidden, ffn / tensor),
         "linear_fc2": (model.ffn / tensor, model.hidden),
     }
-    experts = model.num_experts / work.expert if kind.mlp == "experts" else 1
+    experts = model.num_experts / work.expert_size if kind.mlp == "experts" else 1
     return sum(
         rank * (inputs + outputs) * (experts if "fc" in name else 1)
         for name, (inputs, outputs) in sizes.items()
@@ -100,7 +102,7 @@ def encoder_parameters(work: Workload) -> float:
     if encoder is None:
         return 0.0
     products = 3 if encoder.gated else 2
-    return (4 * encoder.hidden**2 + products * encoder.hidden * encoder.ffn) / work.tensor + 4 * encoder.hidden
+    return (4 * encoder.hidden**2 + products * encoder.hidden * encoder.ffn) / work.tensor_size + 4 * encoder.hidden
 
 
 def stage_parameters(work: Workload, stage: int) -> RankParameters:
@@ -115,13 +117,13 @@ def stage_parameters(work: Workload, stage: int) -> RankParameters:
         if number:
             layer = layer_parameters(work, kind)
             shared, expert = shared + number * layer.shared, expert + number * layer.expert
-    table = padded_vocabulary(work) * model.hidden / work.tensor
+    table = padded_vocabulary(work) * model.hidden / work.tensor_size
     classic = _has_bias(work)
     if model.encoder and not model.encoder.frozen:
         shared += place.encoder_layers * encoder_parameters(work)
     if stage == 0:
         shared += table + (model.sequence * model.hidden if classic else 0)
-    if stage == work.pipeline - 1:
+    if stage == work.pipeline_size - 1:
         shared += (2 if classic else 1) * model.hidden
         # A tied head has a copy of the table of its own on a last stage that is not the first.
         if not (model.tied and stage == 0):

@@ -18,8 +18,8 @@ _LONGEST = 100_000
 class PlacementRequest:
     """What a run says about its stages; nothing said: equal stages."""
 
-    pipeline: int
-    virtual: int = 1
+    pipeline_size: int
+    virtual_size: int = 1
     layer_list: tuple[int, ...] = ()
     """Layers per stage (``--num-layer-list``), or per chunk in the order of the model."""
     layout: str = ""
@@ -37,15 +37,16 @@ def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLay
     chunks = _chunks(model, request)
     encoder = model.encoder
     split = encoder.layers_per_stage if encoder else ()
-    if encoder and split and (len(split) != request.pipeline or sum(split) != encoder.num_layers):
+    if encoder and split and (len(split) != request.pipeline_size or sum(split) != encoder.num_layers):
         raise ConfigError(
-            f"the encoder has {encoder.num_layers} layers, its split over {request.pipeline} stages is {list(split)}."
+            f"the encoder has {encoder.num_layers} layers, its split over {request.pipeline_size} stages "
+            f"is {list(split)}."
         )
     stages = []
-    for stage in range(request.pipeline):
-        own = tuple(tuple(chunks[stage + request.pipeline * chunk]) for chunk in range(request.virtual))
+    for stage in range(request.pipeline_size):
+        own = tuple(tuple(chunks[stage + request.pipeline_size * chunk]) for chunk in range(request.virtual_size))
         encoder_layers = (split[stage] if split else encoder.num_layers * (stage == 0)) if encoder else 0
-        mtp = model.mtp_layers if stage == request.pipeline - 1 else 0
+        mtp = model.mtp_layers if stage == request.pipeline_size - 1 else 0
         stages.append(StageLayers(chunks=own, encoder_layers=encoder_layers, mtp_layers=mtp))
     return tuple(stages)
 
@@ -67,9 +68,9 @@ def _chunks(model: ModelShape, request: PlacementRequest) -> list[list[LayerKind
 
 
 def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
-    total, size = model.num_layers + len(request.noop_layers), request.pipeline * request.virtual
+    total, size = model.num_layers + len(request.noop_layers), request.pipeline_size * request.virtual_size
     if request.layout:
-        return layout_counts(request.layout, total, request.pipeline, request.virtual)
+        return layout_counts(request.layout, total, request.pipeline_size, request.virtual_size)
     if request.layer_list:
         return _listed(request, total)
     if request.first_stage is not None or request.last_stage is not None:
@@ -78,7 +79,7 @@ def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
     if (total + extra) % size:
         raise ConfigError(
             f"{total} layers{' with embedding and loss counted' if extra else ''} cannot be split over pp "
-            f"{request.pipeline} x vpp {request.virtual} evenly; say num_layer_list or pipeline_layout."
+            f"{request.pipeline_size} x vpp {request.virtual_size} evenly; say num_layer_list or pipeline_layout."
         )
     counts = [(total + extra) // size] * size
     counts[0] -= request.account_for_embedding
@@ -87,10 +88,14 @@ def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
 
 
 def _listed(request: PlacementRequest, total: int) -> list[int]:
-    size = request.pipeline * request.virtual
+    size = request.pipeline_size * request.virtual_size
     listed = list(request.layer_list)
-    if len(listed) == request.pipeline and request.virtual > 1 and all(n % request.virtual == 0 for n in listed):
-        listed = [count // request.virtual for _ in range(request.virtual) for count in listed]
+    if (
+        len(listed) == request.pipeline_size
+        and request.virtual_size > 1
+        and all(n % request.virtual_size == 0 for n in listed)
+    ):
+        listed = [count // request.virtual_size for _ in range(request.virtual_size) for count in listed]
     if len(listed) != size or sum(listed) != total or min(listed) < 0:
         raise ConfigError(
             f"num_layer_list {list(request.layer_list)} must have {size} counts that add up to {total} layers."
@@ -101,21 +106,21 @@ def _listed(request: PlacementRequest, total: int) -> list[int]:
 def _uneven_ends(request: PlacementRequest, total: int) -> list[int]:
     """Return Megatron's ``--decoder-first-pipeline-num-layers`` and ``...-last-...``: the stages between are equal."""
     first, last = request.first_stage, request.last_stage
-    between = request.pipeline - (first is not None) - (last is not None)
+    between = request.pipeline_size - (first is not None) - (last is not None)
     left = total - (first or 0) - (last or 0)
-    if between < 0 or left < 0 or (between and left % (between * request.virtual)) or (not between and left):
+    if between < 0 or left < 0 or (between and left % (between * request.virtual_size)) or (not between and left):
         raise ConfigError(
             f"{total} layers with {first} on the first and {last} on the last stage leave {left} for {between} stages."
         )
     middle = left // between if between else 0
-    stages = [middle] * request.pipeline
+    stages = [middle] * request.pipeline_size
     if first is not None:
         stages[0] = first
     if last is not None:
         stages[-1] = last
-    if any(count % request.virtual for count in stages):
-        raise ConfigError(f"stages of {stages} layers cannot be split over vpp {request.virtual}.")
-    return [count // request.virtual for _ in range(request.virtual) for count in stages]
+    if any(count % request.virtual_size for count in stages):
+        raise ConfigError(f"stages of {stages} layers cannot be split over vpp {request.virtual_size}.")
+    return [count // request.virtual_size for _ in range(request.virtual_size) for count in stages]
 
 
 def layout_counts(layout: str, total: int, pipeline: int, virtual: int) -> list[int]:

@@ -66,16 +66,16 @@ def _trained(work: Workload, stage: int) -> tuple[float, float]:
 def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: int) -> float:
     """Return the time of reducing the gradients (and gathering parameters) of one stage that is not hidden."""
     shared, expert = _trained(work, stage)
-    ranks = work.data * work.context
+    ranks = work.data_size * work.context_size
     # Old software reduces in the training precision, newer in fp32 and gathers parameters in the training precision.
     gradient_bytes = 4 if work.stack == "megatron-core" and not work.half_precision else work.element_bytes
-    expert_stride = work.expert * work.expert_tensor
+    expert_stride = work.expert_size * work.expert_tensor_size
     if work.distributed_optimizer:
         per_parameter = gradient_bytes + work.element_bytes
-        time = fabric.one_shot_us(shared * per_parameter, ranks, work.tensor, replicas=True)
+        time = fabric.one_shot_us(shared * per_parameter, ranks, work.tensor_size, replicas=True)
         time += fabric.one_shot_us(expert * per_parameter, work.expert_data, expert_stride, replicas=True)
     else:
-        time = fabric.all_reduce_us(shared * gradient_bytes, ranks, work.tensor, replicas=True)
+        time = fabric.all_reduce_us(shared * gradient_bytes, ranks, work.tensor_size, replicas=True)
         time += fabric.all_reduce_us(expert * gradient_bytes, work.expert_data, expert_stride, replicas=True)
     return time * gradient_exposed(work, efficiency)
 
@@ -83,7 +83,7 @@ def gradient_us(work: Workload, efficiency: Efficiency, fabric: Fabric, stage: i
 def optimizer_us(work: Workload, device: Device, efficiency: Efficiency, stage: int) -> float:
     """Return the time of Adam over fp32 moments and master weights: 30 bytes per parameter owned, after a norm pass."""
     shared, expert = _trained(work, stage)
-    ranks = work.data * work.context if work.distributed_optimizer else 1
+    ranks = work.data_size * work.context_size if work.distributed_optimizer else 1
     expert_ranks = work.expert_data if work.distributed_optimizer else 1
     owned = shared / ranks + expert / expert_ranks
     moved = owned * 30 + (shared + expert) * 6
@@ -101,11 +101,11 @@ def boundary_send_us(work: Workload, fabric: Fabric) -> float:
     shares again inside the node ("scatter/gather", Narayanan et al. 2021, section 4.1). Otherwise every rank sends all.
     """
     size: float = work.tokens * work.model.hidden * work.element_bytes
-    stride = work.num_devices // work.pipeline
+    stride = work.num_devices // work.pipeline_size
     if work.sequence_parallel:
-        return fabric.send_us(size / work.tensor, stride)
+        return fabric.send_us(size / work.tensor_size, stride)
     if work.stack == "megatron-2021":
-        return fabric.send_us(size / work.tensor, stride) + fabric.one_shot_us(size, work.tensor, 1)
+        return fabric.send_us(size / work.tensor_size, stride) + fabric.one_shot_us(size, work.tensor_size, 1)
     return fabric.send_us(size, stride)
 
 
@@ -132,7 +132,7 @@ def _encoder_layer_us(work: Workload, device: Device, efficiency: Efficiency, fa
 def _prediction_us(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime) -> float:
     """Return one multi-token-prediction layer: a layer, the product that joins two hidden states, and the head."""
     layer = layer_time(work, device, efficiency, fabric, work.model.layers[-1])
-    joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor)
+    joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
     product = joined.forward_us + joined.backward_us
     return layer.forward_us + layer.backward_us + product + head.forward_us + head.backward_us
 
@@ -170,12 +170,12 @@ def step_time(work: Workload, device: Device, layer: LayerTime | None = None) ->
     fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
     stages = stage_times_us(work, device, efficiency, fabric, layer)
     boundary = 0.0
-    if work.pipeline > 1:
+    if work.pipeline_size > 1:
         boundary = 2 * (efficiency.point_to_point_us + boundary_send_us(work, fabric))
         # Every microbatch waits for its neighbours' tensors: the boundary sits on the critical path of inner stages.
         stages = [stage + boundary for stage in stages[:-1]] + [stages[-1]]
-    pipeline = one_f_one_b_us(stages, boundary, work.num_microbatches, work.virtual)
-    ends = (0, work.pipeline - 1)
+    pipeline = one_f_one_b_us(stages, boundary, work.num_microbatches, work.virtual_size)
+    ends = (0, work.pipeline_size - 1)
     gradient = max(gradient_us(work, efficiency, fabric, stage) for stage in ends)
     optimizer = max(optimizer_us(work, device, efficiency, stage) for stage in ends)
     total = pipeline + gradient + optimizer + efficiency.step_us

@@ -59,14 +59,14 @@ class Workload:
     num_devices: int
     devices_per_node: int
     inter_node_gbit_per_s: float | None
-    tensor: int
-    pipeline: int
-    data: int
-    context: int
-    expert: int
-    expert_tensor: int
+    tensor_size: int
+    pipeline_size: int
+    data_size: int
+    context_size: int
+    expert_size: int
+    expert_tensor_size: int
     """Ranks that share one expert's matrices; Megatron takes the tensor size where nothing is said."""
-    virtual: int
+    virtual_size: int
     sequence_parallel: bool
     distributed_optimizer: bool
     global_batch: int
@@ -128,7 +128,7 @@ class Workload:
     @property
     def num_microbatches(self) -> int:
         """Return microbatches per step and pipeline."""
-        return self.global_batch // (self.data * self.micro_batch)
+        return self.global_batch // (self.data_size * self.micro_batch)
 
     @property
     def sequences(self) -> int:
@@ -138,20 +138,22 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Return tokens of one microbatch on one context-parallel rank."""
-        return self.sequences * self.model.sequence // self.context
+        return self.sequences * self.model.sequence // self.context_size
 
     @property
     def expert_data(self) -> int:
         """Return ranks that hold the same experts."""
-        return max(1, self.data * self.context * self.tensor // (self.expert * self.expert_tensor))
+        return max(
+            1, self.data_size * self.context_size * self.tensor_size // (self.expert_size * self.expert_tensor_size)
+        )
 
     @property
     def routed_rows(self) -> float:
         """Return token copies that the experts of one rank work on, on the busiest rank."""
-        own = self.tokens / (self.tensor if self.sequence_parallel else 1)
-        return own * self.model.topk * self.expert_tensor * (self.model.capacity_factor or self.imbalance)
+        own = self.tokens / (self.tensor_size if self.sequence_parallel else 1)
+        return own * self.model.topk * self.expert_tensor_size * (self.model.capacity_factor or self.imbalance)
 
     @property
     def hidden_split(self) -> int:
         """Return tensor ranks that share hidden states between blocks."""
-        return self.tensor if self.sequence_parallel else 1
+        return self.tensor_size if self.sequence_parallel else 1

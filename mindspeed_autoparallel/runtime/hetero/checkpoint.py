@@ -69,7 +69,7 @@ def _layout() -> dict[str, dict[str, int]]:
 
     assert job.layout is not None
     sizes = {
-        module.name: {"tp": module.tensor, "pp": module.pipeline, "cp": module.context}
+        module.name: {"tp": module.tensor_size, "pp": module.pipeline_size, "cp": module.context_size}
         for module in (*job.layout.encoders, job.layout.backbone)
     }
     return {"world": {"size": torch.distributed.get_world_size()}, **sizes}

@@ -101,7 +101,7 @@ class HeteroJob:
     @property
     def own_pipelines(self) -> dict[str, int]:
         """Return the pipeline size of each encoder with a layout of its own, by name."""
-        return {m.name: m.pipeline for m in self.layout.encoders} if self.layout is not None else {}
+        return {m.name: m.pipeline_size for m in self.layout.encoders} if self.layout is not None else {}
 
 
 def current_job() -> HeteroJob:
@@ -127,9 +127,9 @@ def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
     known = inspect.signature(wrapped).parameters
     for encoder in job.layout.encoders:
         own = {**given, **{name: value for name, value in _ENCODER_GROUPS.items() if name in known}}
-        own["tensor_model_parallel_size"], own["context_parallel_size"] = encoder.tensor, encoder.context
-        own["pipeline_model_parallel_size"] = encoder.pipeline
-        if encoder.pipeline > 1 and "get_embedding_ranks" in known:
+        own["tensor_model_parallel_size"], own["context_parallel_size"] = encoder.tensor_size, encoder.context_size
+        own["pipeline_model_parallel_size"] = encoder.pipeline_size
+        if encoder.pipeline_size > 1 and "get_embedding_ranks" in known:
             # No weight is shared between an encoder's stages: a group of one rank never reduces.
             own["get_embedding_ranks"] = own["get_position_embedding_ranks"] = _first_rank
         states.build(encoder.name, functools.partial(wrapped, **own))
@@ -151,10 +151,10 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
 
     def of_encoder(module: ModuleLayout) -> dict[str, Any]:
         values = {**_ENCODER_ARGUMENTS}
-        values |= {"tensor_model_parallel_size": module.tensor, "context_parallel_size": module.context}
+        values |= {"tensor_model_parallel_size": module.tensor_size, "context_parallel_size": module.context_size}
         values |= {
-            "pipeline_model_parallel_size": module.pipeline,
-            "transformer_pipeline_model_parallel_size": module.pipeline,
+            "pipeline_model_parallel_size": module.pipeline_size,
+            "transformer_pipeline_model_parallel_size": module.pipeline_size,
         }
         return {name: value for name, value in values.items() if seen(name)}
 

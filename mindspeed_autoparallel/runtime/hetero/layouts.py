@@ -25,15 +25,15 @@ class ModuleLayout:
 
     name: str
     attribute: str
-    tensor: int
-    pipeline: int
-    context: int
+    tensor_size: int
+    pipeline_size: int
+    context_size: int
     micro_batch_size: int | None = None
     role: str = "encoder"
     adapter: str | None = None
 
     def data_parallel_size(self, world_size: int) -> int:
-        return world_size // (self.tensor * self.pipeline * self.context)
+        return world_size // (self.tensor_size * self.pipeline_size * self.context_size)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "
     for name, block in model.items():
         found = list(_blocks(block, (name,))) if isinstance(block, Mapping) else []
         read = [_module(path, inner, source) for path, inner in found]
-        if len({(m.tensor, m.pipeline, m.context) for m in read}) > 1:
+        if len({(m.tensor_size, m.pipeline_size, m.context_size) for m in read}) > 1:
             where = ", ".join(".".join(path) for path, _ in found)
             raise ConfigError(f"{source}: {name} trains under one layout, but {where} carry different tp/pp/cp.")
         modules += read[:1]
@@ -65,11 +65,11 @@ def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "
     if not encoders:
         raise ConfigError(f"{source}: no block besides {backbones[0].name!r} carries tp/pp/cp; add them to encoders.")
     for module in modules:
-        size = module.tensor * module.pipeline * module.context
+        size = module.tensor_size * module.pipeline_size * module.context_size
         if world_size % size:
             raise ConfigError(
-                f"{source}: {module.name}: {world_size} ranks are not a multiple of tp {module.tensor} x pp "
-                f"{module.pipeline} x cp {module.context} = {size}. Change the sizes or the number of ranks."
+                f"{source}: {module.name}: {world_size} ranks are not a multiple of tp {module.tensor_size} x pp "
+                f"{module.pipeline_size} x cp {module.context_size} = {size}. Change the sizes or the number of ranks."
             )
     return HeteroLayout(backbones[0], encoders)
 

@@ -33,7 +33,7 @@ def main() -> None:
     for work, step in measured.items():
         double = dataclasses.replace(work, micro_batch=2 * work.micro_batch, global_batch=2 * work.global_batch)
         if double in measured:
-            changes[work.model.hidden, work.tensor, work.micro_batch].append(measured[double] / step - 1)
+            changes[work.model.hidden, work.tensor_size, work.micro_batch].append(measured[double] / step - 1)
     for (hidden, tensor, micro), found in sorted(changes.items(), key=lambda item: sum(item[1]) / len(item[1])):
         print(
             f"hidden {hidden:5d} tensor {tensor} micro batch {micro} to {2 * micro}: {len(found):3d} pairs, "

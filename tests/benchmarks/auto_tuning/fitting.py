@@ -100,7 +100,14 @@ def predict(device: Device, stack: str, works: Sequence[Workload]) -> np.ndarray
     efficiency, seen = device.efficiency(stack), {}
     result = []
     for work in works:
-        key = (correction_key(work), work.expert, work.context, work.recompute, work.model.ffn, work.devices_per_node)
+        key = (
+            correction_key(work),
+            work.expert_size,
+            work.context_size,
+            work.recompute,
+            work.model.ffn,
+            work.devices_per_node,
+        )
         if key not in seen:
             fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
             seen[key] = layer_time(work, device, efficiency, fabric)

@@ -32,10 +32,10 @@ ENOUGH = 20
 count as one."""
 VALUES: dict[str, Callable[[Any], Any]] = {
     "hidden": lambda work: work.model.hidden,
-    "tensor": lambda work: work.tensor,
+    "tensor": lambda work: work.tensor_size,
     "micro_batch": lambda work: work.micro_batch,
     "layers": lambda work: work.model.num_layers,
-    "pipeline": lambda work: work.pipeline,
+    "pipeline": lambda work: work.pipeline_size,
 }
 
 
@@ -67,7 +67,7 @@ def costliest(measured: Measured, fitted: np.ndarray) -> str:
         chosen = min(members, key=lambda index: fitted[index])
         best = min(members, key=lambda index: measured.step_ms[index])
         work = measured.works[best]
-        lost[f"tensor {work.tensor} micro batch {work.micro_batch}"] += (
+        lost[f"tensor {work.tensor_size} micro batch {work.micro_batch}"] += (
             measured.step_ms[chosen] / measured.step_ms[best] - 1
         )
     total = sum(lost.values()) or 1.0
@@ -107,7 +107,7 @@ def main() -> None:
             found.append((axis, name, kinds, np.abs(np.log(fitted / asked.step_ms))))
             if axis not in ("choices", "several_nodes"):
                 report(f"without {name}", asked, fitted)
-                shapes = (f"{work.model.hidden}/{work.tensor}/{work.micro_batch}" for work in asked.works)
+                shapes = (f"{work.model.hidden}/{work.tensor_size}/{work.micro_batch}" for work in asked.works)
                 kept = np.array([shape not in arguments.apart for shape in shapes])
                 if kept.any() and not kept.all():
                     report("  those shapes apart", asked.where(kept), fitted[kept])

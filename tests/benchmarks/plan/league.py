@@ -86,19 +86,19 @@ def units_of(entry: Entry) -> tuple[list[tuple[str, int, LayerTime, float, float
     fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
     state = 6 + 12 / replicas
     hidden_bytes = work.tokens * work.model.hidden * work.element_bytes / (entry.sizes.get("tp", 1))
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor
+    table = padded_vocabulary(work) * work.model.hidden / work.tensor_size
     look_up = memory_pass_us(device, efficiency, 2 * hidden_bytes)
     units = [("E", 1, LayerTime(forward_us=look_up, backward_us=2 * look_up), table * state, 0.0)]
     for kind, run in itertools.groupby(work.model.layers):
         parameters = layer_parameters(work, kind)
-        static = parameters.shared * state + parameters.expert * (6 + 12 * work.expert / replicas)
+        static = parameters.shared * state + parameters.expert * (6 + 12 * work.expert_size / replicas)
         kept = layer_activation_bytes(work, kind, False)
         units.append(("t", len(list(run)), layer_time(work, device, efficiency, fabric, kind, False), static, kept))
     head = head_time(work, device, efficiency)
-    logits = work.tokens * padded_vocabulary(work) / work.tensor * work.element_bytes
+    logits = work.tokens * padded_vocabulary(work) / work.tensor_size * work.element_bytes
     if work.model.mtp_layers:
         _, _, layer, static, kept = units[-1]
-        joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor)
+        joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
         time_of_one = LayerTime(
             forward_us=layer.forward_us + joined.forward_us + head.forward_us,
             backward_us=layer.backward_us + joined.backward_us + head.backward_us,

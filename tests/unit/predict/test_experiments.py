@@ -83,5 +83,5 @@ def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_shrunk_runs_are_legal() -> None:
     for item in decide(_works(), _known(find_device("MI300X"), 0.4)).experiments:
-        assert item.work.num_microbatches >= item.work.pipeline
+        assert item.work.num_microbatches >= item.work.pipeline_size
         assert dataclasses.replace(item.work) == item.work

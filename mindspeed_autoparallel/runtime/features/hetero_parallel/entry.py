@@ -38,17 +38,17 @@ def check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout)
     all."""
     if getattr(arguments, "ckpt_format", None) != "torch" or not getattr(arguments, "save", None):
         return
-    staged = [module for module in layout.encoders if module.pipeline > 1]
+    staged = [module for module in layout.encoders if module.pipeline_size > 1]
     if staged:
         raise ConfigError(
             "--ckpt-format torch writes one file per tensor and pipeline rank of the backbone, but "
-            f"{staged[0].name} has pp {staged[0].pipeline}: parts would be lost. Use --ckpt-format torch_dist."
+            f"{staged[0].name} has pp {staged[0].pipeline_size}: parts would be lost. Use --ckpt-format torch_dist."
         )
-    split = [module for module in layout.encoders if layout.backbone.tensor % module.tensor]
+    split = [module for module in layout.encoders if layout.backbone.tensor_size % module.tensor_size]
     if split or getattr(arguments, "use_distributed_optimizer", False):
         why = (
-            f"{split[0].name} has tp {split[0].tensor}, which does not divide the backbone's tp "
-            f"{layout.backbone.tensor}"
+            f"{split[0].name} has tp {split[0].tensor_size}, which does not divide the backbone's tp "
+            f"{layout.backbone.tensor_size}"
             if split
             else "the distributed optimizer's state lies on all ranks of every module"
         )
@@ -119,9 +119,9 @@ def prepare(arguments: argparse.Namespace) -> None:
         own = f"{module.name}.mbs {module.micro_batch_size} means a scale that"
         said_by = "--hetero-encoder-mbs-scale" if module.micro_batch_size is None else f"{path}: {own}"
         check_scale(scales[module.name], num_microbatches, said_by)
-    arguments.tensor_model_parallel_size = backbone.tensor
-    arguments.pipeline_model_parallel_size = backbone.pipeline
-    arguments.context_parallel_size = backbone.context
+    arguments.tensor_model_parallel_size = backbone.tensor_size
+    arguments.pipeline_model_parallel_size = backbone.pipeline_size
+    arguments.context_parallel_size = backbone.context_size
     check_checkpoint_format(arguments, layout)
     current_job().begin(layout, scales, arguments)
     if os.environ.get("RANK", "0") == "0":
@@ -131,7 +131,7 @@ def prepare(arguments: argparse.Namespace) -> None:
 def _announce(layout: HeteroLayout, scales: Mapping[str, int], world_size: int, arguments: argparse.Namespace) -> None:
     """Print what was understood."""
     lines = [
-        f"{module.name} tp {module.tensor} pp {module.pipeline} cp {module.context} "
+        f"{module.name} tp {module.tensor_size} pp {module.pipeline_size} cp {module.context_size} "
         f"dp {module.data_parallel_size(world_size)}"
         + (f", {scales[module.name]} microbatches at a time" if module.name in scales else "")
         for module in (*layout.encoders, layout.backbone)

@@ -108,7 +108,9 @@ def test_peaks_of_published_tiny_models_are_within_four_percent(
 ) -> None:
     work = read_workload(_with(_with(_TINY, "parallel", **parallel), "train", **train))
     workspace = find_device("A100").workspace_bytes
-    assert stage_memory(work, work.pipeline - 1, workspace).peak_bytes / _GIB == pytest.approx(published_gib, rel=0.04)
+    assert stage_memory(work, work.pipeline_size - 1, workspace).peak_bytes / _GIB == pytest.approx(
+        published_gib, rel=0.04
+    )
 
 
 def test_attention_that_is_not_fused_keeps_its_matrices_unless_it_is_computed_again() -> None:

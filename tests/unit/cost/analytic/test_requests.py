@@ -40,7 +40,7 @@ def _ms(**changes: dict[str, Any]) -> float:
 
 def _peaks(**changes: dict[str, Any]) -> list[float]:
     work = read_workload(_with(**changes))
-    return [stage_memory(work, stage, 0).peak_bytes for stage in range(work.pipeline)]
+    return [stage_memory(work, stage, 0).peak_bytes for stage in range(work.pipeline_size)]
 
 
 def test_layers_lie_where_the_run_puts_them() -> None:
