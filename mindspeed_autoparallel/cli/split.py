@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the reason, and the least limit that has a plan. ``unknown``: time ran out before either was known."""
     from mindspeed_autoparallel.planner.split import StoppedEarly
-    from mindspeed_autoparallel.planner.split.insight import least_excess
+    from mindspeed_autoparallel.planner.split.analysis import least_excess
 
     if isinstance(error, StoppedEarly):
         return {"status": "unknown", "reason": str(error)}
@@ -112,7 +112,7 @@ def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argpars
 
 
 def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseline, ...]) -> dict[str, Any]:
-    from mindspeed_autoparallel.planner.split.insight import limits_of
+    from mindspeed_autoparallel.planner.split.analysis import limits_of
 
     limits = limits_of(problem, solution)
     return {

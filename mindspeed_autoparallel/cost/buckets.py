@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, reduce_scatter_us
 from mindspeed_autoparallel.cost.placed import PlacedBlock
-from mindspeed_autoparallel.cost.step import RankTail, rank_tail
+from mindspeed_autoparallel.cost.step import PostPipelineTime, post_pipeline_time
 from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.profiles import DeviceCost, LinkTier, StateBytes
 from mindspeed_autoparallel.spec import Cluster, Layout
@@ -46,7 +46,7 @@ def bucketed_tails(
     layout: Layout,
     cluster: Cluster,
     device: DeviceCost,
-) -> tuple[tuple[RankTail, ...], RankTail]:
+) -> tuple[tuple[PostPipelineTime, ...], PostPipelineTime]:
     """Return what shows of every rank, and of the step: all ranks wait for each other before the optimizer (gradient
     norm).
 
@@ -57,12 +57,14 @@ def bucketed_tails(
     for rank, (chunks, own) in enumerate(zip(ranks, times, strict=True)):
         reductions.append(_reduction_us(chunks, own, layout, link, cut=rank == 0))
         gathering_us = _gathering_us(chunks, own, layout, link, cut=rank == 0)
-        optimizer_us = rank_tail([block for chunk in chunks for block in chunk], layout, cluster, device).optimizer_us
-        tails.append(RankTail(data_parallel_us=gathering_us, optimizer_us=optimizer_us))
+        optimizer_us = post_pipeline_time(
+            [block for chunk in chunks for block in chunk], layout, cluster, device
+        ).optimizer_us
+        tails.append(PostPipelineTime(data_parallel_us=gathering_us, optimizer_us=optimizer_us))
     last = max(tails, key=lambda tail: tail.total_us)
-    step = RankTail(data_parallel_us=max(reductions) + last.data_parallel_us, optimizer_us=last.optimizer_us)
+    step = PostPipelineTime(data_parallel_us=max(reductions) + last.data_parallel_us, optimizer_us=last.optimizer_us)
     return tuple(
-        RankTail(data_parallel_us=reduction + tail.data_parallel_us, optimizer_us=tail.optimizer_us)
+        PostPipelineTime(data_parallel_us=reduction + tail.data_parallel_us, optimizer_us=tail.optimizer_us)
         for reduction, tail in zip(reductions, tails, strict=True)
     ), step
 
@@ -81,8 +83,8 @@ def least_tail_us(
     half a bucket. Some rank's optimizer has an even share of all.
     """
     link = data_parallel_link(layout, cluster, device)
-    share = rank_tail(list(everything), layout, cluster, device).optimizer_us / layout.pipeline_size
-    own = rank_tail(list(first), layout, cluster, device).optimizer_us
+    share = post_pipeline_time(list(everything), layout, cluster, device).optimizer_us / layout.pipeline_size
+    own = post_pipeline_time(list(first), layout, cluster, device).optimizer_us
     endless = _ENDLESS_US if layout.overlap_gradient_reduce else 0.0
     times = RankTimes(forward_us=[endless], backward_us=[endless])
     best = replace(layout, overlap_parameter_gather=layout.overlap_gradient_reduce)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.device import Device, Efficiency
-from mindspeed_autoparallel.cost.hiding import sent_once_share
+from mindspeed_autoparallel.cost.overlap import sent_once_share
 from mindspeed_autoparallel.profiles import LinkTier
 
 _EXCHANGE_FRACTION = 0.9

@@ -14,11 +14,11 @@ from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """Ranks that exchange with each other: ``homes`` backbone replicas and ``replicas`` encoder replicas."""
+class EncoderExchange:
+    """Ranks that exchange with each other: those of some backbone replicas and some encoder replicas."""
 
-    homes: int
-    replicas: int
+    backbone_replicas: int
+    encoder_replicas: int
     backbone: Layout
     encoder: ModuleLayout
 
@@ -35,11 +35,11 @@ class Exchange:
     @property
     def nested(self) -> bool:
         """Return whether every encoder replica lies inside one backbone replica, and so has its inputs."""
-        return self.homes == 1
+        return self.backbone_replicas == 1
 
     def samples_of_busiest(self, samples_per_home: int) -> int:
         """Return H1: what the encoder replica with most work computes of a macro-batch."""
-        return -(-self.homes * samples_per_home // self.replicas)
+        return -(-self.backbone_replicas * samples_per_home // self.encoder_replicas)
 
     @property
     def shards(self) -> int:
@@ -57,21 +57,24 @@ class MovedSamples:
     gradients: float
 
 
-def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Exchange:
+def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> EncoderExchange:
     """Return H2: the smallest set of ranks that holds whole replicas of both (``balance`` global: all ranks).
 
-    Encoder replicas are runs of g ranks, first stages runs of b; with q = g / gcd(g, b), every q neighbouring homes
-    are tied together, and all of them where q does not divide their number.
+    Encoder replicas are runs of g ranks, first stages runs of b; with q = g / gcd(g, b), every q neighbouring backbone
+    replicas are tied together, and all of them where q does not divide their number.
     """
     width = encoder.tensor_size * encoder.context_size
     tied = width // gcd(width, backbone.tensor_size * backbone.context_size)
-    homes = tied if backbone.data_size % tied == 0 and balance != "global" else backbone.data_size
-    return Exchange(
-        homes=homes, replicas=encoder.data_size * homes // backbone.data_size, backbone=backbone, encoder=encoder
+    backbone_replicas = tied if backbone.data_size % tied == 0 and balance != "global" else backbone.data_size
+    return EncoderExchange(
+        backbone_replicas=backbone_replicas,
+        encoder_replicas=encoder.data_size * backbone_replicas // backbone.data_size,
+        backbone=backbone,
+        encoder=encoder,
     )
 
 
-def moved_samples(exchange: Exchange, samples_per_home: int) -> MovedSamples:
+def moved_samples(exchange: EncoderExchange, samples_per_home: int) -> MovedSamples:
     """Return H3: what one macro-batch of ``samples_per_home`` samples per backbone replica moves on the busiest rank.
 
     A first-stage rank lacks what its own encoder replica did not compute, of its shard of the sequence. A gradient goes
@@ -81,12 +84,12 @@ def moved_samples(exchange: Exchange, samples_per_home: int) -> MovedSamples:
     return (_nested if exchange.nested else _tied)(exchange, samples_per_home)
 
 
-def _nested(exchange: Exchange, samples: int) -> MovedSamples:
+def _nested(exchange: EncoderExchange, samples: int) -> MovedSamples:
     """Count samples where replica j computes j, j + r, ...; the ``near`` ones, on the first stage, come first."""
     width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
-    every, left = divmod(samples, exchange.replicas)
+    every, left = divmod(samples, exchange.encoder_replicas)
     near, covered = max(1, stage // width), min(width, stage)
-    has_far = exchange.replicas > near
+    has_far = exchange.encoder_replicas > near
     of_near, of_far = every + (left > 0), every + (left > near) if has_far else 0
     at_home = near * every + min(left, near)
     received = (samples - every - (left >= near)) / shards
@@ -96,27 +99,28 @@ def _nested(exchange: Exchange, samples: int) -> MovedSamples:
     return MovedSamples(inputs=0.0, outputs=max(received, sent), gradients=max(owing / stage, received_back))
 
 
-def _tied(exchange: Exchange, samples: int) -> MovedSamples:
-    """Count samples where an encoder replica spans the first stages of several homes, and reads the others' data."""
+def _tied(exchange: EncoderExchange, samples: int) -> MovedSamples:
+    """Count samples where an encoder replica spans first stages of several backbone replicas, and reads their data."""
     width, stage, shards = exchange.encoder_width, exchange.stage_width, exchange.shards
-    owned, at_home = exchange.samples_of_busiest(samples), samples // exchange.replicas
-    received = (samples - at_home) / shards if exchange.replicas > 1 else 0.0
+    owned, at_home = exchange.samples_of_busiest(samples), samples // exchange.encoder_replicas
+    received = (samples - at_home) / shards if exchange.encoder_replicas > 1 else 0.0
     sent = owned * stage / width / shards if received else 0.0
     owing = samples * width - at_home * stage / shards
-    received_back = owned - (0 if exchange.replicas > 1 else at_home / shards)
+    received_back = owned - (0 if exchange.encoder_replicas > 1 else at_home / shards)
     return MovedSamples(
-        inputs=owned * (1 - 1 / exchange.homes),
+        inputs=owned * (1 - 1 / exchange.backbone_replicas),
         outputs=max(received, sent),
         gradients=max(owing / stage, received_back),
     )
 
 
-def exchange_link(exchange: Exchange, cluster: Cluster, device: DeviceCost) -> LinkTier:
+def exchange_link(exchange: EncoderExchange, cluster: Cluster, device: DeviceCost) -> LinkTier:
     """Return the slowest link between ranks that exchange: first stage and later stages are a whole stage apart."""
     if cluster.num_devices <= cluster.devices_per_node:
         return device.intra
     inside = (
-        exchange.backbone.pipeline_size == 1 and cluster.devices_per_node % (exchange.homes * exchange.stage_width) == 0
+        exchange.backbone.pipeline_size == 1
+        and cluster.devices_per_node % (exchange.backbone_replicas * exchange.stage_width) == 0
     )
     return device.intra if inside else device.inter
 

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.spec import Cluster, Layout, Model
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankTail:
+class PostPipelineTime:
     """What one pipeline rank does after its last backward, in microseconds."""
 
     data_parallel_us: float
@@ -27,9 +27,9 @@ class RankTail:
         return self.data_parallel_us + self.optimizer_us
 
 
-def rank_tail(
+def post_pipeline_time(
     blocks: Sequence[PlacedBlock], layout: Layout, cluster: Cluster, device: DeviceCost, *, hidden_us: float = 0.0
-) -> RankTail:
+) -> PostPipelineTime:
     """Return S1 gradient reduction and S2 optimizer step of a rank that holds ``blocks``.
 
     With the distributed optimizer: reduce-scatter of gradients and all-gather of trained parameters over DP x CP
@@ -42,7 +42,7 @@ def rank_tail(
     fixed_us = device.optimizer_step_fixed_us + (device.pipeline_step_us if layout.pipeline_size > 1 else 0.0)
     optimizer_us = fixed_us + device.optimizer_step_us_per_byte * updated if updated else 0.0
     if layout.sharding is not None:
-        return RankTail(data_parallel_us=once_us(blocks, layout, link), optimizer_us=optimizer_us)
+        return PostPipelineTime(data_parallel_us=once_us(blocks, layout, link), optimizer_us=optimizer_us)
     reduce_us = gather_us = 0.0
     for group, states in (
         (replicas, [block.cost.dense for block in blocks]),
@@ -57,7 +57,7 @@ def rank_tail(
             reduce_us += all_reduce_us(gradients, group, link)
     if layout.overlap_gradient_reduce:
         reduce_us = max(0.0, reduce_us - hidden_us)
-    return RankTail(data_parallel_us=reduce_us + gather_us, optimizer_us=optimizer_us)
+    return PostPipelineTime(data_parallel_us=reduce_us + gather_us, optimizer_us=optimizer_us)
 
 
 def embedding_us(model: Model, measurement: Measurement, layout: Layout, cluster: Cluster, device: DeviceCost) -> float:

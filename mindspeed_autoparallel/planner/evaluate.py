@@ -13,7 +13,7 @@ from mindspeed_autoparallel.cost.buckets import bucketed_tails
 from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.pairing import unpaired_us
-from mindspeed_autoparallel.cost.step import RankTail, embedding_us, rank_tail
+from mindspeed_autoparallel.cost.step import PostPipelineTime, embedding_us, post_pipeline_time
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
@@ -41,7 +41,7 @@ class Evaluation:
     stages: tuple[StagePlan, ...]
     memory: tuple[RankMemory, ...]
     step: StepTime
-    tails: tuple[RankTail, ...]
+    tails: tuple[PostPipelineTime, ...]
     simulated: SimulatedStep
     link_us: tuple[float, ...]
     throughput: float
@@ -143,14 +143,14 @@ def _tails(
     layout: Layout,
     cluster: Cluster,
     device: DeviceCost,
-) -> tuple[tuple[RankTail, ...], RankTail]:
+) -> tuple[tuple[PostPipelineTime, ...], PostPipelineTime]:
     """Return the post-pipeline time of every rank, and of the step."""
     size, (forward, backward) = layout.pipeline_size, passes_ns
     chunks = [[blocks[v] for v in range(rank, len(blocks), size)] for rank in range(size)]
     if layout.bucket_elements and layout.sharding is None:
         return bucketed_tails(chunks, rank_times(forward, backward, size), layout, cluster, device)
     tails = tuple(
-        rank_tail(
+        post_pipeline_time(
             [block for chunk in held for block in chunk],
             layout,
             cluster,
@@ -189,7 +189,7 @@ def with_layout(
 
 
 def _step_time(
-    pipeline_us: float, spread_us: list[float], tail: RankTail, tied_us: float, bubble_fraction: float
+    pipeline_us: float, spread_us: list[float], tail: PostPipelineTime, tied_us: float, bubble_fraction: float
 ) -> StepTime:
     """Add what follows the pipeline; ``spread_us``: pipeline times of sampled batches, where data varies."""
     rest = tail.total_us + tied_us

@@ -12,7 +12,7 @@ from math import gcd, inf
 
 from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
-from mindspeed_autoparallel.cost.step import rank_tail
+from mindspeed_autoparallel.cost.step import post_pipeline_time
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import sends_of
@@ -131,7 +131,7 @@ def _tails(
     """
 
     def times(number: int, block: BlockCost, hidden_us: float) -> float:
-        tail = rank_tail([_plain(block)] * number, layout, cluster, profile.device, hidden_us=hidden_us)
+        tail = post_pipeline_time([_plain(block)] * number, layout, cluster, profile.device, hidden_us=hidden_us)
         return tail.total_us * NS_PER_US
 
     rows = []

@@ -51,13 +51,13 @@ class Wait(NamedTuple):
     messages: tuple[Message, ...]
 
 
-class Exchange(NamedTuple):
+class SendReceive(NamedTuple):
     """Start messages and wait for all of them."""
 
     messages: tuple[Message, ...]
 
 
-Step = Action | Post | Wait | Exchange
+Step = Action | Post | Wait | SendReceive
 
 
 def message_steps(program: Program, sends: str) -> list[list[Step]]:
@@ -84,7 +84,7 @@ def _non_interleaved(stage: int, program: Program) -> list[Step]:
         peer = stage + 1 if (kind == "F") == sends else stage - 1
         return (Message(kind, min(stage, peer), microbatch, sends),) if 0 <= peer <= last else ()
 
-    steps.append(Exchange(message("F", actions[0].microbatch, False)))
+    steps.append(SendReceive(message("F", actions[0].microbatch, False)))
     for index, action in enumerate(actions):
         steps.append(action)
         following = actions[index + 1] if index + 1 < len(actions) else None
@@ -92,9 +92,9 @@ def _non_interleaved(stage: int, program: Program) -> list[Step]:
         receive = message(following.kind, following.microbatch, False) if following else ()
         # Megatron pairs a send with the opposite-direction receive; forward after forward goes one by one.
         if following is not None and following.kind != action.kind:
-            steps.append(Exchange(send + receive))
+            steps.append(SendReceive(send + receive))
         else:
-            steps += [Exchange(send), Exchange(receive)]
+            steps += [SendReceive(send), SendReceive(receive)]
     return [step for step in steps if isinstance(step, Action) or step.messages]
 
 
@@ -124,13 +124,13 @@ class _Interleaved:
 
     def steps(self) -> list[Step]:
         steady = self.total - self.warmup
-        steps: list[Step] = [Exchange(self.needed(self.forwards[0]))]
+        steps: list[Step] = [SendReceive(self.needed(self.forwards[0]))]
         for k in range(self.warmup):
             steps += self._warmup_step(k, is_last=k == self.warmup - 1 and steady > 0)
         for k in range(steady):
             steps += self._steady_step(k, is_last=k == steady - 1)
         if not steady:
-            steps.append(Exchange(self.needed(self.backwards[0])))
+            steps.append(SendReceive(self.needed(self.backwards[0])))
         for k in range(steady, self.total):
             steps += self._cooldown_step(k)
         return [*steps, Wait(self.unsent["B"])]
@@ -142,7 +142,7 @@ class _Interleaved:
             steps = self._overlapped_step("F", k, receive)
         else:
             together = first_gradient if self.blocks else ()
-            steps = [self.forwards[k], Exchange(self.sent(self.forwards[k]) + receive + together)]
+            steps = [self.forwards[k], SendReceive(self.sent(self.forwards[k]) + receive + together)]
         if not self.blocks:
             self.waiting["B"] += first_gradient
             steps.append(Post(first_gradient))
@@ -154,7 +154,7 @@ class _Interleaved:
         receive_backward = self.receive("B", k) if k < self.total - 1 else ()
         if self.blocks:
             sent = self.sent(forward) + self.sent(backward)
-            return [forward, backward, Exchange(sent + receive_forward + receive_backward)]
+            return [forward, backward, SendReceive(sent + receive_forward + receive_backward)]
         return [
             self._wait_input(forward),
             forward,
@@ -169,7 +169,7 @@ class _Interleaved:
         if self.flushes:
             return self._overlapped_step("B", k, receive)
         backward = self.backwards[k]
-        return [self._wait_input(backward), backward, Exchange(self.sent(backward) + receive)]
+        return [self._wait_input(backward), backward, SendReceive(self.sent(backward) + receive)]
 
     def _overlapped_step(self, kind: str, k: int, receive: tuple[Message, ...]) -> list[Step]:
         """Return a step with warm-up flush: the next receive is posted before the computation, except where the

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.schedule.messages import Exchange, Message, Post, Wait, message_steps
+from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program
 
 Time = float
@@ -224,10 +224,10 @@ def compile_graph(program: Program, sends: str) -> EventGraph:
     return graph
 
 
-def _through(graph: EventGraph, step: Wait | Exchange, last: int, posted: dict[Message, int]) -> int:
+def _through(graph: EventGraph, step: Wait | SendReceive, last: int, posted: dict[Message, int]) -> int:
     """Return the node at which a rank goes on: all messages have taken their link's time since both sides posted
     them."""
-    if isinstance(step, Exchange):
+    if isinstance(step, SendReceive):
         links = {message.boundary for message in step.messages}
         if len(links) == 1 and len(step.messages) <= 2:
             # One node for all: this side posted them at ``last``.

@@ -109,7 +109,7 @@ def test_fsdp_communicates_at_least_a_billion_elements_and_gathers_half_of_it_ah
 
 
 def test_modules_that_can_be_offloaded_and_the_least_size_are_as_modelled():
-    from mindspeed_autoparallel.cost.hiding import ATTENTION, EXPERTS, LayerShape, offloaded
+    from mindspeed_autoparallel.cost.overlap import ATTENTION, EXPERTS, LayerShape, offloaded
 
     for name, folder in cores().items():
         text = (folder / "transformer" / "transformer_config.py").read_text()

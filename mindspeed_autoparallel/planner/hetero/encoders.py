@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from mindspeed_autoparallel.cost.collectives import all_gather_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
 from mindspeed_autoparallel.cost.redistribution import (
-    Exchange,
+    EncoderExchange,
     all_to_all_us,
     exchange_link,
     exchange_of,
     moved_samples,
 )
-from mindspeed_autoparallel.cost.step import RankTail, rank_tail
+from mindspeed_autoparallel.cost.step import PostPipelineTime, post_pipeline_time
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
@@ -56,7 +56,7 @@ class EncoderCosts:
         ]
         self._measurements: dict[int, Measurement] = {}
         self._batches: dict[int, Batch] = {}
-        self._states: dict[tuple[int, bool], tuple[int, RankTail]] = {}
+        self._states: dict[tuple[int, bool], tuple[int, PostPipelineTime]] = {}
         self._output_bytes_per_sample: float | None = None
 
     def measurement(self, samples: int) -> Measurement:
@@ -87,12 +87,12 @@ class EncoderCosts:
         """Return whether any of its parameters is: otherwise there is no graph and no backward phase."""
         return any(block.cost.dense.gradient_bytes or block.cost.expert.gradient_bytes for block in self.blocks())
 
-    def state(self, layout: Layout, cluster: Cluster) -> tuple[int, RankTail]:
+    def state(self, layout: Layout, cluster: Cluster) -> tuple[int, PostPipelineTime]:
         """Return bytes of parameters, gradients and optimizer on a rank, and what its step takes, for one cluster."""
         key = layout.data_size, layout.distributed_optimizer
         if key not in self._states:
             blocks = self.blocks()
-            tail = rank_tail(blocks, layout, cluster, self.profile.device)
+            tail = post_pipeline_time(blocks, layout, cluster, self.profile.device)
             self._states[key] = sum(static_terms(blocks, layout).values()), tail
         return self._states[key]
 
@@ -201,11 +201,11 @@ def encoder_phase(
     )
 
 
-def _metadata_us(exchange: Exchange, balance: str, candidate: Candidate, link: LinkTier) -> float:
+def _metadata_us(exchange: EncoderExchange, balance: str, candidate: Candidate, link: LinkTier) -> float:
     """Return counts and sizes of the step's samples, gathered where replicas do not read each other's data."""
     if exchange.nested and balance != "global":
         return 0.0
-    ranks = exchange.replicas * exchange.encoder_width
-    samples = exchange.homes * candidate.num_microbatches * candidate.layout.micro_batch_size
+    ranks = exchange.encoder_replicas * exchange.encoder_width
+    samples = exchange.backbone_replicas * candidate.num_microbatches * candidate.layout.micro_batch_size
     size = BYTES_OF_AN_ITEM * samples
-    return all_gather_us(8 * ranks, ranks, link) + all_gather_us(size * ranks / exchange.homes, ranks, link)
+    return all_gather_us(8 * ranks, ranks, link) + all_gather_us(size * ranks / exchange.backbone_replicas, ranks, link)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mindspeed_autoparallel.cost.buckets import least_tail_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_bytes
 from mindspeed_autoparallel.cost.sharding import units_of
-from mindspeed_autoparallel.cost.step import embedding_us, rank_tail
+from mindspeed_autoparallel.cost.step import embedding_us, post_pipeline_time
 from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.split import SplitProblem
@@ -110,10 +110,11 @@ def tail_bound_us(profile: Profile, cluster: Cluster, candidate: Candidate) -> f
         return least_tail_us(blocks, first, layout, cluster, profile.device) + tied
     hidden = float("inf") if layout.overlap_gradient_reduce else 0.0
     # The whole minus its fixed parts is linear in bytes: an even share of it, plus the fixed parts once.
-    tail = rank_tail(blocks, layout, cluster, profile.device, hidden_us=hidden)
+    tail = post_pipeline_time(blocks, layout, cluster, profile.device, hidden_us=hidden)
     share = tail.total_us / layout.pipeline_size
     largest = max(
-        rank_tail([block], layout, cluster, profile.device, hidden_us=hidden).total_us for block in set_of(blocks)
+        post_pipeline_time([block], layout, cluster, profile.device, hidden_us=hidden).total_us
+        for block in set_of(blocks)
     )
     tied = embedding_us(profile.model, measurement, layout, cluster, profile.device)
     return max(share, largest) + tied

@@ -23,7 +23,7 @@ FEW_OPERATIONS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SolvedLayout:
     """A plan that fits."""
 
     candidate: Candidate
@@ -50,7 +50,7 @@ class LayoutSearch(Search[Candidate]):
         num_alternatives: int,
         progress: Progress,
     ) -> None:
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, SolvedLayout] = {}
         self.verdicts: list[Verdict] = []
         self.without_plan: list[Candidate] = []
         """Layouts in which nothing fits, or nothing was found."""
@@ -61,7 +61,7 @@ class LayoutSearch(Search[Candidate]):
             Open(not _is_chain(model, candidate), bound, order, candidate)
             for order, (candidate, bound) in enumerate(zip(candidates, bounds_us, strict=True))
         ]
-        self._simple: dict[str, Found] = {}
+        self._simple: dict[str, SolvedLayout] = {}
         self._beaten: list[Open[Candidate]] = []
         self._workers, self._deadline, self._progress = workers, deadline, progress
         self._num_alternatives, self._proving = num_alternatives, True
@@ -78,7 +78,7 @@ class LayoutSearch(Search[Candidate]):
         tasks = [Task(kind=SIMPLE, layout=item.item.layout, seconds=seconds) for item in items]
         for item, outcome in zip(items, self._workers.perform(tasks), strict=True):
             if outcome.step_us is not None:
-                self._simple[_label(item)] = Found(candidate=item.item, outcome=outcome)
+                self._simple[_label(item)] = SolvedLayout(candidate=item.item, outcome=outcome)
 
     def cutoff_us(self) -> float:
         """Return the best step time, or that of the last alternative asked for."""
@@ -144,9 +144,9 @@ class LayoutSearch(Search[Candidate]):
         bound = min(outcome.step_us, bound)
         if outcome.step_us < before or not self.found:
             self._progress(f"{_label(item)}: {outcome.step_us / 1000:.2f} ms, at least {bound / 1000:.2f} ms")
-        self._keep(item, Found(candidate=item.item, outcome=replace(outcome, lower_bound_us=bound)))
+        self._keep(item, SolvedLayout(candidate=item.item, outcome=replace(outcome, lower_bound_us=bound)))
 
-    def _keep(self, item: Open[Candidate], found: Found) -> None:
+    def _keep(self, item: Open[Candidate], found: SolvedLayout) -> None:
         bound = found.outcome.lower_bound_us
         self.found[_label(item)] = found
         self._settle(item, "solved", f"solved; bound {bound / 1000:.3f} ms.", bound_us=bound, step_us=found.step_us)
@@ -180,7 +180,7 @@ class LayoutSearch(Search[Candidate]):
             # Nothing in this layout is faster than its simple split.
             self._keep(
                 item,
-                Found(
+                SolvedLayout(
                     candidate=item.item,
                     outcome=replace(simple.outcome, lower_bound_us=min(item.bound_us, simple.step_us)),
                 ),

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
-from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, Found, LayoutSearch
+from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, LayoutSearch, SolvedLayout
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, shortage_of
 from mindspeed_autoparallel.planner.layouts.relaxations import relaxations_of
 from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions, enumerate_layouts
@@ -131,7 +131,7 @@ def _explore(
     return layout_search
 
 
-def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: Found) -> LayoutResult:
+def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: SolvedLayout) -> LayoutResult:
     placement, layout = found.outcome.placement, found.candidate.layout
     assert placement is not None
     placement, evaluation = with_least_recompute(profile, cluster, layout, placement, global_batch_size)

@@ -8,7 +8,7 @@ from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.split.bottlenecks import halves
-from mindspeed_autoparallel.planner.split.mixing import best_mean
+from mindspeed_autoparallel.planner.split.cut_combination import best_mean
 from mindspeed_autoparallel.planner.split.moves import improve
 from mindspeed_autoparallel.planner.split.paths import Labels, Paths
 from mindspeed_autoparallel.planner.split.problem import SplitProblem

@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mindspeed_autoparallel.cost.hiding import Offload, Pass, paired_savings_us, pipelined_saving_us, sent_once_share
+from mindspeed_autoparallel.cost.overlap import Offload, Pass, paired_savings_us, pipelined_saving_us, sent_once_share
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.profiles import BlockCost, MeasuredAt, Measurement, Profile, RecomputeCost
 from mindspeed_autoparallel.spec.recompute import policy_of
 
-COUNTED_ON = 0.5
+OVERLAP_EFFICIENCY = 0.5
 """Share of what a model hides that predictions count on."""
 
 
@@ -79,7 +79,9 @@ def with_switches(
 
 
 def _variant(variant: ProfileVariant, switches: Sequence[Switch], parts: Parts) -> ProfileVariant | None:
-    counted, most, least = (_profile(variant.profile, switches, parts, share) for share in (COUNTED_ON, 1.0, 0.0))
+    counted, most, least = (
+        _profile(variant.profile, switches, parts, share) for share in (OVERLAP_EFFICIENCY, 1.0, 0.0)
+    )
     if counted is None or most is None or least is None:
         return None
     shards = next((switch for switch in switches if switch.shards_parameters is not None), None)

@@ -21,7 +21,7 @@ _MAX_MOVES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SolvedConfiguration:
     """A configuration with its best placement."""
 
     configuration: Configuration
@@ -43,7 +43,7 @@ class Found:
         return max(rank.peak_bytes for rank in self.evaluation.memory)
 
 
-def order_of(found: Found) -> tuple[float, int, int, str]:
+def order_of(found: SolvedConfiguration) -> tuple[float, int, int, str]:
     """Return what placements are ordered by: step time, then memory, then fewer switches, then the label."""
     layout = found.configuration.layout
     switches = layout.overlap_gradient_reduce + layout.overlap_parameter_gather + layout.distributed_optimizer
@@ -52,12 +52,12 @@ def order_of(found: Found) -> tuple[float, int, int, str]:
 
 def solve(
     configuration: Configuration, cluster: Cluster, batch: int, dimensions: Dimensions, cutoff_us: float = math.inf
-) -> tuple[Found | None, tuple[int, str] | None]:
+) -> tuple[SolvedConfiguration | None, tuple[int, str] | None]:
     """Return the best placement that fits, or the peak of the smallest one and its description.
 
     Placements that cannot be faster than ``cutoff_us`` are passed over.
     """
-    best: Found | None = None
+    best: SolvedConfiguration | None = None
     missing: tuple[int, str] | None = None
     for layers in even_or_balanced_splits(configuration, dimensions):
         for attempt in (_lightest, _whole_layers):
@@ -78,7 +78,7 @@ def _lightest(
     layers: tuple[int, ...],
     dimensions: Dimensions,
     limit_us: float,
-) -> Iterator[Found]:
+) -> Iterator[SolvedConfiguration]:
     """Yield no recompute, or that of some modules in all layers: the fastest that fits.
 
     A schedule is monotone in its stage times, and what longer backwards hide of the gradient reduction they add to the
@@ -123,7 +123,7 @@ def _whole_layers(
     layers: tuple[int, ...],
     dimensions: Dimensions,
     limit_us: float,
-) -> Iterator[Found]:
+) -> Iterator[SolvedConfiguration]:
     """Yield as few whole layers as fit, the first of every stage; groups of them where not even all fit singly."""
     low, high = 1, max(layers)
     if not _has_full(configuration, dimensions) or placement_bound_us(configuration, layers, "full", 1) >= limit_us:
@@ -148,7 +148,7 @@ def _whole_layers(
 
 def _grouped(
     configuration: Configuration, cluster: Cluster, batch: int, layers: tuple[int, ...], dimensions: Dimensions
-) -> Iterator[Found]:
+) -> Iterator[SolvedConfiguration]:
     """Yield groups of layers, where keeping the input of every single layer is too much: as slow, and less is kept."""
     longest = max(layers)
     # Of sizes that make as many groups on every stage, the smallest computes fewest layers again at once.
@@ -171,7 +171,7 @@ def _layer(configuration: Configuration) -> BlockCost:
     return configuration.candidate.measurement.modules[module].layer
 
 
-def _shortage(found: Found) -> str:
+def _shortage(found: SolvedConfiguration) -> str:
     worst = max(found.evaluation.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
     return (
         f"{found.configuration.layout.label()} with recompute {policy_of(found.recompute).words} needs "
@@ -210,7 +210,7 @@ def evaluate_placement(
     kind: str,
     number: int,
     dimensions: Dimensions | None = None,
-) -> Found:
+) -> SolvedConfiguration:
     """Evaluate with the overlaps of ``dimensions`` that shorten the step most; without, with those of the
     configuration."""
     module = configuration.variant.profile.model.modules[0].name
@@ -222,7 +222,7 @@ def evaluate_placement(
     profile = configuration.variant.profile
     evaluation = evaluate(profile, cluster, configuration.layout, placement, batch, with_timeline=False)
     choices = [
-        Found(
+        SolvedConfiguration(
             configuration=configuration if layout == configuration.layout else configuration.under(layout),
             placement=placement,
             recompute=kind,
@@ -236,7 +236,7 @@ def evaluate_placement(
     return min(choices, key=order_of)
 
 
-def improved(found: Found, cluster: Cluster, batch: int, dimensions: Dimensions) -> Found:
+def improved(found: SolvedConfiguration, cluster: Cluster, batch: int, dimensions: Dimensions) -> SolvedConfiguration:
     """Move layers, one at a time, from the slowest stage to one that makes the step shorter, as long as one does."""
     configuration = found.configuration
     module = configuration.variant.profile.model.modules[0].name

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Proof
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, Space
-from mindspeed_autoparallel.planner.tuner.placements import Found
+from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.search import Outcome, search
 from mindspeed_autoparallel.spec import Cluster
 
@@ -49,5 +49,5 @@ def ranked(space: Space, cluster: Cluster, batch: int, dimensions: Dimensions, c
     )
 
 
-def _order(found: Found) -> tuple[float, bool, int]:
+def _order(found: SolvedConfiguration) -> tuple[float, bool, int]:
     return found.step_us, bool(found.configuration.variant.modelled), found.peak_bytes

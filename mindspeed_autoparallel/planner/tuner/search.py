@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Open, Proof, Search, best_first
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Dimensions, Space
-from mindspeed_autoparallel.planner.tuner.placements import Found, improved, order_of, solve
+from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration, improved, order_of, solve
 from mindspeed_autoparallel.spec import Cluster
 
 _REACH = 1.25
@@ -23,7 +23,7 @@ _NUM_IMPROVED = 4
 class Outcome:
     """The best configurations, fastest first, and how they were found."""
 
-    top: tuple[Found, ...]
+    top: tuple[SolvedConfiguration, ...]
     num_legal: int
     num_solved: int
     num_bounded: int
@@ -37,7 +37,7 @@ class _ConfigurationSearch(Search[Configuration]):
     """Solve configurations as far as they may be among the ``count`` fastest below ``limit_us``."""
 
     def __init__(self, cluster: Cluster, batch: int, dimensions: Dimensions, count: int, limit_us: float) -> None:
-        self.best: dict[tuple[object, ...], Found] = {}
+        self.best: dict[tuple[object, ...], SolvedConfiguration] = {}
         """The best switches of each configuration."""
         self.lower_bound_us = math.inf
         self.num_solved = self.num_bounded = self.num_out_of_memory = 0
@@ -72,7 +72,9 @@ class _ConfigurationSearch(Search[Configuration]):
             self._take(item.item, found, missing)
         return []
 
-    def _take(self, configuration: Configuration, found: Found | None, missing: tuple[int, str] | None) -> None:
+    def _take(
+        self, configuration: Configuration, found: SolvedConfiguration | None, missing: tuple[int, str] | None
+    ) -> None:
         if found is None and missing is None:
             self.num_bounded += 1
             return
@@ -123,7 +125,9 @@ def search(
     )
 
 
-def _fastest(found: list[Found], cluster: Cluster, batch: int, dimensions: Dimensions, count: int) -> tuple[Found, ...]:
+def _fastest(
+    found: list[SolvedConfiguration], cluster: Cluster, batch: int, dimensions: Dimensions, count: int
+) -> tuple[SolvedConfiguration, ...]:
     """Return the ``count`` fastest after improving the splits of those that may be among them."""
     if not found:
         return ()

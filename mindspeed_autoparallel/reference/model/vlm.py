@@ -12,7 +12,7 @@ from megatron.core.transformer.module import MegatronModule
 
 from mindspeed_autoparallel.data.media import num_audio_tokens, num_conv_rows
 from mindspeed_autoparallel.reference.configuration import ModelDescription, StackDescription
-from mindspeed_autoparallel.reference.model import carry
+from mindspeed_autoparallel.reference.model import stage_tensor
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.context import own_tokens
 from mindspeed_autoparallel.reference.model.dropout import drop_embeddings, token_rows
@@ -96,7 +96,7 @@ class VisionLanguageModel(MegatronModule):
             return self._decode(input_ids, position_ids, None, labels, row_keys)
         streams: dict[str, torch.Tensor] = {}
         if received is not None:
-            streams = carry.unpack(received, self._arriving(image_grid_thw, audio_num_frames))
+            streams = stage_tensor.unpack(received, self._arriving(image_grid_thw, audio_num_frames))
         if self.image_encoder is not None:
             rows = streams.get("image", pixel_values)
             streams["image"] = self.image_encoder(rows, image_grid_thw, *_given(identities.get("image_keys")))
@@ -111,13 +111,13 @@ class VisionLanguageModel(MegatronModule):
             ordered: dict[str, torch.Tensor] = {
                 name: streams[name] for name in ("image", "audio", "nothing") if name in streams
             }
-            return carry.keep_backward_alive(carry.pack(ordered), received)
+            return stage_tensor.keep_backward_alive(stage_tensor.pack(ordered), received)
         embeddings = self.text_decoder.embedding(input_ids=input_ids, position_ids=position_ids)
         if self.training:
             rates = getattr(self.text_decoder.config, "reproducible_dropout", None)
             embeddings = drop_embeddings(embeddings, rates, row_keys)
         if received is not None:
-            embeddings = carry.keep_backward_alive(embeddings, received)
+            embeddings = stage_tensor.keep_backward_alive(embeddings, received)
         for name, token_id in (("image", model.image_token_id), ("audio", model.audio_token_id)):
             if name in streams:
                 embeddings = put_at_tokens(embeddings, streams[name], input_ids == token_id)

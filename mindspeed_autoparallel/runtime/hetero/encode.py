@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_autoparallel.runtime.hetero.exchange import Arrived, Exchange, Transfer
+from mindspeed_autoparallel.runtime.hetero.exchange import AllToAll, Arrived, Transfer
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
 from mindspeed_autoparallel.runtime.hetero.rng import Generators
@@ -31,7 +31,7 @@ class MacroBatch:
         self,
         encoder: Encoder,
         plan: RedistributionPlan,
-        exchange: Exchange,
+        exchange: AllToAll,
         states: ModuleStates,
         *,
         replica: int,

@@ -35,7 +35,7 @@ class Transfer:
     """Lives as long as the transfer: an accelerator reads it while the host is elsewhere."""
 
 
-class Exchange:
+class AllToAll:
     """All-to-all-v among ``ranks`` (a process group of theirs); own rows are copied, not sent."""
 
     def __init__(self, ranks: Sequence[int], group: Any, rank: int) -> None:

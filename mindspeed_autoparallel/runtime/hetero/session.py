@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero.exchange import Exchange
+from mindspeed_autoparallel.runtime.hetero.exchange import AllToAll
 from mindspeed_autoparallel.runtime.hetero.metadata import ItemGather
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 from mindspeed_autoparallel.runtime.hetero.redistribution.balance import MODES
@@ -35,7 +35,7 @@ class EncoderComm:
     ranks: list[int]
     """Ranks that exchange with each other: the closed set around this rank, or the world."""
     group: Any
-    exchange: Exchange
+    exchange: AllToAll
     nested: bool
     stage: int = 0
     """This rank's stage of the encoder's own pipeline."""
@@ -152,7 +152,7 @@ def open_session(
                 own,
                 mine,
                 group,
-                Exchange(mine, group, rank),
+                AllToAll(mine, group, rank),
                 replicas_nested(own, placement),
                 own[rank].pipeline,
                 num_stages(own),

@@ -86,7 +86,7 @@ def stack(seed: int) -> Profile:
 
 def every_way(
     configuration: Configuration, dimensions: Dimensions, splits: list[tuple[int, ...]]
-) -> Iterator[tuned.Found]:
+) -> Iterator[tuned.SolvedConfiguration]:
     (module,) = configuration.candidate.measurement.modules.values()
     for layers in splits:
         for kind in module.layer.recompute:

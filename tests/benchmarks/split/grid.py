@@ -15,8 +15,8 @@ from model import mindspeed_file, our_file
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import solve
+from mindspeed_autoparallel.planner.split.analysis import least_excess
 from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
-from mindspeed_autoparallel.planner.split.insight import least_excess
 from mindspeed_autoparallel.profiles import Profile, read_profile
 from mindspeed_autoparallel.units import MIB
 

@@ -9,7 +9,7 @@ import pytest
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.alternatives import best_plans
-from mindspeed_autoparallel.planner.split.insight import least_excess
+from mindspeed_autoparallel.planner.split.analysis import least_excess
 
 COUNT = 6
 

@@ -13,7 +13,7 @@ from mindspeed_autoparallel.planner.split import (
     Segment,
     SplitProblem,
     chain_solver,
-    mixing,
+    cut_combination,
     moves,
     paths,
     solve,
@@ -164,7 +164,7 @@ def test_search_by_means_of_cuts_alone_finds_the_same_optimum(monkeypatch):
     problems = [random_chain(drawn) for _ in range(60)]
     whole = [outcome(problem) for problem in problems]
     means = []
-    best_mean = mixing.best_mean
+    best_mean = cut_combination.best_mean
     monkeypatch.setattr(chain_solver, "best_mean", lambda *rest: means.append(best_mean(*rest)) or means[-1])
     leave_the_search_to_means(monkeypatch)
     assert whole == [outcome(problem) for problem in problems]

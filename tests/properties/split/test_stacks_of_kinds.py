@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve
-from mindspeed_autoparallel.planner.split.insight import least_excess
+from mindspeed_autoparallel.planner.split.analysis import least_excess
 from mindspeed_autoparallel.planner.split.recompute_choice import RecomputeChoice
 from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
 

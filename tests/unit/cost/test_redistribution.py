@@ -47,11 +47,14 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
     encoder = standard_placement(world, tensor=etp, context=ecp)
     exchange = exchange_of(layout, own, "local")
     sets = closed_sets([backbone, encoder])
-    assert {len(ranks) for ranks in sets} == {exchange.replicas * etp * ecp}
+    assert {len(ranks) for ranks in sets} == {exchange.encoder_replicas * etp * ecp}
     ranks = sets[0]
     homes = sorted({backbone[rank].data for rank in ranks})
-    assert (len(homes), len({encoder[rank].data for rank in ranks})) == (exchange.homes, exchange.replicas)
-    for per_home in (exchange.replicas, 2 * exchange.replicas, 1, 3):
+    assert (len(homes), len({encoder[rank].data for rank in ranks})) == (
+        exchange.backbone_replicas,
+        exchange.encoder_replicas,
+    )
+    for per_home in (exchange.encoder_replicas, 2 * exchange.encoder_replicas, 1, 3):
         items = [
             Item(home, 0, sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS)
             for home in homes
@@ -72,7 +75,7 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
             if exchange.nested:
                 assert expected <= busiest <= expected + 1, (per_home, expected, busiest)
                 # Senders take turns by pieces: where these are not even, one has up to a sample more.
-                assert expected == busiest or per_home % exchange.replicas, (per_home, expected, busiest)
+                assert expected == busiest or per_home % exchange.encoder_replicas, (per_home, expected, busiest)
             else:
                 # Uneven loads: turns of senders are not followed one by one.
                 assert (expected == 0) == (busiest == 0), (per_home, expected, busiest)
@@ -81,8 +84,11 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
 
 def test_whole_world_balance_ties_all_replicas() -> None:
     layout, own = sizes_of((8, 2, 1, 1, 1, 1), sequence=False)
-    assert exchange_of(layout, own, "local").homes == 1
-    assert (exchange_of(layout, own, "global").homes, exchange_of(layout, own, "global").replicas) == (4, 8)
+    assert exchange_of(layout, own, "local").backbone_replicas == 1
+    assert (
+        exchange_of(layout, own, "global").backbone_replicas,
+        exchange_of(layout, own, "global").encoder_replicas,
+    ) == (4, 8)
 
 
 def test_first_stage_ranks_of_the_busiest_stage_are_the_only_receivers_of_outputs() -> None:

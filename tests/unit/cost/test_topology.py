@@ -9,7 +9,7 @@ from small_profile import block
 
 from mindspeed_autoparallel.cost.collectives import all_gather_us, all_reduce_us, p2p_us, reduce_scatter_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
-from mindspeed_autoparallel.cost.step import rank_tail
+from mindspeed_autoparallel.cost.step import post_pipeline_time
 from mindspeed_autoparallel.cost.topology import boundary_link, data_parallel_link, embedding_link
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier
 from mindspeed_autoparallel.spec import Cluster, Layout
@@ -84,10 +84,10 @@ def test_reduction_gathering_and_optimizer_by_hand(nodes: int, per_node: int) ->
     link = DEVICE.intra if nodes == 1 else DEVICE.inter
     # 4 MiB of gradients, 2 MiB of parameters (tests/helpers/small_profile.py).
     reduce_us, gather_us = reduce_scatter_us(4 * MIB, 4, link), all_gather_us(2 * MIB, 4, link)
-    tail = rank_tail(held, Layout(data_size=4), cluster, DEVICE)
+    tail = post_pipeline_time(held, Layout(data_size=4), cluster, DEVICE)
     assert tail.data_parallel_us == pytest.approx(reduce_us + gather_us)
     assert tail.optimizer_us == pytest.approx(7 + 1e-6 * MIB / 2)
-    whole = rank_tail(held, Layout(data_size=4, distributed_optimizer=False), cluster, DEVICE)
+    whole = post_pipeline_time(held, Layout(data_size=4, distributed_optimizer=False), cluster, DEVICE)
     assert whole.data_parallel_us == pytest.approx(all_reduce_us(4 * MIB, 4, link))
     assert whole.optimizer_us == pytest.approx(7 + 1e-6 * 2 * MIB)
 
@@ -95,9 +95,9 @@ def test_reduction_gathering_and_optimizer_by_hand(nodes: int, per_node: int) ->
 def test_a_reduction_that_overlaps_hides_behind_the_backward_and_gathering_does_not() -> None:
     cluster, held = Cluster(num_nodes=1, devices_per_node=4), [PlacedBlock(name="m layer", cost=block(10.0))]
     layout = Layout(data_size=4, overlap_gradient_reduce=True)
-    open_us = rank_tail(held, layout, cluster, DEVICE).data_parallel_us
+    open_us = post_pipeline_time(held, layout, cluster, DEVICE).data_parallel_us
     reduce_us = reduce_scatter_us(4 * MIB, 4, DEVICE.intra)
-    partly = rank_tail(held, layout, cluster, DEVICE, hidden_us=reduce_us / 4)
+    partly = post_pipeline_time(held, layout, cluster, DEVICE, hidden_us=reduce_us / 4)
     assert open_us - partly.data_parallel_us == pytest.approx(reduce_us / 4)
-    hidden = rank_tail(held, layout, cluster, DEVICE, hidden_us=1e9)
+    hidden = post_pipeline_time(held, layout, cluster, DEVICE, hidden_us=1e9)
     assert hidden.data_parallel_us == pytest.approx(all_gather_us(2 * MIB, 4, DEVICE.intra))

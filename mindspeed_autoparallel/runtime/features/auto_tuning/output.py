@@ -10,7 +10,7 @@ from typing import Any
 
 from mindspeed_autoparallel.files import json_text, write_json_atomic, write_text_atomic, write_together
 from mindspeed_autoparallel.planner.tuner.candidates import Space
-from mindspeed_autoparallel.planner.tuner.placements import Found
+from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.search import Outcome
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
@@ -34,7 +34,7 @@ PAGE_FILE = "auto_tuning_report.html"
 class Recommendation:
     """A configuration with everything a user needs to train by it."""
 
-    found: Found
+    found: SolvedConfiguration
     plan: Plan
     values: Mapping[str, Any]
     """Megatron's argument destinations."""
@@ -135,7 +135,7 @@ class Recommended:
     space: Space
     refused: dict[str, str]
     """Configurations that Megatron does not take, with what it says."""
-    baseline: Found | str
+    baseline: SolvedConfiguration | str
     """The script's own configuration, or why it is not known."""
 
 

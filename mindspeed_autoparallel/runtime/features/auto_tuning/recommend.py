@@ -12,7 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.tuner.candidates import enumerate_space
-from mindspeed_autoparallel.planner.tuner.placements import Found
+from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.planner.tuner.ranking import ranked
 from mindspeed_autoparallel.planner.tuner.search import Outcome
@@ -47,7 +47,7 @@ def recommend(request: TuningRequest, profiles: TunedProfiles, arguments: argpar
     outcome = ranked(space, cluster, batch, dimensions, NUM_RECOMMENDED + _SPARE)
     refused: dict[str, str] = {}
 
-    def legal(candidates: Iterable[Found]) -> Iterator[Recommendation]:
+    def legal(candidates: Iterable[SolvedConfiguration]) -> Iterator[Recommendation]:
         for found in candidates:
             pick = _recommendation(request, found, profiles.costs.prices, outcome, arguments)
             with with_environment(found.configuration.variant.environment):
@@ -97,7 +97,7 @@ def _beside(plan: Plan, plans: list[Plan]) -> Plan:
 
 
 def _recommendation(
-    request: TuningRequest, found: Found, prices: Prices, outcome: Outcome, arguments: argparse.Namespace
+    request: TuningRequest, found: SolvedConfiguration, prices: Prices, outcome: Outcome, arguments: argparse.Namespace
 ) -> Recommendation:
     configuration = found.configuration
     variant = configuration.variant

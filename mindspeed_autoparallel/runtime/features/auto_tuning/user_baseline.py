@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Space
-from mindspeed_autoparallel.planner.tuner.placements import Found
+from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.report.tuning_result import Baseline
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
@@ -29,7 +29,9 @@ _MEGATRONS_MODULES = ("core_attn",)
 """What it recomputes of every layer where no modules are named."""
 
 
-def user_baseline(arguments: argparse.Namespace, space: Space, cluster: Cluster, batch: int) -> Found | str:
+def user_baseline(
+    arguments: argparse.Namespace, space: Space, cluster: Cluster, batch: int
+) -> SolvedConfiguration | str:
     """Return how the script would train on ``cluster`` by its own flags, fitting or not; or why that is not known."""
     own = vars(arguments)
     for name in _OWN_STAGES:
@@ -70,7 +72,9 @@ def _virtual_size(own: Mapping[str, Any], pipeline: int) -> int:
     return max(1, own.get("num_layers", 1) // pipeline // layers) if layers else 1
 
 
-def _priced(configuration: Configuration, own: Mapping[str, Any], cluster: Cluster, batch: int) -> Found | str:
+def _priced(
+    configuration: Configuration, own: Mapping[str, Any], cluster: Cluster, batch: int
+) -> SolvedConfiguration | str:
     profile, layout = configuration.variant.profile, configuration.layout
     (module,) = profile.model.modules
     kind, number = _recompute(own)
@@ -95,7 +99,7 @@ def _priced(configuration: Configuration, own: Mapping[str, Any], cluster: Clust
     placement = ModulePlacement(
         layers={module.name: layers}, recompute={} if kind == "none" else {module.name: {kind: again}}
     )
-    return Found(
+    return SolvedConfiguration(
         configuration=configuration.under(layout),
         placement=placement,
         recompute=kind,
@@ -115,7 +119,7 @@ def _recompute(own: Mapping[str, Any]) -> tuple[str, int]:
     return ("full", number) if own.get("recompute_method") == "block" else (str(RecomputePolicy.full(number)), 0)
 
 
-def described(given: Found | str) -> Baseline:
+def described(given: SolvedConfiguration | str) -> Baseline:
     """Return it as the result file has it."""
     if isinstance(given, str):
         return {"reason": given}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from language_profile import language_profile
 
-from mindspeed_autoparallel.cost.hiding import Offload
+from mindspeed_autoparallel.cost.overlap import Offload
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
 from mindspeed_autoparallel.planner.tuner.modelled import (

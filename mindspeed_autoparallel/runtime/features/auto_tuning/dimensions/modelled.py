@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.device import Device
-from mindspeed_autoparallel.cost.hiding import ATTENTION, EXPERTS, LayerShape, Offload, offloaded
+from mindspeed_autoparallel.cost.overlap import ATTENTION, EXPERTS, LayerShape, Offload, offloaded
 from mindspeed_autoparallel.planner.tuner.modelled import (
     Group,
     Switch,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed_autoparallel.cost.hiding import (
+from mindspeed_autoparallel.cost.overlap import (
     ATTENTION,
     EXPERTS,
     LayerShape,
