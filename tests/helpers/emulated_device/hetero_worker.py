@@ -71,7 +71,7 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
     size = case.micro_batch_size
     batches = [[home * 10_000 + m * size + i for i in range(size)] for m in range(case.num_microbatches)]
     store = dist.PrefixStore(f"hetero/{number}", dist.distributed_c10d._get_default_store())
-    session.learn_holders(True)
+    session.learn_batch_owners(True)
     network = contextlib.nullcontext() if case.sleeping else HeteroNetwork(rank, store, case)
     dist.barrier()
     started = time.perf_counter()

@@ -22,7 +22,7 @@ GOOD = {
 def test_a_top_level_block_with_sizes_in_it_is_a_module_and_its_name_its_attribute():
     layout = read_layout(GOOD, world_size=8)
     assert layout.backbone.name == "text_decoder"
-    assert [(e.name, e.attribute, e.tensor, e.micro_batch_size) for e in layout.encoders] == [
+    assert [(e.name, e.attribute, e.tensor_size, e.micro_batch_size) for e in layout.encoders] == [
         ("image_encoder", "image_encoder", 1, None),
         ("audio_encoder", "model.audio", 2, 4),
     ]

@@ -120,8 +120,11 @@ def test_written_model_has_the_plan_sizes_and_nothing_of_the_old_layout(tmp_path
     assert text["pipeline_num_layers"] == list(plan.layers_of("text_decoder"))
     assert text["mbs"] == plan.layout.micro_batch_size
     layout = read_layout(content, world_size=4)
-    assert layout.encoders[0].tensor == own.tensor_size
-    assert (layout.backbone.tensor, layout.backbone.pipeline) == (plan.layout.tensor_size, plan.layout.pipeline_size)
+    assert layout.encoders[0].tensor_size == own.tensor_size
+    assert (layout.backbone.tensor_size, layout.backbone.pipeline_size) == (
+        plan.layout.tensor_size,
+        plan.layout.pipeline_size,
+    )
     flags = training_flags(plan, path, description)
     assert flags.startswith(f"--hetero-parallel --mm-model {path} --global-batch-size 8")
     assert plan.hetero is not None
@@ -140,7 +143,7 @@ def test_the_file_for_mindspeed_mm_keeps_its_adapter_and_names_the_flag_that_is_
         description = describe(argparse.Namespace(mm_model=str(model_file(tmp_path, content))))
         path = write_hetero_model(plan, description, tmp_path)
         (encoder,) = read_layout(json.loads(path.read_text()), world_size=4).encoders
-        assert (encoder.adapter, encoder.tensor) == (
+        assert (encoder.adapter, encoder.tensor_size) == (
             words["adapter"],
             plan.layout.modules["image_encoder"].tensor_size,
         )
