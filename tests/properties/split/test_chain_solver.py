@@ -21,9 +21,9 @@ from mindspeed_autoparallel.planner.split import (
     stage_memory,
     step_of,
 )
+from mindspeed_autoparallel.planner.split.analysis import least_excess
 from mindspeed_autoparallel.planner.split.bottlenecks import halves
 from mindspeed_autoparallel.planner.split.chain_solver import LONGEST, first_cuts, solve_chain
-from mindspeed_autoparallel.planner.split.insight import least_excess
 from mindspeed_autoparallel.planner.split.paths import Paths
 from mindspeed_autoparallel.planner.split.ranges import Chain
 
