@@ -5,6 +5,8 @@ MIB = 1024**2
 GIB = 1024**3
 US_PER_MS = 1000.0
 US_PER_S = 1_000_000.0
+MAX_DURATION_US = 1e12
+"""Eleven days: what a file says beyond it is no measurement, and sums of it would leave 64 bits."""
 
 
 def mib(num_bytes: float) -> float:

@@ -171,9 +171,9 @@ def _activation_pair(row: Mapping[str, Any], work: Workload) -> tuple[float, flo
     """Return (predicted, measured) activation memory where a source gives it apart."""
     measured = row.get("measured", {})
     saved = layer_activation_bytes(work)
-    if "activations_gib" in measured:
+    if measured.get("activations_gib") is not None:
         return saved * in_flight_layers(work, 0) / _GIB, float(measured["activations_gib"])
-    if "activation_pct_of_tp_baseline" in measured:
+    if measured.get("activation_pct_of_tp_baseline") is not None:
         plain = dict(request_of_row(row) or {})
         plain["parallel"] = {**plain["parallel"], "sp": False}
         plain["train"] = {**plain["train"], "recompute": "none"}
@@ -184,8 +184,8 @@ def _activation_pair(row: Mapping[str, Any], work: Workload) -> tuple[float, flo
 
 def _measured_state_gib(row: Mapping[str, Any]) -> float | None:
     """Return parameters and optimizer state where a source gives them apart."""
-    measured = row.get("measured", {})
-    return float(measured["params_plus_optimizer_gib"]) if "params_plus_optimizer_gib" in measured else None
+    state_gib = row.get("measured", {}).get("params_plus_optimizer_gib")
+    return None if state_gib is None else float(state_gib)
 
 
 def scoreboard(rows: Sequence[Mapping[str, object]]) -> Scoreboard:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS, is_known
+from mindspeed_autoparallel.units import MAX_DURATION_US
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class StateBytes:
     """Optimizer state that every replica keeps."""
 
     def __post_init__(self) -> None:
-        _refuse_negative(self, "state")
+        _check_sizes(self, "state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class RecomputeCost:
     include ``saved_bytes`` of this block but not the incoming gradient."""
 
     def __post_init__(self) -> None:
-        _refuse_negative(self, "recompute")
+        _check_sizes(self, "recompute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class BlockCost:
     """Of forward and backward together, left out of both times: it hides where two microbatches are paired only."""
 
     def __post_init__(self) -> None:
-        _refuse_negative(self, "block")
+        _check_sizes(self, "block")
         if "none" not in self.recompute:
             raise ProfileError("recompute needs the kind 'none': what the block saves as it is.")
         unknown = sorted(kind for kind in self.recompute if not is_known(kind))
@@ -81,7 +82,7 @@ class SharedBytes:
     """Of these, alive until the backward, because some operation saved them."""
 
     def __post_init__(self) -> None:
-        _refuse_negative(self, "shared")
+        _check_sizes(self, "shared")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +171,10 @@ def mean_layer(kinds: Sequence[BlockCost], pattern: Sequence[int]) -> BlockCost:
     )
 
 
-def _refuse_negative(value: object, what: str) -> None:
+def _check_sizes(value: object, what: str) -> None:
     for item in fields(value):  # type: ignore[arg-type] # every caller is a dataclass
         number = getattr(value, item.name)
         if isinstance(number, (int, float)) and number < 0:
             raise ProfileError(f"{what}: {item.name} must not be negative, got {number}.")
+        if item.name.endswith("_us") and number > MAX_DURATION_US:
+            raise ProfileError(f"{what}: {item.name} must be at most {MAX_DURATION_US:g}, got {number:g}.")

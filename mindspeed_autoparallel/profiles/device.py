@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.units import MAX_DURATION_US
 
 COLLECTIVES = ("p2p", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -17,9 +18,10 @@ class Collective:
     bytes_per_s: float
 
     def __post_init__(self) -> None:
-        if self.latency_us < 0 or self.bytes_per_s <= 0:
+        if not 0 <= self.latency_us <= MAX_DURATION_US or self.bytes_per_s < 1:
             raise ProfileError(
-                f"latency_us must be at least 0 and bytes_per_s above 0, got {self.latency_us} and {self.bytes_per_s}."
+                f"latency_us must be 0 to {MAX_DURATION_US:g} and bytes_per_s at least 1, got {self.latency_us:g} and "
+                f"{self.bytes_per_s:g}."
             )
 
 
@@ -50,8 +52,8 @@ class StageOverhead:
     last_us: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.first_us, self.inner_us, self.last_us) < 0:
-            raise ProfileError(f"stage overhead must not be negative, got {self}.")
+        if not all(0 <= overhead <= MAX_DURATION_US for overhead in (self.first_us, self.inner_us, self.last_us)):
+            raise ProfileError(f"stage overhead must be 0 to {MAX_DURATION_US:g}, got {self}.")
 
     def at(self, stage: int, num_stages: int) -> float:
         """Return the overhead of one of several virtual stages."""
@@ -90,6 +92,8 @@ class DeviceCost:
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and value < 0:
                 raise ProfileError(f"device: {name} must not be negative, got {value}.")
+            if name.endswith("_us") and value is not None and value > MAX_DURATION_US:
+                raise ProfileError(f"device: {name} must be at most {MAX_DURATION_US:g}, got {value:g}.")
         if self.hidden_share > 1:
             raise ProfileError(f"device: hidden_share must be at most 1, got {self.hidden_share}.")
         if self.memory_capacity_bytes <= 0:

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.profiles.device import Collective, DeviceCost, LinkT
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt, Measurement
 from mindspeed_autoparallel.profiles.profile import Profile, Provenance
 from mindspeed_autoparallel.spec.model import Model, Module
-from mindspeed_autoparallel.units import GIB, MIB, US_PER_MS
+from mindspeed_autoparallel.units import GIB, MAX_DURATION_US, MIB, US_PER_MS
 
 BLOCKS = ("vit_pre", "vit", "vit_post", "llm_pre", "llm", "llm_post")
 MOST_LAYERS = 100_000
@@ -43,6 +43,10 @@ def parse_mindspeed_profile(value: dict[str, Any], where: str, *, tensor_size: i
     micro_batch = _integer(value, "micro_batch_size", where)
     # That tool sends sequence x micro batch x hidden in 2-byte numbers over every boundary.
     boundary_bytes = sequence * micro_batch * hidden * 2
+    if boundary_bytes > MAX_BLOCK_BYTES:
+        raise ProfileError(
+            f"{where}: text_decoder.seq_length x micro_batch_size x text_decoder.hidden_size must be below 2^49 values."
+        )
     blocks = {name: _block(value, name, where, boundary_bytes) for name in BLOCKS}
     modules, costs = [], {}
     for name, key, count, before in (
@@ -117,6 +121,13 @@ def _bytes(mib: Any, what: str, where: str) -> int:
     return round(size)
 
 
+def _microseconds(ms: Any, what: str, where: str) -> float:
+    duration_us = _number(ms, what, where) * US_PER_MS
+    if duration_us > MAX_DURATION_US:
+        raise ProfileError(f"{where}: {what} must be at most {MAX_DURATION_US / US_PER_MS:g} ms, got {ms!r}: too long.")
+    return duration_us
+
+
 def _block(value: dict[str, Any], name: str, where: str, output_bytes: int) -> BlockCost:
     block = value.get(name)
     if not isinstance(block, dict):
@@ -124,7 +135,7 @@ def _block(value: dict[str, Any], name: str, where: str, output_bytes: int) -> B
     for key in ("fwd_time", "bwd_time", "act_mem", "module_param"):
         if key not in block:
             raise ProfileError(f"{where}: {name}.{key} is missing.")
-    forward_us = _number(block["fwd_time"], f"{name}.fwd_time", where) * US_PER_MS
+    forward_us = _microseconds(block["fwd_time"], f"{name}.fwd_time", where)
     saved = _bytes(block["act_mem"], f"{name}.act_mem", where)
     parameters = block["module_param"]
     if not isinstance(parameters, (list, tuple)) or len(parameters) != 3:
@@ -134,7 +145,7 @@ def _block(value: dict[str, Any], name: str, where: str, output_bytes: int) -> B
     kept = optimizer // 3 if value.get("use_distributed_optimizer") else optimizer
     return BlockCost(
         forward_us=forward_us,
-        backward_us=_number(block["bwd_time"], f"{name}.bwd_time", where) * US_PER_MS,
+        backward_us=_microseconds(block["bwd_time"], f"{name}.bwd_time", where),
         recompute={"none": RecomputeCost(saved_bytes=saved)},
         output_bytes=output_bytes,
         dense=StateBytes(

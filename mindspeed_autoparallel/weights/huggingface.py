@@ -20,6 +20,8 @@ from mindspeed_autoparallel.weights.source import TensorSource, present_entries
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DEFAULT_SHARD_BYTES = 4 * 1024**3
+_LONGEST_NAME_BYTES = 255
+"""Of a file, on every file system."""
 
 
 class HuggingFaceSource:
@@ -203,7 +205,8 @@ class ShardWriter:
 
 
 def _is_file_name(name: Any) -> bool:
-    return isinstance(name, str) and re.fullmatch(r"[^/\\\0]{1,255}", name) is not None and name not in (".", "..")
+    plain = isinstance(name, str) and re.fullmatch(r"[^/\\\0]+", name) is not None and name not in (".", "..")
+    return plain and len(name.encode("utf-8", "replace")) <= _LONGEST_NAME_BYTES
 
 
 def _inside(path: Path, folder: Path) -> Path:

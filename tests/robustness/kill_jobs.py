@@ -21,7 +21,7 @@ _VLM = f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 
     --max-position-embeddings 1024 --make-vocab-size-divisible-by 8 --normalization RMSNorm --swiglu --lr 1.0e-3
     --lr-decay-style constant --weight-decay 0 --clip-grad 1.0 --train-iters 4 --seed 42
     --no-gradient-accumulation-fusion --no-masked-softmax-fusion --log-interval 1 --eval-interval 10000 --eval-iters 0
-    --mm-data {EXAMPLE / "data.json"} --mm-tool {EXAMPLE / "tools.json"}""".split()
+    --mm-data data.json --mm-tool {EXAMPLE / "tools.json"}""".split()
 _SCRIPT = str(ROOT / "docs" / "examples" / "pretrain_vlm.py")
 _LOSS = re.compile(r"iteration +4/.*?lm loss: ([0-9.E+-]+)")
 
@@ -65,19 +65,20 @@ def conversions() -> list[Job]:
 
 
 def searches() -> list[Job]:
-    """``--auto-parallel-mm`` and ``--auto-tuning``, which measure, and must measure nothing twice."""
-    from auto_tuning import GPT
-    from auto_tuning import SCRIPT as GPT_SCRIPT
-
+    """``--auto-parallel-mm``, which measures, and must measure nothing twice."""
     places = ("--auto-parallel-work-dir", "work", "--auto-parallel-output-dir", "out")
     cluster = ("--nproc-per-node", "1", "--simulated-nnodes", "1", "--simulated-nproc-per-node", "2")
     model = ("--mm-model", str(EXAMPLE / "model.json"), "--global-batch-size", "2", "--use-distributed-optimizer")
     search = (sys.executable, _SCRIPT, *_VLM, *model, "--auto-parallel-mm", *places, *cluster)
-    tune = (sys.executable, str(GPT_SCRIPT), *GPT, "--auto-tuning-work-dir", "work")
-    return [
-        Job("auto-parallel-mm", search, _nothing, _searched, finished=_measured),
-        Job("auto-tuning", tune, _nothing, _tuned, finished=_measured),
-    ]
+    return [Job("auto-parallel-mm", search, _data, _searched, finished=_measured)]
+
+
+def tunings() -> list[Job]:
+    """``--auto-tuning``, which traces and measures, and must do nothing of it twice."""
+    from auto_tuning import GPT, SCRIPT
+
+    tune = (sys.executable, str(SCRIPT), *GPT, "--auto-tuning-work-dir", "work")
+    return [Job("auto-tuning", tune, _nothing, _tuned, finished=_measured)]
 
 
 def trainings() -> list[Job]:
@@ -90,6 +91,14 @@ def trainings() -> list[Job]:
 
 def _nothing(folder: Path) -> None:
     (folder / "out").mkdir()
+
+
+def _data(folder: Path) -> None:
+    """Write the example's data.json with paths that hold in every folder."""
+    data = json.loads((EXAMPLE / "data.json").read_text())
+    places = {"dataset_dir": str(EXAMPLE / "data"), "dataset": str(EXAMPLE / "data" / "pictures.json")}
+    data["dataset_param"]["basic_parameters"].update(places)
+    (folder / "data.json").write_text(json.dumps(data))
 
 
 def _searched(folder: Path) -> str:
@@ -122,6 +131,7 @@ def _hetero_model(folder: Path) -> None:
     model["image_encoder"]["vision_encoder"]["tp"] = 1
     model["text_decoder"]["tp"] = 2
     (folder / "model.json").write_text(json.dumps(model))
+    _data(folder)
 
 
 def _last_loss(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
   python tests/robustness/kills.py --count 10 --seed 1                     conversions, as CI runs it
   python tests/robustness/kills.py --count 4 --jobs searches trainings     what takes minutes a kill
+  python tests/robustness/kills.py --count 1 --jobs tunings --state DIR    and again with another seed, in slices
   python tests/robustness/kills.py --long                                  100 kills of all
 
 Every kill starts a job of ``kill_jobs.py``, waits for a random share of the time that an undisturbed run takes, and
@@ -13,7 +14,9 @@ that are forked from one that has loaded torch, all others as a user starts them
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -26,10 +29,10 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kill_jobs import CLI, ROOT, Job, conversions, searches, trainings
+from kill_jobs import CLI, ROOT, Job, conversions, searches, trainings, tunings
 
 LONG = 100
-_KINDS = {"conversions": conversions, "searches": searches, "trainings": trainings}
+_KINDS = {"conversions": conversions, "searches": searches, "tunings": tunings, "trainings": trainings}
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 _GONE_S, _LONGEST_S = 60.0, 900.0
 MARK = "ROBUSTNESS_KILL"
@@ -46,6 +49,7 @@ class Forked:
             code = 97
             try:
                 os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 os.chdir(folder)
                 output = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 os.dup2(output, 1)
@@ -126,7 +130,7 @@ def _processes(mark: str, session: int) -> list[int]:
                 state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             except OSError:
                 continue
-            ours = f"{MARK}={mark}\0".encode() in environment + b"\0" or int(its_session) == session
+            ours = f"\0{MARK}={mark}".encode() in b"\0" + environment or int(its_session) == session
             if ours and state != "Z":
                 found.append(int(entry.name))
     return found
@@ -139,15 +143,29 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _undisturbed(job: Job, good: Path, folder: Path) -> tuple[float, str]:
-    """Prepare ``good``, run the job in a copy of it, and return how long that took and what it gave."""
-    good.mkdir()
-    job.prepare(good)
-    shutil.copytree(good, folder)
-    begin = time.monotonic()
-    if start(job, folder, "undisturbed").wait(_LONGEST_S):
-        raise SystemExit(f"{job.name} fails undisturbed: {(folder / 'printed').read_text()[-3000:]}")
-    return time.monotonic() - begin, job.result(folder)
+def _undisturbed(job: Job, state: Path) -> tuple[Path, float, str]:
+    """Return a folder ready for ``job``, how long that took in a copy of it, and what it gave; kept in ``state``."""
+    place = state / job.name.replace(" ", "-")
+    good, folder, known = place / "good", place / "undisturbed", place / "known.json"
+    if not known.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        good.mkdir(parents=True)
+        job.prepare(good)
+        shutil.copytree(good, folder)
+        begin = time.monotonic()
+        if start(job, folder, f"{os.getpid()}-undisturbed").wait(_LONGEST_S):
+            raise SystemExit(f"{job.name} fails undisturbed: {(folder / 'printed').read_text()[-3000:]}")
+        known.write_text(json.dumps([time.monotonic() - begin, job.result(folder)]))
+        shutil.rmtree(folder)
+    seconds, wanted = json.loads(known.read_text())
+    return good, seconds, wanted
+
+
+def _end_all() -> None:
+    """Kill what jobs of this process still run: it was ended itself."""
+    for pid in _processes(f"{os.getpid()}-", -1):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def main() -> int:
@@ -157,6 +175,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", nargs="+", choices=_KINDS, default=["conversions"])
     parser.add_argument("--long", action="store_true", help=f"{LONG} kills of all jobs")
+    parser.add_argument("--state", type=Path, help="folder for the undisturbed runs, which then are made once")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no kill after so many seconds")
     arguments = parser.parse_args()
     source = random.Random(arguments.seed)
@@ -167,21 +186,21 @@ def main() -> int:
 
     wrong, killed = Counter[str](), Counter[str]()
     begin = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    atexit.register(_end_all)
     with tempfile.TemporaryDirectory() as name:
-        undisturbed: dict[str, tuple[float, str]] = {}
         for number in range(count):
             if time.monotonic() - begin > arguments.seconds:
                 break
             job = known[number % len(known)]
-            good, folder = Path(name) / f"good-{number % len(known)}", Path(name) / str(number)
-            if job.name not in undisturbed:
-                undisturbed[job.name] = _undisturbed(job, good, Path(name) / f"undisturbed-{number}")
+            folder = Path(name) / str(number)
+            good, seconds, wanted = _undisturbed(job, arguments.state or Path(name))
             shutil.copytree(good, folder)
-            problem = kill_once(job, *undisturbed[job.name], source, folder)
+            problem = kill_once(job, seconds, wanted, source, folder)
             killed[job.name] += 1
+            print(f"{arguments.seed}:{number} {job.name}: {problem or 'resumed'}", flush=True)
             if problem:
                 wrong[problem.partition(":")[0]] += 1
-                print(f"{arguments.seed}:{number} {job.name}: {problem}", flush=True)
                 print((folder / "printed").read_text(errors="replace")[-1500:])
             shutil.rmtree(folder, ignore_errors=True)
     print(

@@ -16,11 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(Path(__file__).parent)]
 
 import mutations  # noqa: E402
+import shell_grammar  # noqa: E402
 
 PLANNED = ("--nnodes", "1", "--nproc-per-node", "2", "--global-batch-size", "4", "--time-limit-s", "2")
 Mutation = Callable[[bytes, random.Random], bytes]
 JSON: Mutation = lambda content, source: mutations.mutated_json(content.decode(), source)
 YAML: Mutation = lambda content, source: mutations.mutated_yaml(content.decode(), source)
+SHELL: Mutation = lambda content, source: shell_grammar.mutated_script(content.decode(), source)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def targets() -> list[Target]:
         Target("LLaVA", "data", "llava.json", JSON,
                ("data", "llava-to-mllm", "llava.json", "--images", ".", "--output", "out.json")),
         Target("launch script", "data", "train.sh", mutations.mutated_bytes, ("doctor", "--script", "train.sh", "--json")),
+        Target("script grammar", "data", "train.sh", SHELL, ("doctor", "--script", "train.sh", "--json")),
         Target("model.json", "data", "model.json", JSON, (f"{reference}.model:read_model", "model.json")),
         Target("data.json", "data", "data.json", JSON, (f"{reference}.data:read_data", "data.json")),
         Target("tools.json", "data", "tools.json", JSON, (f"{reference}.tools:read_tools", "tools.json")),

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.torch]
 pytest.importorskip("safetensors")
-COUNT = 270
+COUNT = 280
 """Ten of every target."""
 
 

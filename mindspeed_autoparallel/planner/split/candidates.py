@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -70,14 +71,18 @@ class Replay:
     to be beaten, otherwise of the first one."""
 
 
+class OutOfTime(Exception):
+    """The deadline came while candidates were made."""
+
+
 _FIELDS = ("ends", "extra", "forward", "backward", "tail_stage", "tail")
 
 
 class Evaluator:
     """Times of candidates: by the exact schedule, and from below by the cuts learned on the way."""
 
-    def __init__(self, problem: SplitProblem) -> None:
-        self.problem = problem
+    def __init__(self, problem: SplitProblem, deadline: float = math.inf) -> None:
+        self.problem, self.deadline = problem, deadline
         self.row, self.kinds = LayerRow(problem), RankKinds(problem)
         self.simulator = BatchSimulator(program_of(problem), sends_of(problem), problem.link, problem.per_operation)
         self.cuts: dict[Cut, None] = {}
@@ -169,6 +174,8 @@ class Evaluator:
             _, first, inverse = numpy.unique(keys, return_index=True, return_inverse=True)
             best = []
             for index in first:
+                if time.monotonic() > self.deadline:
+                    raise OutOfTime
                 ways = self._ways_of(int(rank[index]), held[candidate[index]])
                 cost = ways.extra @ weights[rank[index] :: size]
                 best.append(ways.extra[int(cost.argmin())] if len(cost) else numpy.full(self._shape[0], -1))

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from mindspeed_autoparallel.errors import ConfigError
 
+MOST_LAYERS = 1024
+"""Of a whole model: several times the deepest there are. Ways to recompute grow with the square of a stage's layers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
@@ -128,6 +131,8 @@ class SplitProblem:
         if any(len(tail.by_segment) != len(self.segments) for tail in self.tails):
             raise ConfigError("a tail needs a time for every segment.")
         layers = sum(segment.num_layers for segment in self.segments if segment.beside is None)
+        if layers > MOST_LAYERS:
+            raise ConfigError(f"the model has {layers} layers; a model of at most {MOST_LAYERS} can be split.")
         if not self.allow_empty_stages and layers < self.num_virtual:
             raise ConfigError(
                 f"{self.num_virtual} stages (pipeline {self.num_stages} x {self.num_chunks} chunks) are more than the "

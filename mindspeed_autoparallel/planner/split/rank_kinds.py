@@ -17,6 +17,8 @@ from mindspeed_autoparallel.planner.split.recompute_choice import Array, Edges, 
 
 MOST_COMBINED = 512
 """Ways of the chunks but the last that are combined; longer lists are thinned evenly."""
+_MANY_WAYS = 4096
+"""Of one stack on a stage: about 90 layers of three kinds."""
 MOST_WAYS = 48
 """Ways kept of one rank."""
 Held = tuple[int, ...]
@@ -160,7 +162,14 @@ class RankKinds:
                 lambda kind: kind.extra_backward,
             )
         )
-        return _Front(memory, saved, extra, tuple((tuple(row),) for row in edges[allowed].tolist()))
+        edges = edges[allowed]
+        if len(edges) > _MANY_WAYS:
+            # A product would drop these, too, but one by one.
+            moments = self.problem.moments(v % self.problem.num_stages)
+            whole = memory + max(moment[v // self.problem.num_stages] for moment in moments) * saved
+            kept = _least(whole, extra)
+            edges, memory, saved, extra = edges[kept], memory[kept], saved[kept], extra[kept]
+        return _Front(memory, saved, extra, tuple((tuple(row),) for row in edges.tolist()))
 
 
 def _sum_over_kinds(segments: list[Segment], counts: list[int], edges: Array, value: Any) -> Array:
@@ -179,13 +188,20 @@ def _product(left: _Front, right: _Front, in_flight: int) -> _Front:
     b: Array = numpy.tile(numpy.arange(len(right.memory)), len(left.memory))
     memory, saved = left.memory[a] + right.memory[b], left.saved[a] + right.saved[b]
     extra = left.extra[a] + right.extra[b]
-    whole = memory + in_flight * saved
-    kept: list[int] = []
-    for index in numpy.lexsort((extra, whole)):
-        if not kept or extra[index] < extra[kept[-1]]:
-            kept.append(int(index))
+    kept = _least(memory + in_flight * saved, extra).tolist()
     edges = tuple((*left.edges[a[k]], *right.edges[b[k]]) for k in kept)
     return _Front(memory[kept], saved[kept], extra[kept], edges)
+
+
+def _least(whole: Array, extra: Array) -> Array:
+    """Return indices of the ways that no other of at most their memory equals or beats in added time, least memory
+    first."""
+    order = numpy.lexsort((extra, whole))
+    sorted_extra = extra[order]
+    better: Array = numpy.ones(len(order), dtype=bool)
+    better[1:] = sorted_extra[1:] < numpy.minimum.accumulate(sorted_extra)[:-1]
+    kept: Array = order[better]
+    return kept
 
 
 def _undominated(extras: Array) -> list[int]:

@@ -26,6 +26,9 @@ Option = tuple[int, int, tuple[Edges, ...]]
 Run = tuple[tuple[LayerKind, ...], int, tuple[bool, ...]]
 """Kinds of one segment, how many of its layers, and which kinds they may have."""
 
+_MOST_LAYERS_REMEMBERED = 256
+"""Of a stage whose cuts are kept: those of two kinds are half a megabyte here, and grow with the square."""
+
 
 class RecomputeChoice:
     """Remembers what it found."""
@@ -114,9 +117,14 @@ def _ways(runs: list[Run], stage: int) -> list[Option]:
     return found
 
 
-@functools.lru_cache(maxsize=1024)
 def cuts_of_a_row(total: int, number: int) -> Array:
     """Return every way to cut a row of layers into ``number`` + 1 parts, in order."""
+    few = total <= _MOST_LAYERS_REMEMBERED
+    return _cuts_of_a_row(total, number) if few else _cuts_of_a_row.__wrapped__(total, number)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cuts_of_a_row(total: int, number: int) -> Array:
     ways = list(itertools.combinations_with_replacement(range(total + 1), number))
     return numpy.array(ways, dtype=int).reshape(len(ways), number)
 

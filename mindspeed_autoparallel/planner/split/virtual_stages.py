@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from mindspeed_autoparallel.planner.split.candidates import Evaluator, Request
+from mindspeed_autoparallel.planner.split.candidates import Evaluator, OutOfTime, Request
 from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
 from mindspeed_autoparallel.planner.split.local_search import Best, LocalSearch
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
@@ -76,7 +76,7 @@ def solve_virtual(
 class _Solve:
     def __init__(self, problem: SplitProblem, deadline: float, seed: int, below: int | None, effort: float) -> None:
         self.problem, self.deadline, self.below, self.effort = problem, deadline, below, effort
-        self.evaluator = Evaluator(problem)
+        self.evaluator = Evaluator(problem, deadline)
         begun = time.monotonic()
         self.search = LocalSearch(self.evaluator, begun + SEARCH_SHARE * (deadline - begun), seed)
         self.unit, self.lower, self.rounds = tick_of(problem), 0, 0
@@ -85,6 +85,13 @@ class _Solve:
         self.best_time = -1
 
     def run(self) -> VirtualSolution:
+        try:
+            return self._search()
+        except OutOfTime:
+            self._take_over()
+            return self._result()
+
+    def _search(self) -> VirtualSolution:
         relaxed = relaxed_cuts(self.problem, self.deadline, stop_at=self.below)
         if relaxed is None:
             self.impossible = True

@@ -83,7 +83,8 @@ class Section:
 
     def integers(self, key: str, default: Sequence[int] = (), *, at_least: int = 0) -> tuple[int, ...]:
         """Return a list of whole numbers, each at least ``at_least``."""
-        value = self.raw(key, list(default))
+        value = self.raw(key, default)
+        value = list(value) if isinstance(value, tuple) else value
         if not isinstance(value, list) or any(
             isinstance(item, bool) or not isinstance(item, int) or item < at_least for item in value
         ):

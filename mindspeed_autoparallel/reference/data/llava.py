@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.files import read_json, shown
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 _MARK = "<image>"
@@ -91,9 +91,16 @@ def _convert_one(value: Any, images: Path, folder: Path) -> dict[str, Any]:
     if marks != len(names):
         raise _BrokenRecord(f"{marks} {_MARK} marks for {len(names)} pictures")
     for name in names:
-        if not (images / name).is_file():
-            raise _BrokenRecord(f"no picture {images / name}")
+        if not _is_file(images / name):
+            raise _BrokenRecord(f"no picture {shown(images / name, 200)}")
     return {"messages": messages, "images": [str(_seen_from(folder, images / name)) for name in names]}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _seen_from(folder: Path, picture: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from dataclasses import replace
 
 import numpy
@@ -11,9 +12,10 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, Tail, solve, stage_memory, step_of
 from mindspeed_autoparallel.planner.split.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.rank_kinds import _least
 from mindspeed_autoparallel.planner.split.relaxation import rank_cuts
 from mindspeed_autoparallel.planner.split.solution import time_of
-from mindspeed_autoparallel.planner.split.virtual_stages import roomy_stages
+from mindspeed_autoparallel.planner.split.virtual_stages import roomy_stages, solve_virtual
 from mindspeed_autoparallel.schedule import make_program
 
 
@@ -204,3 +206,20 @@ def test_the_paths_through_a_ranks_work_are_no_longer_than_any_plan(schedule, ch
                 held = sum(counts[last::stages])
                 path = sum(count * (7 * f + 13 * b) for count, f, b in zip(counts, forwards, backwards, strict=True))
                 assert path + constant + held * tail.by_segment[0] <= step
+
+
+def test_a_deadline_that_has_passed_ends_the_search_with_what_is_proved():
+    problem = pipeline(random.Random(3), 2, 2, 4, 40, 0.6)
+    found = solve_virtual(problem, time.monotonic() - 1)
+    assert not found.impossible and found.lower_bound <= solve(problem, time_limit_s=60).step_time
+
+
+def test_ways_that_others_beat_are_dropped_as_one_by_one():
+    drawn = numpy.random.default_rng(5)
+    for size in (0, 1, 2, 300):
+        whole, extra = drawn.integers(0, 40, (2, size))
+        kept = []
+        for index in numpy.lexsort((extra, whole)):
+            if not kept or extra[index] < extra[kept[-1]]:
+                kept.append(int(index))
+        assert _least(whole, extra).tolist() == kept

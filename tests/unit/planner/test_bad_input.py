@@ -83,7 +83,7 @@ def test_a_wrong_profile_is_named(
 
 def test_times_too_long_for_nanoseconds_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _edited(to_json(small_profile()), (*LAYER, "forward_us"), 1e300)
-    _refused(capsys, _plan(tmp_path, text, "--nproc-per-node", "1"), "too long")
+    _refused(capsys, _plan(tmp_path, text, "--nproc-per-node", "1"), "forward_us must be at most 1e+12")
 
 
 @pytest.mark.parametrize(

@@ -283,8 +283,11 @@ def edited(*path: str, to: Any) -> dict[str, Any]:
         (edited("text_decoder", "num_layers", to=math.inf), "no number of JSON"),
         (edited("text_decoder", "num_layers", to=2.5), "num_layers"),
         (edited("text_decoder", "num_layers", to=10**6), "num_layers"),
+        (edited("text_decoder", "num_layers", to=4000), "at most 1024"),
         (edited("micro_batch_size", to=0), "micro_batch_size"),
+        (edited("micro_batch_size", to=1e308), "micro_batch_size"),
         (edited("llm", "fwd_time", to=1e300), "too long"),
+        (edited("llm", "fwd_time", to=1e308), "llm.fwd_time"),
         ([1, 2], ""),
     ],
 )

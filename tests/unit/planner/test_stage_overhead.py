@@ -76,5 +76,5 @@ def test_the_bound_stays_below():
 
 
 def test_a_negative_overhead_is_refused():
-    with pytest.raises(ProfileError, match="must not be negative"):
+    with pytest.raises(ProfileError, match="must be 0 to"):
         StageOverhead(inner_us=-1.0)

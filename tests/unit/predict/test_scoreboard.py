@@ -93,6 +93,12 @@ def test_a_measured_figure_that_is_none_leaves_the_row_out_by_name(key: str, val
     assert (count, len(said) < 200) == (1, True)
 
 
+@pytest.mark.parametrize("key", ["activations_gib", "activation_pct_of_tp_baseline", "params_plus_optimizer_gib"])
+def test_a_figure_that_is_null_was_not_measured(key: str) -> None:
+    result = scoreboard([{**_ROW, "measured": {"iter_time_ms": 1.0, key: None}}])
+    assert result["groups"]["g"]["step_time"]["rows"] == 1 and not result["left_out"]
+
+
 def test_a_row_that_does_not_say_what_it_recomputed_gets_the_least_that_fits() -> None:
     silent = {**_ROW, "train": {"gbs": 32, "mbs": 2}}
     assert request_of_row(silent)["train"]["recompute"] == "none"

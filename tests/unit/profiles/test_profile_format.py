@@ -57,6 +57,7 @@ def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
     [
         ("forward_us", -1, "negative"),
         ("forward_us", float("nan"), "finite"),
+        ("forward_us", 1e308, "at most"),
         ("surprise", 1, "unknown key"),
         ("recompute", {}, "none"),
     ],

@@ -62,6 +62,7 @@ def test_unknown_keys_are_named_once(values: dict[str, Any], capsys: pytest.Capt
         (TEXT + "freeze", "yes", "true or false"),
         (TEXT + "mrope_section", [2, 2, 2], "three counts that sum to half the head size (8)"),
         (TEXT + "rope_scaling", 1.5, "text_decoder.rope_scaling is 1.5; it must be an object"),
+        (TEXT + "rope_scaling", {"mrope_section": 1e308}, "text_decoder.mrope_section is 1e+308"),
         (TEXT + "pipeline_num_layers", [5], "sums to 5; num_layers is 4: 1 layers too many"),
         (TEXT + "pipeline_num_layers", [2, 2], "needs 1 counts that sum to 4"),
         (TEXT + "pipeline_num_layers", [-4], "a list of layer counts of at least 0"),

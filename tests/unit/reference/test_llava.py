@@ -17,6 +17,7 @@ GOOD: dict[str, Any] = {
 }
 BROKEN: list[Any] = [
     {**GOOD, "image": "missing.png"},
+    {**GOOD, "image": "x" * 3000},
     {**GOOD, "conversations": []},
     {**GOOD, "conversations": GOOD["conversations"][:1]},
     {**GOOD, "conversations": [{"from": "human", "value": "no mark"}, {"from": "gpt", "value": "A cat."}]},
