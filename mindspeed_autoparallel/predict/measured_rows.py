@@ -10,7 +10,7 @@ from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SI
 from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.predict.megatron_arguments import Arguments, request_of_arguments
+from mindspeed_autoparallel.predict.megatron_arguments import Arguments, own_masks, request_of_arguments
 from mindspeed_autoparallel.predict.predict import predict_one
 
 _NAMES = {
@@ -31,6 +31,8 @@ _NAMES = {
 _NOT_SIZES = frozenset({"name", "type", "config", "category", "params", "params_b", "structure", "seq_source"})
 _CATEGORIES = (None, "gpt", "moe", "mixtral", "hybrid")
 _INFORMATION = frozenset({"mbs_source", "micro_batch_count", "kernels", "lbs", "ga", "balanced_router", "config", "o2"})
+_LOSS_IN_PLACE_SINCE = "2025-08-09"
+"""When MindSpeed's loss stopped to make a second fp32 copy of the logits (its commit 55859a22)."""
 _GRAPH_NAMES = {True: "transformer_engine", False: "none"}
 
 
@@ -115,6 +117,8 @@ def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     _read_features(model, str(train.get("flags", "")))
     request_train = _train(train, batch)
+    if str(row.get("source", {}).get("date") or _LOSS_IN_PLACE_SINCE) < _LOSS_IN_PLACE_SINCE:
+        request_train["loss_in_place"] = False
     request = {
         "id": row.get("id", ""),
         "model": model,
@@ -132,8 +136,11 @@ def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _read_features(model: dict[str, Any], flags: str) -> None:
     """Add to ``model`` what a launch says of it that a row's fields do not."""
-    if "--gelu-tanh" in flags or "--geglu" in flags:
-        model["swiglu"] = True  # gated, whatever the function
+    for flag, name in (("--gelu-tanh", "gelu_tanh"), ("--geglu", "gelu")):
+        if flag in flags:
+            model.update(swiglu=True, activation=name)  # gated, whatever the function
+    if "--output-logit-softcapping" in flags:
+        model["logit_softcap"] = True
     if isinstance(model.get("dsa"), Mapping):
         model["dsa"] = {**model["dsa"], "fused": "--use-sparse-flash-attn" in flags}
 
@@ -253,6 +260,8 @@ def _of_flags(flags: str) -> dict[str, Any]:
         or "gemm-gradient-accumulation-fusion" in given,
         "grouped_gemm": "moe-grouped-gemm" in given,
         "dropout": "attention-dropout 0.0" not in flags,
+        "rope_fusion": "use-fused-rotary-pos-emb" in given or "position-embedding-type rope" not in flags,
+        "own_masks": own_masks("interleave-sliding-window" in given, "tokenizer-padding-side left" in flags),
         # Ascend's software has no fused loss, whatever the flag says.
         "cross_entropy_fusion": False,
     }

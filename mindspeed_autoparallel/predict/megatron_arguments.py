@@ -59,6 +59,10 @@ class Arguments:
         """Return whether a switch is on."""
         return self.has(name)
 
+    def denied(self, name: str) -> bool:
+        """Return whether ``name`` is there and off."""
+        return name in self._values and not self.has(name)
+
     def text(self, *names: str) -> str | None:
         """Return the first of ``names`` that says something."""
         return next((str(self._values[name]) for name in names if self.has(name)), None)
@@ -119,6 +123,8 @@ def _model(arguments: Arguments) -> dict[str, Any]:
         "seq": arguments.integer("seq_length", "encoder_seq_length"),
         "vocab": arguments.integer("padded_vocab_size", "vocab_size"),
         "swiglu": any(arguments.flag(name) for name in ("swiglu", "geglu", "gelu_tanh")),
+        "activation": "gelu_tanh" if arguments.flag("gelu_tanh") else "gelu" if arguments.flag("geglu") else None,
+        "logit_softcap": arguments.has("output_logit_softcapping") or None,
         "tied_embeddings": not arguments.flag("untie_embeddings_and_output_weights"),
         "num_experts": experts,
         "topk": arguments.integer("moe_router_topk") if experts else None,
@@ -232,6 +238,11 @@ def _train(arguments: Arguments) -> dict[str, Any]:
         "overlap_grad_reduce": arguments.flag("overlap_grad_reduce"),
         "tp_comm_overlap": any(arguments.flag(name) for name in _TENSOR_OVERLAPS),
         "moe_a2a_overlap": any(arguments.flag(name) for name in _EXCHANGE_OVERLAPS),
+        "own_masks": own_masks(
+            arguments.flag("interleave_sliding_window"), arguments.text("tokenizer_padding_side") == "left"
+        ),
+        "rope_fusion": False if arguments.denied("use_fused_rotary_pos_emb") and arguments.text(
+            "position_embedding_type") == "rope" else None,
         "reuse_fp32_param": arguments.flag("reuse_fp32_param") or None,
         "grouped_gemm": arguments.flag("moe_grouped_gemm") if arguments.has("num_experts") else None,
         "gradient_accumulation_fusion": _gradient_fusion(arguments),
@@ -251,6 +262,12 @@ def _train(arguments: Arguments) -> dict[str, Any]:
     if graph or arguments.flag("enable_cuda_graph") or arguments.flag("external_cuda_graph"):
         train["cuda_graph"] = "transformer_engine" if graph != "local" else "local"
     return train
+
+
+def own_masks(windowed: bool, padded_left: bool) -> float | None:
+    """Return the share of layers that keep a mask of their own: every second one where MindSpeed-LLM reads masks with
+    the data, which it does where texts are padded on the left."""
+    return 0.5 if windowed and padded_left else None
 
 
 def _gradient_fusion(arguments: Arguments) -> bool:

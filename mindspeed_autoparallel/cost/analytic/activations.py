@@ -7,6 +7,12 @@ from mindspeed_autoparallel.cost.analytic.parameters import padded_vocabulary
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 
 _PLAIN = LayerKind("attention", "dense")
+_ASCEND_STATISTICS = 64
+"""Bytes per token and head: maxima and sums of the softmax, eight fp32 each (``npu_fusion_attention``)."""
+_KEPT_WIDTHS = {"fused": 3, "gelu": 4, "gelu_tanh": 7}
+"""Tensors as wide as a gated MLP that its backward reads: both halves of the first product and what the second reads;
+the function's output where a product of its own gates it; and of a tanh written out, half of its input, the tanh, and
+one more than the tanh."""
 
 
 def _kind(work: Workload, kind: LayerKind | None) -> LayerKind:
@@ -57,9 +63,14 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
         linear = model.linear
         keys, values = linear.key_heads * linear.key_size, linear.value_heads * linear.value_size
         return work.tokens * size * (2 * (2 * keys + values) + 3 * values) / tensor
-    norm = 4 * work.tokens * model.heads / tensor if work.fused_attention else _attention_matrix_bytes(work)
+    norm = _attention_matrix_bytes(work)
+    if work.fused_attention:
+        norm = (_ASCEND_STATISTICS if work.on_ascend else 4) * work.tokens * model.heads / tensor
+    norm += work.own_masks * work.sequences * (model.sequence / work.context_size) * model.sequence
+    if work.on_ascend:
+        norm += _rotary_tables_bytes(work)
     if not model.latent:
-        saved = work.tokens * (model.query_size + 2 * model.kv_size) * size / tensor
+        saved = work.tokens * (model.query_size + 2 * work.attended_kv_size) * size / tensor
         return saved + work.tokens * model.query_size * size / tensor + norm
     latent, heads = model.latent, model.heads / tensor
     kept = 2 * latent.query_rank + 2 * latent.key_value_rank + latent.rope_size + heads * latent.value_size
@@ -72,10 +83,19 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
     return work.tokens * size * kept + norm
 
 
+def _rotary_tables_bytes(work: Workload) -> float:
+    """Return cosines and sines for queries and for keys, which each layer makes anew and keeps."""
+    model = work.model
+    if not model.modern:
+        return 0.0
+    width = model.latent.rope_size if model.latent else model.query_size // model.heads
+    return 4 * (model.sequence / work.context_size) * width * work.element_bytes
+
+
 def _mlp_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> float:
     """Return what an MLP saves between its norm and its output."""
     model, tensor, size = work.model, work.tensor_size, work.element_bytes
-    products = 3 if model.gated else 2
+    products = _KEPT_WIDTHS[model.activation] if model.gated else 2
     if kind.mlp == "dense":
         saved = 0.0
         if not model.gated and not model.num_experts and work.dropout:
@@ -165,6 +185,12 @@ def backward_transient_bytes(work: Workload) -> float:
     return transient
 
 
+_PREFERENCE_BYTES = {(True, True): 24, (True, False): 16, (False, True): 16, (False, False): 12}
+"""Per logit of the policy, by whether there is a reference and whether tensor ranks share the vocabulary: both models'
+in fp32 (8), the policy's exponentials (4), and of the reference its exponentials, differences and their result (12);
+``log_softmax`` on one rank keeps one result of each."""
+
+
 def _masked_scores_bytes(work: Workload) -> float:
     """Return scores of all pairs of tokens, per head of attention and of the indexer, where no kernel picks the chosen
     ones.
@@ -181,11 +207,14 @@ def head_bytes(work: Workload) -> float:
     """Return logits in the training precision, and the head's weight gradient; an fp32 copy without the fused loss.
 
     That copy becomes softmax and gradient in place, and is cast back once it is the gradient; the software of 2021
-    wrote the exponentials to a second one.
+    wrote the exponentials to a second one. Preference training has logits of its own, see ``_PREFERENCE_BYTES``.
     """
     logits = work.tokens * padded_vocabulary(work) / work.tensor_size / work.loss_slices
     table = padded_vocabulary(work) * work.model.hidden / work.tensor_size * work.element_bytes
     table *= work.adapters is None
+    if work.preference:
+        return logits * _PREFERENCE_BYTES[work.preference == "dpo", work.tensor_size > 1]
+    kept = work.element_bytes * (2 if work.model.capped_logits else 1)
     if work.cross_entropy_fusion:
-        return logits * work.element_bytes + table
-    return logits * (work.element_bytes + (4 if work.stack == "megatron-core" else 8))
+        return logits * kept + table
+    return logits * (kept + (4 if work.stack == "megatron-core" and work.loss_in_place else 8))

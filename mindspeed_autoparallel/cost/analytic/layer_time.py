@@ -75,10 +75,25 @@ def _join(host_us: float, device_us: float, norm: float) -> float:
     return float(largest * ((host_us / largest) ** norm + (device_us / largest) ** norm) ** (1 / norm))
 
 
-def _tensor_us(work: Workload, efficiency: Efficiency, fabric: Fabric, kind: LayerKind) -> float:
-    """Return collectives of tensor parallelism in one forward pass of a layer; a backward pass waits for as much."""
+def _shown_us(work: Workload, efficiency: Efficiency, collectives_us: float, products_us: float) -> float:
+    """Return what of tensor parallelism's collectives shows beside the products that they are cut up with.
+
+    Of two that overlap the longer remains, and of the shorter the first and last piece.
+    """
+    exposed = tensor_exposed(work, efficiency)
+    if not work.tensor_overlap:
+        return exposed * collectives_us
+    return max(0.0, collectives_us - products_us) + exposed * min(collectives_us, products_us)
+
+
+def _tensor_us(work: Workload, fabric: Fabric, kind: LayerKind) -> tuple[float, float]:
+    """Return collectives of tensor parallelism in one forward pass of a layer: those that products can hide, and the
+    experts' own.
+
+    A backward pass waits for as much.
+    """
     model = work.model
-    time = 0.0
+    time = own = 0.0
     if work.tensor_size > 1:
         full = work.tokens * model.hidden * work.element_bytes
         # An all-reduce after the mixer and one after a dense or shared MLP, or with sequence parallelism an all-gather
@@ -90,11 +105,11 @@ def _tensor_us(work: Workload, efficiency: Efficiency, fabric: Fabric, kind: Lay
             each = 2 * fabric.one_shot_us(full, work.tensor_size, 1)
         else:
             each = fabric.all_reduce_us(full, work.tensor_size, 1)
-        time = tensor_exposed(work, efficiency) * reduced * each
+        time = reduced * each
     if kind.mlp == "experts" and work.expert_tensor_size > 1:
         rows = work.routed_rows * model.hidden * work.element_bytes
-        time += 2 * fabric.one_shot_us(rows, work.expert_tensor_size, 1)
-    return time
+        own = 2 * fabric.one_shot_us(rows, work.expert_tensor_size, 1)
+    return time, own
 
 
 def _grid_us(work: Workload, fabric: Fabric, full_bytes: float) -> float:
@@ -165,10 +180,13 @@ def layer_time(
     elementwise = memory_pass_us(device, efficiency, passes * tokens * model.hidden * size / work.hidden_split)
     parts = mixed.projections.plus(mixed.core).plus(widened.products).plus(widened.beside)
     parts = parts.plus(Times(elementwise, 1.5 * elementwise))
-    collectives = _tensor_us(work, efficiency, fabric, kind)
+    collectives, own = _tensor_us(work, fabric, kind)
+    beside = mixed.projections.plus(widened.products)
     gradients = _weight_gradients_us(work, device, efficiency, kind, parts.weight_gradient_us)
-    device_forward = parts.forward_us + collectives + mixed.exposed[0]
-    device_backward = parts.input_gradient_us + gradients + collectives + mixed.exposed[1]
+    device_forward = parts.forward_us + own + mixed.exposed[0]
+    device_forward += _shown_us(work, efficiency, collectives, beside.forward_us)
+    device_backward = parts.input_gradient_us + gradients + own + mixed.exposed[1]
+    device_backward += _shown_us(work, efficiency, collectives, beside.input_gradient_us)
     device_backward += _gathered_again_us(work, fabric)
     exchange = exchange_us(work, fabric) if kind.mlp == "experts" else 0.0
     shown = (exchange, exchange)

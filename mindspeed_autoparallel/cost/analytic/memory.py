@@ -35,7 +35,8 @@ class StageMemory:
     transient_bytes: float
     workspace_bytes: float
     update_bytes: float = 0.0
-    """What the optimizer needs for a moment: an fp32 copy of the largest tensor that a rank updates."""
+    """What the optimizer needs for a moment: an fp32 copy of the largest tensor that a rank updates, and of fp16
+    gradients all of them."""
     created_late_bytes: float = 0.0
     """Of the optimizer's: moments, which the first step makes when its activations are gone."""
 
@@ -106,7 +107,8 @@ def _state_bytes(work: Workload, stage: int) -> tuple[float, float, float]:
         copies += 2  # eight-bit copies along rows and along columns
     if work.preference == "dpo":
         copies += size  # the frozen reference
-    gradients = 4.0 * count
+    # Megatron accumulates in fp32 for bf16 only.
+    gradients = (2.0 if work.half_precision else 4.0) * count
     return copies * count + frozen, gradients, each * owned
 
 
@@ -137,6 +139,8 @@ def stage_memory(work: Workload, stage: int, workspace_bytes: float) -> StageMem
     if stage == 0:
         held = min(work.pipeline_size, work.num_microbatches)
         activation += held * work.tokens * work.model.hidden / work.hidden_split
+    each = 10 if work.shared_master_weights else 12
+    main_gradients = optimizer_bytes * 4 / each if work.half_precision else 0.0
     return StageMemory(
         parameter_bytes=parameter_bytes,
         gradient_bytes=gradient_bytes,
@@ -145,6 +149,6 @@ def stage_memory(work: Workload, stage: int, workspace_bytes: float) -> StageMem
         transient_bytes=transient,
         workspace_bytes=workspace_bytes,
         # Two moments of the ten or twelve bytes.
-        update_bytes=4.0 * _largest_tensor(work, stage),
-        created_late_bytes=optimizer_bytes * 8 / (10 if work.shared_master_weights else 12),
+        update_bytes=4.0 * _largest_tensor(work, stage) + main_gradients,
+        created_late_bytes=optimizer_bytes * 8 / each,
     )

@@ -21,6 +21,11 @@ _CONVOLUTION_PASSES = 6
 _RING_LAUNCHES = 1.0
 """Host time of one ring step, in layers: a pair of messages, attention on its part, joining it with what is there.
 Short sequences on four Ascend ranks say about one."""
+_ROTARY_PASSES = 10
+"""Passes over queries and keys that rotating them takes beyond a fused kernel's two: two products, halves exchanged and
+joined, their sum, and a copy; as many backward."""
+_ROTARY_LAUNCHES = 0.4
+"""Host time of these ten kernels, in layers, which launch some twenty-five."""
 _RING_UPDATE_BYTES = 14
 """Bytes per element of the output that a ring step moves to join its part with what is there: two in the training
 precision, the running output in fp32 read and written."""
@@ -65,6 +70,10 @@ def _attention(work: Workload, device: Device, efficiency: Efficiency, fabric: F
         projections = projections.plus(
             linear_us(device, efficiency, tokens, model.query_size / tensor, model.hidden, recipe=work.recipe)
         )
+        if not work.fused_rotary:
+            rotated = tokens * (model.query_size + model.kv_size) / tensor * work.element_bytes
+            passes = memory_pass_us(device, efficiency, _ROTARY_PASSES * rotated)
+            projections, launches = projections.plus(Times(passes, passes)), launches + _ROTARY_LAUNCHES
     core = _core(work, device, efficiency, width)
     if model.sparse:
         core, launches = core.plus(_indexer(work, device, efficiency)), launches + 0.6

@@ -17,6 +17,9 @@ _BIAS_PASSES = (14, 20)
 forward and backward: counted in ``TEGroupedMLP._apply_bias``, which multiplies, adds and concatenates in fp32."""
 _CLAMP_PASSES = (4, 5)
 """Passes over both halves of the gated activation's input to clamp and join them again, forward and backward."""
+_ACTIVATION_PASSES = {"fused": 3, "gelu": 5, "gelu_tanh": 21}
+"""Tensors as wide as a gated MLP that its activation function reads and writes; nine kernels where a tanh is written
+out."""
 _LAUNCHES_PER_EXPERT = 0.25
 """Host time of one expert that runs on its own, in layers of plain attention and a dense MLP: some five kernels."""
 
@@ -50,7 +53,8 @@ def _pair(
     factor = 2 if work.model.gated else 1
     first = linear_us(device, efficiency, rows, work.model.hidden, factor * width, copies, work.recipe)
     second = linear_us(device, efficiency, rows, width, work.model.hidden, copies, work.recipe)
-    between = memory_pass_us(device, efficiency, copies * rows * width * (factor + 1) * work.element_bytes)
+    passes = _ACTIVATION_PASSES[work.model.activation] if work.model.gated else factor + 1
+    between = memory_pass_us(device, efficiency, copies * rows * width * passes * work.element_bytes)
     return first.plus(second), between
 
 

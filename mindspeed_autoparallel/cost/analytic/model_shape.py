@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 Mixer = Literal["attention", "mamba", "linear", "none"]
 Mlp = Literal["dense", "experts", "none"]
+Activation = Literal["fused", "gelu", "gelu_tanh"]
 
 
 class LayerKind(NamedTuple):
@@ -137,6 +138,10 @@ class ModelShape:
     """Norms of a layer beyond two: on queries and keys (counted as a quarter of the hidden state), after blocks."""
     attended: float = 0.0
     """Mean number of tokens of a document, weighted by tokens: sum of squares over sum; 0: the whole sequence."""
+    activation: Activation = "fused"
+    """How a gated MLP's activation function runs; ``fused``: one kernel that keeps its input and its output."""
+    capped_logits: bool = False
+    """Whether logits go through a tanh before the loss, whose output is kept."""
     capacity_factor: float = 0.0
     """Rows that each expert takes, over the balanced number; 0: whatever is routed to it."""
 

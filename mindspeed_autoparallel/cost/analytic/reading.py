@@ -129,6 +129,9 @@ def _training(train: Mapping[str, Any]) -> dict[str, Any]:
         "replayed_launches": _graph(train),
         "preference": str(train.get("task")) if train.get("task") in _PREFERENCES else "",
         "dropout": bool(switch(train, "dropout", True, "train")),
+        "fused_rotary": bool(switch(train, "rope_fusion", True, "train")),
+        "loss_in_place": bool(switch(train, "loss_in_place", True, "train")),
+        "own_masks": number(train, "own_masks", 0.0, "train", 0.0, 1.0),
         "loss_slices": integer(train, "loss_slices", 1, "train"),
         "imbalance": number(train, "routing_imbalance", 1.0, "train", 1.0, 1e3),
     }

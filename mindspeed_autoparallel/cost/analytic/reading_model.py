@@ -6,10 +6,11 @@ import ast
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from mindspeed_autoparallel.cost.analytic.fields import counts, integer, number, optional_section, switch
 from mindspeed_autoparallel.cost.analytic.model_shape import (
+    Activation,
     Encoder,
     LatentAttention,
     LayerKind,
@@ -72,7 +73,7 @@ def read_model(section: Mapping[str, Any], noop_layers: int = 0) -> ModelShape:
         head_size=head_size,
         tied=bool(section.get("tied_embeddings", not gated and not experts)),
         causal=bool(section.get("causal", True)),
-        **_window(section),
+        **(_window(section) | _activation(section)),
         expert_bias=bool(section.get("expert_bias", False)),
         expert_clamp=bool(section.get("expert_clamp", False)),
         layers=layers,
@@ -143,6 +144,14 @@ def _window(section: Mapping[str, Any]) -> dict[str, Any]:
     if share and not size:
         raise ConfigError(f"model.windowed_share is {share!r}, but model.window is missing.")
     return {"window": size, "windowed_share": share}
+
+
+def _activation(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the activation function runs, and whether logits are capped."""
+    name = section.get("activation") or "fused"
+    if not isinstance(name, str) or name not in get_args(Activation):
+        raise ConfigError(f"model.activation is {name!r}, must be one of {', '.join(get_args(Activation))}.")
+    return {"activation": name, "capped_logits": bool(switch(section, "logit_softcap", False, "model"))}
 
 
 def _latent(section: Mapping[str, Any]) -> LatentAttention | None:

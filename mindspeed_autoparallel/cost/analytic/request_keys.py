@@ -15,7 +15,7 @@ KNOWN = {
             *("num_experts", "topk", "moe_ffn", "shared_expert_ffn", "tied_embeddings", "causal", "window"),
             *("windowed_share", "expert_bias", "expert_clamp", "num_dense_layers", "moe_layer_freq", "mla"),
             *("mtp_layers", "layer_pattern", "mamba", "linear_attention", "dsa", "qk_norm", "post_norm", "mean_seq"),
-            *("vision_encoder", "capacity_factor", "dispatcher"),
+            *("vision_encoder", "capacity_factor", "dispatcher", "activation", "logit_softcap"),
         }
     ),
     "hw": frozenset({"gpu", "num_gpus", "gpus_per_node", "inter_node_gbps"}),
@@ -42,6 +42,9 @@ KNOWN = {
                 "task",
                 "dropout",
                 "loss_slices",
+                "loss_in_place",
+                "own_masks",
+                "rope_fusion",
             ),
             *("grouped_gemm", "gradient_accumulation_fusion", "cuda_graph", "routing_imbalance", "optimizer"),
         }

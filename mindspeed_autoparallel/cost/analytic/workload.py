@@ -79,6 +79,10 @@ class Workload:
     recompute_detail: RecomputeDetail = field(default_factory=RecomputeDetail)
     cross_entropy_fusion: bool = True
     """Whether Transformer Engine's loss is used, which keeps logits in the training precision only."""
+    loss_in_place: bool = True
+    """Whether the unfused loss works in its one fp32 copy of the logits; MindSpeed's made a second until 08/2025."""
+    own_masks: float = 0.0
+    """Share of the layers that keep an attention mask of their own (a byte per pair of tokens)."""
     gradient_overlap: bool | None = None
     """Whether the reduction of gradients hides behind the backward pass; ``None``: as in the device's measured runs."""
     tensor_overlap: bool | None = None
@@ -115,6 +119,8 @@ class Workload:
     """``dpo``: pairs, and a forward pass of a frozen reference; ``simpo``: pairs."""
     dropout: bool = True
     """Whether dropout is on, whose masks are kept."""
+    fused_rotary: bool = True
+    """Whether one kernel rotates queries, and one keys."""
     loss_slices: int = 1
     """Pieces in which the head and the loss are computed, one after another."""
     imbalance: float = 1.0
@@ -124,6 +130,12 @@ class Workload:
     def on_ascend(self) -> bool:
         """Return whether the run is on Ascend devices, whose software writes some of Megatron's kernels anew."""
         return any(word in self.gpu.lower() for word in ("ascend", "910b", "910c"))
+
+    @property
+    def attended_kv_size(self) -> int:
+        """Return width of all key heads as attention reads them: MindSpeed repeats them before it exchanges heads."""
+        repeated = self.on_ascend and self.context_size > 1 and self.context_kind in ("ulysses", "hybrid")
+        return self.model.query_size if repeated else self.model.kv_size
 
     @property
     def num_microbatches(self) -> int:

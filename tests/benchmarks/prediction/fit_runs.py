@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
@@ -81,7 +82,8 @@ def read_runs(paths: Sequence[Path], tables: Sequence[str], device: Device) -> l
             continue
         source = f"{row['source']['repo']} {row['source']['path'].split('/')[0]}"
         run = Run(row["id"], row["group"], table, work, step, source)
-        found[row["id"].split("@")[0], work].append(run)
+        # What a run keeps in memory does not tell times apart.
+        found[row["id"].split("@")[0], dataclasses.replace(work, loss_in_place=True)].append(run)
     return [
         Run(
             runs[0].name,

@@ -39,6 +39,17 @@ def asked(row: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | 
     return (request, None, answer["reason"]) if answer["status"] == "error" else (request, answer, "")
 
 
+def with_dates_of_figures(rows: list[dict[str, Any]]) -> None:
+    """Give each row the date on which its peaks were first written down: baselines stay when their software goes on."""
+    first: dict[Any, str] = {}
+    for row in rows:
+        key = row["id"].split("@")[0], str(row["measured"].get("peak_alloc_gib_per_rank"))
+        date = row.get("source", {}).get("date")
+        if date and row["measured"].get("peak_alloc_gib_per_rank"):
+            first[key] = min(first.get(key, date), date)
+            row["source"]["date"] = first[key]
+
+
 def peaks(row: dict[str, Any], request: dict[str, Any], answer: dict[str, Any]) -> list[tuple[float, float, float]]:
     """Return (predicted, predicted for the first step, measured) for every rank that was measured."""
     stages, by_rank = answer["stages"], row["measured"].get("peak_alloc_gib_per_rank")
@@ -69,6 +80,8 @@ def main() -> None:
     parser.add_argument("--each", action="append", default=[], help="tables whose rows are printed")
     arguments = parser.parse_args()
     rows = [row for path in arguments.data for row in json.loads(path.read_text())["rows"]]
+    rows.sort(key=lambda row: str(row.get("source", {}).get("date") or ""))
+    with_dates_of_figures(rows)
     stated = answered = 0
     reasons: collections.Counter[str] = collections.Counter()
     times, held, memory = (collections.defaultdict(list) for _ in range(3))
