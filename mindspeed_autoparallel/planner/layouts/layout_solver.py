@@ -5,26 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from math import ceil, comb, inf
+from math import ceil, inf
 
 from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
+from mindspeed_autoparallel.planner.layouts.short_rows import search_short_row
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, module_placement
 from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, StoppedEarly, baselines, solve
-from mindspeed_autoparallel.planner.split.layer_row import LayerRow, fits_a_row
-from mindspeed_autoparallel.planner.split.virtual_stages import all_cuts, is_one_row
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.plan import ROUNDING
 
 MAX_TIGHTENINGS = 6
-MOST_EVENTS_OF_CUTS = 100_000
-"""Forwards and backwards of all ways to cut a row that are looked at one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,48 +134,22 @@ def solve_layout(
             except InfeasiblePlan:
                 break
     lower_us = bound_us + tied_us
-    if best is not None and lower_us < min(cutoff_us, best[1].step.total_us) * (1 - ROUNDING):
-        lower_us = max(lower_us, _bound_by_cuts(profile, cluster, candidate, global_batch_size, relaxed, deadline))
+    known_us = min(cutoff_us, best[1].step.total_us if best is not None else inf)
+    if lower_us < known_us * (1 - ROUNDING):
+        short = search_short_row(profile, cluster, candidate, global_batch_size, relaxed, deadline, known_us)
+        if short is not None:
+            best = short.best or best
+            known_us = min(known_us, best[1].step.total_us if best is not None else inf)
+            lower_us = max(lower_us, known_us if short.complete else short.plain_us)
+            if best is None and known_us == inf and short.complete:
+                return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
     return LayoutResult(
         lower_bound_us=min(cutoff_us, lower_us),
         placement=best[0] if best else None,
         evaluation=best[1] if best else None,
+        beaten=best is None and only_faster and lower_us >= cutoff_us,
         timed_out=time.monotonic() > deadline,
     )
-
-
-def _bound_by_cuts(
-    profile: Profile,
-    cluster: Cluster,
-    candidate: Candidate,
-    global_batch_size: int,
-    problem: SplitProblem,
-    deadline: float,
-) -> float:
-    """Return the step of the fastest way to cut a short row of layers, nothing recomputed and whatever it needs.
-
-    Recomputation makes no plan faster, so no plan of the layout is. It sharpens bounds whose rows know a message's
-    size only from below. 0: there are too many ways, they are no cuts of a row, or reductions hide behind backwards.
-    """
-    layout, row = candidate.layout, LayerRow(problem)
-    hides = layout.overlap_gradient_reduce or layout.bucket_elements or layout.paired
-    operations = 2 * layout.num_virtual_stages * candidate.num_microbatches
-    ways = comb(row.num_layers - 1, layout.num_virtual_stages - 1)
-    if hides or not (fits_a_row(problem) and is_one_row(problem)) or ways * operations > MOST_EVENTS_OF_CUTS:
-        return 0.0
-    best_us = inf
-    for held in row.held(all_cuts(row.num_layers, layout.num_virtual_stages, 1)).tolist():
-        if time.monotonic() > deadline:
-            return 0.0
-        counts = list(zip(*held, strict=True))
-        plain = tuple(
-            tuple(count if q == 0 else (0,) * len(count) for q in range(len(segment.kinds)))
-            for segment, count in zip(problem.segments, counts, strict=True)
-        )
-        placement = module_placement(profile, candidate.measurement, plain)
-        found = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
-        best_us = min(best_us, found.step.total_us)
-    return best_us
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -84,7 +85,6 @@ class Evaluator:
     def __init__(self, problem: SplitProblem, deadline: float = math.inf) -> None:
         self.problem, self.deadline = problem, deadline
         self.row, self.kinds = LayerRow(problem), RankKinds(problem)
-        self.simulator = BatchSimulator(program_of(problem), sends_of(problem), problem.link, problem.per_operation)
         self.cuts: dict[Cut, None] = {}
         self.num_simulated = self.num_learned = 0
         num, size = problem.num_virtual, problem.num_stages
@@ -99,6 +99,12 @@ class Evaluator:
         self._transient = max(s.kinds[0].transient for s in problem.segments)
         self._is_free = not any(s.kinds[0].extra_backward for s in problem.segments)
         self._rooms: Array = numpy.array([problem.room(stage) for stage in range(size)])
+
+    @functools.cached_property
+    def simulator(self) -> BatchSimulator:
+        """Return the replay of the problem's schedule; sorting its events takes a while."""
+        problem = self.problem
+        return BatchSimulator(program_of(problem), sends_of(problem), problem.link, problem.per_operation)
 
     def candidates(self, ends: Array, weights: Array) -> Candidates:
         """Return those that fit. ``weights``: by virtual stage, what a tick of recomputation costs there."""

@@ -25,7 +25,8 @@ CLOCK = 2
 class CutModel:
     """Grows by cuts. ``whole``: layers are whole (SCIP), otherwise fractions are allowed (CLP)."""
 
-    def __init__(self, problem: SplitProblem, *, whole: bool) -> None:
+    def __init__(self, problem: SplitProblem, *, whole: bool, on_boundaries: bool = True) -> None:
+        """``on_boundaries``: with whole layers, branch on how many lie before each boundary, too."""
         from ortools.linear_solver import pywraplp
 
         self.problem, self._whole = problem, whole
@@ -41,7 +42,7 @@ class CutModel:
         self._solver.Minimize(self.step)
         self._finished: dict[tuple[int, int], Any] = {}
         self._prefixes: list[list[Any]] = []
-        if whole:
+        if whole and on_boundaries:
             self._add_prefixes()
         self._add_order()
         self._add_memory()
@@ -76,7 +77,7 @@ class CutModel:
 
     def _before(self, k: int, boundary: int) -> list[tuple[float, Any]]:
         """Return a segment's layers on the virtual stages before a boundary."""
-        if self._whole:
+        if self._prefixes:
             return [(1.0, self._prefixes[k][boundary - 1])]
         return self._of(k, range(boundary))
 

@@ -17,9 +17,10 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.candidates import Candidates, Evaluator, Replay, Request
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
+from mindspeed_autoparallel.planner.split.starts import LIGHTER_ENDS, simple_splits
 
-LIGHTER_ENDS = (0.0, 0.1, 0.2, 0.3, 0.5)
-"""First placements: by how much less the last chunk holds; the first one half of that."""
+MOST_FASTEST = 3
+"""Of the simple splits that fit, to go on from beside those even in time."""
 SIDE_BY_SIDE = 8
 """Searches that share a replay."""
 FIRST_BATCH, MOST_IN_BATCH = 16, 128
@@ -53,8 +54,9 @@ Descent = Generator[Request, Replay, Best]
 class LocalSearch:
     """Deterministic by seed and effort."""
 
-    def __init__(self, evaluator: Evaluator, deadline: float, seed: int = 0) -> None:
-        self.evaluator, self.deadline = evaluator, deadline
+    def __init__(self, evaluator: Evaluator, deadline: float, seed: int = 0, no_later: float = 0.0) -> None:
+        """``no_later``: until then a first placement that fits is looked for, if ``deadline`` comes before any."""
+        self.evaluator, self.deadline, self.no_later = evaluator, deadline, max(deadline, no_later)
         self._random = numpy.random.default_rng(seed)
         self._moves = _shifts(evaluator.problem.num_virtual)
         self._nowhere: Array = numpy.zeros(evaluator.problem.num_virtual, dtype=numpy.int64)
@@ -67,27 +69,33 @@ class LocalSearch:
         return time.monotonic() > self.deadline
 
     def start(self) -> bool:
-        """Search downwards from a few simple placements. Return whether any that fits was found."""
-        row, problem = self.evaluator.row, self.evaluator.problem
-        work = (row.forward + row.backward).astype(float) + 1e-3 * numpy.arange(row.num_layers + 1)
-        starts = []
-        for lighter in LIGHTER_ENDS:
-            share = numpy.ones(problem.num_virtual)
-            if problem.num_chunks > 1:
-                share[-problem.num_stages :] *= 1 - lighter
-                share[: problem.num_stages] *= 1 - lighter / 2
-            elif lighter:
-                break
-            starts.append(row.even(work, share))
-        self.add(starts)
-        if self.best is None:
-            self.add([row.even(numpy.arange(row.num_layers + 1), numpy.ones(problem.num_virtual))])
+        """Search downwards from the best of simple splits. Return whether any that fits was found.
+
+        All of them are timed even when time is up: no answer is worse than what one would write by hand.
+        """
+        splits, evaluator = simple_splits(self.evaluator.row), self.evaluator
+        fitting = evaluator.candidates(splits, self._weights(self._nowhere))
+        fastest: list[Candidates] = []
+        if len(fitting):
+            order = numpy.argsort(evaluator.steps(fitting), kind="stable")[:MOST_FASTEST]
+            fastest = [fitting.take(order[place : place + 1]) for place in range(len(order))]
+            (replay,) = evaluator.replay([Request(fastest[0], inf)])
+            self.keep(Best(fastest[0], replay.step, replay.passes))
+        found = [self._made_to_fit(ends) for ends in splits[: len(LIGHTER_ENDS)]]
+        if self.best is None and not any(found):
+            # Nearest in memory first: what is even in time may need much to be made to fit.
+            nearest = numpy.argsort(evaluator.overrun(splits), kind="stable")
+            found = [next(filter(None, (self._made_to_fit(splits[place]) for place in nearest)), None)]
+        self._search_from([one for one in found if one is not None] + fastest)
         return self.best is not None
 
     def add(self, starts: list[Array]) -> None:
         """Search downwards from placements, made to fit first where they do not."""
         found = [self._made_to_fit(ends) for ends in starts]
-        under_way = [_begun(self._descend(one)) for one in found if one is not None]
+        self._search_from([one for one in found if one is not None])
+
+    def _search_from(self, starts: list[Candidates]) -> None:
+        under_way = [_begun(self._descend(one)) for one in starts]
         while under_way and not (self.best is not None and self.is_late):
             under_way, _ = self._advance(under_way)
 
@@ -142,7 +150,7 @@ class LocalSearch:
         evaluator = self.evaluator
         weights = self._weights(self._nowhere)
         over = int(evaluator.overrun(ends[None])[0])
-        while not self.is_late:
+        while not self.is_late or (self.best is None and time.monotonic() < self.no_later):
             if not over:
                 found = evaluator.candidates(ends[None], weights)
                 if len(found):

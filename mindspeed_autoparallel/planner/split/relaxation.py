@@ -60,7 +60,7 @@ def relaxed_cuts(
     if min(map(problem.room, range(problem.num_stages))) < 0:
         return None
     model = CutModel(problem, whole=False)
-    simulator = BatchSimulator(program_of(problem), sends_of(problem), problem.link, problem.per_operation)
+    simulator: BatchSimulator | None = None
     cuts: dict[Cut, None] = {}
 
     def add(cut: Cut) -> None:
@@ -81,6 +81,10 @@ def relaxed_cuts(
         bound = found
         if stop_at is not None and bound >= stop_at:
             break
+        # Sorting a schedule's events takes longer than the first optimum, which may be enough.
+        simulator = simulator or BatchSimulator(
+            program_of(problem), sends_of(problem), problem.link, problem.per_operation
+        )
         values = model.values()
         here = numpy.array([(*row,) for kinds in values for row in kinds])
         points = [here, *([share * here + (1 - share) * best[0] for share in BETWEEN] if best is not None else [])]

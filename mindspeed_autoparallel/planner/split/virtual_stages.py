@@ -5,6 +5,7 @@ What the search learns sharpens the bound, and whole-layer optima under the cuts
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from math import ceil, comb, inf
@@ -32,8 +33,11 @@ MOST_SIMULATED = 30_000
 """Of one search without a limit of its own."""
 NODES_PER_EFFORT = 200
 MOST_NODES = 4_000
-"""Of the search over whole layers: per round it is doubled from ``FIRST_NODES``."""
-FIRST_NODES = 200
+"""Of the search over whole layers: a round may take four times as many as the one before, from ``FIRST_NODES``."""
+FIRST_NODES = 50
+FORMULATIONS, QUIET_ROUNDS = 2, 1
+WORTHWHILE = 0.1
+"""Share of the open interval that a round must close; after so many of each formulation that did not, it is left."""
 NEAR = 0.9
 """Cuts that are shorter than this share of the step where the plan is are left out of that search."""
 FEW_CUTS = 3_000
@@ -42,8 +46,8 @@ MOST_WAYS = 2_000
 """if each has at most so many ways to recompute its layers."""
 HOPELESS = 0.06
 """First placements that are slower by so much than a plan to beat are not improved."""
-SEARCH_SHARE = 0.5
-"""Of the time, for the local search."""
+RELAXED_SHARE, SEARCH_SHARE = 0.3, 0.5
+"""Of the time, for the first relaxation, and until the local search ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,8 @@ class _Solve:
         self.problem, self.deadline, self.below, self.effort = problem, deadline, below, effort
         self.evaluator = Evaluator(problem, deadline)
         begun = time.monotonic()
-        self.search = LocalSearch(self.evaluator, begun + SEARCH_SHARE * (deadline - begun), seed)
+        self.relaxed_until = begun + RELAXED_SHARE * (deadline - begun)
+        self.search = LocalSearch(self.evaluator, begun + SEARCH_SHARE * (deadline - begun), seed, deadline)
         self.unit, self.lower, self.rounds = tick_of(problem), 0, 0
         self.impossible = self.exhausted = False
         self.best: Placement | None = None
@@ -92,7 +97,7 @@ class _Solve:
             return self._result()
 
     def _search(self) -> VirtualSolution:
-        relaxed = relaxed_cuts(self.problem, self.deadline, stop_at=self.below)
+        relaxed = relaxed_cuts(self.problem, self.relaxed_until, stop_at=self.below)
         if relaxed is None:
             self.impossible = True
             return self._result()
@@ -174,37 +179,51 @@ class _Solve:
         return is_one_row(self.problem)
 
     def _search_whole_layers(self) -> None:
-        """Bound and improve by the optimum of whole layers under the cuts known, more cuts each round."""
-        nodes = FIRST_NODES
+        """Bound and improve by the optimum of whole layers under the cuts known.
+
+        Rounds branch on boundaries and on what stages hold in turn: neither raises bounds faster everywhere. They end
+        when neither has closed more of what is open.
+        """
+        nodes, quiet, ways = FIRST_NODES, 0, itertools.cycle((True, False))
         most = min(MOST_NODES, self.effort * NODES_PER_EFFORT)
         while not self._is_closed and nodes <= most and time.monotonic() < self.deadline:
-            self.rounds += 1
-            limit = self._limit(None)
-            model = CutModel(self.problem, whole=True)
-            for cut in self._cuts_near(limit):
-                model.add(cut)
-            if limit is not None:
-                model.run_plainly(roomy_stages(self.problem, limit))
-            if self.best is not None:
-                model.suggest(self.best)
-            status, bound = model.solve(self.deadline, nodes, None if limit is None else limit * (1 + 2 * ROUNDING))
-            if status == "infeasible":
-                # Memory rows leave transients out: nothing fits, or nothing of interest does.
-                self.impossible = limit is None
-                self._raise_to(limit or 0)
+            open_before = self._limit(inf) - self.lower
+            ended, larger = self._round(next(ways), nodes)
+            if ended:
                 return
-            if status == "unknown":
-                nodes *= 4
-                continue
-            self._raise_to(bound if limit is None else min(bound, limit))
-            before = len(self.evaluator.cuts), self.best_time
-            self._go_on_from(model.values())
-            learned = (len(self.evaluator.cuts), self.best_time) != before
-            if status == "optimal" and not learned:
-                self.exhausted = True
+            quiet = quiet + 1 if self._limit(inf) - self.lower > (1 - WORTHWHILE) * open_before else 0
+            if quiet >= FORMULATIONS * QUIET_ROUNDS:
                 return
-            if status == "feasible":
+            if larger and not self.rounds % FORMULATIONS:
                 nodes *= 4
+
+    def _round(self, on_boundaries: bool, nodes: int) -> tuple[bool, bool]:
+        """Return whether nothing is left to find, and whether the search used up its nodes."""
+        self.rounds += 1
+        limit = self._limit(None)
+        model = CutModel(self.problem, whole=True, on_boundaries=on_boundaries)
+        for cut in self._cuts_near(limit):
+            model.add(cut)
+        if limit is not None:
+            model.run_plainly(roomy_stages(self.problem, limit))
+        if self.best is not None:
+            model.suggest(self.best)
+        status, bound = model.solve(self.deadline, nodes, None if limit is None else limit * (1 + 2 * ROUNDING))
+        if status == "infeasible":
+            # Memory rows leave transients out: nothing fits, or nothing of interest does.
+            self.impossible = limit is None
+            self._raise_to(limit or 0)
+            return True, False
+        if status == "unknown":
+            return False, True
+        self._raise_to(bound if limit is None else min(bound, limit))
+        before = len(self.evaluator.cuts), self.best_time
+        self._go_on_from(model.values())
+        learned = (len(self.evaluator.cuts), self.best_time) != before
+        if status == "optimal" and not learned:
+            self.exhausted = True
+            return True, False
+        return False, status == "feasible"
 
     def _cuts_near(self, step: int | None) -> list[Cut]:
         """Return cuts that are long where the best plan is."""

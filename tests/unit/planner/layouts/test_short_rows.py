@@ -1,0 +1,70 @@
+"""Short interleaved pipelines in tight memory: proved, and equal to every split with every number recomputed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from small_profile import small_profile
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster, Layout
+
+LAYOUT = Layout(pipeline_size=2, virtual_size=2, schedule="interleaved")
+CLUSTER, BATCH = Cluster(num_nodes=1, devices_per_node=2), 4
+
+
+def _language_model(capacity_mib: int, num_layers: int) -> Profile:
+    profile = small_profile(capacity_mib=capacity_mib)
+    module = replace(profile.model.modules[1], predecessors=(), num_layers=num_layers)
+    return replace(
+        profile,
+        model=replace(profile.model, modules=(module,)),
+        measurements=tuple(
+            replace(point, modules={module.name: point.modules[module.name]}) for point in profile.measurements
+        ),
+    )
+
+
+def _enumerated(profile: Profile) -> float | None:
+    """Return the least step of all that fits by the exact peak."""
+    name, num = profile.model.modules[0].name, profile.model.modules[0].num_layers
+    best: float | None = None
+    for cut in itertools.combinations(range(1, num), 3):
+        layers = tuple(high - low for low, high in itertools.pairwise((0, *cut, num)))
+        for again in itertools.product(*(range(count + 1) for count in layers)):
+            placement = ModulePlacement(layers={name: layers}, recompute={name: {"full": again}})
+            found = evaluate(profile, CLUSTER, LAYOUT, placement, BATCH, with_timeline=False)
+            if found.fits and (best is None or found.step.total_us < best):
+                best = found.step.total_us
+    return best
+
+
+def _search(profile: Profile, cluster: Cluster, layout: Layout, batch: int) -> tuple[str, float, float]:
+    plan = search(profile, cluster, batch, layouts=[layout], with_relaxations=False, num_workers=1)
+    return plan.search.status, plan.step.total_us, plan.search.lower_bound_us
+
+
+@pytest.mark.parametrize("capacity_mib", range(270, 430, 20))
+def test_a_tight_short_pipeline_equals_enumeration(capacity_mib: int) -> None:
+    profile = _language_model(capacity_mib, 5)
+    expected = _enumerated(profile)
+    if expected is None:
+        with pytest.raises(InfeasiblePlan, match="no plan fits"):
+            _search(profile, CLUSTER, LAYOUT, BATCH)
+        return
+    status, step_us, bound_us = _search(profile, CLUSTER, LAYOUT, BATCH)
+    assert (status, step_us) == ("optimal", pytest.approx(expected))
+    assert bound_us == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("capacity_mib", [384])
+def test_where_rows_know_peaks_from_one_side_only_the_plan_is_proved(capacity_mib: int) -> None:
+    layout = Layout(pipeline_size=4, virtual_size=2, schedule="interleaved")
+    profile = _language_model(capacity_mib, 12)
+    assert _search(profile, Cluster(num_nodes=1, devices_per_node=4), layout, 8)[0] == "optimal"
