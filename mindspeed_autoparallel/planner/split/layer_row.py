@@ -17,6 +17,16 @@ def fits_a_row(problem: SplitProblem) -> bool:
     return all(segment.num_layers == 1 for segment in problem.segments if segment.beside is not None)
 
 
+def is_one_row(problem: SplitProblem) -> bool:
+    """Return whether every placement is a cut of the row: each segment waits for all before it."""
+    known: list[set[int]] = []
+    for index, segment in enumerate(problem.segments):
+        known.append(set(segment.predecessors).union(*(known[before] for before in segment.predecessors)))
+        if len(known[index]) < index:
+            return False
+    return True
+
+
 class LayerRow:
     """Times and counts of the first i layers, for every i. Boundaries: ``[candidate, num_virtual + 1]``, from 0 to
     ``num_layers``."""

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
 from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
 from mindspeed_autoparallel.planner.split.integer_master import IntegerMaster
-from mindspeed_autoparallel.planner.split.layer_row import fits_a_row
+from mindspeed_autoparallel.planner.split.layer_row import fits_a_row, is_one_row
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import is_chain
 from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts
@@ -27,7 +27,7 @@ from mindspeed_autoparallel.planner.split.solution import (
     program_of,
     stage_memory,
 )
-from mindspeed_autoparallel.planner.split.virtual_stages import is_one_row, solve_virtual
+from mindspeed_autoparallel.planner.split.virtual_stages import solve_virtual
 
 LABELS_PER_EFFORT = 100_000
 

@@ -15,6 +15,7 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.candidates import Evaluator, OutOfTime, Request
 from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
+from mindspeed_autoparallel.planner.split.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.local_search import Best, LocalSearch
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
@@ -282,16 +283,6 @@ def roomy_stages(problem: SplitProblem, step: int) -> list[int]:
         if most + transient <= problem.room(stage) and not any(s.kinds[0].extra_backward for s in problem.segments):
             found.append(stage)
     return found
-
-
-def is_one_row(problem: SplitProblem) -> bool:
-    """Return whether every placement is a cut of the row: each segment waits for all before it."""
-    known: list[set[int]] = []
-    for index, segment in enumerate(problem.segments):
-        known.append(set(segment.predecessors).union(*(known[before] for before in segment.predecessors)))
-        if len(known[index]) < index:
-            return False
-    return True
 
 
 def all_cuts(num_layers: int, num_virtual: int, least: int) -> Array:
