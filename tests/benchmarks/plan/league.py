@@ -207,6 +207,7 @@ def main() -> None:
             flush=True,
         )
         layouts.append(f"{entry.name} PP{entry.pipeline} VPP{entry.virtual}: by hand {entry.layout}\n    ours {ours}")
+        print(layouts[-1], file=sys.stderr, flush=True)
     print("\n" + "\n".join(layouts))
 
 
