@@ -26,7 +26,7 @@ class CutModel:
     """Grows by cuts. ``whole``: layers are whole (SCIP), otherwise fractions are allowed (CLP)."""
 
     def __init__(self, problem: SplitProblem, *, whole: bool, on_boundaries: bool = True) -> None:
-        """``on_boundaries``: with whole layers, branch on how many lie before each boundary, too."""
+        """Set up order and memory. ``on_boundaries``: branch on how many whole layers lie before each boundary, too."""
         from ortools.linear_solver import pywraplp
 
         self.problem, self._whole = problem, whole

@@ -55,7 +55,8 @@ class LocalSearch:
     """Deterministic by seed and effort."""
 
     def __init__(self, evaluator: Evaluator, deadline: float, seed: int = 0, no_later: float = 0.0) -> None:
-        """``no_later``: until then a first placement that fits is looked for, if ``deadline`` comes before any."""
+        """Prepare the moves. ``no_later``: until then a first placement that fits is looked for, if ``deadline`` comes
+        before any."""
         self.evaluator, self.deadline, self.no_later = evaluator, deadline, max(deadline, no_later)
         self._random = numpy.random.default_rng(seed)
         self._moves = _shifts(evaluator.problem.num_virtual)
