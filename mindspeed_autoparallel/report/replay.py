@@ -12,6 +12,8 @@ from mindspeed_autoparallel.spec.plan import Plan
 
 NS_PER_US = 1000
 MAX_ROUNDS = 40
+MOST_INFERRED = 20_000
+"""Operations of a step whose messages are inferred: it is replayed up to ``MAX_ROUNDS`` times."""
 TOLERANCE = 1e-6
 """Share of the pipeline time by which a replay may miss it."""
 
@@ -63,6 +65,11 @@ def _inferred(plan: Plan) -> Replay:
     layout = plan.layout
     if any(module.pipeline_size != layout.pipeline_size for module in layout.modules.values()):
         raise PlanError("modules with pipelines of their own are not drawn yet.")
+    operations = 2 * layout.num_virtual_stages * plan.num_microbatches
+    if operations > MOST_INFERRED:
+        raise PlanError(
+            f"{operations} operations a step are more than the {MOST_INFERRED} that are drawn of a plan without costs."
+        )
     program = make_program(layout.schedule, layout.pipeline_size, plan.num_microbatches, layout.virtual_size)
 
     def run(message_us: float) -> SimulatedStep:

@@ -164,6 +164,10 @@ class ProfileRecord:
     """Everything that was interpolated or assumed."""
 
 
+MOST_OPERATIONS = 400_000
+"""Forwards and backwards of a step; the planner makes no plan with more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """``plan.json``."""
@@ -243,6 +247,12 @@ class Plan:
             raise PlanError(
                 f"{where}: {len(self.stages)} stages, but PP {self.layout.pipeline_size} x "
                 f"VPP {self.layout.virtual_size} needs {self.layout.num_virtual_stages}."
+            )
+        operations = 2 * self.layout.num_virtual_stages * self.num_microbatches
+        if not 0 < operations <= MOST_OPERATIONS:
+            raise PlanError(
+                f"{where}: {self.num_microbatches} microbatches on {self.layout.num_virtual_stages} stages are "
+                f"{operations} operations a step; a plan has 1 to {MOST_OPERATIONS}."
             )
         names = {module.name for module in self.model.modules}
         for stage in self.stages:

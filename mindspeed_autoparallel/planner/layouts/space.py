@@ -8,14 +8,12 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
-from mindspeed_autoparallel.spec.plan import Verdict
+from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS, Verdict
 
 AUTOMATIC_VIRTUAL_SIZES = (1, 2, 4)
 FEW_VIRTUAL_STAGES, FEW_LAYERS = 8, 40
 """Up to here interleaved layouts of one module are proved in a moment."""
 MAX_DEVICES = 2**20
-MAX_OPERATIONS = 400_000
-"""Forwards and backwards of one step over all stages: what is simulated in a second or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +157,8 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     except ConfigError as error:
         return str(error)
     operations = 2 * layout.num_virtual_stages * num_microbatches
-    if operations > MAX_OPERATIONS:
-        return f"{num_microbatches} microbatches: {operations} operations a step are more than {MAX_OPERATIONS}."
+    if operations > MOST_OPERATIONS:
+        return f"{num_microbatches} microbatches: {operations} operations a step are more than {MOST_OPERATIONS}."
     if layout.schedule == "interleaved" and num_microbatches % layout.pipeline_size:
         return f"interleaving needs microbatches ({num_microbatches}) in multiples of PP {layout.pipeline_size}."
     return ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from example_plan import LINK_US, example_plan
 
+from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.report import chrome_trace, report_data
 from mindspeed_autoparallel.report.headline import headline, warnings
 from mindspeed_autoparallel.report.replay import replay
@@ -17,6 +18,16 @@ from mindspeed_autoparallel.spec.layout import Layout
 
 def test_the_example_is_a_valid_plan() -> None:
     example_plan().check()
+
+
+@pytest.mark.parametrize("num_microbatches", [0, -4, 10**6])
+def test_a_plan_with_more_operations_than_can_be_replayed_is_refused(num_microbatches: int) -> None:
+    with pytest.raises(PlanError, match="a plan has 1 to 400000"):
+        replace(example_plan(), num_microbatches=num_microbatches).check()
+
+
+def test_a_plan_that_would_be_replayed_for_minutes_is_not_drawn() -> None:
+    assert "are drawn" in report_data(replace(example_plan(), num_microbatches=4000))["timeline"]["error"]
 
 
 def test_data_is_json() -> None:
