@@ -14,6 +14,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference import foreign_flags
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data, read_model, read_tools
 from mindspeed_autoparallel.runtime.hetero.job import current_job
+from mindspeed_autoparallel.runtime.hetero.layouts import check_attribute
 
 _FILES = {
     "--mm-model": "model.json: the modules, their sizes, and their layers on each pipeline stage",
@@ -50,6 +51,8 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
     pipeline_size = arguments.pipeline_model_parallel_size
     model = read_model(Path(arguments.mm_model), pipeline_size, current_job().own_pipelines)
     _check_sizes(model, arguments)
+    for module in current_job().encoders_of_host:
+        check_attribute(module, (module.name,))
     foreign_flags.report(foreign_flags.given(arguments), rank=arguments.rank)
     stack = model.text.stack
     settings: dict[str, Any] = {

@@ -94,6 +94,12 @@ class HeteroJob:
                 )
 
     @property
+    def encoders_of_host(self) -> tuple[ModuleLayout, ...]:
+        """Return the encoders whose block names no adapter: the host builds them."""
+        encoders = self.layout.encoders if self.layout is not None else ()
+        return tuple(module for module in encoders if module.adapter is None)
+
+    @property
     def own_layouts(self) -> frozenset[str]:
         """Return names of the encoders with a layout of their own; empty while the job is inactive."""
         return frozenset(self.own_pipelines)

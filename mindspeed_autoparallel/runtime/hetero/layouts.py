@@ -7,7 +7,7 @@ optional ``"hetero": {"attr", "role", "adapter"}`` in the block overrides. Exact
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,11 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
     for key in ("attr", "adapter"):
         if not isinstance(extra.get(key, ""), str):
             raise ConfigError(f"{source}: {where}.hetero.{key} is {shown(extra[key])}; it must be a text.")
+    attribute = extra.get("attr", path[0])
+    if "attr" in extra and not all(part.isidentifier() for part in attribute.split(".")):
+        raise ConfigError(
+            f"{source}: {where}.hetero.attr is {shown(attribute)}; it must be names of attributes with dots between."
+        )
     role = extra.get("role", "backbone" if path[0] == BACKBONE else "encoder")
     if role not in ("backbone", "encoder"):
         raise ConfigError(f"{source}: {where}.hetero.role is {role!r}; it must be 'backbone' or 'encoder'.")
@@ -126,7 +131,7 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
         )
     return ModuleLayout(
         path[0],
-        extra.get("attr", path[0]),
+        attribute,
         sizes["tp"],
         sizes["pp"],
         sizes["cp"],
@@ -134,6 +139,15 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
         role,
         extra.get("adapter"),
     )
+
+
+def check_attribute(module: ModuleLayout, known: Sequence[str]) -> None:
+    """Raise ``ConfigError`` where the model, which has ``known`` places for encoders, has not the one of ``module``."""
+    if module.attribute not in known:
+        raise ConfigError(
+            f"{module.name}: the model has no attribute {shown(module.attribute)!r} for an encoder (it has "
+            f'{", ".join(known)}). Name the right one in model.json: "hetero": {{"attr": "..."}}.'
+        )
 
 
 def _ffn_sizes(block: Mapping[str, Any]) -> Iterator[int]:

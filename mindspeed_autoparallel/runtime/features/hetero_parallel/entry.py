@@ -14,6 +14,7 @@ from mindspeed_autoparallel.runtime.hetero.building import adapter_class
 from mindspeed_autoparallel.runtime.hetero.job import current_job
 from mindspeed_autoparallel.runtime.hetero.layouts import (
     HeteroLayout,
+    check_attribute,
     check_batch,
     check_scale,
     check_script_sizes,
@@ -102,7 +103,9 @@ def prepare(arguments: argparse.Namespace) -> None:
     _check_window(arguments, model, backbone.name)
     for module in layout.encoders:
         if module.adapter is not None:
-            adapter_class(module.name, module.adapter)
+            known = getattr(adapter_class(module.name, module.adapter), "attributes", None)
+            if known is not None:
+                check_attribute(module, known)
     if backbone.micro_batch_size is not None:
         arguments.micro_batch_size = backbone.micro_batch_size
     micro_batch_size = arguments.micro_batch_size

@@ -20,6 +20,7 @@ from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem
 class LlavaVision:
     """Builds ``vision_model`` from the script's arguments as it does; other scripts override ``vision_config``."""
 
+    attributes = ("vision_model",)
     vision_model_type = "clip"
 
     def build(self, arguments: Any) -> Any:

@@ -44,6 +44,7 @@ class ImageEncoder(_Module):
     """``"image_encoder"``; images and videos."""
 
     name = "image_encoder"
+    attributes = ("image_encoder",)
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
         return ImageAdapter(module, arguments)
@@ -53,6 +54,7 @@ class AudioEncoder(_Module):
     """``"audio_encoder"``."""
 
     name = "audio_encoder"
+    attributes = ("audio_encoder",)
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
         return AudioAdapter(arguments)

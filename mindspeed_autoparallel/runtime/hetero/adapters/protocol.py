@@ -63,7 +63,11 @@ class PipelinedAdapter(EncoderAdapter, Protocol):
 
 
 class HostModule(Protocol):
-    """How a host builds one of its encoders. Offered by the host, or named in model.json as ``"module:Class"``."""
+    """How a host builds one of its encoders. Offered by the host, or named in model.json as ``"module:Class"``.
+
+    A class may list ``attributes``: where encoders of its kind can hang on the host's model. Then another ``attr`` in
+    model.json is refused before start-up, otherwise once the model is built.
+    """
 
     def build(self, arguments: Any) -> Any:
         """Return the encoder as the host's own model would hold it, with a ``config``. Called on every rank under the

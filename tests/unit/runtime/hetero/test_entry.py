@@ -78,6 +78,25 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
         ({"model": {**MODEL, "audio_encoder": {"tp": 2, "hetero": {"adapter": "none_such:X"}}}}, "cannot be loaded"),
         ({"model": {**MODEL, "audio_encoder": {"tp": 2, "hetero": {"adapter": 7}}}}, r"hetero\.adapter is 7"),
         (
+            {"model": {**MODEL, "audio_encoder": {"tp": 2, "hetero": {"attr": "audio encoder"}}}},
+            r"attr is audio encoder",
+        ),
+        (
+            {
+                "model": {
+                    **MODEL,
+                    "image_encoder": {
+                        "tp": 2,
+                        "hetero": {
+                            "attr": "vision_tower",
+                            "adapter": "mindspeed_autoparallel.runtime.hetero.adapters.llava:LlavaVision",
+                        },
+                    },
+                }
+            },
+            r"image_encoder: the model has no attribute 'vision_tower' .* \(it has vision_model\)",
+        ),
+        (
             {"hetero_memory": "window", "virtual_pipeline_model_parallel_size": 2},
             "window follows the 1F1B schedule, but --virtual-pipeline-model-parallel-size",
         ),
