@@ -10,16 +10,15 @@
     assert [rank.result for rank in run_ranks(2, worker, 8)] == [[0, 8], [1, 8]]
 
 Environment as torchrun sets it, a port of its own, one thread per rank, the CPU device, a scratch working directory.
-Every process is gone when the call returns, whatever happened.
+Every process is gone when the call returns, whatever happened. Ranks are forked from one process that has imported
+torch and nothing else: reading torch takes longer than most of what is tested.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,37 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forked_ranks import RESULT
+
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
-RESULT = "RESULT "
-"""A rank hands a result back as a line of standard output: this word and JSON (functions do it by returning)."""
-
-_RUN = f"""
-import json, os, pathlib, runpy, sys, traceback
-file, name, arguments = json.loads(sys.argv[1])
-try:
-    sys.path[0] = str(pathlib.Path(file).parent)
-    if name is None:
-        sys.argv = [file, *arguments]
-        runpy.run_path(file, run_name="__main__")
-    else:
-        import importlib.util
-        spec = importlib.util.spec_from_file_location("rank_program", file)
-        module = sys.modules["rank_program"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        result = getattr(module, name)(*arguments)
-        print("\\n{RESULT}" + json.dumps(result))
-except BaseException as error:
-    if isinstance(error, SystemExit) and not error.code:
-        raise
-    traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # At once: the exit handlers of a broken process group may wait for its peers forever.
-    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
-"""
-_HERE = str(Path(__file__).parent)
+_HERE = Path(__file__).parent
 _GRACE_S = 5.0
+_IMPORTS_S = 300.0
+"""What importing torch may take on a busy machine; the ranks' own time begins after it."""
 _TAIL_LINES = 25
 
 
@@ -129,19 +105,33 @@ def run_ranks(
     return outputs
 
 
-def _command(program: Path | str | Callable[..., Any], arguments: tuple[Any, ...], scratch: Path) -> list[str]:
+def _command(program: Path | str | Callable[..., Any], arguments: tuple[Any, ...], scratch: Path) -> list[Any]:
+    """File, name of its function (None: the file is a script) and arguments."""
     if callable(program):
-        name, file = program.__qualname__, inspect.getsourcefile(program)
-        return [sys.executable, "-c", _RUN, json.dumps([file, name, arguments])]
+        return [inspect.getsourcefile(program), program.__qualname__, arguments]
     if isinstance(program, str):
         text, program = program, scratch / "program.py"
         program.write_text(text, encoding="utf-8")
-    return [sys.executable, "-c", _RUN, json.dumps([str(program.resolve()), None, [str(item) for item in arguments]])]
+    return [str(program.resolve()), None, [str(item) for item in arguments]]
+
+
+class _Rank:
+    """One rank: a child of the process that forks them, which writes how it ended."""
+
+    def __init__(self, rank: int, scratch: Path, parent: subprocess.Popen[bytes]) -> None:
+        self._parent, self._code = parent, scratch / f"{rank}.code"
+
+    def poll(self) -> int | None:
+        """Exit code, or minus the signal that ended it; what ended the parent where no rank had begun."""
+        gone = self._parent.poll()
+        if self._code.exists():
+            return int(self._code.read_text())
+        return None if gone is None else gone or 1
 
 
 def _run_once(
     num_ranks: int,
-    command: list[str],
+    command: list[Any],
     scratch: Path,
     cwd: Path | None,
     python_path: Sequence[str | Path],
@@ -157,37 +147,32 @@ def _run_once(
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         # This folder too: the module of a function imports its helpers again.
-        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, python_path), os.environ.get("PYTHONPATH"), _HERE])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, python_path), os.environ.get("PYTHONPATH"), str(_HERE)])),
         **environment,
     }
-    processes: list[subprocess.Popen[bytes]] = []
+    forking = [sys.executable, str(_HERE / "forked_ranks.py"), str(num_ranks), str(scratch), json.dumps(command)]
+    with open(scratch / "forking.err", "wb") as error:
+        parent = subprocess.Popen(
+            forking, cwd=cwd or scratch, env=common, stdin=subprocess.DEVNULL, stdout=error, stderr=error
+        )
+    ranks = [_Rank(rank, scratch, parent) for rank in range(num_ranks)]
     try:
-        for rank in range(num_ranks):
-            out, error = open(scratch / f"{rank}.out", "wb"), open(scratch / f"{rank}.err", "wb")
-            with open(scratch / "in", "rb") as read, out, error:
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=read,
-                        stdout=out,
-                        stderr=error,
-                        cwd=cwd or scratch,
-                        env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        start_new_session=True,  # its own children can be ended with it
-                    )
-                )
-        in_time = _wait(processes, time.monotonic() + timeout_s)
+        begun = time.monotonic() + _IMPORTS_S
+        while not (scratch / "begun").exists() and parent.poll() is None and time.monotonic() < begun:
+            time.sleep(0.02)
+        in_time = _wait(ranks, time.monotonic() + timeout_s)
     finally:
-        for process in processes:
-            _end(process)
+        parent.terminate()
+        parent.wait()
+    before = _text(scratch / "forking.err")
     outputs = [
-        RankOutput(rank, process.returncode, _text(scratch / f"{rank}.out"), _text(scratch / f"{rank}.err"))
-        for rank, process in enumerate(processes)
+        RankOutput(rank, ended.poll() or 0, _text(scratch / f"{rank}.out"), before + _text(scratch / f"{rank}.err"))
+        for rank, ended in enumerate(ranks)
     ]
     return outputs, in_time
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> bool:
+def _wait(processes: list[_Rank], deadline: float) -> bool:
     """Until all have ended (True), one has failed and the grace is over (True), or the deadline (False)."""
     broken_at: float | None = None
     while any(process.poll() is None for process in processes):
@@ -202,15 +187,8 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> bool:
     return True
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process group: the rank, and whatever it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _failure(output: RankOutput) -> str:

@@ -1,39 +1,27 @@
 """Start a script of this folder on several real processes and compare what it recorded with the reference."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from ranks import run_ranks
 
 HERE = Path(__file__).parent
 
 
 def launch(script, num_processes, *arguments, megatron_path=None, timeout=560):
-    """Standard output of the job; fails the test with the log's tail when a process fails."""
-    helpers = HERE.parents[1] / "helpers"
-    paths = [p for p in (megatron_path, str(HERE.parents[2]), str(helpers), os.environ.get("PYTHONPATH")) if p]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONWARNINGS": "ignore",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={num_processes}",
-        str(HERE / script),
-        *map(str, arguments),
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[:6000] + done.stderr[-3000:]
-    return done.stdout
+    """Standard output of the job, rank by rank; fails the test with the last lines of the ranks that failed."""
+    environment = {"TORCHDYNAMO_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONWARNINGS": "ignore"}
+    folders = [megatron_path] if megatron_path else []
+    ranks = run_ranks(
+        num_processes,
+        HERE / script,
+        *arguments,
+        python_path=[*folders, HERE.parents[2]],
+        environment=environment,
+        timeout_s=timeout,
+        cwd=Path.cwd(),
+    )
+    return "".join(rank.stdout for rank in ranks)
 
 
 def relative(found, expected):
