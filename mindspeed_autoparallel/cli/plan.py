@@ -135,9 +135,10 @@ def _with_candidate(arguments: argparse.Namespace, plan: Plan, profile: Profile,
 
 def _print(plan: Plan, with_verdicts: bool) -> None:
     from mindspeed_autoparallel.cli.simulate import print_plan
+    from mindspeed_autoparallel.report.spread import text_lines
 
     print_plan(plan)
-    for line in _plan_data.text_lines(plan):
+    for line in text_lines(plan):
         print(line)
     for name, other in enumerate(plan.alternatives, start=2):
         print(f"{name}. {other.layout.label()}: {other.step_us / 1000:.2f} ms")

@@ -182,3 +182,12 @@ class RecordSizes:
                 raise ConfigError(f"{marks} <{kind}> marks in the messages, but {len(found)} files for them.")
             if found and not has_encoder:
                 raise ConfigError(f"it has {kind} files, but model.json has no {kind}_encoder.")
+
+
+def refuse_other_records(file: Path, sha256: str, mm_data: Path) -> None:
+    """Raise ``ConfigError`` where ``file``, of the records ``sha256``, is no distribution of those of ``mm_data``."""
+    found = read_record_set(read_format(mm_data)).sha256
+    if found != sha256:
+        raise ConfigError(
+            f"{file} is of other records (sha256 {sha256[:12]}) than {mm_data} ({found[:12]}). Describe the data again."
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, table, text
+from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.units import format_bytes, format_us
 
 Data = dict[str, Any]
@@ -56,3 +57,39 @@ def section(values: Data) -> str:
         + element("p", text(note), class_="sub")
         + "".join(element("p", text(line), class_="sub") for line in values["notes"])
     )
+
+
+def text_lines(plan: Plan) -> list[str]:
+    """Return what a plan says about the spread of its data; nothing for a plan of equal samples."""
+    data = plan.data
+    if data is None:
+        return []
+    lines = [
+        f"data: step {data.by_means_us / 1000:.3f} ms if all samples were the mean one; of {data.num_draws} drawn "
+        f"steps mean {data.mean_us / 1000:.3f}, P50 {data.p50_us / 1000:.3f}, P95 {data.p95_us / 1000:.3f}: the spread "
+        f"costs {data.mean_us / data.by_means_us - 1:.1%}",
+        f"data: in the order of the data the slowest replica has {data.imbalance:.2f} times the mean work",
+    ]
+    if not data.is_balanced and data.balanced_mean_us < 0.999 * data.mean_us:
+        lines.append(
+            f"would help: rearranged samples (--data-balance): {data.balanced_mean_us / 1000:.3f} ms "
+            f"({data.balanced_mean_us / data.mean_us - 1:+.1%})"
+        )
+    if data.packed_mean_us < data.balanced_mean_us:
+        lines.append(
+            f"would help: rearranged samples without padding: {data.packed_mean_us / 1000:.3f} ms "
+            f"({data.packed_mean_us / data.mean_us - 1:+.1%})"
+        )
+    chance = f"at most {data.oom_probability:.2g}" if data.oom_probability else "0 for the samples described"
+    limit = plan.memory[data.worst_rank].limit_bytes
+    lines.append(
+        f"data: chance to run out of memory within {data.oom_steps} steps: {chance}; the heaviest samples together "
+        f"need {format_bytes(data.worst_bytes)} of {format_bytes(limit)} on pipeline rank {data.worst_rank}"
+    )
+    lines += [
+        f"considered: {one.label}: {one.by_means_us / 1000:.2f} ms by means, {one.mean_us / 1000:.2f} drawn, "
+        f"P95 {one.p95_us / 1000:.2f}, out of memory {one.oom_probability:.2g}"
+        for one in data.considered
+    ]
+    lines.append("only the plans considered were drawn: one that is slower by means may be faster for this spread")
+    return [*lines, *(f"note: {note}" for note in data.notes)]

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.report.assets import read_asset
 from mindspeed_autoparallel.report.markup import draw_tiles, element, table, text
 from mindspeed_autoparallel.report.page import POLICY
 from mindspeed_autoparallel.report.table import aligned
-from mindspeed_autoparallel.report.tuning_result import Configuration, TuningResult, Verified
+from mindspeed_autoparallel.report.tuning_result import Configuration, SampleSpread, TuningResult, Verified
 from mindspeed_autoparallel.spec.plan import ROUNDING
 from mindspeed_autoparallel.units import format_bytes
 
@@ -49,6 +49,8 @@ def render_table(result: TuningResult) -> str:
         if plan["take_out"]:
             lines.append(f"    and take out of your command: {shlex.join(plan['take_out'])}")
         lines.append(f"    limits: {'; '.join(plan['limits'])}")
+        if "samples" in plan:
+            lines.append(f"    {_samples(plan['samples'])}")
     for measured in result.get("verified", ()):
         lines += _verified_lines(measured)
     lines += [*_measured_order(result), "", *_modelled(result), _about(result)]
@@ -56,6 +58,16 @@ def render_table(result: TuningResult) -> str:
     lines += [f"not searched: {name}: {reason}" for name, reason in result["left_out_dimensions"].items()]
     # Names come from files: nothing in them may move the cursor or add lines.
     return "\n".join("".join(c if c.isprintable() else "?" for c in line).rstrip() for line in lines) + "\n"
+
+
+def _samples(spread: SampleSpread) -> str:
+    """Return what the spread of the samples means for a configuration."""
+    chance = f"at most {spread['oom_probability']:.2g}" if spread["oom_probability"] else "0"
+    return (
+        f"drawn steps: mean {spread['mean_ms']:.1f} ms, P50 {spread['p50_ms']:.1f}, P95 {spread['p95_ms']:.1f}; with "
+        f"--data-balance {spread['balanced_mean_ms']:.1f}; chance to run out of memory within {spread['oom_steps']} "
+        f"steps: {chance}"
+    )
 
 
 def _compared(result: TuningResult) -> list[str]:
@@ -83,6 +95,11 @@ def _as_given(result: TuningResult) -> str:
 
 
 def _proved(result: TuningResult) -> str:
+    if "samples" in result["top"][0]:
+        return (
+            "ordered by drawn steps of the configurations that are best for the mean sample; one that is slower by "
+            "means may be faster for this spread"
+        )
     bound_ms, best_ms = result["search"]["lower_bound_ms"], result["top"][0]["step_time_ms"]
     if bound_ms >= best_ms * (1 - ROUNDING):
         return "proved by this prediction: nothing that was searched is faster than 1"

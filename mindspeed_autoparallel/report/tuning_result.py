@@ -26,8 +26,20 @@ class RankMemory(TypedDict):
     terms: Mapping[str, float]
 
 
-class Configuration(TypedDict):
-    """A recommended configuration."""
+class SampleSpread(TypedDict):
+    """Steps over drawn batches of samples that differ, and a bound on the chance to run out of memory."""
+
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    balanced_mean_ms: float
+    """With ``--data-balance``."""
+    oom_probability: float
+    oom_steps: int
+
+
+class ConfigurationOfEqualSamples(TypedDict):
+    """What is said of every recommended configuration."""
 
     number: int
     """1 is the fastest."""
@@ -54,6 +66,13 @@ class Configuration(TypedDict):
     command: str
     plan: str
     """Name of the plan file."""
+
+
+class Configuration(ConfigurationOfEqualSamples, total=False):
+    """A recommended configuration."""
+
+    samples: SampleSpread
+    """With ``--auto-parallel-data``; ``step_time_ms`` is then the drawn mean."""
 
 
 class Baseline(TypedDict, total=False):

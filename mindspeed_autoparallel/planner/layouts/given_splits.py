@@ -7,7 +7,7 @@ each with the least recompute that fits, which is the fastest: stages that take 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -22,7 +22,7 @@ from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Plan
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
 from mindspeed_autoparallel.spec.plan import Verdict
 from mindspeed_autoparallel.units import format_bytes
 
@@ -49,13 +49,16 @@ def search_given(
     top_k: int = 3,
     progress: Progress = silent,
     options: SpaceOptions | None = None,
+    layouts: Sequence[Layout] | None = None,
 ) -> Plan:
     """Return the fastest plan whose split is one of ``splits``, proved among these under the cost model.
+
+    ``layouts``: only these.
 
     Raises ``InfeasiblePlan`` naming what needs least memory, ``ConfigError`` where there is no such layout.
     """
     started = time.monotonic()
-    listed, verdicts = _listed(profile, cluster, global_batch_size, splits, options or SpaceOptions())
+    listed, verdicts = _listed(profile, cluster, global_batch_size, splits, options or SpaceOptions(), layouts)
     number = sum(len(rows) for _, rows in listed)
     progress(f"{len(listed)} layouts, {number} splits of them that this host runs: {splits.description}")
     bounds = [
@@ -100,10 +103,18 @@ def search_given(
 
 
 def _listed(
-    profile: Profile, cluster: Cluster, global_batch_size: int, splits: Splits, options: SpaceOptions
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    splits: Splits,
+    options: SpaceOptions,
+    layouts: Sequence[Layout] | None,
 ) -> tuple[list[tuple[Candidate, list[Layers]]], list[Verdict]]:
-    """Return every layout with its splits, and a verdict for those without."""
+    """Return every layout (of ``layouts``, if given) with its splits, and a verdict for those without."""
     candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options)
+    if layouts is not None:
+        candidates = [candidate for candidate in candidates if candidate.layout in layouts]
+        verdicts = [verdict for verdict in verdicts if verdict.layout in layouts]
     listed = [(candidate, list(splits.of_layout(candidate.layout))) for candidate in candidates]
     verdicts += [
         Verdict(layout=candidate.layout, outcome="illegal", reason=f"this host runs {splits.description}.")

@@ -6,7 +6,7 @@ better for the spread: nothing is proved about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ Search = Callable[[Profile, "list[Layout] | None"], Plan]
 """Searches a profile, over all layouts or only those given."""
 _SEED = 20260602
 _NUM_GROUPS = 4096
-_LEVELS = (None, 0.8, 0.95, 1.0, 1.2)
+LEVELS = (None, 0.8, 0.95, 1.0, 1.2)
 """Quantiles of microbatches that must fit everywhere at once, tried one after another until a plan is safe; the last is
 1.2 times the largest, because the bound of the memory has some slack."""
 _SCOPE = "splits that hold larger microbatches than the mean one"
@@ -56,7 +56,9 @@ class SpreadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Judged:
+class Judged:
+    """A plan with its drawn steps and its chance to run out of memory."""
+
     plan: Plan
     drawn: DrawnSteps
     is_balanced: bool
@@ -102,30 +104,40 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
     ``InfeasiblePlan`` where those are not safe either.
     """
     factors = sample_factors(profile, data, options.padding)
-    judged: list[_Judged] = []
+    judged: list[Judged] = []
     at_mean = mean_profile(profile, data, factors)
-    for level in _LEVELS:
+    for level in LEVELS:
         try:
             found = _plans(mean_profile(profile, data, factors, level), search)
         except InfeasiblePlan:
             if level is None:
                 raise
             continue
-        known = {_key(one.plan) for one in judged}
-        new = [_at_mean(at_mean, plan) if level is not None else plan for plan in found if _key(plan) not in known]
-        judged += [_judge(profile, plan, data, factors, options) for plan in new]
-        safe = [one for one in judged if one.memory.probability <= options.max_oom_probability]
+        known = {plan_key(one.plan) for one in judged}
+        new = [_at_mean(at_mean, plan) if level is not None else plan for plan in found if plan_key(plan) not in known]
+        judged += [judge(profile, plan, data, factors, options) for plan in new]
+        safe = [one for one in judged if is_safe(one, options)]
         if safe:
             best = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()))
-            return _with_record(profile, best, judged, data, factors, options)
+            return with_record(profile, best, judged, data, factors, options)
+    raise none_is_safe(judged, options)
+
+
+def is_safe(judged: Judged, options: SpreadOptions) -> bool:
+    """Return whether the bound on running out of memory is small enough."""
+    return judged.memory.probability <= options.max_oom_probability
+
+
+def none_is_safe(judged: Sequence[Judged], options: SpreadOptions) -> InfeasiblePlan:
+    """Return the error that says how near the nearest of ``judged`` is, and what to do."""
     nearest = min(judged, key=lambda one: one.memory.probability)
     memory = nearest.memory
-    raise InfeasiblePlan(
+    return InfeasiblePlan(
         f"none of {len(judged)} plans is safe: a probability of at most {options.max_oom_probability:g} to run out of "
         f"memory within {options.oom_steps} steps. Nearest is {nearest.plan.layout.label()}: at most "
         f"{memory.probability:.2g}; the heaviest samples together need {format_bytes(memory.worst_bytes)} of "
         f"{format_bytes(memory.limit_bytes)} on pipeline rank {memory.pipeline_rank}. Lower --seq-length, raise "
-        "--max-oom-probability, or use more devices."
+        "the probability allowed, or use more devices."
     )
 
 
@@ -135,7 +147,8 @@ def _plans(profile: Profile, search: Search) -> list[Plan]:
     return [best, *(search(profile, [other.layout]) for other in best.alternatives)]
 
 
-def _key(plan: Plan) -> str:
+def plan_key(plan: Plan) -> str:
+    """Return what tells plans apart: layout, split and recompute."""
     return plan.layout.label() + repr([(stage.layers, stage.recompute) for stage in plan.stages])
 
 
@@ -148,20 +161,25 @@ def _at_mean(profile: Profile, plan: Plan) -> Plan:
     return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=_SCOPE))
 
 
-def _judge(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors, options: SpreadOptions) -> _Judged:
+def judge(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors, options: SpreadOptions) -> Judged:
+    """Draw steps of ``plan`` under ``profile`` (as measured) and bound its chance to run out of memory.
+
+    Raises ``ConfigError`` for layouts whose steps are not drawn.
+    """
     drawn = PlanUnderData(profile, plan, factors).drawn(data)
     memory = out_of_memory(profile, plan, data, factors, options.oom_steps)
-    return _Judged(plan=plan, drawn=drawn, is_balanced=options.is_balanced, memory=memory)
+    return Judged(plan=plan, drawn=drawn, is_balanced=options.is_balanced, memory=memory)
 
 
-def _with_record(
+def with_record(
     profile: Profile,
-    best: _Judged,
-    judged: list[_Judged],
+    best: Judged,
+    judged: Sequence[Judged],
     data: Distribution,
     factors: SampleFactors,
     options: SpreadOptions,
 ) -> Plan:
+    """Return the plan of ``best`` with what it says about the data, beside all that were ``judged``."""
     plan = best.plan
     packed = PlanUnderData(profile, plan, sample_factors(profile, data, "none")).drawn(data)
     record = DataRecord(

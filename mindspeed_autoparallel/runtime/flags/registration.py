@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from mindspeed_autoparallel.runtime.flags.data import DataFlags
 from mindspeed_autoparallel.runtime.flags.flag import Flag, FlagGroup, flags_of
 from mindspeed_autoparallel.runtime.flags.nodes import NodeFlags
 from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
@@ -32,7 +33,7 @@ def flag_groups() -> Iterator[type[FlagGroup]]:
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, FlagGroup) and value.__module__ == module.__name__:
                 yield value
-    yield from (NodeFlags, ProfileSourceFlags)
+    yield from (NodeFlags, ProfileSourceFlags, DataFlags)
 
 
 def flags_given(argv: Sequence[str]) -> set[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
-from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.cluster import Cluster
 
 RESULT_FILE = "auto_parallel_search_optimal_config.json"
@@ -20,11 +21,9 @@ _LOGGER = logging.getLogger(__name__)
 
 def plan_and_write(request: SearchRequest, profile: Profile) -> None:
     """Search the best plan for the cluster of ``request`` and write everything a user reads to its output folder."""
-    # OR-Tools takes most of a second to load, so only once it is needed.
-    from mindspeed_autoparallel.planner.layouts.given_splits import search_given
-    from mindspeed_autoparallel.planner.layouts.search import search
     from mindspeed_autoparallel.planner.results import write_results
     from mindspeed_autoparallel.report.page import render_page
+    from mindspeed_autoparallel.report.spread import text_lines
     from mindspeed_autoparallel.report.table import render_table
     from mindspeed_autoparallel.report.trace import chrome_trace
 
@@ -34,22 +33,48 @@ def plan_and_write(request: SearchRequest, profile: Profile) -> None:
     )
     if request.hetero_balance is not None:
         plan = _compared_with_hetero(request, request.hetero_balance, profile, cluster, directory)
-    elif request.splits is not None:
-        plan = search_given(profile, cluster, request.global_batch_size, request.splits, progress=_LOGGER.info)
-        write_results(plan, directory)
     else:
-        plan = search(
-            profile, cluster, request.global_batch_size, time_limit_s=request.time_limit_s, progress=_LOGGER.info
-        )
+        plan = _for_samples(request, profile)
         write_results(plan, directory)
     write_text_atomic(directory / PAGE_FILE, render_page(plan))
     write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
-    print(render_table(plan), flush=True)
+    print(render_table(plan) + "\n".join(text_lines(plan)), flush=True)
     _LOGGER.info(f"best plan: {directory / RESULT_FILE}")
     how = f" (train by it with --auto-parallel-plan {PLAN_FILE})" if plan.hetero is None else ""
     _LOGGER.info(f"everything about it: {directory / PLAN_FILE}{how}")
     _LOGGER.info(
         f"page: {directory / PAGE_FILE}; timeline: {directory / TRACE_FILE} (open in Perfetto or chrome://tracing)"
+    )
+
+
+def _for_samples(request: SearchRequest, profile: Profile) -> Plan:
+    """Return the best plan for the samples of the request: by their distribution, or all of them equal."""
+    if request.sample_data is None:
+        return _searched(request, profile, None)
+    from mindspeed_autoparallel.planner.spread.choose import choose_plan
+
+    data, options = request.sample_data.distribution, request.sample_data.options
+    return choose_plan(profile, data, options, partial(_searched, request))
+
+
+def _searched(request: SearchRequest, profile: Profile, layouts: list[Layout] | None) -> Plan:
+    """Return the best plan under ``profile`` whose split the host runs; ``layouts``: among these."""
+    # OR-Tools takes most of a second to load, so only once it is needed.
+    from mindspeed_autoparallel.planner.layouts.given_splits import search_given
+    from mindspeed_autoparallel.planner.layouts.search import search
+
+    cluster, batch = request.cluster, request.global_batch_size
+    if request.splits is not None:
+        return search_given(profile, cluster, batch, request.splits, layouts=layouts, progress=_LOGGER.info)
+    limit_s, relaxes = request.time_limit_s, layouts is None
+    return search(
+        profile,
+        cluster,
+        batch,
+        time_limit_s=limit_s,
+        layouts=layouts,
+        with_relaxations=relaxes,
+        progress=_LOGGER.info,
     )
 
 

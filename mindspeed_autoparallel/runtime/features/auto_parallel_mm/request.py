@@ -19,6 +19,7 @@ from mindspeed_autoparallel.runtime.features.measuring import (
     read_measuring,
     refuse_launcher,
 )
+from mindspeed_autoparallel.runtime.features.sample_data import SampleData, read_sample_data
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
@@ -51,6 +52,8 @@ class SearchRequest(MeasuringRequest):
     """With ``--hetero-parallel``: its ``--hetero-balance``; encoders' own layouts are searched, too."""
     splits: Splits | None = None
     """What the host can run of the model's splits; ``None``: all."""
+    sample_data: SampleData | None = None
+    """How samples differ; ``None``: they are planned as equal."""
 
     @property
     def cluster(self) -> Cluster:
@@ -118,6 +121,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         profile_file=Path(flags.auto_parallel_profile_file) if flags.auto_parallel_profile_file else None,
         hetero_balance=_hetero_balance(arguments, description),
         splits=runnable_splits(arguments, description),
+        sample_data=read_sample_data(arguments),
     )
     if request.target_device is None:
         _check_points(request)

@@ -119,7 +119,8 @@ def with_configuration(argv: Sequence[str], words: Sequence[str]) -> list[str]:
     removed = _removed(words)
 
     def stays(name: str) -> bool:
-        ours = name.startswith("--auto-tuning") or name in (*_CLUSTER, "--auto-parallel-calibrate")
+        of_search = name.startswith(("--auto-tuning", "--auto-parallel-data"))
+        ours = of_search or name in (*_CLUSTER, "--auto-parallel-calibrate")
         return name not in removed and not ours
 
     return [argv[0], *_words_whose_flag(stays, argv), *words]

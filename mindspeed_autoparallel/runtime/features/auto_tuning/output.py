@@ -15,12 +15,19 @@ from mindspeed_autoparallel.planner.tuner.search import Outcome
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
 from mindspeed_autoparallel.report.tuning import render_table, render_tuning_page
-from mindspeed_autoparallel.report.tuning_result import Configuration, Knowledge, SearchCounts, TuningResult
+from mindspeed_autoparallel.report.tuning_result import (
+    Configuration,
+    Knowledge,
+    SampleSpread,
+    SearchCounts,
+    TuningResult,
+)
 from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import CalibrationResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
 from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import described
+from mindspeed_autoparallel.spec.data import DataRecord
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 from mindspeed_autoparallel.units import US_PER_MS
@@ -66,10 +73,10 @@ def describe(recommendation: Recommendation, number: int) -> Configuration:
     """Return one entry of ``top``."""
     plan, found = recommendation.plan, recommendation.found
     layout = plan.layout
-    step_ms = plan.step.total_us / US_PER_MS
+    step_ms = (plan.step.total_us if plan.data is None else plan.data.mean_us) / US_PER_MS
     spread = recommendation.relative_error
     module = plan.model.modules[0].name
-    return {
+    values: Configuration = {
         "number": number,
         "label": f"{layout.label()} {recommendation.title}".strip(),
         "parallel": {
@@ -117,6 +124,20 @@ def describe(recommendation: Recommendation, number: int) -> Configuration:
         "take_out": list(recommendation.flags_to_remove),
         "command": shlex.join(masked_words(recommendation.command)),
         "plan": plan_file(number),
+    }
+    if plan.data is not None:
+        values["samples"] = _spread_of(plan.data)
+    return values
+
+
+def _spread_of(data: DataRecord) -> SampleSpread:
+    return {
+        "mean_ms": data.mean_us / US_PER_MS,
+        "p50_ms": data.p50_us / US_PER_MS,
+        "p95_ms": data.p95_us / US_PER_MS,
+        "balanced_mean_ms": data.balanced_mean_us / US_PER_MS,
+        "oom_probability": data.oom_probability,
+        "oom_steps": data.oom_steps,
     }
 
 

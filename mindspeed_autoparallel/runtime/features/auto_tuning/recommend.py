@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
-from mindspeed_autoparallel.planner.tuner.candidates import enumerate_space
+from mindspeed_autoparallel.planner.tuner.candidates import Space, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.planner.tuner.ranking import ranked
@@ -24,6 +24,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
     with_configuration,
     words_of,
 )
+from mindspeed_autoparallel.runtime.features.auto_tuning.by_samples import SampledSearch
 from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation, Recommended
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
@@ -36,31 +37,34 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import us
 from mindspeed_autoparallel.spec.plan import Alternative, Plan
 
 NUM_RECOMMENDED = 3
+_NOT_DRAWN = "with --auto-parallel-data its steps are not drawn"
 _SPARE = 9
 """More than are recommended, because the host's own validation has the last word."""
 
 
 def recommend(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace) -> Recommended:
     """Return the three fastest configurations that fit and that the host's ``validate_args`` takes."""
-    cluster, batch, dimensions = request.cluster, request.global_batch_size, profiles.plan.dimensions
-    space = enumerate_space(profiles.variants, cluster, batch, dimensions)
-    outcome = ranked(space, cluster, batch, dimensions, NUM_RECOMMENDED + _SPARE)
+    cluster, batch = request.cluster, request.global_batch_size
     refused: dict[str, str] = {}
 
-    def legal(candidates: Iterable[SolvedConfiguration]) -> Iterator[Recommendation]:
-        for found in candidates:
-            pick = _recommendation(request, found, profiles.costs.prices, outcome, arguments)
-            with with_environment(found.configuration.variant.environment):
+    def recommendation(found: SolvedConfiguration, outcome: Outcome) -> Recommendation:
+        return _recommendation(request, found, profiles.costs.prices, outcome, arguments)
+
+    space, outcome, top = _searched(request, profiles, recommendation, refused)
+
+    def legal(candidates: Iterable[Recommendation]) -> Iterator[Recommendation]:
+        for pick in candidates:
+            with with_environment(pick.found.configuration.variant.environment):
                 reason = illegal(arguments, pick.values, request.num_ranks)
             if reason:
                 refused[f"{pick.plan.layout.label()} {pick.title}".strip()] = f"Megatron refuses it: {reason}"
             else:
                 yield pick
 
-    picks = list(itertools.islice(legal(outcome.top), NUM_RECOMMENDED))
+    picks = list(itertools.islice(legal(top), NUM_RECOMMENDED))
     if all(pick.modelled for pick in picks):
         # The last place is for the fastest that needs no modelled switch.
-        plain = legal(found for found in outcome.top if not found.configuration.variant.modelled)
+        plain = legal(pick for pick in top if not pick.modelled)
         picks = [*picks, *itertools.islice(plain, 1)]
         picks = [*picks[: NUM_RECOMMENDED - 1], *picks[NUM_RECOMMENDED - 1 :][-1:]]
     if not picks:
@@ -72,8 +76,30 @@ def recommend(request: TuningRequest, profiles: TunedProfiles, arguments: argpar
         outcome=outcome,
         space=space,
         refused=refused,
-        baseline=user_baseline(arguments, space, cluster, batch),
+        baseline=_NOT_DRAWN if request.sample_data else user_baseline(arguments, space, cluster, batch),
     )
+
+
+def _searched(
+    request: TuningRequest,
+    profiles: TunedProfiles,
+    recommendation: Callable[[SolvedConfiguration, Outcome], Recommendation],
+    refused: dict[str, str],
+) -> tuple[Space, Outcome, Sequence[Recommendation]]:
+    """Return what was searched, and the best of it: by the distribution of the samples where it is given.
+
+    ``refused`` gets those whose steps are not known for samples that differ.
+    """
+    count = NUM_RECOMMENDED + _SPARE
+    if request.sample_data is not None:
+        sampled = SampledSearch(request, profiles, request.sample_data, recommendation)
+        found = sampled.take(count)
+        refused |= sampled.not_drawn
+        return found
+    cluster, batch, dimensions = request.cluster, request.global_batch_size, profiles.plan.dimensions
+    space = enumerate_space(profiles.variants, cluster, batch, dimensions)
+    outcome = ranked(space, cluster, batch, dimensions, count)
+    return space, outcome, [recommendation(one, outcome) for one in outcome.top]
 
 
 def _beside(plan: Plan, plans: list[Plan]) -> Plan:

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import calibration_file
 from mindspeed_autoparallel.runtime.features.auto_tuning.flags import AutoTuningFlags
 from mindspeed_autoparallel.runtime.features.measuring import MeasuringRequest, needed, read_measuring, refuse_launcher
+from mindspeed_autoparallel.runtime.features.sample_data import SampleData, read_sample_data
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import describe
@@ -39,6 +40,8 @@ class TuningRequest(MeasuringRequest):
     calibration_file: Path | None
     """Device file that verified configurations teach."""
     log_level: str
+    sample_data: SampleData | None = None
+    """How samples differ; ``None``: all have the sequence length."""
 
     @property
     def cluster(self) -> Cluster:
@@ -87,6 +90,7 @@ def read_request(arguments: argparse.Namespace) -> TuningRequest:
         verify=flags.auto_tuning_verify,
         calibration_file=calibration_file(arguments),
         log_level=flags.auto_tuning_log_level,
+        sample_data=read_sample_data(arguments),
     )
     _check_sizes(request)
     return request

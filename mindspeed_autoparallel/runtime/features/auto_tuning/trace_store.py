@@ -32,6 +32,7 @@ from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 _PLACES = (
     "--auto-tuning",
     "--auto-parallel-calibrate",
+    "--auto-parallel-data",
     "--nnodes",
     "--nproc-per-node",
     "--master",

@@ -6,23 +6,28 @@ import sys
 import pytest
 from language_profile import language_profile
 
+from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
+from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant
 from mindspeed_autoparallel.planner.tuner.host import HostModel
 from mindspeed_autoparallel.planner.tuner.modelled import ExposedParts, Switch, tensor_overlap, with_switches
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.report.headline import warnings
 from mindspeed_autoparallel.report.tuning import render_table
+from mindspeed_autoparallel.runtime.features.auto_tuning import by_samples
 from mindspeed_autoparallel.runtime.features.auto_tuning import recommend as recommending
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan
 from mindspeed_autoparallel.runtime.features.auto_tuning.output import describe
+from mindspeed_autoparallel.runtime.features.sample_data import SampleData
 from mindspeed_autoparallel.spec import Cluster
 
 
-@pytest.fixture
-def recommended(monkeypatch):
+def recommend(monkeypatch, sample_data=None, batch=64, switches=True, sizes=(2, 4, 8), micro_batches=(1, 2)):
     monkeypatch.setattr(recommending, "illegal", lambda arguments, values, world_size: "")
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    plain = ProfileVariant(name="", settings={}, profile=language_profile(tensor=(2, 4, 8), batches=(1, 2)))
+    plain = ProfileVariant(name="", settings={}, profile=language_profile(tensor=sizes, batches=micro_batches))
     # Every collective is worth half of a layer: with the switch all layouts are faster than any without.
     shown = {
         ("text_decoder", "layer", way): ExposedParts(tensor_us=900, product_us=900) for way in ("forward", "backward")
@@ -31,17 +36,27 @@ def recommended(monkeypatch):
     switch = Switch(
         title="overlap", settings={"tp_comm_overlap": True}, environment={"A": "1"}, change=tensor_overlap(lambda at: 8)
     )
-    variants = [plain, *with_switches([plain], [[switch]], [], parts)]
+    variants = [plain] if not switches else [plain, *with_switches([plain], [[switch]], [], parts)]
     plan = SearchPlan(
         points=(), ways=(), recompute={}, dimensions=Dimensions(virtual_sizes=(1,)), searched={}, left_out={}
     )
     prices = Prices(base=None, device="", software="", tiers={}, devices_per_node=8, host=HostModel())
     cluster = Cluster(num_nodes=1, devices_per_node=8)
     request = argparse.Namespace(
-        num_ranks=8, cluster=cluster, global_batch_size=64, master_addr="localhost", master_port=6000
+        num_ranks=8,
+        cluster=cluster,
+        global_batch_size=batch,
+        master_addr="localhost",
+        master_port=6000,
+        sample_data=sample_data,
     )
     profiles = argparse.Namespace(variants=variants, plan=plan, costs=argparse.Namespace(prices=prices))
     return recommending.recommend(request, profiles, argparse.Namespace(num_layers=32))
+
+
+@pytest.fixture
+def recommended(monkeypatch):
+    return recommend(monkeypatch)
 
 
 @pytest.fixture
@@ -97,3 +112,45 @@ def test_pages_of_the_others_name_the_faster_ones_and_no_page_says_that_time_ran
         told = " ".join(warnings(plan))
         assert "stopped before a proof" not in told
         assert ("Another plan is faster: " + plans[0].layout.label() in told) == (plan is not plans[0])
+
+
+SMALL = {"batch": 16, "switches": False, "sizes": (4, 8), "micro_batches": (1,)}
+
+
+def samples_of(lengths):
+    source = DataSource(
+        kind="lengths", files=("x",), sha256="abc", tokens_by="given", num_records=len(lengths), num_read=len(lengths)
+    )
+    return make_distribution(source, [SampleSize(tokens=length) for length in lengths])
+
+
+def test_samples_that_differ_reorder_and_say_what_the_spread_costs(monkeypatch):
+    long_tail = samples_of([300] * 90 + [2000] * 8 + [4096] * 2)
+    options = SpreadOptions(padding="longest", max_oom_probability=1e-3, oom_steps=1000)
+    found = recommend(monkeypatch, SampleData(distribution=long_tail, options=options), **SMALL)
+    assert len(found.picks) == 3
+    records = [pick.plan.data for pick in found.picks]
+    assert all(record.oom_probability <= 1e-3 and record.p95_us > record.by_means_us for record in records)
+    assert [record.mean_us for record in records[:2]] == sorted(record.mean_us for record in records[:2])
+    considered = records[0].considered
+    assert records[0].mean_us == min(one.mean_us for one in considered if one.oom_probability <= 1e-3)
+    # The spread costs layouts differently: their order is not the one by means.
+    assert len({round(one.mean_us / one.by_means_us, 2) for one in considered}) > 1
+    first = describe(found.picks[0], 1)
+    assert first["step_time_ms"] == first["samples"]["mean_ms"] > first["samples"]["p50_ms"] * 0.5
+    assert first["samples"]["p95_ms"] > first["samples"]["p50_ms"]
+
+
+def test_samples_that_are_all_as_long_as_the_sequence_change_no_figure(monkeypatch):
+    options = SpreadOptions(padding="sequence")
+    plain = recommend(monkeypatch, **SMALL)
+    found = recommend(monkeypatch, SampleData(distribution=samples_of([4096] * 4), options=options), **SMALL)
+    assert found.picks[0].plan.layout == plain.picks[0].plan.layout
+    assert found.picks[0].plan.data.mean_us == pytest.approx(plain.picks[0].plan.step.total_us)
+
+
+def test_samples_that_no_configuration_holds_safely_end_with_the_nearest(monkeypatch):
+    options = SpreadOptions(padding="longest", max_oom_probability=1e-9, oom_steps=10**6)
+    monkeypatch.setattr(by_samples, "is_safe", lambda judged, options: False)
+    with pytest.raises(InfeasiblePlan, match=r"none of [0-9]+ plans is safe"):
+        recommend(monkeypatch, SampleData(distribution=samples_of([300, 4096]), options=options), **SMALL)

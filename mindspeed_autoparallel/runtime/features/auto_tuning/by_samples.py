@@ -1,0 +1,128 @@
+"""Recommendations for samples that differ: ordered by drawn steps, and only those that are safe from running out of
+memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.rank_memory import point_of
+from mindspeed_autoparallel.planner.spread.choose import (
+    LEVELS,
+    Judged,
+    is_safe,
+    judge,
+    mean_profile,
+    none_is_safe,
+    plan_key,
+    with_record,
+)
+from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
+from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant, Space, enumerate_space
+from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
+from mindspeed_autoparallel.planner.tuner.ranking import ranked
+from mindspeed_autoparallel.planner.tuner.search import Outcome
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation
+from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
+from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
+from mindspeed_autoparallel.runtime.features.sample_data import SampleData
+
+Recommend = Callable[[SolvedConfiguration, Outcome], Recommendation]
+_Key = tuple[str, tuple[str, ...]]
+
+
+class SampledSearch:
+    """Searches the profiles of a tuning at the mean sample of ``sample_data``, and judges what is found by drawn
+    steps."""
+
+    def __init__(
+        self, request: TuningRequest, profiles: TunedProfiles, sample_data: SampleData, recommend: Recommend
+    ) -> None:
+        self._request, self._profiles, self._recommend = request, profiles, recommend
+        self._data, self._options = sample_data.distribution, sample_data.options
+        self._variants = {_key(variant): variant for variant in profiles.variants}
+        self._factors = {key: self._factors_of(variant) for key, variant in self._variants.items()}
+        self._judged: dict[tuple[_Key, str], tuple[Recommendation, Judged]] = {}
+        self.not_drawn: dict[str, str] = {}
+        """Configurations whose steps are not modelled for samples that differ, with the reason."""
+
+    def take(self, count: int) -> tuple[Space, Outcome, list[Recommendation]]:
+        """Return the space and the outcome at the mean sample, and the safe ones, the smallest drawn mean first.
+
+        ``count``: how many are searched for. Where fewer than are recommended are safe, configurations that hold larger
+        samples are searched, too. Raises ``InfeasiblePlan`` where none is safe.
+        """
+        first: tuple[Space, Outcome] | None = None
+        for level in LEVELS:
+            try:
+                space, outcome = self._searched(level, count)
+            except InfeasiblePlan:
+                if level is None:
+                    raise
+                continue
+            first = first or (space, outcome)
+            for found in outcome.top:
+                self._judge(found, outcome)
+            if sum(is_safe(judged, self._options) for _, judged in self._judged.values()) >= min(count, 3):
+                break
+        assert first is not None  # the first level is no quantile
+        return (*first, list(self._safe()))
+
+    def _searched(self, level: float | None, count: int) -> tuple[Space, Outcome]:
+        request, dimensions = self._request, self._profiles.plan.dimensions
+        variants = tuple(self._scaled(variant, level) for variant in self._variants.values())
+        space = enumerate_space(variants, request.cluster, request.global_batch_size, dimensions)
+        return space, ranked(space, request.cluster, request.global_batch_size, dimensions, count)
+
+    def _judge(self, found: SolvedConfiguration, outcome: Outcome) -> None:
+        configuration = found.configuration
+        variant = self._variants[_key(configuration.variant)]
+        at_mean = self._scaled(variant, None)
+        measurement = point_of(at_mean.profile, configuration.layout)
+        assert measurement is not None  # it was found
+        candidate = replace(configuration.candidate, measurement=measurement)
+        batch, cluster = self._request.global_batch_size, self._request.cluster
+        evaluation = evaluate(at_mean.profile, cluster, configuration.layout, found.placement, batch)
+        again = replace(configuration, variant=at_mean, candidate=candidate)
+        pick = self._recommend(replace(found, configuration=again, evaluation=evaluation), outcome)
+        key = (_key(variant), plan_key(pick.plan))
+        if key in self._judged:
+            return
+        factors = self._factors[_key(variant)]
+        try:
+            self._judged[key] = (pick, judge(variant.profile, pick.plan, self._data, factors, self._options))
+        except ConfigError as error:
+            self.not_drawn[f"{pick.plan.layout.label()} {pick.title}".strip()] = str(error)
+
+    def _safe(self) -> Iterator[Recommendation]:
+        options = self._options
+        if not self._judged:
+            raise InfeasiblePlan(
+                f"steps of unequal samples are not modelled for any configuration found: {'; '.join(self.not_drawn)}."
+            )
+        everything = [judged for _, judged in self._judged.values()]
+        safe = [(pick, judged, key) for (key, _), (pick, judged) in self._judged.items() if is_safe(judged, options)]
+        if not safe:
+            raise none_is_safe(everything, options)
+        for pick, judged, key in sorted(safe, key=lambda item: (item[1].mean_us, item[0].plan.layout.label())):
+            profile, factors = self._variants[key].profile, self._factors[key]
+            yield replace(pick, plan=with_record(profile, judged, everything, self._data, factors, options))
+
+    def _factors_of(self, variant: ProfileVariant) -> SampleFactors:
+        return sample_factors(variant.profile, self._data, self._options.padding)
+
+    def _scaled(self, variant: ProfileVariant, level: float | None) -> ProfileVariant:
+        factors = self._factors[_key(variant)]
+
+        def scaled(profile: Profile) -> Profile:
+            return mean_profile(profile, self._data, factors, level)
+
+        interval = (scaled(variant.interval[0]), scaled(variant.interval[1])) if variant.interval else None
+        return replace(variant, profile=scaled(variant.profile), interval=interval)
+
+
+def _key(variant: ProfileVariant) -> _Key:
+    return variant.name, variant.modelled

@@ -1,0 +1,69 @@
+"""``--auto-parallel-data``: what a search is told of the training's samples, checked before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.flags.data import DataFlags
+from mindspeed_autoparallel.runtime.flags.flag import flags_of, read_flags
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.data.distribution import Distribution
+    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
+
+_LOGGER = logging.getLogger(__name__)
+_OOM_STEPS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleData:
+    """The samples of a training, and what a plan for them must keep."""
+
+    distribution: Distribution
+    options: SpreadOptions
+
+
+def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
+    """Return what ``--auto-parallel-data`` names, or nothing without it.
+
+    ``ConfigError`` for a broken file, one of other records than the script's ``--mm-data``, and flags without it.
+    """
+    flags = read_flags(DataFlags, arguments)
+    if flags.auto_parallel_data is None:
+        for flag in flags_of(DataFlags)[1:]:
+            if getattr(flags, flag.destination) != flag.default:
+                raise ConfigError(f"{flag.name} needs --auto-parallel-data: a distribution of `data describe`.")
+        return None
+    if getattr(arguments, "hetero_parallel", False) or getattr(arguments, "auto_parallel_hetero", False):
+        raise ConfigError(
+            "--auto-parallel-data does not go with --hetero-parallel: its steps are not drawn yet. Leave one out."
+        )
+    # numpy and the planner: only for those who ask.
+    from mindspeed_autoparallel.data.distribution import Distribution
+    from mindspeed_autoparallel.data.records import refuse_other_records
+    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
+
+    file = Path(flags.auto_parallel_data)
+    distribution = Distribution.read(file)
+    if distribution.source.kind == "records" and getattr(arguments, "mm_data", None):
+        refuse_other_records(file, distribution.source.sha256, Path(arguments.mm_data))
+    padding = flags.auto_parallel_data_padding
+    if padding is None:
+        varies = getattr(arguments, "foreign_variable_seq_lengths", getattr(arguments, "variable_seq_lengths", False))
+        padding = "longest" if varies else "sequence"
+        _LOGGER.info(
+            f"texts are taken as padded to the {padding}, {'with' if varies else 'without'} --variable-seq-lengths; "
+            "--auto-parallel-data-padding says otherwise"
+        )
+    options = SpreadOptions(
+        padding=padding,
+        is_balanced=bool(getattr(arguments, "data_balance", False)),
+        max_oom_probability=flags.auto_parallel_data_max_oom_probability,
+        oom_steps=flags.auto_parallel_data_oom_steps or int(getattr(arguments, "train_iters", 0) or 0) or _OOM_STEPS,
+    )
+    return SampleData(distribution=distribution, options=options)
