@@ -1,4 +1,4 @@
-"""megatron.core.pipeline_parallel.schedules: the stock schedule becomes the middle one of three phases."""
+"""megatron.core.pipeline_parallel.schedules: the stock schedule with phases around it, or other microbatch orders."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +12,12 @@ def _schedule(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...],
     return schedule(wrapped, args, kwargs)
 
 
+def _order(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    from mindspeed_autoparallel.runtime.features.data_balance.stepping import schedule
+
+    return schedule(wrapped, args, kwargs)
+
+
 PATCHES = [
     Patch(
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
@@ -19,5 +25,12 @@ PATCHES = [
         versions=">=0.12,<0.21",
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Encoders run before the backbone's schedule, and their backward after it; itself it is untouched.",
-    )
+    ),
+    Patch(
+        target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
+        wrapper=_order,
+        versions=">=0.12,<0.21",
+        flags=("--data-balance", "--order-microbatches"),
+        why="The iterators of a step give its microbatches in another order; the schedule itself is untouched.",
+    ),
 ]

@@ -33,6 +33,8 @@ FEATURES = {
     "auto_tuning": "mindspeed_autoparallel.runtime.features.auto_tuning.entry:tune_and_exit",
     "operator_search": "mindspeed_autoparallel.runtime.features.operator_search.entry:search_and_exit",
     "operator_plan": "mindspeed_autoparallel.runtime.features.operator_search.entry:apply_plan",
+    "data_balance": "mindspeed_autoparallel.runtime.features.data_balance.entry:prepare",
+    "order_microbatches": "mindspeed_autoparallel.runtime.features.data_balance.entry:prepare",
 }
 """Destination of the flag -> ``module:function(arguments)``; called in this order for the flags that are set."""
 
@@ -44,6 +46,8 @@ _HETERO = "--hetero-parallel"
 """MindSpeed-MM has a flag of this name for a hetero parallel of its own."""
 _HETERO_BESIDE = "--auto-parallel-hetero"
 """Asks for ours on every host."""
+_MAY_BE_HOSTS = (_HETERO, "--data-balance")
+"""Where the host's parser has them already they mean what the host says; the reference training balances by itself."""
 _MINDSPEED_MM_ADAPTERS = "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:"
 
 _KEEPERS = (
@@ -166,7 +170,7 @@ def hetero_flag(model: Mapping[str, object] | None = None) -> str:
 def flags_that_are_true(arguments: object) -> list[str]:
     """Return the switches of ours that are on in ``arguments``, however they became so."""
     on = [_flag(destination) for destination in FEATURES if getattr(arguments, destination, None)]
-    return [flag for flag in on if flag != _HETERO or flag not in of_process(Parses).flags_of_host]
+    return [flag for flag in on if flag not in _MAY_BE_HOSTS or flag not in of_process(Parses).flags_of_host]
 
 
 def verify_patches() -> None:

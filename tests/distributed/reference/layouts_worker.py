@@ -37,6 +37,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
+from mindspeed_autoparallel.patching import ENGINE  # noqa: E402
 from mindspeed_autoparallel.reference.configuration import describe_model, read_data  # noqa: E402
 from mindspeed_autoparallel.reference.data.batches import MicrobatchStream  # noqa: E402
 from mindspeed_autoparallel.reference.data.rearrange import make_rearrangement  # noqa: E402
@@ -45,7 +46,10 @@ from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: 
 from mindspeed_autoparallel.reference.model.checks import check_layers, check_parameters  # noqa: E402
 from mindspeed_autoparallel.reference.model.vlm import VisionLanguageModel, current_chunk  # noqa: E402
 from mindspeed_autoparallel.reference.pretrain_vlm import Trainer  # noqa: E402
+from mindspeed_autoparallel.runtime.features.data_balance import entry as data_balance  # noqa: E402
+from mindspeed_autoparallel.runtime.features.data_balance.stepping import MicrobatchOrder  # noqa: E402
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import tear_down  # noqa: E402
+from mindspeed_autoparallel.runtime.state import of_process  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "qwen2vl_tiny"
 NUM_MICROBATCHES, NUM_STEPS, VOCABULARY = 8, 2, 512
@@ -133,12 +137,17 @@ LAYOUTS: dict[str, Values] = {
 STEPS = {"ten": 10}
 """Of a family; others take ``NUM_STEPS``."""
 BALANCED = {"balance": True}
+"""By the reference training's own stream."""
+EXCHANGED = {"exchange": True}
+"""By the flag for any host: whole microbatches."""
 LAYOUTS |= {
     "ten/dp4": {},
     "ten/balanced, dp 4": {**BALANCED},
     "ten/balanced tp2-sp-dp2": {"tp": 2, "sp": True, **BALANCED},
     "ten/balanced pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]], **BALANCED},
     "ten/balanced cp2-dp2": {"cp": 2, **BALANCED},
+    "ten/exchanged, dp 4": {**EXCHANGED},
+    "ten/exchanged pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]], **EXCHANGED},
 }
 ON_REQUEST: dict[str, Values] = {
     "ten/balanced tp2-dp2": {"tp": 2, **BALANCED},
@@ -151,6 +160,18 @@ ON_REQUEST: dict[str, Values] = {
         **BALANCED,
     },
     "ten/balanced pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3], **BALANCED},
+    "ten/exchanged tp2-dp2": {"tp": 2, **EXCHANGED},
+    "ten/exchanged tp2-sp-dp2": {"tp": 2, "sp": True, **EXCHANGED},
+    "ten/exchanged cp2-dp2": {"cp": 2, **EXCHANGED},
+    "ten/exchanged pp2-dp2": {"pp": 2, "vit": [3, 1], "llm": [0, 4], **EXCHANGED},
+    "ten/exchanged pp2-distributed-optimizer": {
+        "pp": 2,
+        "vit": [4, 0],
+        "llm": [2, 2],
+        "distributed_optimizer": True,
+        **EXCHANGED,
+    },
+    "ten/exchanged pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3], **EXCHANGED},
 }
 """Run only where words of the command line choose them."""
 
@@ -206,6 +227,7 @@ def run_layout(name: str, layout: Values, folder: Path) -> Values:
         OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=distributed_optimizer), wrapped
     )
     iterators = [microbatches(model, layout) for _ in chunks]
+    set_exchange(layout)
     num_steps = STEPS.get(name.split("/")[0], NUM_STEPS)
     steps = [train_step(base, wrapped, optimizer, iterators, trainer) for _ in range(num_steps)]
     dist.barrier()
@@ -260,6 +282,15 @@ def microbatches(model: Any, layout: Values) -> Any:
             rearrangement=rearrangement(model, data, size) if layout.get("balance") else None,
         )
     )
+
+
+def set_exchange(layout: Values) -> None:
+    """Switch the host's ``--data-balance`` on for this layout, as its entry does after the arguments are parsed."""
+    arguments = argparse.Namespace(mm_model=str(EXAMPLE / "model.json"), data_balance=True, rank=dist.get_rank())
+    of_process(MicrobatchOrder).work = None
+    if layout.get("exchange"):
+        data_balance.prepare(arguments)
+        ENGINE.enable(["--data-balance"])
 
 
 def rearrangement(model: Any, data: Any, num_ranks: int) -> Any:

@@ -120,6 +120,8 @@ def test_layout_gives_the_losses_and_norms_of_the_plain_one_from_one_checkpoint(
         "balanced tp2-sp-dp2",
         "balanced pp2-vpp2",
         "balanced cp2-dp2",
+        "exchanged, dp 4",
+        "exchanged pp2-vpp2",
     ],
 )
 def test_rearranged_batches_give_the_losses_and_norms_of_ten_steps_in_order(layouts: dict[str, Any], name: str) -> None:

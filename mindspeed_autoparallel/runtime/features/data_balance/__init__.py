@@ -1,0 +1,8 @@
+"""``--data-balance`` and ``--order-microbatches`` for any host: microbatches change places, never their samples.
+
+flags        the two switches
+weights      the work of a microbatch, by the sizes of its tensors
+exchange     whole microbatches given to other replicas by one all-to-all
+stepping     the schedule's iterator, with the microbatches of a step in another order
+entry        what is refused, before anything is built
+"""

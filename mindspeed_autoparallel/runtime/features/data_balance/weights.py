@@ -1,0 +1,130 @@
+"""The work of a microbatch: operations of every module for the rows that its tensors have.
+
+Only ratios count: how many times the work of one microbatch another has. Rows of text are those of the padded ids; rows
+of pictures are patches. Attention of text adds up squares of sequences, that of pictures squares of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.megatron.description import Description
+
+_TEXTS = ("input_ids", "tokens", "text")
+_PICTURES = ("pixel_values", "images", "image")
+_GRIDS = "image_grid_thw"
+_SOUNDS = ("audio_features", "input_features")
+_SOUND_ROWS = "audio_num_frames"
+_PATCH_PIXELS = 14 * 14
+"""Of a patch, where pictures come as pixels."""
+_DEFAULT_GROWTH = 4
+"""Megatron's feed-forward width over the hidden size where none is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackWork:
+    """Operations of a stack for a row, and for a pair of rows that attend to one another."""
+
+    linear: float
+    quadratic: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchWork:
+    """Operations of the modules by what they read; a module that a model has not got has none."""
+
+    text: StackWork
+    pictures: StackWork
+    sounds: StackWork
+
+    def of(self, batch: Any) -> float:
+        """Return the work of a microbatch as the host's loader gives it.
+
+        Raises ``ConfigError`` where it is no dict, or holds no ids.
+        """
+        if not isinstance(batch, Mapping):
+            raise ConfigError(
+                f"--data-balance and --order-microbatches read the sizes of a microbatch from its tensors, but the "
+                f"loader gives {type(batch).__name__}, not a dict. Train without them."
+            )
+        ids = next((batch[name] for name in _TEXTS if _is_tensor(batch.get(name))), None)
+        if ids is None:
+            raise ConfigError(
+                f"--data-balance and --order-microbatches find the texts of a microbatch as {', '.join(_TEXTS)}, but "
+                f"the loader gives {', '.join(map(str, batch))}. Train without them."
+            )
+        length = int(ids.shape[-1])
+        work = self.text.linear * ids.numel() + self.text.quadratic * ids.numel() * length
+        for rows, stack in ((_picture_rows(batch), self.pictures), (_sound_rows(batch), self.sounds)):
+            work += stack.linear * sum(rows) + stack.quadratic * sum(row * row for row in rows)
+        return float(work)
+
+
+def batch_work(description: Description, arguments: argparse.Namespace) -> BatchWork:
+    """Return the work of the described modules; sizes that model.json lacks are the flags'."""
+    works = {"text": StackWork(linear=0.0, quadratic=0.0)}
+    works |= {"pictures": works["text"], "sounds": works["text"]}
+    for module in description.modules:
+        block: Mapping[str, Any] = description.content
+        for key in module.keys:
+            block = block[key]
+        kind = _kind(module.name)
+        more = _stack_work(module.num_layers, block, arguments, kind, 1 if module.frozen and kind != "text" else 3)
+        before = works[kind]
+        works[kind] = StackWork(linear=before.linear + more.linear, quadratic=before.quadratic + more.quadratic)
+    if not works["text"].linear:
+        # Nothing is known of the text's model: rows alone.
+        works["text"] = StackWork(linear=1.0, quadratic=0.0)
+    return BatchWork(**works)
+
+
+def _kind(name: str) -> str:
+    if "audio" in name or "sound" in name:
+        return "sounds"
+    return "pictures" if "image" in name or "vision" in name or "vit" in name else "text"
+
+
+def _stack_work(
+    num_layers: int, block: Mapping[str, Any], arguments: argparse.Namespace, kind: str, passes: int
+) -> StackWork:
+    """Count 2 operations a weight and row and 4 x width a pair of rows, half of them causal; a backward is twice."""
+
+    def size(name: str) -> int:
+        return int(block.get(name) or getattr(arguments, name, 0) or 0)
+
+    hidden = size("hidden_size")
+    feed_forward = size("ffn_hidden_size") or _DEFAULT_GROWTH * hidden
+    gated = bool(block.get("gated_linear_unit") or (not block and getattr(arguments, "swiglu", False)))
+    weights = hidden * (4 * hidden + (3 if gated else 2) * feed_forward)
+    pairs = 2 * hidden if kind == "text" else 4 * hidden
+    return StackWork(linear=float(passes * num_layers * 2 * weights), quadratic=float(passes * num_layers * pairs))
+
+
+def _picture_rows(batch: Mapping[str, Any]) -> list[int]:
+    """Return the patches of every picture."""
+    grids: Any = batch.get(_GRIDS)
+    if _is_tensor(grids):
+        return [frames * height * width for frames, height, width in grids.reshape(-1, 3).tolist()]
+    pixels = next((batch[name] for name in _PICTURES if _is_tensor(batch.get(name))), None)
+    if pixels is None or pixels.dim() < 2:
+        return []
+    if pixels.dim() == 2:
+        return [int(pixels.shape[0])]
+    number = pixels.numel() // (pixels.shape[-3] * pixels.shape[-2] * pixels.shape[-1]) if pixels.dim() > 3 else 1
+    return [int(pixels.shape[-2] * pixels.shape[-1]) // _PATCH_PIXELS] * int(number)
+
+
+def _sound_rows(batch: Mapping[str, Any]) -> list[int]:
+    """Return the frames of every clip."""
+    if _is_tensor(batch.get(_SOUND_ROWS)):
+        return [int(frames) for frames in batch[_SOUND_ROWS].reshape(-1).tolist()]
+    sounds = next((batch[name] for name in _SOUNDS if _is_tensor(batch.get(name))), None)
+    return [] if sounds is None else [int(sounds.shape[-1])] * int(sounds.shape[0] if sounds.dim() > 2 else 1)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "numel")
