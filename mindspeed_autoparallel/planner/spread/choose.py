@@ -120,7 +120,7 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
         if safe:
             best = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()))
             return with_record(profile, best, judged, data, factors, options)
-    raise none_is_safe(judged, options)
+    raise none_is_safe(judged, options, data)
 
 
 def is_safe(judged: Judged, options: SpreadOptions) -> bool:
@@ -128,16 +128,18 @@ def is_safe(judged: Judged, options: SpreadOptions) -> bool:
     return judged.memory.probability <= options.max_oom_probability
 
 
-def none_is_safe(judged: Sequence[Judged], options: SpreadOptions) -> InfeasiblePlan:
-    """Return the error that says how near the nearest of ``judged`` is, and what to do."""
+def none_is_safe(judged: Sequence[Judged], options: SpreadOptions, data: Distribution) -> InfeasiblePlan:
+    """Return the error that says how near the nearest of ``judged`` is, names the longest sample, and what to do."""
+    name = f" ({data.source.longest_record})" if data.source.longest_record else ""
     nearest = min(judged, key=lambda one: one.memory.probability)
     memory = nearest.memory
     return InfeasiblePlan(
         f"none of {len(judged)} plans is safe: a probability of at most {options.max_oom_probability:g} to run out of "
         f"memory within {options.oom_steps} steps. Nearest is {nearest.plan.layout.label()}: at most "
         f"{memory.probability:.2g}; the heaviest samples together need {format_bytes(memory.worst_bytes)} of "
-        f"{format_bytes(memory.limit_bytes)} on pipeline rank {memory.pipeline_rank}. Lower --seq-length, raise "
-        "the probability allowed, or use more devices."
+        f"{format_bytes(memory.limit_bytes)} on pipeline rank {memory.pipeline_rank}. The longest "
+        f"sample{name} has {int(data.column('tokens')[0][-1])} tokens. Lower --seq-length, raise the probability "
+        "allowed, or use more devices."
     )
 
 

@@ -84,6 +84,11 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
         if not module.tokens_per_sample:
             said = "its sequence length" if rows == "tokens" else "the data's mean"
             notes.append(f"the profile does not say how many {rows} {module.name} was measured with: {said} is taken.")
+        if rows == "tokens" and longest > reference:
+            notes.append(
+                f"{module.name} was measured at {reference:g} tokens, the longest sample has {longest}: its time and "
+                "memory are extrapolated, memory as linear in tokens."
+            )
         if reference <= 0:
             works.append(None)
             references.append(1.0)

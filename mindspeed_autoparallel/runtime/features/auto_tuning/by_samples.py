@@ -106,7 +106,7 @@ class SampledSearch:
         everything = [judged for _, judged in self._judged.values()]
         safe = [(pick, judged, key) for (key, _), (pick, judged) in self._judged.items() if is_safe(judged, options)]
         if not safe:
-            raise none_is_safe(everything, options)
+            raise none_is_safe(everything, options, self._data)
         for pick, judged, key in sorted(safe, key=lambda item: (item[1].mean_us, item[0].plan.layout.label())):
             profile, factors = self._variants[key].profile, self._factors[key]
             yield replace(pick, plan=with_record(profile, judged, everything, self._data, factors, options))

@@ -18,6 +18,7 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.spread import choose
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan, mean_profile
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
@@ -203,10 +204,28 @@ def test_a_tight_memory_changes_the_plan() -> None:
     found = choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(tight, 16))
     assert found.data is not None and found.data.oom_probability <= 1e-3
     assert max(one.oom_probability for one in found.data.considered) > 1e-3
-    with pytest.raises(InfeasiblePlan):
+    with pytest.raises(InfeasiblePlan, match=r"none of|nothing fits|no plan"):
         choose_plan(
             profile, data, SpreadOptions(oom_steps=1000), searched(replace(cluster, memory_limit_bytes=60 * MIB), 16)
         )
+
+
+def test_where_nothing_is_safe_the_longest_sample_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "is_safe", lambda judged, options: False)
+    data = data_of([sample(100), sample(900)])
+    data = replace(data, source=replace(data.source, longest_record="set.json[7]"))
+    cluster = Cluster(num_nodes=1, devices_per_node=2)
+    with pytest.raises(InfeasiblePlan, match=r"The longest sample \(set.json\[7\]\) has 900 tokens"):
+        choose_plan(profile_of(), data, SpreadOptions(), searched(cluster, 4))
+
+
+def test_samples_longer_than_the_measured_one_are_said_to_be_extrapolated() -> None:
+    profile = profile_of()
+    encoder, decoder = profile.model.modules
+    short = replace(profile.model, modules=(encoder, replace(decoder, tokens_per_sample=LENGTH // 4)))
+    notes = sample_factors(replace(profile, model=short), data_of([sample(LENGTH)])).notes
+    assert any(f"measured at {LENGTH // 4} tokens, the longest sample has {LENGTH}" in note for note in notes)
+    assert not any("extrapolated" in note for note in sample_factors(profile, data_of([sample(LENGTH)])).notes)
 
 
 def _as_json(plan: Plan) -> Any:
