@@ -22,6 +22,7 @@ from mindspeed_autoparallel.planner.split.layer_row import LayerRow, fits_a_row,
 from mindspeed_autoparallel.planner.split.virtual_stages import all_cuts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec.recompute import in_order
 
 MOST_EVENTS_OF_CUTS = 100_000
 """Forwards and backwards of all ways to cut a row that are looked at one by one."""
@@ -77,7 +78,7 @@ def search_short_row(
     plain.sort(key=lambda item: item[0])
     search = _Ways(profile, cluster, candidate)
     best: tuple[ModulePlacement, Evaluation] | None = None
-    complete = search.is_alike
+    complete = search.complete
     for step_us, placement in plain if complete else ():
         if step_us >= known_us or not complete:
             break
@@ -99,19 +100,20 @@ class _Ways:
         self.profile, self.cluster, self.candidate = profile, cluster, candidate
         module = profile.model.modules[0]
         cost = candidate.measurement.modules[module.name]
-        self.name, self.kinds = module.name, [kind for kind in cost.layer.recompute if kind != "none"]
-        self.extra_us = [cost.layer.recompute[kind].extra_backward_us for kind in self.kinds]
-        self.is_alike = len(profile.model.modules) == 1 and len(cost.runs(0, module.num_layers)) == 1
-        """Whether the layers that a rank's chunks hold are known by their numbers."""
-        self.complete = True
-        self._known: dict[tuple[int, Counts], list[tuple[Counts, ...]]] = {}
+        self.name, self.kinds = module.name, in_order(kind for kind in cost.layer.recompute if kind != "none")
+        self.costs = [layer for layer, count in cost.runs(0, module.num_layers) for _ in range(count)]
+        self.alike = len(cost.runs(0, module.num_layers)) == 1
+        self.complete = len(profile.model.modules) == 1
+        self._known: dict[tuple[int, Counts, Counts], list[tuple[Counts, ...]]] = {}
 
     def ways(self, placement: ModulePlacement) -> Iterator[ModulePlacement]:
         """Yield the placement with every combination of its ranks' ways."""
         size, layers = self.candidate.layout.pipeline_size, placement.layers[self.name]
         by_rank = []
         for rank in range(size):
-            key = rank, layers[rank::size]
+            # Layers of one kind are known by their numbers, others by their places.
+            starts = tuple(sum(layers[:v]) for v in range(rank, len(layers), size))
+            key = rank, layers[rank::size], () if self.alike else starts
             if key not in self._known:
                 self._known[key] = self._of_rank(rank, placement)
             by_rank.append(self._known[key])
@@ -124,6 +126,7 @@ class _Ways:
         layout = self.candidate.layout
         layers = placement.layers[self.name]
         held = layers[rank :: layout.pipeline_size]
+        starts = [sum(layers[:v]) for v in range(rank, len(layers), layout.pipeline_size)]
         of_chunks = [
             [way for way in itertools.product(range(n + 1), repeat=len(self.kinds)) if sum(way) <= n] for n in held
         ]
@@ -131,21 +134,30 @@ class _Ways:
         if len(every) > MOST_WAYS:
             self.complete = False
             return []
-        every.sort(key=lambda way: (sum(self._extra(way)), way))
+        every.sort(key=lambda way: (sum(self._extra(starts, way)), way))
         found: list[tuple[Counts, ...]] = []
+        extras: list[tuple[float, ...]] = []
         for way in every:
-            extra = self._extra(way)
-            if any(all(a <= b for a, b in zip(self._extra(other), extra, strict=True)) for other in found):
+            extra = self._extra(starts, way)
+            if any(all(a <= b for a, b in zip(other, extra, strict=True)) for other in extras):
                 continue
             rows: list[Counts] = [(0,) * len(self.kinds)] * len(layers)
             rows[rank :: layout.pipeline_size] = way
             changed = self._with(placement, rows)
             if fits_rank(self.profile, self.cluster, layout, changed, self.candidate.num_microbatches, rank):
                 found.append(way)
+                extras.append(extra)
         return found
 
-    def _extra(self, way: tuple[Counts, ...]) -> tuple[float, ...]:
-        return tuple(sum(n * us for n, us in zip(counts, self.extra_us, strict=True)) for counts in way)
+    def _extra(self, starts: list[int], way: tuple[Counts, ...]) -> tuple[float, ...]:
+        """Return what recomputation adds to the backward of every chunk: that of its first layers, kind by kind."""
+        added = []
+        for start, counts in zip(starts, way, strict=True):
+            kinds = [kind for kind, count in zip(self.kinds, counts, strict=True) for _ in range(count)]
+            layers = self.costs[start : start + len(kinds)]
+            again = (layer.recompute[kind].extra_backward_us for layer, kind in zip(layers, kinds, strict=True))
+            added.append(sum(again))
+        return tuple(added)
 
     def _with(self, placement: ModulePlacement, rows: list[Counts]) -> ModulePlacement:
         kinds = {kind: tuple(counts[q] for counts in rows) for q, kind in enumerate(self.kinds)}
