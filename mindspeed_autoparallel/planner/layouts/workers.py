@@ -10,7 +10,9 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -22,9 +24,12 @@ from mindspeed_autoparallel.planner.layouts.tasks import Outcome, Request, Task,
 from mindspeed_autoparallel.spec.codec import from_json, to_json
 
 MAX_WORKERS = 8
+LEAST_S = 0.1
+"""Of a task whose time went by while it waited: enough to bound it."""
 _ENTRY = "from mindspeed_autoparallel.planner.layouts.workers import serve; serve()"
 
-_Jobs = SimpleQueue[tuple[int, Task] | None]
+_Jobs = SimpleQueue[tuple[int, Task, float] | None]
+"""Place, task, and when it was asked for."""
 _Answers = SimpleQueue[tuple[int, Outcome | None]]
 
 
@@ -64,18 +69,25 @@ class Workers:
 
     def perform(self, tasks: Sequence[Task]) -> list[Outcome]:
         """Return the outcomes in the order of the tasks. This process works, too, and alone until another is ready."""
+        asked = time.monotonic()
         for index, task in enumerate(tasks):
-            self._jobs.put((index, task))
+            self._jobs.put((index, task, asked))
         outcomes: dict[int, Outcome] = {}
         while len(outcomes) < len(tasks):
             try:
                 job = self._jobs.get_nowait()
                 assert job is not None
-                outcomes[job[0]] = perform(self._request, job[1])
+                outcomes[job[0]] = perform(self._request, _begun_late(job[1], job[2]))
             except Empty:
                 index, outcome = self._answers.get()
-                outcomes[index] = outcome if outcome is not None else perform(self._request, tasks[index])
+                again = _begun_late(tasks[index], asked)
+                outcomes[index] = outcome if outcome is not None else perform(self._request, again)
         return [outcomes[index] for index in range(len(tasks))]
+
+
+def _begun_late(task: Task, asked: float) -> Task:
+    """Return a task with the seconds that are left of it, which has waited for others since ``asked``."""
+    return replace(task, seconds=max(LEAST_S, task.seconds - (time.monotonic() - asked)))
 
 
 class _Other:
@@ -97,7 +109,7 @@ class _Other:
         while (job := self._jobs.get()) is not None:
             outcome: Outcome | None = None
             try:
-                answer = self._process.ask(json.dumps(to_json(job[1])))
+                answer = self._process.ask(json.dumps(to_json(_begun_late(job[1], job[2]))))
                 if answer is not None:
                     outcome = from_json(Outcome, json.loads(answer), "answer of a worker")
             except (AutoParallelError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel import line_process
 from mindspeed_autoparallel.planner.layouts import search as search_module
+from mindspeed_autoparallel.planner.layouts import workers as workers_module
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.tasks import SIMPLE, SOLVE, Outcome, Request, Task, perform
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
@@ -117,3 +119,18 @@ def test_an_answer_that_cannot_be_read_is_worked_out_again(monkeypatch: pytest.M
     monkeypatch.setattr(line_process.LineProcess, "ask", lambda self, line: ask(self, line) and "{}}")
     with Workers(_request(), 2) as workers:
         assert [workers.perform(tasks) for _ in range(3)] == [alone] * 3
+
+
+def test_a_task_that_waits_for_another_has_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = []
+
+    def slow(_: Request, task: Task) -> Outcome:
+        seconds.append(task.seconds)
+        time.sleep(0.05)
+        return Outcome()
+
+    monkeypatch.setattr(workers_module, "perform", slow)
+    with Workers(_request(), 1) as workers:
+        workers.perform(_tasks()[:3])
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] - seconds[2] >= 0.1
