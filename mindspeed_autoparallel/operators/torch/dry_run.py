@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     PrepareModuleOutput,
     RowwiseParallel,
 )
@@ -30,17 +31,29 @@ def refusal_of_shapes(
     local = {name: _meta(value, _cut_dim(model, name, styles), parts) for name, value in model.named_parameters()}
     local.update({name: _meta(value, None, 1) for name, value in model.named_buffers()})
     arguments, keywords = pytree.tree_map(lambda given: _of_replica(given, replicas), example)
+    with _shapes_as_styled(model, styles, parts):
+        try:
+            _export(_Local(model, local), arguments, keywords)
+        except Exception as error:  # whatever the model's own code raises for a shape that it did not expect
+            return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ""
+
+
+def export_with(model: torch.nn.Module, example: tuple[Any, Any]) -> None:
+    """Trace ``model`` with inputs of the shapes of ``example``, for the sake of its hooks; nothing is computed."""
+    tensors = {name: _meta(value, None, 1) for name, value in (*model.named_parameters(), *model.named_buffers())}
+    arguments, keywords = pytree.tree_map(lambda given: _of_replica(given, 1), example)
+    _export(_Local(model, tensors), arguments, keywords)
+
+
+def _export(module: torch.nn.Module, arguments: Any, keywords: Any) -> None:
     logger = logging.getLogger("torch._subclasses.fake_tensor")  # tells every shape that does not fit, with its stack
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    with _shapes_as_styled(model, styles, parts):
-        try:
-            torch.export.export(_Local(model, local), arguments, keywords, strict=False)
-        except Exception as error:  # whatever the model's own code raises for a shape that it did not expect
-            return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        finally:
-            logger.setLevel(level)
-    return ""
+    try:
+        torch.export.export(module, arguments, keywords, strict=False)
+    finally:
+        logger.setLevel(level)
 
 
 class _Local(torch.nn.Module):
@@ -90,14 +103,17 @@ def _shapes_as_styled(model: torch.nn.Module, styles: Mapping[str, ParallelStyle
         table = isinstance(module, torch.nn.Embedding)
 
         def before(
-            _: Any, given: tuple[Any, ...], style: ParallelStyle = style, table: bool = table
-        ) -> tuple[Any, ...]:
-            return _entered(given, style, parts, table)
+            _: Any, given: tuple[Any, ...], named: Any, style: ParallelStyle = style, table: bool = table
+        ) -> tuple[tuple[Any, ...], Any]:
+            return _entered(given, named, style, parts, table)
 
-        def after(_: Any, given: Any, made: torch.Tensor, style: ParallelStyle = style) -> torch.Tensor:
+        def after(_: Any, given: Any, made: Any, style: ParallelStyle = style) -> Any:
             return _left(made, style, parts)
 
-        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+        handles += [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after),
+        ]
     try:
         yield
     finally:
@@ -114,20 +130,41 @@ def _scaled(value: torch.Tensor, layouts: Any, parts: int, *, grow: bool) -> tor
     return value.new_empty(shape)
 
 
-def _entered(given: tuple[Any, ...], style: ParallelStyle, parts: int, table: bool) -> tuple[Any, ...]:
-    if isinstance(style, (ColwiseParallel, PrepareModuleInput)):
-        return (_scaled(given[0], style.input_layouts, parts, grow=True), *given[1:])
-    if isinstance(style, RowwiseParallel) and not table:
-        whole = _scaled(given[0], style.input_layouts, parts, grow=True)
-        return (_scaled(whole, Shard(-1), parts, grow=False), *given[1:])
-    return given
+def _moved(value: Any, before: Any, after: Any, parts: int) -> Any:
+    """Give a tensor of the shape that one rank has ``after``; anything without a layout stays."""
+    if before is None:
+        return value
+    return _scaled(_scaled(value, before, parts, grow=True), after, parts, grow=False)
 
 
-def _left(made: torch.Tensor, style: ParallelStyle, parts: int) -> torch.Tensor:
+def _entered(
+    given: tuple[Any, ...], named: Any, style: ParallelStyle, parts: int, table: bool
+) -> tuple[tuple[Any, ...], Any]:
+    if isinstance(style, PrepareModuleInputOutput):
+        style = style.prepare_module_input
+    if isinstance(style, PrepareModuleInput):
+        pairs = zip(style.input_layouts or (), style.desired_input_layouts or (), strict=True)
+        layouts = [*pairs, *[(None, None)] * len(given)]
+        moved = tuple(_moved(value, *pair, parts) for value, pair in zip(given, layouts, strict=False))
+        before, after = style.input_kwarg_layouts or {}, style.desired_input_kwarg_layouts or {}
+        return moved, {key: _moved(value, before.get(key), after.get(key), parts) for key, value in named.items()}
     if isinstance(style, ColwiseParallel):
-        return _scaled(_scaled(made, Shard(-1), parts, grow=True), style.output_layouts, parts, grow=False)
+        return (_scaled(given[0], style.input_layouts, parts, grow=True), *given[1:]), named
+    if isinstance(style, RowwiseParallel) and not table:
+        return (_moved(given[0], style.input_layouts, Shard(-1), parts), *given[1:]), named
+    return given, named
+
+
+def _left(made: Any, style: ParallelStyle, parts: int) -> Any:
+    if isinstance(style, PrepareModuleInputOutput):
+        style = style.prepare_module_output
+    if isinstance(style, ColwiseParallel):
+        return _moved(made, Shard(-1), style.output_layouts, parts)
     if isinstance(style, RowwiseParallel):
         return _scaled(made, style.output_layouts, parts, grow=False)
     if isinstance(style, PrepareModuleOutput):
-        return _scaled(made, style.desired_output_layouts, parts, grow=False)
+        several = isinstance(made, (tuple, list))
+        pairs = zip(style.output_layouts, style.desired_output_layouts, strict=True)
+        moved = [_moved(value, *pair, parts) for value, pair in zip(made if several else (made,), pairs, strict=True)]
+        return tuple(moved) if several else moved[0]
     return made

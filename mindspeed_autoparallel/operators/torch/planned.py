@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,8 +49,13 @@ class PlannedModule(torch.nn.Module):
                 f"the captured module takes {', '.join(self.captured.inputs)}, not {len(inputs)} tensors and "
                 f"{', '.join(named) or 'no names'}."
             )
+        return self.run([given[name] for name in self.captured.inputs], {})
+
+    def run(self, inputs: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> Any:
+        """Give what the model returns for whole ``inputs`` in order, with ``parameters`` in the place of its pieces."""
         pieces = {name: getattr(self, _key(name)) for name in self.captured.graph.nodes if hasattr(self, _key(name))}
-        for name, value in given.items():
+        pieces.update({name: value for name, value in parameters.items() if name in pieces})
+        for name, value in zip(self.captured.inputs, inputs, strict=True):
             pieces[name] = self.mesh.piece(value, self.decisions.output_placements(name))
         made = execute(self.decisions, pieces, self.functions, self.mesh)
         for buffer, operator in self.captured.updates.items():

@@ -1,8 +1,10 @@
 """Capture, plan and run a small model of every family on four ranks, in train mode; prints a row per family.
 
-Run: torchrun --nproc-per-node 4 tests/benchmarks/operators/families.py [NAME ..]. Random weights from a configuration,
+Run: torchrun --nproc-per-node 4 tests/benchmarks/operators/families.py [NAME ..]; names with ``tv`` are torchvision's,
+where it can be imported. Random weights from a configuration,
 fp64, no download. Beside one process: the worst relative error of outputs and gradients, and whether the bytes that
-were sent are those predicted, on random plans of a mesh of 4 and of 2 x 2, and on the exact plan.
+were sent are those predicted, on random plans of a mesh of 4 and of 2 x 2, and on the exact plan (of more than 300
+operators that of recursive programming).
 """
 
 import random
@@ -122,6 +124,13 @@ FAMILIES = {
 }  # fmt: skip
 
 
+try:
+    from torchvision_families import FAMILIES as PICTURE_FAMILIES
+except ImportError:
+    PICTURE_FAMILIES = {}
+FAMILIES.update(PICTURE_FAMILIES)
+
+
 class Flat(torch.nn.Module):
     """A model as a function of its tensors that gives its floating-point results alone."""
 
@@ -149,7 +158,8 @@ def main():
             flat = Flat(model.double().train(), list(inputs)).train()
             captured = capture_program(flat, values)
             plans = [random_plan(captured.graph, shape, seed) for shape in meshes for seed in range(2)]
-            plans.append(search_graph(captured.graph, 4, search_mode="exact"))
+            mode = "exact" if len(captured.graph.nodes) <= 300 else "recursive_programming"
+            plans.append(search_graph(captured.graph, 4, search_mode=mode))
             rows = [compare(flat, values, captured, plan, meshes[plan.decisions.mesh]) for plan in plans]
             nodes = [node for node in captured.graph.nodes.values() if node.inputs]
             cut = sum(len(node.choices(2)) > 1 for node in nodes)

@@ -1,0 +1,92 @@
+"""A plan as torch's ``distribute_module`` takes it: parameters as DTensors, redistributions pinned where the plan is.
+
+For plans that styles cannot say. The module keeps its class, names and inputs; its parameters become DTensors, which
+optimizers and distributed checkpoints know, and its forward runs the captured operators on local pieces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.utils import _pytree as pytree
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.torch.graph_builder import Captured
+from mindspeed_autoparallel.operators.torch.planned import PlannedModule
+from mindspeed_autoparallel.operators.torch.redistribute import MeshGroups, groups_of
+
+
+def distribute_plan(
+    captured: Captured, plan: OperatorPlan, model: torch.nn.Module, mesh: DeviceMesh
+) -> torch.nn.Module:
+    """Distribute ``model``, the module that was captured, by ``plan`` over ``mesh``, in place; every rank calls it.
+
+    All ranks hold the same values before. Inputs are whole on every rank, and so are results; gradients of parameters
+    are DTensors in the placements of the plan. Raises ``ConfigError`` where plan, capture and mesh do not fit.
+    """
+    if tuple(mesh.shape) != plan.decisions.mesh:
+        raise ConfigError(f"the plan is for a mesh of {plan.decisions.mesh} and this mesh is {tuple(mesh.shape)}.")
+    groups = groups_of(mesh)
+    planned = PlannedModule(captured, plan, model, groups)
+    placed = _Placed(captured, plan, model, groups)
+    made = distribute_module(model, mesh, placed.distribute)
+    made.forward = _Forward(captured, planned, placed)
+    return made
+
+
+class _Placed:
+    """The parameters and buffers of a module under their first names, and where they are once they are distributed."""
+
+    def __init__(self, captured: Captured, plan: OperatorPlan, model: torch.nn.Module, groups: MeshGroups) -> None:
+        self.captured, self.plan, self.groups = captured, plan, groups
+        self.first: dict[int, str] = {}
+        self.values = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        for name, value in self.values:
+            self.first.setdefault(id(value), name)
+        self.made: dict[str, torch.nn.Parameter] = {}
+
+    def distribute(self, _: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
+        """Replace the parameters of one module: a weight under two names stays one."""
+        for key, value in list(module.named_parameters(recurse=False)):
+            if isinstance(value, DTensor):
+                continue
+            name = self.first[id(value)]
+            if name not in self.made:
+                placements = self._placements(name, len(mesh.shape))
+                piece = self.groups.piece(value.detach(), placements)
+                where = [_placement(p) for p in placements]
+                made = DTensor.from_local(piece, mesh, where, run_check=False, shape=value.shape, stride=value.stride())
+                self.made[name] = torch.nn.Parameter(made, value.requires_grad)
+            module.register_parameter(key, self.made[name])
+
+    def _placements(self, name: str, dims: int) -> tuple[int, ...]:
+        if name in self.captured.graph.nodes:
+            return self.plan.decisions.output_placements(name)
+        return (-1,) * dims
+
+
+class _Forward:
+    """The forward of a distributed module: tensors of its call in, whole results out."""
+
+    def __init__(self, captured: Captured, planned: PlannedModule, placed: _Placed) -> None:
+        self.captured, self.planned, self.placed = captured, planned, placed
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        example, named = self.captured.example
+        if len(arguments) != len(example) or set(keywords) - {"return_dict"} != set(named) - {"return_dict"}:
+            raise ConfigError(
+                f"the module was captured with {len(example)} inputs by position and {', '.join(named) or 'none'} by "
+                f"name, and is called with {len(arguments)} and {', '.join(keywords) or 'none'}."
+            )
+        ordered = (arguments, {key: keywords[key] for key in named if key in keywords})
+        tensors = [value for value in pytree.tree_leaves(ordered) if isinstance(value, torch.Tensor)]
+        pieces = {name: value.to_local() for name, value in self.placed.made.items()}
+        return self.planned.run(tensors, pieces)
+
+
+def _placement(placement: int) -> Placement:
+    return Shard(placement) if placement >= 0 else Replicate()

@@ -1,0 +1,216 @@
+"""Sequence parallelism by styles of ``parallelize_module``: layers hold a piece of the tokens between products.
+
+Styles are put where modules are entered and left. What enters the first layer is cut by tokens and what leaves the last
+one is gathered, so that code around the layers sees what it saw; inside, norms run on pieces, products gather before
+and scatter after. Which module is entered with which tensor is seen by calling the model once, without computing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from mindspeed_autoparallel.operators.torch.dry_run import export_with, refusal_of_shapes
+from mindspeed_autoparallel.operators.torch.graph_builder import Captured
+from mindspeed_autoparallel.operators.torch.parallelize import ParallelizePlan
+
+_LAYER = re.compile(r"(.*)\.(\d+)")
+_TOKENS = Shard(1)
+
+
+@dataclass
+class _ModuleCall:
+    """How a module was called: tensors by position and name, and what it gave."""
+
+    positional: tuple[Any, ...]
+    named: dict[str, Any]
+    made: Any
+    times: int = 1
+
+
+def with_sequence_parallel(captured: Captured, model: torch.nn.Module, lowered: ParallelizePlan) -> ParallelizePlan:
+    """Return ``lowered`` with sequence parallelism in the stack of repeated layers that has most of its styles.
+
+    ``model`` is the module that was captured, in whole shapes. Gradients of norms are pending sums over the mesh, as
+    ``SequenceParallel`` of torch leaves them. Where it cannot be said, the reason is in ``not_expressed`` and there are
+    no styles.
+    """
+    if lowered.not_expressed:
+        return lowered
+    styles, reason = _Stack(captured, model, lowered).styles()
+    if not reason:
+        reason = refusal_of_shapes(model, captured.example, styles, lowered.tensor_size, lowered.data_size)
+    if reason:
+        return replace(lowered, styles={}, not_expressed=(f"sequence parallelism: {reason}",))
+    return replace(lowered, styles=styles)
+
+
+class _Stack:
+    """The repeated layers of one model, and the styles that cut what flows between them by tokens."""
+
+    def __init__(self, captured: Captured, model: torch.nn.Module, lowered: ParallelizePlan) -> None:
+        self.model, self.lowered = model, lowered
+        self.given = dict(lowered.styles)
+        self.calls = _record_calls(model, captured.example)
+        self.layers = self._layers()
+        self.shape: tuple[int, ...] = ()
+
+    def styles(self) -> tuple[dict[str, ParallelStyle], str]:
+        """Give all styles, or the reason why there are none."""
+        if not self.layers:
+            return {}, "no repeated layers with styles that hand one tensor to the next."
+        stream = _first_stream(self.calls[self.layers[0]])
+        assert stream is not None
+        self.shape = tuple(stream.shape)
+        if self.shape[1] % self.lowered.tensor_size:
+            return {}, f"{self.shape[1]} tokens are not divided by {self.lowered.tensor_size} devices."
+        for layer in self.layers:
+            self._inside(layer)
+        first, last = self.layers[0], self.layers[-1]
+        entry = _entry(self.calls[first], self.shape, Replicate(), _TOKENS)
+        leaving = _leaving(self.calls[last], self.shape, _TOKENS, Replicate())
+        if first == last:
+            self.given[first] = PrepareModuleInputOutput(**entry, use_local_input=True, **leaving)
+        else:
+            self.given[first] = PrepareModuleInput(**entry, use_local_output=True)
+            self.given[last] = PrepareModuleOutput(**leaving)
+        return self.given, ""
+
+    def _layers(self) -> list[str]:
+        """List the modules of the chain that holds most styles, each called once with what the one before gave."""
+        chains: dict[str, list[str]] = {}
+        for name in self.calls:
+            found = _LAYER.fullmatch(name)
+            if found and any(style.startswith(f"{name}.") for style in self.given):
+                chains.setdefault(found[1], []).append(name)
+        chains = {prefix: names for prefix, names in chains.items() if self._is_chain(names)}
+        held = {prefix: sum(s.startswith(f"{prefix}.") for s in self.given) for prefix in chains}
+        return chains[max(held, key=lambda prefix: (held[prefix], -len(prefix)))] if chains else []
+
+    def _is_chain(self, names: list[str]) -> bool:
+        for name, following in zip(names, [*names[1:], ""], strict=True):
+            call = self.calls[name]
+            if call.times > 1 or _first_stream(call) is None or _first(call.made) is None:
+                return False
+            if following and _first_stream(self.calls[following]) is not _first(call.made):
+                return False
+        return True
+
+    def _inside(self, name: str) -> None:
+        """Give styles to the children of module ``name``, or to theirs."""
+        for child, module in self.model.get_submodule(name).named_children():
+            path = f"{name}.{child}"
+            if path not in self.calls or not any(True for _ in module.parameters()):
+                if any(True for _ in module.parameters()):
+                    self._inside(path)
+                continue
+            style = self.given.get(path)
+            call = self.calls[path]
+            takes_stream = _first_stream(call, self.shape) is not None
+            inside = [key for key in self.given if key.startswith(f"{path}.")]
+            if isinstance(style, RowwiseParallel):
+                self.given[path] = RowwiseParallel(input_layouts=style.input_layouts[0], output_layouts=_TOKENS)
+            elif isinstance(style, ColwiseParallel) and takes_stream:
+                self.given[path] = ColwiseParallel(input_layouts=_TOKENS, output_layouts=style.output_layouts[0])
+            elif style is None and takes_stream and self._is_norm(path, module):
+                self.given[path] = SequenceParallel(use_local_output=True)
+            elif style is None and takes_stream and not inside:
+                entry = _entry(call, self.shape, _TOKENS, Replicate())
+                leaving = _leaving(call, self.shape, Replicate(), _TOKENS)
+                self.given[path] = PrepareModuleInputOutput(**entry, use_local_input=True, **leaving)
+            elif style is None and takes_stream and self._only_styled(path, module, inside):
+                entry = _entry(call, self.shape, _TOKENS, Replicate())
+                self.given[path] = PrepareModuleInput(**entry)
+                for key in inside:
+                    if isinstance(rowwise := self.given[key], RowwiseParallel):
+                        self.given[key] = RowwiseParallel(
+                            input_layouts=rowwise.input_layouts[0], output_layouts=_TOKENS
+                        )
+            else:
+                self._inside(path)
+
+    def _is_norm(self, path: str, module: torch.nn.Module) -> bool:
+        """Tell whether a module runs on any piece of the tokens: only vectors as parameters, one tensor in and out."""
+        made = self.calls[path].made
+        given = [v for v in (*self.calls[path].positional, *self.calls[path].named.values()) if _is_tensor(v)]
+        vectors = all(p.dim() == 1 for p in module.parameters())
+        return vectors and len(given) == 1 and _is_tensor(made) and tuple(made.shape) == self.shape
+
+    def _only_styled(self, path: str, module: torch.nn.Module, inside: list[str]) -> bool:
+        """Tell whether every parameter of a module belongs to a style, and one of them is cut by columns."""
+        owners = {f"{path}.{name}".rpartition(".")[0] for name, _ in module.named_parameters()}
+        return owners <= set(inside) and any(isinstance(self.given[key], ColwiseParallel) for key in inside)
+
+
+def _record_calls(model: torch.nn.Module, example: tuple[Any, Any]) -> dict[str, _ModuleCall]:
+    calls: dict[str, _ModuleCall] = {}
+    handles = []
+    for name, module in model.named_modules():
+
+        def after(_: Any, positional: tuple[Any, ...], named: dict[str, Any], made: Any, name: str = name) -> None:
+            times = calls[name].times + 1 if name in calls else 1
+            calls[name] = _ModuleCall(positional, dict(named), made, times)
+
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
+    try:
+        export_with(model, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _first(made: Any) -> Any:
+    """Give the tensor a module returns, or the first of a tuple."""
+    first = made[0] if isinstance(made, (tuple, list)) and made else made
+    return first if _is_tensor(first) else None
+
+
+def _first_stream(call: _ModuleCall, shape: tuple[int, ...] = ()) -> Any:
+    """Give the first tensor of samples, tokens and width (of ``shape``, if given) that a module was called with."""
+    for value in (*call.positional, *call.named.values()):
+        if _is_tensor(value) and value.dim() == 3 and (not shape or tuple(value.shape) == shape):
+            return value
+    return None
+
+
+def _entry(call: _ModuleCall, shape: tuple[int, ...], before: Any, after: Any) -> dict[str, Any]:
+    """Give the arguments of a style that takes the tensors of ``shape`` from ``before`` to ``after``."""
+    streams = [_is_tensor(v) and tuple(v.shape) == shape for v in call.positional]
+    named = [key for key, v in call.named.items() if _is_tensor(v) and tuple(v.shape) == shape]
+    positional = {
+        "input_layouts": tuple(before if stream else None for stream in streams) or None,
+        "desired_input_layouts": tuple(after if stream else None for stream in streams) or None,
+    }
+    return {
+        **(positional if any(streams) else {}),
+        **({"input_kwarg_layouts": dict.fromkeys(named, before)} if named else {}),
+        **({"desired_input_kwarg_layouts": dict.fromkeys(named, after)} if named else {}),
+    }
+
+
+def _leaving(call: _ModuleCall, shape: tuple[int, ...], before: Any, after: Any) -> dict[str, Any]:
+    made = call.made if isinstance(call.made, (tuple, list)) else (call.made,)
+    streams = [_is_tensor(v) and tuple(v.shape) == shape for v in made]
+    return {
+        "output_layouts": tuple(before if stream else None for stream in streams),
+        "desired_output_layouts": tuple(after if stream else None for stream in streams),
+        "use_local_output": True,
+    }
