@@ -17,6 +17,9 @@ _HIDDEN_LAUNCHES = 1.03
 """Up to this factor on a layer's device time, what the host takes to launch it counts as hidden."""
 
 
+_SUPERVISED_WIDTH = 8.6
+"""Nine of ten published tuning runs on devices that were fitted to pretraining took up to this much longer, for reasons
+that their sources do not say (docs/validation/prediction.md)."""
 _NETWORK_FACTOR = 2.0
 """Within which the share of a network's rate is known where no run over nodes was measured."""
 
@@ -36,6 +39,7 @@ def features(work: Workload) -> frozenset[str]:
         "encoder": model.encoder is not None,
         "eight_bits": bool(work.recipe),
         "tensor_grid": work.tensor_grid is not None,
+        "supervised": work.supervised,
     }
     return frozenset(name for name, has in having.items() if has)
 
@@ -46,11 +50,12 @@ def extrapolation(work: Workload, device: Device) -> str:
     ``seen``: a layer of about this shape was, on one node. ``more_devices``: the shape was, several nodes are asked
     for. ``unseen_shape``: it was not, and the host's launches show in its time, which is where layers differ most.
     ``unseen_large_shape``: it was not, and device work hides the launches. ``unmeasured_features``: the run has
-    something beyond dense pretraining that no measured step had.
+    something beyond dense pretraining that no measured step had, ``supervised`` if that is tuning on examples.
     """
     efficiency = device.efficiency(work.stack)
-    if features(work) - set(efficiency.measured_features):
-        return "unmeasured_features"
+    new = features(work) - set(efficiency.measured_features)
+    if new:
+        return "supervised" if "supervised" in new else "unmeasured_features"
     measured_so = not efficiency.measured_recompute or work.recompute in efficiency.measured_recompute
     if measured_so and is_calibrated(efficiency, correction_key(work)):
         return "seen" if work.num_devices <= work.devices_per_node else "more_devices"
@@ -67,6 +72,8 @@ def half_width(work: Workload, device: Device) -> tuple[float, str]:
     efficiency = device.efficiency(work.stack)
     kind = extrapolation(work, device)
     unknown = 2 * max(efficiency.relative_error, *efficiency.intervals.values(), 0.0)
+    if kind == "supervised":
+        unknown = max(unknown, _SUPERVISED_WIDTH)
     width = max(efficiency.intervals.get(kind, unknown), efficiency.intervals.get("seen", 0.0))
     if work.num_devices > work.devices_per_node:
         width = max(width, efficiency.intervals.get("more_devices", 0.0))

@@ -245,8 +245,8 @@ def _train(train: Mapping[str, Any], batch: int) -> dict[str, Any]:
         result["cuda_graph"] = _GRAPH_NAMES[result["cuda_graph"]]
     if isinstance(train.get("flags"), str) and "--tensor-model-parallel-size" in train["flags"]:
         result = {**_of_flags(train["flags"]), **result}
-    if result.get("task") not in ("dpo", "simpo"):
-        result.pop("task", None)
+    if str(result.get("task")).startswith(("pretrain", "checkpoint")):
+        result.pop("task")
     return result
 
 

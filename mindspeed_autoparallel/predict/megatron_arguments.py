@@ -256,7 +256,7 @@ def _train(arguments: Arguments) -> dict[str, Any]:
     if arguments.integer("lora_r", "lora_rank"):
         targets = (arguments.text("lora_target_modules") or "").strip("[]").replace("'", "").replace(",", " ")
         train["lora"] = {"r": arguments.integer("lora_r", "lora_rank"), "targets": targets.split()}
-    if arguments.text("stage") in ("dpo", "simpo"):
+    if arguments.text("stage") in ("dpo", "simpo", "sft"):
         train["task"] = arguments.text("stage")
     graph = arguments.text("cuda_graph_impl")
     if graph or arguments.flag("enable_cuda_graph") or arguments.flag("external_cuda_graph"):

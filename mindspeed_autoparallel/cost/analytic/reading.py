@@ -39,6 +39,7 @@ VARIABLE_TOKENS = 1024
 """Tokens per sample where lengths vary and no mean is said; an answer's notes say so."""
 _OFFLOADS = ("swap-optimizer", "swap-attention")
 _PREFERENCES = ("dpo", "simpo")
+_SUPERVISED = ("sft", "peft", "lora")
 
 
 def read_workload(request: Mapping[str, object]) -> Workload:
@@ -128,6 +129,7 @@ def _training(train: Mapping[str, Any]) -> dict[str, Any]:
         "swapped_optimizer": "swap-optimizer" in _offload(train),
         "replayed_launches": _graph(train),
         "preference": str(train.get("task")) if train.get("task") in _PREFERENCES else "",
+        "supervised": str(train.get("task")).lower().startswith(_SUPERVISED),
         "dropout": bool(switch(train, "dropout", True, "train")),
         "fused_rotary": bool(switch(train, "rope_fusion", True, "train")),
         "loss_in_place": bool(switch(train, "loss_in_place", True, "train")),

@@ -117,6 +117,8 @@ class Workload:
     """Share of the host's launches that a captured graph replays."""
     preference: str = ""
     """``dpo``: pairs, and a forward pass of a frozen reference; ``simpo``: pairs."""
+    supervised: bool = False
+    """Whether a trained model is tuned on examples of what it is to say."""
     dropout: bool = True
     """Whether dropout is on, whose masks are kept."""
     fused_rotary: bool = True

@@ -9,7 +9,8 @@ single rows). Prints errors and ranking per left-out value, and which layer shap
 wrong choices have; then by kind of extrapolation the half width that holds nine of ten errors on the hardest axis, and
 how many it holds per axis, also if it comes from all *other* left-out values. --write stores half widths and the mean
 error of the first axis. --apart HIDDEN/TENSOR/MICRO_BATCH prints errors and ranking also without rows of those layer
-shapes (which stay in the fits of the other axis values).
+shapes (which stay in the fits of the other axis values). --by-shape: how far each shape is off as a whole, and its rows
+around that.
 """
 
 from __future__ import annotations
@@ -75,6 +76,27 @@ def costliest(measured: Measured, fitted: np.ndarray) -> str:
     return ", ".join(f"{shape} {loss / total:.0%}" for shape, loss in worst)
 
 
+def print_by_shape(measured: Measured, fitted: np.ndarray) -> None:
+    """Print per layer shape how far it is off as a whole and how far its rows scatter around that, worst first.
+
+    What a shape has in common over all depths, pipelines and batches is no error of these; the last line says what is
+    left when each shape is off by nothing but its scatter.
+    """
+    shapes: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
+    for index, work in enumerate(measured.works):
+        shapes[work.tensor_size, work.micro_batch].append(index)
+    error = np.log(fitted / measured.step_ms)
+    apart = error.copy()
+    for members in shapes.values():
+        apart[members] -= np.median(error[members])
+    for (tensor, micro), members in sorted(shapes.items(), key=lambda item: -abs(np.median(error[item[1]]))):
+        print(
+            f"    tensor {tensor} micro batch {micro}: {len(members):3d} rows, whole shape "
+            f"{np.expm1(np.median(error[members])):+6.1%}, rows around it {np.abs(apart[members]).mean():.1%}"
+        )
+    print(f"    without what whole shapes are off: mean error {np.abs(apart).mean():.1%}")
+
+
 def half_width(found: Sequence[tuple[str, str, np.ndarray]]) -> float:
     """Relative half width that holds nine of ten errors on the hardest axis with enough of them, or of all together."""
     by_axis = collections.defaultdict(list)
@@ -90,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--apart", action="append", default=[], metavar="HIDDEN/TENSOR/MICRO_BATCH")
+    parser.add_argument("--by-shape", action="store_true", help="how far each left-out layer shape is off")
     parser.add_argument("--axis", action="append", choices=["choices", *VALUES, "several_nodes"], default=[])
     arguments = parser.parse_args()
     measured = read_measured(arguments)
@@ -111,6 +134,8 @@ def main() -> None:
                 kept = np.array([shape not in arguments.apart for shape in shapes])
                 if kept.any() and not kept.all():
                     report("  those shapes apart", asked.where(kept), fitted[kept])
+                if arguments.by_shape:
+                    print_by_shape(asked, fitted)
                 print(f"    lost by choosing wrongly where the best plan has: {costliest(asked, fitted)}")
         if axis in ("choices", "several_nodes") and pooled.any():
             report(f"left out: {axis}", measured.where(pooled > 0), pooled[pooled > 0])

@@ -19,6 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.confidence import peak_half_width
 from mindspeed_autoparallel.predict.measured_rows import request_of_row
 from mindspeed_autoparallel.predict.scoreboard import measured_peak_gib, measured_step_ms, ranking_by_group
@@ -148,12 +149,20 @@ def ask(requests: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
         return json.loads(done.stdout)["predictions"], time.perf_counter() - begin
 
 
+def request_or_none(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a row's request, or ``None`` where it states no run or one that is not modelled."""
+    try:
+        return request_of_row(row)
+    except ConfigError:
+        return None
+
+
 def main() -> None:
     """Asks and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     rows = json.loads(parser.parse_args().data.read_text())["rows"]
-    asked = [(row, request) for row in rows if (request := request_of_row(row)) is not None]
+    asked = [(row, request) for row in rows if (request := request_or_none(row)) is not None]
     requests = [request for _, request in asked]
     answers, _ = ask(requests)
     _, seconds = ask((requests * (NUM_TIMED // len(requests) + 1))[:NUM_TIMED])

@@ -126,3 +126,9 @@ def test_what_a_file_of_before_does_not_say_has_a_default(tmp_path: Path) -> Non
     assert device.workspace_bytes == 0
     assert device.efficiency("megatron-core").tensor_exposed == 1.0
     assert 0 < device.efficiency("megatron-core").expert_fraction < 1
+
+
+def test_every_device_is_found_by_its_name_and_no_two_have_a_name_in_common() -> None:
+    names = [(name, device.name) for device in known_devices() for name in (device.name, *device.aliases)]
+    assert [name for name, owner in names if find_device(name).name != owner] == []
+    assert find_device("NVIDIA GB200").name == "GB200"

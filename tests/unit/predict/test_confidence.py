@@ -92,3 +92,12 @@ def test_peaks_of_tiny_models_have_wider_intervals() -> None:
         low, high = answer["peak_memory_interval_gib"]
         assert high / answer["peak_memory_gib"] == pytest.approx(1 + width)
         assert answer["peak_memory_gib"] / low == pytest.approx(1 + width)
+
+
+def test_tuning_on_examples_has_a_width_of_its_own_where_no_such_run_was_measured() -> None:
+    kind = half_width(_work(train={"task": "sft"}), _device())[1]
+    assert kind == "supervised"
+    plain, tuned = (half_width(_work(train=train), _device())[0] for train in ({}, {"task": "sft_long_context"}))
+    assert tuned > 5 * plain
+    known = _device(measured_features=("supervised",))
+    assert half_width(_work(train={"task": "sft"}), known) == half_width(_work(), known)
