@@ -17,13 +17,19 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
     """Search, print, write; the command's exit code."""
     from mindspeed_autoparallel.cli.simulate import print_plan
     from mindspeed_autoparallel.planner.hetero.compare import compare, comparison_result, summary, write_comparison
-    from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import training_flags, write_hetero_model
+    from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
+        can_stage_encoders,
+        training_flags,
+        write_hetero_model,
+    )
     from mindspeed_autoparallel.runtime.megatron.description import describe
     from mindspeed_autoparallel.spec import to_json
 
+    stages = profile.memory_semantics != "mindspeed"
     if arguments.mm_model is not None:
         description = describe(argparse.Namespace(mm_model=arguments.mm_model))
         _check_modules(profile, {module.name: module.num_layers for module in description.modules}, arguments.mm_model)
+        stages = can_stage_encoders(description)
     comparison = compare(
         profile,
         cluster,
@@ -34,6 +40,7 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
         progress=lambda text: print(text, file=sys.stderr, flush=True),
         options=options,
         balance=arguments.hetero_balance,
+        encoder_pipelines=stages,
     )
     model_file = None
     if arguments.mm_model is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from mindspeed_autoparallel.cost.staged_redistribution import MovedSamples, staged_samples, tied_replicas
 from mindspeed_autoparallel.profiles import DeviceCost, LinkTier
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
 
@@ -24,8 +25,13 @@ class EncoderExchange:
 
     @property
     def encoder_width(self) -> int:
-        """Return ranks of one encoder replica."""
+        """Return ranks of one encoder replica on one stage of its pipeline."""
         return self.encoder.tensor_size * self.encoder.context_size
+
+    @property
+    def num_ranks(self) -> int:
+        """Return how many ranks exchange."""
+        return self.encoder_replicas * self.encoder_width * self.encoder.pipeline_size
 
     @property
     def stage_width(self) -> int:
@@ -48,15 +54,6 @@ class EncoderExchange:
         return tensor * self.backbone.context_size
 
 
-@dataclass(frozen=True, kw_only=True)
-class MovedSamples:
-    """Of one macro-batch, the busiest rank's share in samples: the larger of what it sends and what it receives."""
-
-    inputs: float
-    outputs: float
-    gradients: float
-
-
 def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> EncoderExchange:
     """Return H2: the smallest set of ranks that holds whole replicas of both (``balance`` global: all ranks).
 
@@ -64,6 +61,10 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Encode
     replicas are tied together, and all of them where q does not divide their number.
     """
     width = encoder.tensor_size * encoder.context_size
+    if encoder.pipeline_size > 1:
+        owners = backbone.data_size if balance == "global" else len(tied_replicas(backbone, encoder)[0])
+        replicas = encoder.data_size * owners // backbone.data_size
+        return EncoderExchange(backbone_replicas=owners, encoder_replicas=replicas, backbone=backbone, encoder=encoder)
     tied = width // gcd(width, backbone.tensor_size * backbone.context_size)
     backbone_replicas = tied if backbone.data_size % tied == 0 and balance != "global" else backbone.data_size
     return EncoderExchange(
@@ -81,6 +82,10 @@ def moved_samples(exchange: EncoderExchange, samples_per_home: int) -> MovedSamp
     to every member of the replica that computed the sample, each shard from a rank that keeps it; a member that keeps
     it itself has it. Exact where replicas are nested; where they are tied, turns of senders are not followed.
     """
+    if exchange.encoder.pipeline_size > 1:
+        return staged_samples(
+            exchange.backbone, exchange.encoder, exchange.backbone_replicas, samples_per_home, exchange.shards
+        )
     return (_nested if exchange.nested else _tied)(exchange, samples_per_home)
 
 
@@ -114,12 +119,23 @@ def _tied(exchange: EncoderExchange, samples: int) -> MovedSamples:
     )
 
 
+def stage_loads(exchange: EncoderExchange, samples: int) -> list[int]:
+    """Return by stage of the backbone what the busiest encoder replica there computes of a macro-batch of ``samples``
+    per backbone replica; where replicas are tied, the busiest of all. For encoders without a pipeline of their own."""
+    stages = range(exchange.backbone.pipeline_size)
+    if not exchange.nested:
+        return [exchange.samples_of_busiest(samples) for _ in stages]
+    # Of the replicas on a stage the first has most: samples are dealt out in turns.
+    first = [stage * exchange.stage_width // exchange.encoder_width for stage in stages]
+    return [max(0, -(-(samples - replica) // exchange.encoder_replicas)) for replica in first]
+
+
 def exchange_link(exchange: EncoderExchange, cluster: Cluster, device: DeviceCost) -> LinkTier:
     """Return the slowest link between ranks that exchange: first stage and later stages are a whole stage apart."""
     if cluster.num_devices <= cluster.devices_per_node:
         return device.intra
     inside = (
-        exchange.backbone.pipeline_size == 1
+        exchange.backbone.pipeline_size == exchange.encoder.pipeline_size == 1
         and cluster.devices_per_node % (exchange.backbone_replicas * exchange.stage_width) == 0
     )
     return device.intra if inside else device.inter

@@ -71,6 +71,8 @@ class ImageAdapter:
     """Items are images; rows are patches in, merged rows out; ``meta`` is (frames, height, width) in patches, then with
     dropout (``with_keys``) the image's key."""
 
+    runs_sequence_parallel = True
+
     def __init__(self, model: ModelDescription, dtype: torch.dtype, with_keys: bool = False) -> None:
         self._with_keys = with_keys
         self.meta_size = 3 + with_keys
@@ -120,6 +122,8 @@ class ImageAdapter:
 
 class AudioAdapter:
     """Items are clips; rows are mel frames in, audio tokens out; ``meta`` is the clip's key with dropout."""
+
+    runs_sequence_parallel = True
 
     def __init__(self, model: ModelDescription, dtype: torch.dtype, with_keys: bool = False) -> None:
         self._with_keys = with_keys

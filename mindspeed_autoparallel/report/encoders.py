@@ -24,7 +24,8 @@ class GainPart:
 def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_us: float) -> list[GainPart]:
     """Return what layouts, batch scale and recomputing save, in this order; changes that cannot be told apart (what
     lies between does not fit in memory) are one part."""
-    steps = [("layouts", hetero.scale_one_us), ("batch scale", hetero.kept_us), ("recomputing encoders", hetero_us)]
+    last = "memory mode window" if hetero.memory == "window" else "recomputing encoders"
+    steps = [("layouts", hetero.scale_one_us), ("batch scale", hetero.kept_us), (last, hetero_us)]
     parts, names, before = [], [], homogeneous_us
     for name, after in steps:
         names.append(name)

@@ -16,6 +16,8 @@ class Rounds:
     count: int
     compute_us: float
     transfer_us: float
+    before_us: float = 0.0
+    """Of a backward: the forward that runs again, before its gradients are waited for."""
 
 
 def forward_us(runs: Sequence[Rounds]) -> float:
@@ -33,15 +35,19 @@ def forward_us(runs: Sequence[Rounds]) -> float:
 def backward_us(runs: Sequence[Rounds]) -> float:
     """Send the gradients of batch k, then compute batch k - 1 with what has arrived for it."""
     now = arrived = 0.0
-    waiting: tuple[float, float] | None = None
+    waiting: tuple[float, Rounds] | None = None
     for run in runs:
         for _ in range(min(run.count, REPEATING)):
             arrived = max(now, arrived) + run.transfer_us
             if waiting is not None:
-                now = max(now, waiting[0]) + waiting[1]
-            waiting = (arrived, run.compute_us)
-        more = max(0, run.count - REPEATING) * max(run.compute_us, run.transfer_us)
+                now = _through(now, *waiting)
+            waiting = (arrived, run)
+        more = max(0, run.count - REPEATING) * max(run.before_us + run.compute_us, run.transfer_us)
         now, arrived = now + more, arrived + more
         if waiting is not None:
             waiting = (waiting[0] + more, waiting[1])
-    return now if waiting is None else max(now, waiting[0]) + waiting[1]
+    return now if waiting is None else _through(now, *waiting)
+
+
+def _through(now: float, arrived: float, run: Rounds) -> float:
+    return max(now + run.before_us, arrived) + run.compute_us

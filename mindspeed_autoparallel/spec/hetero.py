@@ -29,12 +29,14 @@ class EncoderPhase:
     state_bytes: int
     """Parameters, gradients, optimizer: on every rank, the whole step."""
     kept_bytes: int
-    """On every rank, from the encoder's forward to its backward."""
+    """On every rank, from the encoder's forward to its backward; of the fullest stage, as ``state_bytes``."""
     transient_bytes: int
     """On top of these while the encoder runs, before and after the pipeline."""
     first_stage_bytes: int
     """Its outputs and their gradients, on the backbone's first stage."""
     num_layers: int = 0
+    stage_layers: tuple[int, ...] = ()
+    """Layers on each stage of its own pipeline; empty without one."""
     interpolated_from: tuple[str, ...] = ()
 
     @property
@@ -87,11 +89,14 @@ class HeteroRecord:
     or was not found."""
     kept_us: float | None = None
     """Step in the same layouts and batch scales with the encoders' activations kept; ``None`` as above."""
+    interleaving_us: float = 0.0
+    """Memory mode window: what waiting for one another inside the pipeline adds to the phases, or bubbles filled by
+    encoders take off them."""
 
     @property
     def total_us(self) -> float:
         """Return what all encoders add to the step."""
-        return sum(phase.total_us for phase in self.encoders)
+        return sum(phase.total_us for phase in self.encoders) + self.interleaving_us
 
     @property
     def reserved_bytes(self) -> int:

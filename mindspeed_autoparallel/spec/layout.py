@@ -22,7 +22,8 @@ class ModuleLayout:
 
     def label(self) -> str:
         """Return ``TP2 DP4 x4``: sizes above 1, always DP, and the scale."""
-        parts = [f"{short}{size}" for short, size in (("TP", self.tensor_size), ("CP", self.context_size)) if size > 1]
+        sizes = (("PP", self.pipeline_size), ("TP", self.tensor_size), ("CP", self.context_size))
+        parts = [f"{short}{size}" for short, size in sizes if size > 1]
         return " ".join([*parts, f"DP{self.data_size}", f"x{self.micro_batch_scale}"])
 
 

@@ -35,7 +35,7 @@ def enumerated(profile: Profile, cluster: Cluster, batch: int) -> float:
             per_encoder = [
                 [
                     encoder_phase(costs, sizes, candidate, cluster, memory=memory, balance="local")
-                    for costs in costs_of(profile, encoder, cluster)[0]
+                    for costs in costs_of(profile, encoder, cluster, pipeline_sizes=(1, 2, 4))[0]
                     for sizes in layouts_of(costs, candidate, cluster)
                 ]
                 for encoder in encoders

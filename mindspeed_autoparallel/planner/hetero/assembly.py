@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mindspeed_autoparallel.planner.hetero.backbone import Reserved, beside, limit_of, outside_pipeline_bytes
+from mindspeed_autoparallel.planner.hetero.encoders import WINDOW
 from mindspeed_autoparallel.planner.hetero.solved import Solved
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan, fullest_rank
 from mindspeed_autoparallel.profiles import Profile
@@ -30,6 +31,10 @@ def assemble(profile: Profile, best: Solved, others: Sequence[Solved], record: S
         for phase in best.record.encoders
         if phase.interpolated_from
     ]
+    if best.record.memory == WINDOW:
+        notes.append(
+            "Memory mode window was tried beside splits found for the other modes; its bound is the pipeline's."
+        )
     inner = replace(
         inner,
         model=profile.model,

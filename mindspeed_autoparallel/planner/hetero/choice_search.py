@@ -16,7 +16,7 @@ from math import inf
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, least_of, limit_of, outside_pipeline_fits
-from mindspeed_autoparallel.planner.hetero.encoders import EncoderCosts
+from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import records
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
@@ -228,7 +228,10 @@ class ChoiceSearch(Search[Choice]):
 
 
 def _least_encoder_us(costs: list[list[EncoderCosts]], solver: BackboneSolver) -> float:
-    """Return a time that no choice of encoder sizes beats: every sample is encoded once, by the best batch there is."""
+    """Return a time that no choice of encoder sizes beats: every sample is encoded once, by the best batch there is.
+
+    A pipeline's busiest stage takes at least the mean stage's time for as many times the samples: the same.
+    """
     total = 0.0
     for own in costs:
         least = []

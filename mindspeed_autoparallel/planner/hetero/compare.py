@@ -11,7 +11,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import json_text, write_together
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.hetero.search import ENCODER_PIPELINE_SIZES, search_hetero
 from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.search import search
@@ -58,10 +58,12 @@ def compare(
     options: SpaceOptions | None = None,
     balance: str = "local",
     splits: Splits | None = None,
+    encoder_pipelines: bool = True,
 ) -> Comparison:
     """Search both. Raises ``InfeasiblePlan`` where no hetero plan fits, with the homogeneous one's step if one does.
 
-    ``splits``: what the host can run; a hetero plan's backbone then has one stage.
+    ``splits``: what the host can run; a hetero plan's backbone then has one stage. ``encoder_pipelines``: whether the
+    host's encoders can run in stages.
     """
     started = time.monotonic()
     homogeneous, note = None, ""
@@ -95,6 +97,7 @@ def compare(
             progress=progress,
             options=options,
             balance=balance,
+            encoder_pipeline_sizes=ENCODER_PIPELINE_SIZES if encoder_pipelines else (1,),
             layouts=None if splits is None else _of_one_stage(profile, cluster, global_batch_size),
         )
     except InfeasiblePlan as error:
@@ -162,7 +165,7 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
     sizes: dict[str, dict[str, int]] = {
         phase.module: {
             "TP": phase.layout.tensor_size,
-            "PP": 1,
+            "PP": phase.layout.pipeline_size,
             "CP": phase.layout.context_size,
             "DP": phase.layout.data_size,
             "MBS": phase.layout.micro_batch_scale * plan.layout.micro_batch_size,

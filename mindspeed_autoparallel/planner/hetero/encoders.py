@@ -2,140 +2,41 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mindspeed_autoparallel.cost.collectives import all_gather_us
-from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.cost.collectives import all_gather_us, p2p_us
 from mindspeed_autoparallel.cost.redistribution import (
     EncoderExchange,
     all_to_all_us,
     exchange_link,
     exchange_of,
     moved_samples,
+    stage_loads,
 )
-from mindspeed_autoparallel.cost.step import PostPipelineTime, post_pipeline_time
+from mindspeed_autoparallel.cost.topology import boundary_link
+from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.layouts.space import Candidate
-from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
-from mindspeed_autoparallel.planner.variable_data import mean_factors
-from mindspeed_autoparallel.profiles import LinkTier, MeasuredAt, Measurement, Profile
-from mindspeed_autoparallel.profiles.interpolation import interpolate
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
+from mindspeed_autoparallel.profiles import LinkTier
+from mindspeed_autoparallel.schedule.encoder_pipeline import StagedRounds, staged_backward_us, staged_forward_us
 from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us
-from mindspeed_autoparallel.spec import Cluster, Layout, Module, ModuleLayout
+from mindspeed_autoparallel.schedule.window import MacroBatchTimes, num_alive
+from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderPhase
 
 MEMORY_MODES = ("upfront", "recompute")
-"""Of ``--hetero-memory``: keep the encoder's activations, or run its forward again before its backward. Mode window
-is not planned: its encoder batches meet the pipeline's stages, and the step is no sum of the two."""
+"""Of ``--hetero-memory``: keep the encoder's activations, or run its forward again before its backward. In mode window
+encoder batches meet the pipeline's stages, and the step is no sum of the two: ``windowed`` replays it."""
+WINDOW = "window"
 BYTES_OF_AN_ITEM = 48
 """What the owners' plan needs of every sample, where it is not known already."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """One encoder batch of some samples on one rank: nanoseconds and bytes."""
-
-    forward_ns: int
-    backward_ns: int
-    saved_bytes: int
-    """Activations and the output, until the backward."""
-    transient_bytes: int
-    """Highest above them, forward or backward."""
-    input_bytes: int
-
-
-class EncoderCosts:
-    """One encoder at one (TP, CP) of the profile; batches of any size, along MBS as the profile interpolates."""
-
-    def __init__(self, profile: Profile, module: Module, point: MeasuredAt) -> None:
-        self.profile, self.module, self.point = profile, module, point
-        self.factor = mean_factors(profile.variable_data).get(module.name, 1.0)
-        self._own = [
-            replace(measurement, modules={module.name: measurement.modules[module.name]})
-            for measurement in profile.measurements
-        ]
-        self._measurements: dict[int, Measurement] = {}
-        self._batches: dict[int, Batch] = {}
-        self._states: dict[tuple[int, bool], tuple[int, PostPipelineTime]] = {}
-        self._output_bytes_per_sample: float | None = None
-
-    def measurement(self, samples: int) -> Measurement:
-        """Return costs of a batch of ``samples``."""
-        if samples not in self._measurements:
-            at = MeasuredAt(**{**vars(self.point), "micro_batch_size": samples})
-            measured = next((measurement for measurement in self._own if measurement.at == at), None)
-            found = measured or interpolate(self._own, at)
-            assert found is not None, "the point was measured with some batch"
-            self._measurements[samples] = found
-        return self._measurements[samples]
-
-    def blocks(self) -> list[PlacedBlock]:
-        """Return all blocks, for model state: it does not depend on the batch."""
-        cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
-        parts = cost.parts(self.module.num_layers)
-        return [PlacedBlock(name="", cost=block) for _, block, count in parts for _ in range(count)]
-
-    def output_bytes(self, samples: float) -> float:
-        """Return what the backbone gets for ``samples``."""
-        if self._output_bytes_per_sample is None:
-            cost = self.measurement(self.point.micro_batch_size).modules[self.module.name]
-            self._output_bytes_per_sample = (cost.post or cost.layer).output_bytes / self.point.micro_batch_size
-        return self._output_bytes_per_sample * samples
-
-    @functools.cached_property
-    def trained(self) -> bool:
-        """Return whether any of its parameters is: otherwise there is no graph and no backward phase."""
-        return any(block.cost.dense.gradient_bytes or block.cost.expert.gradient_bytes for block in self.blocks())
-
-    def state(self, layout: Layout, cluster: Cluster) -> tuple[int, PostPipelineTime]:
-        """Return bytes of parameters, gradients and optimizer on a rank, and what its step takes, for one cluster."""
-        key = layout.data_size, layout.distributed_optimizer
-        if key not in self._states:
-            blocks = self.blocks()
-            tail = post_pipeline_time(blocks, layout, cluster, self.profile.device)
-            self._states[key] = sum(static_terms(blocks, layout).values()), tail
-        return self._states[key]
-
-    def batch(self, samples: int) -> Batch:
-        """Return costs of a batch of ``samples``, without recomputation."""
-        if samples not in self._batches:
-            self._batches[samples] = self._batch(samples)
-        return self._batches[samples]
-
-    def _batch(self, samples: int) -> Batch:
-        measurement = self.measurement(samples)
-        cost = measurement.modules[self.module.name]
-        overhead = round(self.profile.device.operation_overhead_us * NS_PER_US)
-        forward = backward = saved = transient = 0
-        for _, block, count in cost.parts(self.module.num_layers):
-            times = block_times_ns(PlacedBlock(name="", cost=block), self.factor)
-            forward, backward = forward + count * times[0], backward + count * times[1]
-            plain = block.recompute["none"]
-            saved += count * plain.saved_bytes
-            transient = max(transient, plain.forward_peak_bytes, plain.backward_peak_bytes)
-        output = (cost.post or cost.layer).output_bytes
-        return Batch(
-            forward_ns=forward + overhead,
-            backward_ns=backward + overhead if backward else 0,
-            saved_bytes=saved + cost.side.kept_bytes + output,
-            transient_bytes=transient,
-            input_bytes=measurement.batch.kept_bytes,
-        )
-
-    def least_us_per_sample(self, most: int) -> float:
-        """Return a time per sample that no batch of at most ``most`` samples beats.
-
-        Beyond twice the largest measured batch the interpolation is one straight line, best at an end.
-        """
-        measured = max(measurement.at.micro_batch_size for measurement in self.profile.measurements)
-        sizes = {*range(1, min(most, 2 * measured) + 1), most}
-        least_ns: float = min((self.batch(n).forward_ns + self.batch(n).backward_ns) / n for n in sizes)
-        return least_ns / NS_PER_US
-
-
 def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> Layout:
-    """Return the encoder's sizes as a layout without pipeline, for model state and its reduction."""
+    """Return the encoder's sizes as a layout, for model state, its reduction and the links between its stages."""
     return Layout(
+        pipeline_size=sizes.pipeline_size,
         tensor_size=sizes.tensor_size,
         context_size=sizes.context_size,
         data_size=sizes.data_size,
@@ -147,65 +48,229 @@ def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> La
 def encoder_phase(
     costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, memory: str, balance: str
 ) -> EncoderPhase:
-    """Return the encoder's part of a step beside the backbone of ``candidate``. Formulas H1-H6 in
+    """Return the encoder's part of a step beside the backbone of ``candidate``. Formulas H1-H7 in
     docs/cost-model.md."""
     device, backbone = costs.profile.device, candidate.layout
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
-    train = costs.trained
-    again = memory == "recompute" and train
-    per_microbatch = backbone.micro_batch_size
-    full, rest = divmod(candidate.num_microbatches, sizes.micro_batch_scale)
-    kept = transient = most = 0
-    moved_bytes = 0.0
-    forward, backward = [], []
-    windows = [(sizes.micro_batch_scale, full)] * bool(full) + [(rest, 1)] * bool(rest)
-    for microbatches, count in windows:
-        samples = exchange.samples_of_busiest(microbatches * per_microbatch)
-        batch = costs.batch(samples)
-        moved = moved_samples(exchange, microbatches * per_microbatch)
-        inputs = moved.inputs * batch.input_bytes / samples
-        outputs = costs.output_bytes(moved.outputs)
-        gradients = costs.output_bytes(moved.gradients) if train else 0.0
-        moved_bytes += count * (inputs + outputs + gradients)
-        there_us = batch.forward_ns / NS_PER_US + all_to_all_us(inputs, link)
-        forward.append(Rounds(count=count, compute_us=there_us, transfer_us=all_to_all_us(outputs, link)))
-        if train:
-            back_us = (batch.backward_ns + (batch.forward_ns if again else 0)) / NS_PER_US
-            backward.append(Rounds(count=count, compute_us=back_us, transfer_us=all_to_all_us(gradients, link)))
-            kept += count * (batch.input_bytes if again else batch.saved_bytes)
-        transient = max(transient, batch.transient_bytes + (batch.saved_bytes if again or not train else 0))
-        most = max(most, samples)
-    compute = [sum(run.count * run.compute_us for run in runs) for runs in (forward, backward)]
-    unhidden_us = forward_us(forward) + backward_us(backward) - sum(compute)
-    state_bytes, tail = costs.state(own_layout(costs, sizes, backbone), cluster)
-    rows_bytes = candidate.num_microbatches * costs.output_bytes(per_microbatch)
+    own = own_layout(costs, sizes, backbone)
+    windows = _windows(costs, exchange, candidate, again=memory == "recompute" and costs.trained)
+    runs = [_rounds(costs, window, own, cluster, link) for window in windows]
+    forward, backward = _forward_us(runs), _backward_us(runs)
+    if memory == WINDOW:
+        forward, backward = _one_by_one(runs)
+    state_bytes, tail = costs.state(own, cluster)
+    held = [_held(costs, windows, stage, sizes.pipeline_size) for stage in range(sizes.pipeline_size)]
+    microbatches = candidate.num_microbatches
+    if memory == WINDOW:
+        alive = num_alive(backbone.pipeline_size, sizes.micro_batch_scale, microbatches)
+        held = [_held_in_window(costs, windows, alive)]
+        microbatches = min(microbatches, alive * sizes.micro_batch_scale)
+    # Of the fullest stage, on every rank: which backbone stage shares its rank is left open.
+    fullest = max(range(len(held)), key=lambda stage: state_bytes[stage] + held[stage][0])
+    rows_bytes = microbatches * costs.output_bytes(backbone.micro_batch_size)
+    most = max(window.samples for window in windows)
     return EncoderPhase(
         module=costs.module.name,
         layout=sizes,
-        num_macro_batches=full + bool(rest),
+        num_macro_batches=sum(window.count for window in windows),
         samples=most,
-        forward_us=compute[0],
-        backward_us=compute[1],
-        exchange_us=max(0.0, unhidden_us) + _metadata_us(exchange, balance, candidate, link),
-        reduction_us=tail.data_parallel_us if train else 0.0,
-        optimizer_us=tail.optimizer_us if train else 0.0,
-        moved_bytes=round(moved_bytes),
-        state_bytes=state_bytes,
-        kept_bytes=kept,
-        transient_bytes=transient,
+        forward_us=forward.compute_us,
+        backward_us=backward.compute_us,
+        exchange_us=forward.exchange_us + backward.exchange_us + _metadata_us(exchange, balance, candidate, link),
+        reduction_us=tail.data_parallel_us if costs.trained else 0.0,
+        optimizer_us=tail.optimizer_us if costs.trained else 0.0,
+        moved_bytes=round(sum(window.count * window.moved_bytes for window in windows)),
+        state_bytes=state_bytes[fullest],
+        kept_bytes=held[fullest][0],
+        transient_bytes=max(transient for _, transient in held),
         # The merged rows and their gradient.
-        first_stage_bytes=round((2 if train else 1) * rows_bytes),
+        first_stage_bytes=round((2 if costs.trained else 1) * rows_bytes),
         num_layers=costs.module.num_layers,
+        stage_layers=costs.stage_layers(sizes.pipeline_size) if sizes.pipeline_size > 1 else (),
         interpolated_from=costs.measurement(most).interpolated_from,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """``count`` equal macro-batches of one step."""
+
+    count: int
+    samples: int
+    """On the busiest replica."""
+    inputs: float
+    """Bytes on the busiest rank of each transfer."""
+    outputs: float
+    gradients: float
+    again: bool
+    """The forward runs again before the backward."""
+
+    @property
+    def moved_bytes(self) -> float:
+        return self.inputs + self.outputs + self.gradients
+
+
+def _windows(costs: EncoderCosts, exchange: EncoderExchange, candidate: Candidate, *, again: bool) -> list[_Window]:
+    """Return the macro-batches of a step: whole ones, then what is left."""
+    scale, per_microbatch = exchange.encoder.micro_batch_scale, candidate.layout.micro_batch_size
+    full, rest = divmod(candidate.num_microbatches, scale)
+    found = []
+    for microbatches, count in [(scale, full)] * bool(full) + [(rest, 1)] * bool(rest):
+        samples = exchange.samples_of_busiest(microbatches * per_microbatch)
+        moved = moved_samples(exchange, microbatches * per_microbatch)
+        found.append(
+            _Window(
+                count=count,
+                samples=samples,
+                inputs=moved.inputs * costs.batch(samples).input_bytes / samples,
+                outputs=costs.output_bytes(moved.outputs),
+                gradients=costs.output_bytes(moved.gradients) if costs.trained else 0.0,
+                again=again,
+            )
+        )
+    return found
+
+
+def _held(costs: EncoderCosts, windows: Sequence[_Window], stage: int, num_stages: int) -> tuple[int, int]:
+    """Return bytes that a stage keeps from forward to backward, and the most on top of them while it runs."""
+    kept = transient = 0
+    for window in windows:
+        batch = costs.staged(window.samples, num_stages)[stage]
+        if costs.trained:
+            kept += window.count * (batch.input_bytes if window.again else batch.saved_bytes)
+        # Batches that ran forward again and wait for their gradient: as many as 1F1B has in flight.
+        running = min(window.count, num_stages - stage) if window.again else 0 if costs.trained else 1
+        transient = max(transient, batch.transient_bytes + running * batch.saved_bytes)
+    return kept, transient
+
+
+def _held_in_window(costs: EncoderCosts, windows: Sequence[_Window], alive: int) -> tuple[int, int]:
+    """Return bytes that ``alive`` macro-batches keep, one of them at work: encoders run while the pipeline does."""
+    batches = [costs.batch(window.samples) for window in windows]
+    saved = max(batch.saved_bytes for batch in batches) if costs.trained else 0
+    transient = max(batch.transient_bytes + (0 if costs.trained else batch.saved_bytes) for batch in batches)
+    return alive * saved + transient, 0
+
+
+def macro_batches(
+    costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, balance: str
+) -> tuple[MacroBatchTimes, ...]:
+    """Return the macro-batches of a step, each with its own times, as mode window runs them. Without a pipeline of the
+    encoder's own."""
+    exchange = exchange_of(candidate.layout, sizes, balance)
+    link, own = exchange_link(exchange, cluster, costs.profile.device), own_layout(costs, sizes, candidate.layout)
+    found: list[MacroBatchTimes] = []
+    for window in _windows(costs, exchange, candidate, again=False):
+        run = _rounds(costs, window, own, cluster, link)
+        for _ in range(window.count):
+            first = len(found) * sizes.micro_batch_scale
+            last = min(first + sizes.micro_batch_scale, candidate.num_microbatches) - 1
+            loads = stage_loads(exchange, (last - first + 1) * candidate.layout.micro_batch_size)
+            passes = [costs.batch(load) if load else None for load in loads]
+            found.append(
+                MacroBatchTimes(
+                    first=first,
+                    last=last,
+                    inputs_us=run.inputs_us,
+                    forward_us=[0.0 if one is None else one.forward_ns / NS_PER_US for one in passes],
+                    outputs_us=run.outputs_us,
+                    gradients_us=run.gradients_us,
+                    backward_us=[
+                        one.backward_ns / NS_PER_US if one is not None and costs.trained else 0.0 for one in passes
+                    ],
+                )
+            )
+    return tuple(found)
+
+
+def _one_by_one(runs: Sequence[StagedRounds]) -> tuple[_Time, _Time]:
+    """Return forward and backward where every transfer is waited for at once."""
+    return (
+        _Time(
+            compute_us=sum(run.count * run.forward_us[0] for run in runs),
+            exchange_us=sum(run.count * (run.inputs_us + run.outputs_us) for run in runs),
+        ),
+        _Time(
+            compute_us=sum(run.count * run.backward_us[0] for run in runs if run.backward_us),
+            exchange_us=sum(run.count * run.gradients_us for run in runs),
+        ),
+    )
+
+
+def _rounds(costs: EncoderCosts, window: _Window, own: Layout, cluster: Cluster, link: LinkTier) -> StagedRounds:
+    """Return what the stages do with these macro-batches, in microseconds."""
+    stages = costs.staged(window.samples, own.pipeline_size)
+    forward_us = tuple(batch.forward_ns / NS_PER_US for batch in stages)
+    message_us = 0.0
+    if own.pipeline_size > 1:
+        between = [boundary_link(own, cluster, costs.profile.device, stage) for stage in range(own.pipeline_size - 1)]
+        # The shape goes first.
+        message_us = max(
+            p2p_us(0, one) + p2p_us(batch.output_bytes, one) for one, batch in zip(between, stages, strict=False)
+        )
+    return StagedRounds(
+        count=window.count,
+        forward_us=forward_us,
+        backward_us=tuple(batch.backward_ns / NS_PER_US for batch in stages) if costs.trained else (),
+        again_us=forward_us if window.again else (0.0,) * len(stages),
+        message_us=message_us,
+        inputs_us=all_to_all_us(window.inputs, link),
+        outputs_us=all_to_all_us(window.outputs, link),
+        gradients_us=all_to_all_us(window.gradients, link),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Time:
+    """One direction of a phase: with nothing travelling to or from the backbone, and what transfers add."""
+
+    compute_us: float
+    exchange_us: float
+
+
+def _forward_us(runs: Sequence[StagedRounds]) -> _Time:
+    if len(runs[0].forward_us) > 1:
+        compute_us = staged_forward_us([run.without_transfers() for run in runs])
+        total_us = staged_forward_us(runs)
+    else:
+        compute_us = sum(run.count * run.forward_us[0] for run in runs)
+        total_us = forward_us(
+            [
+                Rounds(count=run.count, compute_us=run.forward_us[0] + run.inputs_us, transfer_us=run.outputs_us)
+                for run in runs
+            ]
+        )
+    return _Time(compute_us=compute_us, exchange_us=max(0.0, total_us - compute_us))
+
+
+def _backward_us(runs: Sequence[StagedRounds]) -> _Time:
+    if not runs[0].backward_us:
+        return _Time(compute_us=0.0, exchange_us=0.0)
+    if len(runs[0].forward_us) > 1:
+        compute_us = staged_backward_us([run.without_transfers() for run in runs])
+        total_us = staged_backward_us(runs)
+    else:
+        compute_us = sum(run.count * (run.backward_us[0] + run.again_us[0]) for run in runs)
+        total_us = backward_us(
+            [
+                Rounds(
+                    count=run.count,
+                    compute_us=run.backward_us[0],
+                    transfer_us=run.gradients_us,
+                    before_us=run.again_us[0],
+                )
+                for run in runs
+            ]
+        )
+    return _Time(compute_us=compute_us, exchange_us=max(0.0, total_us - compute_us))
 
 
 def _metadata_us(exchange: EncoderExchange, balance: str, candidate: Candidate, link: LinkTier) -> float:
     """Return counts and sizes of the step's samples, gathered where replicas do not read each other's data."""
     if exchange.nested and balance != "global":
         return 0.0
-    ranks = exchange.encoder_replicas * exchange.encoder_width
+    ranks = exchange.num_ranks
     samples = exchange.backbone_replicas * candidate.num_microbatches * candidate.layout.micro_batch_size
     size = BYTES_OF_AN_ITEM * samples
     return all_gather_us(8 * ranks, ranks, link) + all_gather_us(size * ranks / exchange.backbone_replicas, ranks, link)

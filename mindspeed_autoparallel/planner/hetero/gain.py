@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mindspeed_autoparallel.planner.hetero.backbone import outside_pipeline_fits
-from mindspeed_autoparallel.planner.hetero.encoders import EncoderCosts, encoder_phase
+from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
+from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.spec import ModuleLayout
 from mindspeed_autoparallel.spec.hetero import HeteroRecord

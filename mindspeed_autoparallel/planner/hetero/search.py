@@ -15,14 +15,19 @@ from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_firs
 from mindspeed_autoparallel.planner.hetero.assembly import assemble
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, backbone_profile, limit_of
 from mindspeed_autoparallel.planner.hetero.choice_search import NOT_FOUND, ChoiceSearch
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
 from mindspeed_autoparallel.planner.hetero.gain import with_parts_of_the_gain
 from mindspeed_autoparallel.planner.hetero.solved import Solved
 from mindspeed_autoparallel.planner.hetero.space import costs_of, split_modules
+from mindspeed_autoparallel.planner.hetero.windowed import window_choices
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec.plan import Verdict
 from mindspeed_autoparallel.units import format_bytes
+
+ENCODER_PIPELINE_SIZES = tuple(range(1, 9))
+"""Stages of an encoder's own pipeline that are tried, where they divide the devices and each gets a layer."""
 
 
 def search_hetero(
@@ -36,14 +41,16 @@ def search_hetero(
     progress: Progress = silent,
     layouts: list[Layout] | None = None,
     options: SpaceOptions | None = None,
-    memory_modes: Sequence[str] = MEMORY_MODES,
+    memory_modes: Sequence[str] = (*MEMORY_MODES, WINDOW),
     balance: str = "local",
     encoder_tensor_sizes: Mapping[str, Sequence[int]] | None = None,
+    encoder_pipeline_sizes: Sequence[int] = ENCODER_PIPELINE_SIZES,
 ) -> Plan:
     """Return the fastest plan in which every encoder has a layout of its own, with its proof.
 
-    ``layouts``: only these of the backbone; ``encoder_tensor_sizes``: only these of an encoder, by name. Raises
-    ``InfeasiblePlan`` or ``ConfigError``.
+    ``layouts``: only these of the backbone; ``encoder_tensor_sizes``: only these of an encoder, by name;
+    ``encoder_pipeline_sizes``: only these of encoders' own pipelines. ``memory_modes``: window is tried beside the
+    splits found for the others, and not part of the proof. Raises ``InfeasiblePlan`` or ``ConfigError``.
     """
     if global_batch_size < 1:
         raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
@@ -51,26 +58,25 @@ def search_hetero(
         raise ConfigError(f"the time limit must be above 0 s, got {time_limit_s:g}.")
     started = time.monotonic()
     encoders, _ = split_modules(profile)
-    backbone = backbone_profile(profile)
     only = encoder_tensor_sizes or {}
-    costs = [costs_of(profile, module, cluster, only.get(module.name))[0] for module in encoders]
-    options = options or SpaceOptions()
-    # Virtual stages of the backbone only where they were asked for.
-    options = replace(options, virtual_sizes=options.virtual_sizes or (1,))
-    candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options, layouts)
-    if not candidates:
-        reasons = "; ".join(sorted({verdict.reason for verdict in ruled_out})[:3]) or "no size divides the cluster."
-        raise ConfigError(f"no backbone layout is possible for a global batch of {global_batch_size}: {reasons}")
-    solvers = [BackboneSolver(backbone, cluster, global_batch_size, candidate, seed) for candidate in candidates]
+    pipelines = encoder_pipeline_sizes
+    costs = [costs_of(profile, module, cluster, only.get(module.name), pipelines)[0] for module in encoders]
+    solvers, ruled_out = _solvers(profile, cluster, global_batch_size, layouts, options or SpaceOptions(), seed)
     progress(f"hetero: {len(solvers)} backbone layouts, {sum(map(len, costs))} encoder sizes to search")
     deadline = started + time_limit_s
-    choices = ChoiceSearch(costs, memory_modes, balance, deadline=deadline, num_alternatives=top_k, progress=progress)
+    proved_modes = [mode for mode in memory_modes if mode != WINDOW]
+    choices = ChoiceSearch(costs, proved_modes, balance, deadline=deadline, num_alternatives=top_k, progress=progress)
     best_first(choices, choices.start(solvers), deadline=deadline, progress=progress)
     if not choices.solved:
         raise _infeasible(profile, cluster, choices)
     ranking = sorted(choices.solved, key=lambda found: (found.step_us, found.layout.label()))
     best = ranking[0]
     bound_us = min([best.step_us, *choices.open_us, *(found.lower_bound_us for found in ranking)])
+    if WINDOW in memory_modes:
+        windowed = window_choices(best, ranking, costs)
+        ranking = [*windowed[:1], *ranking]
+        best = ranking[0]
+        bound_us = min([bound_us, *(found.lower_bound_us for found in windowed[:1])])
     verdicts = (*ruled_out, *choices.verdicts.values())
     proof = Proof(step_us=best.step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(
@@ -84,6 +90,27 @@ def search_hetero(
     )
     best = replace(best, record=with_parts_of_the_gain(best, costs, balance, limit_of(profile, cluster)))
     return assemble(profile, best, _others(ranking, top_k), record)
+
+
+def _solvers(
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    layouts: list[Layout] | None,
+    options: SpaceOptions,
+    seed: int,
+) -> tuple[list[BackboneSolver], list[Verdict]]:
+    """Return a solver for every layout of the backbone, and why others are ruled out. Raises ``ConfigError``."""
+    backbone = backbone_profile(profile)
+    # Virtual stages of the backbone only where they were asked for.
+    options = replace(options, virtual_sizes=options.virtual_sizes or (1,))
+    candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options, layouts)
+    if not candidates:
+        reasons = "; ".join(sorted({verdict.reason for verdict in ruled_out})[:3]) or "no size divides the cluster."
+        raise ConfigError(f"no backbone layout is possible for a global batch of {global_batch_size}: {reasons}")
+    return [
+        BackboneSolver(backbone, cluster, global_batch_size, candidate, seed) for candidate in candidates
+    ], ruled_out
 
 
 def _others(ranking: list[Solved], top_k: int) -> list[Solved]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, EncoderCosts, encoder_phase
+from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
+from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, encoder_phase
 from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate
@@ -31,11 +32,16 @@ def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, .
 
 
 def costs_of(
-    profile: Profile, module: Module, cluster: Cluster, only: Sequence[int] | None = None
+    profile: Profile,
+    module: Module,
+    cluster: Cluster,
+    only: Sequence[int] | None = None,
+    pipeline_sizes: Sequence[int] = (1,),
 ) -> tuple[list[EncoderCosts], list[str]]:
     """Return the encoder at every (TP, CP) that divides cluster and heads, and why each other size is left out.
 
-    ``only``: these TP sizes. Raises ``ConfigError`` where no size is left.
+    ``only``: these TP sizes; ``pipeline_sizes``: what its own pipeline may have. Raises ``ConfigError`` where no size
+    is left.
     """
     measured = {(m.at.tensor_size, m.at.context_size) for m in profile.measurements}
     tensors = {tensor for tensor, _ in measured}
@@ -51,7 +57,7 @@ def costs_of(
         elif (point := _point(profile, tensor, context)) is None:
             reasons.append(f"{label}: the profile has no costs for it.")
         else:
-            found.append(EncoderCosts(profile, module, point))
+            found.append(EncoderCosts(profile, module, point, tuple(pipeline_sizes)))
     if not found:
         raise ConfigError(f"{module.name} has no layout of its own: {' '.join(reasons)} Measure more sizes.")
     return found, reasons
@@ -74,7 +80,7 @@ def records(
     memory_modes: Iterable[str],
     balance: str,
 ) -> list[HeteroRecord]:
-    """Return every choice of (TP, CP, scale) per encoder and of memory mode that no other one beats in time and
+    """Return every choice of (TP, CP, PP, scale) per encoder and of memory mode that no other one beats in time and
     memory."""
     found = []
     for memory in memory_modes:
@@ -100,17 +106,31 @@ def _undominated_phases(
 
 
 def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> list[ModuleLayout]:
-    """Return one (TP, CP) with every scale."""
-    tensor, context = costs.point.tensor_size, costs.point.context_size
-    return [
-        ModuleLayout(
-            tensor_size=tensor,
-            context_size=context,
-            data_size=cluster.num_devices // (tensor * context),
-            micro_batch_scale=scale,
-        )
-        for scale in range(1, candidate.num_microbatches + 1)
-    ]
+    """Return one (TP, CP) with every pipeline size and scale; under a pipeline, of the scales that give as many
+    macro-batches the smallest."""
+    tensor, context, count = costs.point.tensor_size, costs.point.context_size, candidate.num_microbatches
+    found = []
+    for stages in costs.pipeline_sizes:
+        width = tensor * context * stages
+        if cluster.num_devices % width or not 1 <= stages <= costs.module.num_layers:
+            continue
+        scales = range(1, count + 1) if stages == 1 else distinct_scales(count)
+        found += [
+            ModuleLayout(
+                tensor_size=tensor,
+                pipeline_size=stages,
+                context_size=context,
+                data_size=cluster.num_devices // width,
+                micro_batch_scale=scale,
+            )
+            for scale in scales
+        ]
+    return found
+
+
+def distinct_scales(num_microbatches: int) -> Sequence[int]:
+    """Return of the scales that give as many macro-batches the smallest: the others are less even."""
+    return sorted({-(-num_microbatches // number) for number in range(1, num_microbatches + 1)})
 
 
 def _weights(phase: EncoderPhase) -> tuple[float, ...]:
@@ -134,4 +154,4 @@ def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def _sizes(layout: ModuleLayout) -> tuple[int, ...]:
-    return (layout.tensor_size, layout.context_size, layout.micro_batch_scale)
+    return (layout.tensor_size, layout.pipeline_size, layout.context_size, layout.micro_batch_scale)

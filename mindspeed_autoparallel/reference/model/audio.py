@@ -14,8 +14,19 @@ from mindspeed_autoparallel.reference.configuration import AudioDescription, Mod
 from mindspeed_autoparallel.reference.model.core_attention import PackedRows
 from mindspeed_autoparallel.reference.model.dropout import item_rows
 from mindspeed_autoparallel.reference.model.norm import Norm
-from mindspeed_autoparallel.reference.model.row_shard import shard_rows
-from mindspeed_autoparallel.reference.model.stack import PlacedBlock, layer_spec, stack_config, with_dropout
+from mindspeed_autoparallel.reference.model.row_shard import (
+    from_tensor_ranks,
+    shard_multiple,
+    shard_rows,
+    to_tensor_ranks,
+)
+from mindspeed_autoparallel.reference.model.stack import (
+    PlacedBlock,
+    changed_config,
+    layer_spec,
+    stack_config,
+    with_dropout,
+)
 
 
 class AudioTransformer(MegatronModule):
@@ -40,16 +51,17 @@ class AudioTransformer(MegatronModule):
             final_norm=False,
         )
         if self.is_last:
-            self.ln_post = Norm(config, hidden, audio.stack.layernorm_epsilon)
+            # Every tensor rank has all rows here.
+            self.ln_post = Norm(changed_config(config, sequence_parallel=False), hidden, audio.stack.layernorm_epsilon)
             self.proj = torch.nn.Linear(hidden, out_size, dtype=dtype)
 
     def forward(self, rows: torch.Tensor, num_frames: list[int], keys: torch.Tensor | None = None) -> torch.Tensor:
         """Return all rows on the last chunk, on the others those of this context rank where the audio encoder has a
-        context-parallel layout of its own."""
+        context-parallel layout of its own (of this tensor rank under sequence parallelism)."""
         lengths = [(length + 1) // 2 for frames in num_frames for length in chunk_lengths(frames, self.window)]
-        shard = shard_rows(sum(lengths), self.config.context_parallel_size)
+        shard = shard_rows(sum(lengths), self.config.context_parallel_size, shard_multiple(self.config))
         if self.is_first:
-            rows = shard.own(self._convolve(rows, num_frames))
+            rows = to_tensor_ranks(shard.own(self._convolve(rows, num_frames)), self.config)
         packed = PackedRows(list(itertools.accumulate(lengths, initial=0)), shard=shard)
         row_keys = None
         if keys is not None:
@@ -57,7 +69,7 @@ class AudioTransformer(MegatronModule):
             row_keys = shard.own(item_rows(keys, torch.tensor(sizes, device=keys.device)))
         hidden: torch.Tensor = self.blocks(hidden_states=rows, attention_mask=row_keys, packed_seq_params=packed)
         # Pooling joins rows of different ranks.
-        return shard.gather(hidden) if self.is_last else hidden
+        return shard.gather(from_tensor_ranks(hidden, self.config)) if self.is_last else hidden
 
     def project(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
         """Return mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
@@ -97,7 +109,8 @@ class AudioEncoder(MegatronModule):
         audio = model.audio
         assert audio is not None
         context_size = base.context_parallel_size if "audio_encoder" in model.own_layouts else 1
-        config = stack_config(base, audio.stack, chunk, sequence_parallel=False, context_size=context_size)
+        sequence = base.sequence_parallel and "audio_encoder" in model.own_layouts
+        config = stack_config(base, audio.stack, chunk, sequence_parallel=sequence, context_size=context_size)
         config = with_dropout(config, base, audio.stack, 2)
         super().__init__(config=config)
         self.description = audio

@@ -1,12 +1,13 @@
-"""An encoder's rows over its own context-parallel group: contiguous runs, gathered where all rows are needed."""
+"""An encoder's rows over its context- and tensor-parallel groups: contiguous runs, gathered where all are needed."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 
 from mindspeed_autoparallel.runtime.attention.context_parallel import gather_rows
 from mindspeed_autoparallel.runtime.attention.shards import contiguous_range
@@ -37,7 +38,7 @@ class RowShard:
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
         """Return this rank's run of ``rows [num_rows, ...]``."""
-        if len(self.sizes) == 1:
+        if self.sizes == (self.num_rows,):
             return rows
         missing = sum(self.sizes) - self.num_rows
         return torch.cat((rows, rows.new_zeros((missing, *rows.shape[1:]))))[self.start : self.stop]
@@ -62,10 +63,11 @@ class RowShard:
 def shard_rows(num_rows: int, context_size: int, multiple: int = 1) -> RowShard:
     """Return runs of ``num_rows`` over the current context-parallel group, each of whole groups of ``multiple``
     rows."""
+    num_groups = -(-num_rows // multiple)
     if context_size == 1:
-        return RowShard(num_rows, (num_rows,))
+        return RowShard(num_rows, (num_groups * multiple,))
     # Megatron's layers cannot take zero rows.
-    num_groups = max(num_rows // multiple, context_size)
+    num_groups = max(num_groups, context_size)
     runs = [contiguous_range(num_groups, context_size, rank) for rank in range(context_size)]
     return RowShard(
         num_rows,
@@ -73,3 +75,26 @@ def shard_rows(num_rows: int, context_size: int, multiple: int = 1) -> RowShard:
         parallel_state.get_context_parallel_rank(),
         parallel_state.get_context_parallel_group(),
     )
+
+
+def shard_multiple(config: Any, merged: int = 1) -> int:
+    """Return of how many rows a rank must have a multiple: whole groups of ``merged``, and as many for every tensor
+    rank under sequence parallelism."""
+    return math.lcm(merged, config.tensor_model_parallel_size) if config.sequence_parallel else merged
+
+
+def to_tensor_ranks(rows: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return this tensor rank's run of ``rows`` that all of them have, under sequence parallelism; else ``rows``."""
+    if not config.sequence_parallel:
+        return rows
+    own: torch.Tensor = tensor_parallel.scatter_to_sequence_parallel_region(rows)
+    return own
+
+
+def from_tensor_ranks(rows: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return the rows of all tensor ranks, which then do the same with them; ``rows`` without sequence
+    parallelism."""
+    if not config.sequence_parallel:
+        return rows
+    whole: torch.Tensor = tensor_parallel.gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=False)
+    return whole

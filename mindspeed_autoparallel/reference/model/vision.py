@@ -14,7 +14,13 @@ from mindspeed_autoparallel.reference.model.core_attention import PackedAttentio
 from mindspeed_autoparallel.reference.model.dropout import item_rows
 from mindspeed_autoparallel.reference.model.grid import GridRows, lay_out_rows
 from mindspeed_autoparallel.reference.model.norm import Norm
-from mindspeed_autoparallel.reference.model.row_shard import RowShard, shard_rows
+from mindspeed_autoparallel.reference.model.row_shard import (
+    RowShard,
+    from_tensor_ranks,
+    shard_multiple,
+    shard_rows,
+    to_tensor_ranks,
+)
 from mindspeed_autoparallel.reference.model.stack import (
     ACTIVATIONS,
     PlacedBlock,
@@ -77,7 +83,7 @@ class VisionTransformer(MegatronModule):
         """Run ``rows``, pixel values ``[patches, features]`` on the first chunk, ``[patches, 1, hidden]`` after it;
         the result has the rows of ``shard``."""
         if self.has_patch_embed:
-            rows = self.patch_embed(rows[shard.own(layout.order)]).unsqueeze(1)
+            rows = to_tensor_ranks(self.patch_embed(rows[shard.own(layout.order)]).unsqueeze(1), self.config)
         packed = PackedRows(layout.boundaries, layout.windows, shard)
         hidden: torch.Tensor = self.blocks(
             hidden_states=rows,
@@ -105,10 +111,12 @@ class Projector(MegatronModule):
             recompute_method=None,
             recompute_num_layers=None,
             output_layer_init_method=None,
+            sequence_parallel=False,
         )
         super().__init__(config=own)
         self.merged_size = merged_size
-        self.layernorm = Norm(config, vision.stack.hidden_size, vision.stack.layernorm_epsilon)
+        # Every tensor rank has all rows here.
+        self.layernorm = Norm(own, vision.stack.hidden_size, vision.stack.layernorm_epsilon)
         self.encoder = MLP(
             own,
             MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
@@ -124,7 +132,8 @@ class Projector(MegatronModule):
 
 class ImageEncoder(MegatronModule):
     """``encoder`` and, on the module's last chunk, ``projector``. Under a context-parallel layout of its own each rank
-    computes a run of the rows, from pixels to the projector's output, which is gathered.
+    computes a run of the rows, from pixels to the projector's output, which is gathered; under sequence parallelism of
+    its own a tensor rank keeps a run of these between its layers' matrix products.
 
     ``forward(pixel_values, image_grid_thw)``: pixel values ``[patches, channels * 2 * 14 * 14]`` (on later chunks the
     rows ``[patches, 1, hidden]`` of the chunk before) and the grid ``[images, 3]`` in patches -> ``[patches / 4, 1,
@@ -136,7 +145,8 @@ class ImageEncoder(MegatronModule):
         assert vision is not None and projector is not None
         own_layout = "image_encoder" in model.own_layouts
         context_size = base.context_parallel_size if own_layout else 1
-        config = stack_config(base, vision.stack, chunk, sequence_parallel=False, context_size=context_size)
+        sequence = base.sequence_parallel and own_layout
+        config = stack_config(base, vision.stack, chunk, sequence_parallel=sequence, context_size=context_size)
         config = with_dropout(config, base, vision.stack, 1)
         super().__init__(config=config)
         self.description = vision
@@ -154,10 +164,12 @@ class ImageEncoder(MegatronModule):
         row_keys = None if keys is None else item_rows(keys, image_grid_thw.prod(dim=1).to(keys.device))
         layout = lay_out_rows(image_grid_thw.tolist(), self.description, pixel_values.device)
         merged = self.description.spatial_merge_size**2
-        shard = shard_rows(layout.boundaries[-1], self.config.context_parallel_size, merged)
+        multiple = shard_multiple(self.config, merged)
+        shard = shard_rows(layout.boundaries[-1], self.config.context_parallel_size, multiple)
         # Nothing before a frozen encoder can be trained: it keeps no activations.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
             rows: torch.Tensor = self.encoder(pixel_values, layout, shard, row_keys)
         if self.has_projector:
+            rows = from_tensor_ranks(rows, self.config)
             rows = shard.merged(merged).gather(self.projector(rows), same_use=True)[layout.merged_order]
         return rows

@@ -85,6 +85,11 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
             f"{module.name}: pp {module.pipeline_size}, but {type(adapter).__name__} has no encode_later_stage: it "
             "cannot run an encoder in stages. Use pp 1 with a larger tp or cp, or give the adapter that method."
         )
+    if module.sequence_parallel and not getattr(adapter, "runs_sequence_parallel", False):
+        raise ConfigError(
+            f"{module.name}: sp true, but {type(adapter).__name__} does not say that its encoder can split its rows "
+            "over tensor ranks. Leave sp out, or give the adapter runs_sequence_parallel = True."
+        )
     return Encoder(module.name, built, adapter, job.scales[module.name], _megatron_config(built))
 
 

@@ -43,9 +43,8 @@ _ENCODER_ARGUMENTS: Mapping[str, Any] = {
     "expert_tensor_parallel_num_weight_shards": None,
     "gtp_weight_remat_size": 1,
     "expert_gtp_weight_remat_size": 1,
-    "sequence_parallel": False,
 }
-"""What ``get_args()`` says while an encoder is current, beside its own tp, pp and cp."""
+"""What ``get_args()`` says while an encoder is current, beside its own tp, pp, cp and sp."""
 
 
 _MINDSPEED_MM = {
@@ -161,6 +160,7 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
         values |= {
             "pipeline_model_parallel_size": module.pipeline_size,
             "transformer_pipeline_model_parallel_size": module.pipeline_size,
+            "sequence_parallel": module.sequence_parallel,
         }
         return {name: value for name, value in values.items() if seen(name)}
 

@@ -31,6 +31,8 @@ class ModuleLayout:
     micro_batch_size: int | None = None
     role: str = "encoder"
     adapter: str | None = None
+    sequence_parallel: bool = False
+    """Of an encoder; the backbone's is the host's flag."""
 
     def data_parallel_size(self, world_size: int) -> int:
         return world_size // (self.tensor_size * self.pipeline_size * self.context_size)
@@ -138,6 +140,7 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
         sizes["mbs"],
         role,
         extra.get("adapter"),
+        _sequence_parallel(where, block, role, sizes["tp"], source),
     )
 
 
@@ -148,6 +151,18 @@ def check_attribute(module: ModuleLayout, known: Sequence[str]) -> None:
             f"{module.name}: the model has no attribute {shown(module.attribute)!r} for an encoder (it has "
             f'{", ".join(known)}). Name the right one in model.json: "hetero": {{"attr": "..."}}.'
         )
+
+
+def _sequence_parallel(where: str, block: Mapping[str, Any], role: str, tensor: int, source: str) -> bool:
+    """Return an encoder's ``sp``; ``ConfigError`` where it is no truth value, or has nothing to split."""
+    value = block.get("sp", False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{source}: {where}.sp is {shown(value)}; it must be true or false.")
+    if value and role == "backbone":
+        raise ConfigError(f"{source}: {where}.sp: the backbone's sequence parallelism is --sequence-parallel.")
+    if value and tensor == 1:
+        raise ConfigError(f"{source}: {where}.sp splits rows over tensor ranks, but tp is 1. Raise tp or leave sp out.")
+    return value
 
 
 def _ffn_sizes(block: Mapping[str, Any]) -> Iterator[int]:

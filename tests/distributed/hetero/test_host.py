@@ -58,14 +58,18 @@ TRAINING = [
     "--attention-dropout=0.1",
 ]
 NO_DROPOUT = ["--hidden-dropout=0", "--attention-dropout=0"]
-DP4_OVER_TP2PP2 = {"image": {"tp": 1}, "audio": {"tp": 2}, "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]}}
+DP4_OVER_TP2PP2 = {
+    "image": {"tp": 1},
+    "audio": {"tp": 2, "sp": True},
+    "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]},
+}
 CP2_OVER_CP2TP2 = {
     "image": {"cp": 2, "pp": 2, "pipeline_num_layers": [1, 3]},
     "audio": {"cp": 2, "pp": 2},
     "text": {"tp": 2, "cp": 2},
 }
 TP2_OVER_VPP = {
-    "image": {"tp": 2, "pp": 2, "pipeline_num_layers": [2, 2]},
+    "image": {"tp": 2, "pp": 2, "sp": True, "pipeline_num_layers": [2, 2]},
     "audio": {"tp": 1, "mbs": 4},
     "text": {"pp": 2, "pipeline_num_layers": [[1, 1], [1, 1]]},
 }

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+SHAPE = (2, 1, 4)
+"""Of the tensors between the backbone's stages."""
+ROWS = 8
+"""Of one sample: its sequence, so that sequence shards are equally long."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeteroCase:
@@ -23,16 +28,26 @@ class HeteroCase:
     backward_ns: list[int]
     link_ns: list[int]
     """Between stages s and s + 1."""
-    encoder_forward_ns: list[int]
-    """By number of samples computed together, from 0 on."""
-    encoder_backward_ns: list[int]
+    encoder_forward_ns: list[list[int]]
+    """By stage of the encoder's own pipeline, then by number of samples computed together, from 0 on."""
+    encoder_backward_ns: list[list[int]]
     transfer_ns: int
     """Start of an all-to-all."""
     transfer_ns_per_sample: float
     """Of one sample's rows, on the rank that sends or receives most."""
+    encoder_latency_ns: int = 0
+    """Of a message between stages of the encoder's pipeline."""
+    encoder_ns_per_sample: float = 0.0
+    """Of one sample's rows there."""
+    sequential: bool = False
+    """Every all-to-all is waited for where it is started: nothing is hidden."""
     sequence_parallel: bool = False
     sleeping: bool = False
     """Compute by sleeping in real time over plain gloo, without links."""
+
+    @property
+    def encoder_pipeline_size(self) -> int:
+        return len(self.encoder_forward_ns)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -14,11 +14,8 @@ from emulated_device.cases import Case
 from emulated_device.hetero_cases import HeteroCase
 from emulated_device.launching import run_hetero, run_on_emulated_device
 from emulated_device.plans import cases_of
-from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
-from mindspeed_autoparallel.planner.hetero.space import costs_of
 from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.profiles import (
     BlockCost,
@@ -70,6 +67,12 @@ LOADS = (
     Load(name="LLM-bound", image_us=(60.0, 540.0)),
 )
 
+MORE_LOADS = (
+    Load(name="audio", image_us=(40.0, 160.0)),
+    Load(name="video", image_us=(500.0, 12000.0), global_batch_size=8),
+)
+"""An encoder far shorter and one far longer than the backbone."""
+
 
 def profile_of(load: Load, scale: int = 1, slower_link: int = 1) -> Profile:
     """Both modules under TP1 and TP2, at 1, 2 and 4 samples. ``scale``: of all times."""
@@ -120,7 +123,13 @@ class Variant:
 
 
 def hetero_plan(
-    load: Load, tensor_size: int, memory: str = "upfront", *, scale: int = 1, layouts: Sequence[Layout] = (TP2_PP2, PP4)
+    load: Load,
+    tensor_size: int,
+    memory: str = "upfront",
+    *,
+    scale: int = 1,
+    layouts: Sequence[Layout] = (TP2_PP2, PP4),
+    pipeline_sizes: Sequence[int] = (1,),
 ) -> Plan:
     """The best with this TP of the encoder and one of these layouts of the backbone."""
     return search_hetero(
@@ -130,6 +139,7 @@ def hetero_plan(
         layouts=list(layouts),
         memory_modes=[memory],
         encoder_tensor_sizes={"image_encoder": [tensor_size]},
+        encoder_pipeline_sizes=pipeline_sizes,
         time_limit_s=20.0,
     )
 
@@ -158,85 +168,28 @@ def ways(load: Load, scale: int = 1) -> list[Variant]:
     return [Variant(name=name, plan=plan, predicted_us=_without_tail(plan)) for name, plan in plans.items()]
 
 
+def best_of_both(load: Load) -> tuple[Variant, Variant]:
+    """The best plan with layouts of the encoder's own, and the best with one layout for all, of a backbone that needs
+    four devices for one replica."""
+    profile, size, layouts = profile_of(load), load.global_batch_size, [TP2_PP2, PP4]
+    hetero = search_hetero(profile, FOUR, size, layouts=layouts, time_limit_s=60.0)
+    other = search(profile, FOUR, size, layouts=layouts, with_relaxations=False, time_limit_s=60.0)
+    return (
+        Variant(name="hetero", plan=hetero, predicted_us=_without_tail(hetero)),
+        Variant(name="homogeneous", plan=other, predicted_us=_without_tail(other)),
+    )
+
+
 def _without_tail(plan: Plan) -> float:
     phases = plan.hetero.encoders if plan.hetero is not None else ()
     encoders = sum(phase.forward_us + phase.backward_us + phase.exchange_us for phase in phases)
+    encoders += plan.hetero.interleaving_us if plan.hetero is not None else 0.0
     return plan.step.pipeline_us + encoders
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forced:
-    """A choice of encoder layout, scale and memory mode that no search would make, beside the plan of a way."""
-
-    load: Load
-    plan: Plan
-    tensor_size: int
-    scale: int
-    memory: str
-    slower_link: int = 1
-    """Transfers and messages take so many times as long."""
-
-    def predicted_us(self) -> float:
-        """As ``Variant.predicted_us``, for this choice."""
-        profile = profile_of(self.load, slower_link=self.slower_link)
-        encoder = profile.model.modules[0]
-        (costs,), _ = costs_of(profile, encoder, FOUR, [self.tensor_size])
-        measurement = profile.at(
-            MeasuredAt(tensor_size=self.plan.layout.tensor_size, micro_batch_size=self.plan.layout.micro_batch_size)
-        )
-        assert measurement is not None
-        candidate = Candidate(
-            layout=replace(self.plan.layout, modules={}),
-            measurement=measurement,
-            num_microbatches=self.plan.num_microbatches,
-        )
-        phase = encoder_phase(costs, self.sizes, candidate, FOUR, memory=self.memory, balance="local")
-        return self.plan.step.pipeline_us + phase.forward_us + phase.backward_us + phase.exchange_us
-
-    @property
-    def sizes(self) -> ModuleLayout:
-        return ModuleLayout(tensor_size=self.tensor_size, data_size=4 // self.tensor_size, micro_batch_scale=self.scale)
-
-    def case(self) -> HeteroCase:
-        """For the device."""
-        plan = replace(self.plan, layout=replace(self.plan.layout, modules={"image_encoder": self.sizes}))
-        case = _hetero_case(self.load, plan, sleeping=False, scale=1)
-        return replace(
-            case,
-            memory=self.memory,
-            transfer_ns_per_sample=self.slower_link * case.transfer_ns_per_sample,
-        )
-
-
-def forced(load: Load, plans: Sequence[Plan]) -> list[Forced]:
-    """Odd scales, both modes, both encoder sizes, transfers that hide behind computation and that do not."""
-    return [
-        Forced(load=load, plan=plan, tensor_size=tensor, scale=scale, memory=memory, slower_link=slower)
-        for plan in plans
-        for tensor, scale, memory, slower in (
-            (1, 1, "upfront", 1),
-            (1, 3, "recompute", 100),
-            (2, 5, "upfront", 100),
-            (2, 2, "recompute", 1),
-            (1, 7, "upfront", 400),
-            (2, 1, "upfront", 30),
-        )
-    ]
-
-
-def forced_data_parallel(load: Load) -> list[Forced]:
-    """Backbones with replicas: inside one an encoder's replica has its inputs, over two of them inputs travel."""
-    found = []
-    for layout in (Layout(data_size=4), Layout(tensor_size=2, data_size=2), Layout(pipeline_size=2, data_size=2)):
-        plan = hetero_plan(load, 2, layouts=[layout])
-        for tensor, scale, memory in ((2, 1, "upfront"), (2, 3, "recompute"), (1, 2, "upfront")):
-            found.append(Forced(load=load, plan=plan, tensor_size=tensor, scale=scale, memory=memory))
-    return found
 
 
 def measured_us(chosen: Sequence[tuple[Load, Variant]], *, sleeping: bool = False, scale: int = 1) -> list[float]:
     """Step times on the device, in the order of ``chosen``."""
-    hetero = [_hetero_case(load, way.plan, sleeping, scale) for load, way in chosen if way.plan.hetero]
+    hetero = [hetero_case(load, way.plan, sleeping, scale) for load, way in chosen if way.plan.hetero]
     others = [_case(load, way.plan, sleeping, scale) for load, way in chosen if not way.plan.hetero]
     hetero_ns = iter(run_hetero(hetero, timeout_s=580))
     others_ns = iter(outcome.pipeline_ns for outcome in run_on_emulated_device(others, timeout_s=580))
@@ -253,15 +206,22 @@ def _case(load: Load, plan: Plan, sleeping: bool, scale: int) -> Case:
     return case
 
 
-def _hetero_case(load: Load, plan: Plan, sleeping: bool, scale: int) -> HeteroCase:
+def stage_layers(own: ModuleLayout) -> list[int]:
+    """Layers of the encoder by stage of its own pipeline."""
+    size = own.pipeline_size
+    return [VIT_LAYERS // size + (stage < VIT_LAYERS % size) for stage in range(size)]
+
+
+def hetero_case(load: Load, plan: Plan, sleeping: bool, scale: int) -> HeteroCase:
     layout, record = plan.layout, plan.hetero
     assert record is not None
     own = layout.modules["image_encoder"]
     text_ns = round(scale * load.text_layer_us(layout.micro_batch_size, layout.tensor_size) * 1000)
 
-    def image_ns(samples: int) -> int:
-        return VIT_LAYERS * round(scale * load.image_layer_us(samples, own.tensor_size) * 1000) if samples else 0
+    def image_ns(count: int, samples: int) -> int:
+        return count * round(scale * load.image_layer_us(samples, own.tensor_size) * 1000) if samples else 0
 
+    stages = stage_layers(own)
     most = load.global_batch_size + 1
     layers = plan.layers_of("text_decoder")
     return HeteroCase(
@@ -276,8 +236,10 @@ def _hetero_case(load: Load, plan: Plan, sleeping: bool, scale: int) -> HeteroCa
         forward_ns=[count * text_ns for count in layers],
         backward_ns=[2 * count * text_ns for count in layers],
         link_ns=[0 if sleeping else round(us * 1000) for us in json.loads(plan.extra["link_us"])],
-        encoder_forward_ns=[image_ns(samples) for samples in range(most)],
-        encoder_backward_ns=[2 * image_ns(samples) for samples in range(most)],
+        encoder_forward_ns=[[image_ns(count, samples) for samples in range(most)] for count in stages],
+        encoder_backward_ns=[[2 * image_ns(count, samples) for samples in range(most)] for count in stages],
+        encoder_latency_ns=round(LATENCY_US * 1000),
+        encoder_ns_per_sample=OUTPUT_BYTES / BYTES_PER_S * 1e9,
         transfer_ns=round(LATENCY_US * 1000),
         transfer_ns_per_sample=OUTPUT_BYTES / BYTES_PER_S * 1e9,
         sleeping=sleeping,

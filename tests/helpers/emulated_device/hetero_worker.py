@@ -25,8 +25,8 @@ from megatron.core import parallel_state as ps  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
-from emulated_device.hetero_cases import HeteroCase  # noqa: E402
-from emulated_device.network import EmulatedNetwork  # noqa: E402
+from emulated_device.hetero_cases import ROWS, SHAPE, HeteroCase  # noqa: E402
+from emulated_device.hetero_network import HeteroNetwork  # noqa: E402
 from emulated_device.stage import EmulatedStage, Rank  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero import phases  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem  # noqa: E402
@@ -35,9 +35,6 @@ from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa
 from mindspeed_autoparallel.runtime.hetero.session import open_session  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.states import GroupMemo, ModuleStates  # noqa: E402
 
-SHAPE = (2, 1, 4)
-ROWS = 8
-"""Of one sample: its sequence, so that sequence shards are equally long."""
 ENCODER, BACKBONE = "image_encoder", "text_decoder"
 
 
@@ -61,11 +58,26 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
     with groups.installed(ps):
         ps.initialize_model_parallel(case.tensor_size, case.pipeline_size)
     states.adopt(BACKBONE)
-    states.build(ENCODER, functools.partial(ps.initialize_model_parallel, case.encoder_tensor_size, 1))
+    alone = lambda ranks, *unused: ranks[:1]  # no weight is shared between an encoder's stages
+    states.build(
+        ENCODER,
+        functools.partial(
+            ps.initialize_model_parallel,
+            case.encoder_tensor_size,
+            case.encoder_pipeline_size,
+            **(
+                {"get_embedding_ranks": alone, "get_position_embedding_ranks": alone}
+                if case.encoder_pipeline_size > 1
+                else {}
+            ),
+        ),
+    )
     ModuleRandomStates(states).seed(7)
     rank = Rank(case.sleeping)
     stage = _stage(case, rank)
-    encoder = Encoder(ENCODER, stage.image_encoder, _Adapter(), case.scale, stage.config)
+    with states.use(ENCODER):
+        stage.image_encoder.stage = ps.get_pipeline_model_parallel_rank()
+    encoder = Encoder(ENCODER, stage.image_encoder, _Adapter(), case.scale, _encoder_config(case))
     session = open_session(states, BACKBONE, [encoder], memory=case.memory, sequence_parallel=case.sequence_parallel)
     home = ps.get_data_parallel_rank()
     size = case.micro_batch_size
@@ -89,6 +101,18 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
         )
         step_ns = round((time.perf_counter() - started) * 1e9) if case.sleeping else rank.clock.now_ns
     return {"step_ns": step_ns, "busy_ns": rank.clock.busy_ns, "encoded": stage.image_encoder.encoded}
+
+
+def _encoder_config(case: HeteroCase) -> TransformerConfig:
+    size = case.encoder_pipeline_size
+    return TransformerConfig(
+        num_layers=size,
+        hidden_size=SHAPE[2],
+        num_attention_heads=case.encoder_tensor_size,
+        tensor_model_parallel_size=case.encoder_tensor_size,
+        pipeline_model_parallel_size=size,
+        pipeline_dtype=torch.float32,
+    )
 
 
 def _stage(case: HeteroCase, rank: Rank) -> HeteroStage:
@@ -146,26 +170,30 @@ class EmulatedEncoder(torch.nn.Module):
 
     def __init__(self, rank: Rank, case: HeteroCase) -> None:
         super().__init__()
-        self.rank, self.case, self.encoded = rank, case, 0
+        self.rank, self.case, self.encoded, self.stage = rank, case, 0, 0
         self.weight = torch.nn.Parameter(torch.ones(()))
 
-    def forward(self, num_samples: int) -> torch.Tensor:
-        return _Encode.apply(self.weight, self, num_samples)  # type: ignore[no-any-return]  # torch is untyped here
+    def forward(self, received: torch.Tensor | None, num_samples: int) -> torch.Tensor:
+        return _Encode.apply(self.weight, received, self, num_samples)  # type: ignore[no-any-return]  # torch is untyped here
 
 
 class _Encode(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, encoder: EmulatedEncoder, num_samples: int) -> torch.Tensor:
-        ctx.encoder, ctx.num_samples = encoder, num_samples
-        encoder.encoded += num_samples
-        encoder.rank.compute("F", -1, num_samples, encoder.case.encoder_forward_ns[num_samples])
-        return torch.ones((max(1, num_samples) * ROWS, SHAPE[2]))
+    def forward(
+        ctx: Any, weight: torch.Tensor, received: torch.Tensor | None, encoder: EmulatedEncoder, num_samples: int
+    ) -> torch.Tensor:
+        ctx.encoder, ctx.num_samples, ctx.received = encoder, num_samples, received
+        encoder.encoded += num_samples * (encoder.stage == 0)
+        encoder.rank.compute("F", -1, num_samples, encoder.case.encoder_forward_ns[encoder.stage][num_samples])
+        rows = max(1, num_samples) * ROWS
+        last = encoder.stage == encoder.case.encoder_pipeline_size - 1
+        return torch.ones((rows, SHAPE[2]) if last else (rows, 1, SHAPE[2]))
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
         encoder = ctx.encoder
-        encoder.rank.compute("B", -1, ctx.num_samples, encoder.case.encoder_backward_ns[ctx.num_samples])
-        return torch.zeros(()), None, None
+        encoder.rank.compute("B", -1, ctx.num_samples, encoder.case.encoder_backward_ns[encoder.stage][ctx.num_samples])
+        return torch.zeros(()), None if ctx.received is None else torch.zeros_like(ctx.received), None, None
 
 
 class _Adapter:
@@ -181,8 +209,13 @@ class _Adapter:
         return torch.zeros((len(batch), 2))
 
     def encode(self, module: EmulatedEncoder, rows: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
+        return self.encode_later_stage(module, None, items)
+
+    def encode_later_stage(
+        self, module: EmulatedEncoder, hidden: torch.Tensor | None, items: Sequence[Any]
+    ) -> torch.Tensor:
         dummy = any(item.sample < 0 for item in items)
-        return module(0 if dummy else len(items))  # type: ignore[no-any-return]  # torch is untyped here
+        return module(hidden, 0 if dummy else len(items))  # type: ignore[no-any-return]  # torch is untyped here
 
     def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
         return torch.zeros((1, 2)), [LocalItem(-1, 1, ROWS, 1.0)]
@@ -197,49 +230,3 @@ def _forward_step(iterator: Iterator[Any], stage: HeteroStage, *_: Any) -> tuple
         return value, {"loss": value.detach().clone()}
 
     return stage(next(iterator)), loss
-
-
-class HeteroNetwork(EmulatedNetwork):
-    """Also all-to-all: begins when every rank of the group has started it and the one before is through, and takes
-    the time of the rank that moves most."""
-
-    def __init__(self, rank: Rank, store: Any, case: HeteroCase) -> None:
-        super().__init__(rank.clock, store, case.link_ns)
-        self._case = case
-        self._free_ns: dict[int, int] = {}
-
-    def __enter__(self) -> HeteroNetwork:
-        super().__enter__()
-        self._original["all_to_all_single"] = dist.all_to_all_single
-        dist.all_to_all_single = self._all_to_all
-        return self
-
-    def _all_to_all(
-        self,
-        output: Any,
-        given: Any,
-        output_splits: list[int],
-        input_splits: list[int],
-        group: Any = None,
-        async_op: bool = False,
-    ) -> _Arrival | None:
-        self._original["all_to_all_single"](output, given, output_splits, input_splits, group=group)
-        rows = max(sum(output_splits), sum(input_splits))
-        latest = torch.tensor([self.clock.now_ns, rows])
-        dist.all_reduce(latest, op=dist.ReduceOp.MAX, group=group)
-        begin = max(int(latest[0]), self._free_ns.get(id(group), 0))
-        length = self._case.transfer_ns + round(int(latest[1]) / ROWS * self._case.transfer_ns_per_sample)
-        self._free_ns[id(group)] = begin + length
-        arrival = _Arrival(self, begin + length)
-        if not async_op:
-            arrival.wait()
-            return None
-        return arrival
-
-
-class _Arrival:
-    def __init__(self, network: HeteroNetwork, moment_ns: int) -> None:
-        self._network, self._moment_ns = network, moment_ns
-
-    def wait(self) -> None:
-        self._network.clock.reach(self._moment_ns)

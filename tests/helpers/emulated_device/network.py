@@ -27,7 +27,7 @@ class EmulatedNetwork:
     def __init__(self, clock: VirtualClock, store: Any, link_ns: list[int]) -> None:
         self.clock, self.store, self.link_ns = clock, store, link_ns
         self._posted: Counter[str] = Counter()
-        self._works: list[_Work] = []
+        self._works: list[Any] = []
         self._original: dict[str, Any] = {}
 
     def __enter__(self) -> EmulatedNetwork:
@@ -47,11 +47,14 @@ class EmulatedNetwork:
             for work in self._works:
                 work.finish()
 
+    def link_of(self, data: torch.Tensor) -> int:
+        """Nanoseconds that a message takes."""
+        return self.link_ns[Payload.read(data).boundary]
+
     def _isend(self, tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0) -> _Work:
         # A copy: the schedule may free the output as soon as this returns, as it may on an accelerator.
         data = tensor.detach().clone()
-        payload = Payload.read(data)
-        stamp = f"{self.clock.now_ns} {self.link_ns[payload.boundary]}"
+        stamp = f"{self.clock.now_ns} {self.link_of(data)}"
         key = self._post(dist.get_rank(), dst, group, "s", stamp)
         return self._keep(_Work(self, self._original["isend"](data, dst, group, tag), data, key, "r"))
 

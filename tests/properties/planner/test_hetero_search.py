@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.profiles import Measurement, ModuleCost, Profile, StateBytes
 from mindspeed_autoparallel.spec import Cluster, Module
@@ -85,7 +86,7 @@ def test_no_hetero_plan_beats_the_search_or_its_bound(
     cluster = Cluster(num_nodes=1, devices_per_node=devices)
     best = enumerated(profile, cluster, batch)
     try:
-        plan = search_hetero(profile, cluster, batch)
+        plan = search_hetero(profile, cluster, batch, memory_modes=MEMORY_MODES)
     except InfeasiblePlan as error:
         assert best == float("inf") or "(not proved)" in str(error)
         return

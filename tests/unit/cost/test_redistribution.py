@@ -82,6 +82,54 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
                 assert abs(expected - busiest) <= max(2.0, 0.5 * busiest), (per_home, expected, busiest)
 
 
+STAGED = [
+    (world, tp, cp, pp, etp, ecp, epp)
+    for world in (4, 8, 12)
+    for tp, cp, pp in product(SIZES, (1, 2), (1, 2, 3, 4))
+    for etp, ecp, epp in product((1, 2), (1, 2), (2, 3, 4))
+    if world % (tp * cp * pp) == 0 and world % (etp * ecp * epp) == 0
+]
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence-parallel"])
+def test_of_encoders_in_stages_too(sequence: bool) -> None:
+    for world, tp, cp, pp, etp, ecp, epp in STAGED:
+        layout, _ = sizes_of((world, tp, cp, pp, etp, ecp), sequence)
+        own = ModuleLayout(tensor_size=etp, context_size=ecp, pipeline_size=epp, data_size=world // (etp * ecp * epp))
+        backbone = standard_placement(world, tensor=tp, context=cp, pipeline=pp)
+        encoder = standard_placement(world, tensor=etp, context=ecp, pipeline=epp)
+        exchange = exchange_of(layout, own, "local")
+        ranks = closed_sets([backbone, encoder])[0]
+        assert exchange.num_ranks == len(ranks)
+        homes = sorted({backbone[rank].data for rank in ranks})
+        assert (len(homes), len({encoder[rank].data for rank in ranks})) == (
+            exchange.backbone_replicas,
+            exchange.encoder_replicas,
+        )
+        assert exchange.nested == (len(homes) == 1)
+        for per_home in (exchange.encoder_replicas, 2 * exchange.encoder_replicas, 1, 3):
+            items = [
+                Item(home, 0, sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS)
+                for home in homes
+                for sample in range(per_home)
+            ]
+            plan = make_plan(
+                items, encoder=encoder, backbone=backbone, ranks=ranks, mode="local", sequence_parallel=sequence
+            )
+            loads = [len(plan.owned_by(replica)) for replica in range(num_replicas(encoder))]
+            assert max(loads) == exchange.samples_of_busiest(per_home)
+            predicted = moved_samples(exchange, per_home)
+            for pieces, expected in (
+                (plan.inputs, predicted.inputs),
+                (plan.outputs, predicted.outputs),
+                (plan.gradients, predicted.gradients),
+            ):
+                busiest = max(max(received_bytes(pieces, r, 1), sent_bytes(pieces, r, 1)) for r in ranks) / ROWS
+                # Senders take turns by pieces: where these are not even, one has up to a sample more.
+                assert expected <= busiest + 1e-9, (layout, own, per_home, expected, busiest)
+                assert busiest <= expected + 1, (layout, own, per_home, expected, busiest)
+
+
 def test_whole_world_balance_ties_all_replicas() -> None:
     layout, own = sizes_of((8, 2, 1, 1, 1, 1), sequence=False)
     assert exchange_of(layout, own, "local").backbone_replicas == 1

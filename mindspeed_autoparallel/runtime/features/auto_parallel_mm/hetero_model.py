@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import model_keys
 from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import keep_largest
 from mindspeed_autoparallel.spec import Plan
 
-_SIZES = ("tp", "pp", "cp", "mbs")
+_SIZES = ("tp", "pp", "cp", "mbs", "sp")
 _LLAVA_ADAPTER = "mindspeed_autoparallel.runtime.hetero.adapters.llava:LlavaVision"
 _STALE = ("pipeline_num_layers", "recompute_granularity", "recompute_method", "recompute_num_layers")
 
@@ -46,7 +47,8 @@ def hetero_model(plan: Plan, description: Description) -> dict[str, Any]:
         if own is not None:
             mbs = own.micro_batch_scale * plan.layout.micro_batch_size
             # On the module as a whole: there MindSpeed-MM reads them too, and there the user names the adapter.
-            whole |= {"tp": own.tensor_size, "pp": 1, "cp": own.context_size, "mbs": mbs}
+            whole |= {"tp": own.tensor_size, "pp": own.pipeline_size, "cp": own.context_size, "mbs": mbs}
+            block |= _stages_of(plan, module.name)
         else:
             layout = plan.layout
             block |= model_keys(plan, module.name)
@@ -69,7 +71,7 @@ def _llava_model(plan: Plan) -> dict[str, Any]:
             sizes = {"tp": layout.tensor_size, "pp": layout.pipeline_size, "cp": layout.context_size}
             block = {**sizes, "mbs": layout.micro_batch_size, "hetero": {"role": "backbone"}}
         else:
-            sizes = {"tp": own.tensor_size, "pp": 1, "cp": own.context_size}
+            sizes = {"tp": own.tensor_size, "pp": own.pipeline_size, "cp": own.context_size}
             mbs = own.micro_batch_scale * layout.micro_batch_size
             block = {**sizes, "mbs": mbs, "hetero": {"adapter": _LLAVA_ADAPTER}}
         blocks[module.name] = block
@@ -111,6 +113,31 @@ def training_flags(plan: Plan, model_file: Path, description: Description) -> st
         if value != default:
             flags += f" --hetero-{flag} {value}"
     return flags
+
+
+def can_stage_encoders(description: Description) -> bool:
+    """Return whether the host's encoders can run in stages: so far the reference model's own can.
+
+    MindSpeed-MM's and LLaVA's adapters cannot, and of a user's own nobody knows before the module is built.
+    """
+    if description.model_file is None or hetero_flag(description.content) != "--hetero-parallel":
+        return False
+    return not any("adapter" in words for words in _hetero_words(description.content))
+
+
+def _hetero_words(block: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for key, child in block.items():
+        if isinstance(child, Mapping):
+            if key == "hetero":
+                yield child
+            yield from _hetero_words(child)
+
+
+def _stages_of(plan: Plan, name: str) -> dict[str, list[int]]:
+    """Return the layers by stage of an encoder's own pipeline, as model.json has them; nothing without one."""
+    assert plan.hetero is not None
+    phase = next(phase for phase in plan.hetero.encoders if phase.module == name)
+    return {"pipeline_num_layers": list(phase.stage_layers)} if phase.stage_layers else {}
 
 
 def _drop_sizes(block: dict[str, Any]) -> None:

@@ -87,7 +87,11 @@ def _compared_with_hetero(
 ) -> Plan:
     """Search both, write their files and a model.json with the hetero sizes; returns the faster plan."""
     from mindspeed_autoparallel.planner.hetero.compare import compare, summary, write_comparison
-    from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import training_flags, write_hetero_model
+    from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
+        can_stage_encoders,
+        training_flags,
+        write_hetero_model,
+    )
 
     comparison = compare(
         profile,
@@ -97,6 +101,7 @@ def _compared_with_hetero(
         progress=_LOGGER.info,
         balance=balance,
         splits=request.splits,
+        encoder_pipelines=can_stage_encoders(request.description),
     )
     model_file = write_hetero_model(comparison.hetero, request.description, directory)
     write_comparison(comparison, directory, str(model_file))

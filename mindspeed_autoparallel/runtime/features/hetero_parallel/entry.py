@@ -134,8 +134,8 @@ def prepare(arguments: argparse.Namespace) -> None:
 def _announce(layout: HeteroLayout, scales: Mapping[str, int], world_size: int, arguments: argparse.Namespace) -> None:
     """Print what was understood."""
     lines = [
-        f"{module.name} tp {module.tensor_size} pp {module.pipeline_size} cp {module.context_size} "
-        f"dp {module.data_parallel_size(world_size)}"
+        f"{module.name} tp {module.tensor_size}{' sp' if module.sequence_parallel else ''} pp {module.pipeline_size} "
+        f"cp {module.context_size} dp {module.data_parallel_size(world_size)}"
         + (f", {scales[module.name]} microbatches at a time" if module.name in scales else "")
         for module in (*layout.encoders, layout.backbone)
     ]

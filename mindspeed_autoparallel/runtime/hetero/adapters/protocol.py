@@ -62,6 +62,13 @@ class PipelinedAdapter(EncoderAdapter, Protocol):
         the last stage gives what ``encode`` promises."""
 
 
+class SequenceParallelAdapter(EncoderAdapter, Protocol):
+    """An adapter whose encoder may split its rows over tensor ranks between matrix products; ``encode`` still takes and
+    gives all rows on every rank."""
+
+    runs_sequence_parallel: bool
+
+
 class HostModule(Protocol):
     """How a host builds one of its encoders. Offered by the host, or named in model.json as ``"module:Class"``.
 
@@ -71,7 +78,7 @@ class HostModule(Protocol):
 
     def build(self, arguments: Any) -> Any:
         """Return the encoder as the host's own model would hold it, with a ``config``. Called on every rank under the
-        encoder's parallel state; ``arguments`` (and ``get_args()``) carry the encoder's tp, pp and cp."""
+        encoder's parallel state; ``arguments`` (and ``get_args()``) carry the encoder's tp, pp, cp and sp."""
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
         """Return the adapter of what ``build`` returned."""

@@ -1,0 +1,145 @@
+"""Encoder batches through the encoder's own pipeline, before and after the backbone's. Formula H7.
+
+Batches are the microbatches of Megatron's 1F1B: forward only before the backbone, forward and backward after it, where
+the forwards hand on what was kept or run again. Inputs, outputs and gradients travel beside it, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.schedule.messages import Message, SendReceive, message_steps
+from mindspeed_autoparallel.schedule.programs import Action, make_program
+
+REPLAYED_ROUNDS = 8
+"""So many batches per stage are replayed; each further one adds what a batch of the last round did, and all of them
+take no less than their transfers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedRounds:
+    """``count`` equal batches on every stage of an encoder's pipeline. Microseconds of each batch."""
+
+    count: int
+    forward_us: tuple[float, ...]
+    """By stage."""
+    backward_us: tuple[float, ...] = ()
+    """By stage, without the forward that runs again."""
+    again_us: tuple[float, ...] = ()
+    """By stage: the forward in the backward pass, 0 where the graph was kept."""
+    message_us: float = 0.0
+    """Between neighbouring stages: the shape, then the rows."""
+    inputs_us: float = 0.0
+    outputs_us: float = 0.0
+    gradients_us: float = 0.0
+
+    def without_transfers(self) -> StagedRounds:
+        """Return the same batches where nothing travels between encoder and backbone."""
+        return replace(self, inputs_us=0.0, outputs_us=0.0, gradients_us=0.0)
+
+
+def staged_forward_us(runs: Sequence[StagedRounds]) -> float:
+    """Return the time from the first input sent to the last rows arrived."""
+    return _long(tuple(runs), forward_only=True)
+
+
+def staged_backward_us(runs: Sequence[StagedRounds]) -> float:
+    """Return the time from the first gradient sent to the last backward done."""
+    return _long(tuple(runs), forward_only=False)
+
+
+def _long(runs: tuple[StagedRounds, ...], *, forward_only: bool) -> float:
+    """Replay; of a long run only so many rounds that what one more adds has settled."""
+    if not runs:
+        return 0.0
+    first, rest = runs[0], runs[1:]
+    stages = len(first.forward_us)
+    most = REPLAYED_ROUNDS * stages
+    if first.count <= most:
+        return _replayed(runs, forward_only)
+    long, short = (_replayed((replace(first, count=n), *rest), forward_only) for n in (most, most - stages))
+    # Transfers go one after another, the inputs first: many of them may overtake stages that were slower so far.
+    travelling_us = sum(
+        run.count * (run.inputs_us + run.outputs_us if forward_only else run.gradients_us) for run in runs
+    )
+    return max(long + (first.count - most) * (long - short) / stages, travelling_us)
+
+
+@lru_cache(maxsize=65536)
+def _replayed(runs: tuple[StagedRounds, ...], forward_only: bool) -> float:
+    batches = [run for run in runs for _ in range(run.count)]
+    stages = len(batches[0].forward_us)
+    # All transfers of a kind are started together and go one after another.
+    due = list(accumulate(run.inputs_us if forward_only else run.gradients_us for run in batches))
+    waiting_stage = 0 if forward_only else stages - 1
+    ends = [0.0]
+    arrived = due[-1]
+    for node in _nodes(stages, len(batches), forward_only)[1:]:
+        begin = max(ends[other] + (batches[batch].message_us if batch >= 0 else 0.0) for other, batch in node.waits)
+        if node.action is not None:
+            run, batch = batches[node.action.microbatch], node.action.microbatch
+            if forward_only:
+                if node.stage == waiting_stage:
+                    begin = max(begin, due[batch])
+                begin += run.forward_us[node.stage]
+                if node.stage == stages - 1:
+                    arrived = max(arrived, begin) + run.outputs_us
+            elif node.action.kind == "B":
+                begin += run.backward_us[node.stage]
+            else:
+                begin += run.again_us[node.stage]
+                if node.stage == waiting_stage:
+                    begin = max(begin, due[batch])
+        ends.append(begin)
+    return max(arrived, *ends)
+
+
+class _Node(NamedTuple):
+    stage: int
+    action: Action | None
+    """None: messages."""
+    waits: tuple[tuple[int, int], ...]
+    """(node, batch whose message lies between; -1: none)."""
+
+
+@lru_cache(maxsize=256)
+def _nodes(stages: int, count: int, forward_only: bool) -> tuple[_Node, ...]:
+    """Return computations and waits of all stages in an order in which each comes after what it waits for."""
+    if forward_only:
+        program = tuple(tuple(Action("F", 0, batch) for batch in range(count)) for _ in range(stages))
+    else:
+        program = make_program("1f1b", stages, count)
+    steps = message_steps(program, "blocking")
+    nodes = [_Node(0, None, ())]
+    last, position, posted = [0] * stages, [0] * stages, dict[Message, int]()
+    left = sum(map(len, steps))
+    while left:
+        before = left
+        for stage in range(stages):
+            while position[stage] < len(steps[stage]):
+                step = steps[stage][position[stage]]
+                if isinstance(step, Action):
+                    nodes.append(_Node(stage, step, ((last[stage], -1),)))
+                else:
+                    assert isinstance(step, SendReceive)
+                    for message in step.messages:
+                        posted.setdefault(message, last[stage])
+                    if any(message.other_side not in posted for message in step.messages):
+                        break
+                    sides = [
+                        (posted[side], message.microbatch)
+                        for message in step.messages
+                        for side in (message, message.other_side)
+                    ]
+                    nodes.append(_Node(stage, None, tuple(sides)))
+                last[stage] = len(nodes) - 1
+                position[stage] += 1
+                left -= 1
+        if left == before:
+            raise ConfigError("this program deadlocks: every stage waits for another.")
+    return tuple(nodes)

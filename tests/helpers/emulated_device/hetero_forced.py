@@ -1,0 +1,159 @@
+"""Choices of encoder layout, scale and memory mode that no search would make, beside planned backbones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from emulated_device.hetero_cases import HeteroCase
+from emulated_device.hetero_plans import FOUR, PP4, TP2_PP2, Load, hetero_case, hetero_plan, profile_of
+from mindspeed_autoparallel.cost.redistribution import exchange_of
+from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase, macro_batches
+from mindspeed_autoparallel.planner.hetero.space import costs_of
+from mindspeed_autoparallel.planner.layouts.space import Candidate
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.schedule.window import BackboneTimes, window_step_us
+from mindspeed_autoparallel.spec import Layout, ModuleLayout, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forced:
+    """A choice of encoder layout, scale and memory mode that no search would make, beside the plan of a way."""
+
+    load: Load
+    plan: Plan
+    tensor_size: int
+    scale: int
+    memory: str
+    slower_link: int = 1
+    """Transfers and messages take so many times as long."""
+    pipeline_size: int = 1
+    """Of the encoder."""
+    sequential: bool = False
+    """Every transfer is waited for where it is started; not predicted."""
+
+    def predicted_us(self) -> float:
+        """As ``Variant.predicted_us``, for this choice."""
+        profile = profile_of(self.load, slower_link=self.slower_link)
+        encoder = profile.model.modules[0]
+        (costs,), _ = costs_of(profile, encoder, FOUR, [self.tensor_size])
+        measurement = profile.at(
+            MeasuredAt(tensor_size=self.plan.layout.tensor_size, micro_batch_size=self.plan.layout.micro_batch_size)
+        )
+        assert measurement is not None
+        candidate = Candidate(
+            layout=replace(self.plan.layout, modules={}),
+            measurement=measurement,
+            num_microbatches=self.plan.num_microbatches,
+        )
+        if self.memory == "window":
+            backbone = BackboneTimes(
+                forward_us=[stage.forward_us for stage in self.plan.stages],
+                backward_us=[stage.backward_us for stage in self.plan.stages],
+                link_us=json.loads(self.plan.extra["link_us"]),
+                num_microbatches=self.plan.num_microbatches,
+            )
+            batches = macro_batches(costs, self.sizes, candidate, FOUR, balance="local")
+            return window_step_us(backbone, [batches])
+        phase = encoder_phase(costs, self.sizes, candidate, FOUR, memory=self.memory, balance="local")
+        return self.plan.step.pipeline_us + phase.forward_us + phase.backward_us + phase.exchange_us
+
+    @property
+    def inputs_travel(self) -> bool:
+        """An encoder replica spans replicas of the backbone."""
+        return not exchange_of(replace(self.plan.layout, modules={}), self.sizes, "local").nested
+
+    @property
+    def sizes(self) -> ModuleLayout:
+        return ModuleLayout(
+            tensor_size=self.tensor_size,
+            pipeline_size=self.pipeline_size,
+            data_size=4 // self.tensor_size // self.pipeline_size,
+            micro_batch_scale=self.scale,
+        )
+
+    def case(self) -> HeteroCase:
+        """For the device."""
+        plan = replace(self.plan, layout=replace(self.plan.layout, modules={"image_encoder": self.sizes}))
+        case = hetero_case(self.load, plan, sleeping=False, scale=1)
+        return replace(
+            case,
+            memory=self.memory,
+            sequential=self.sequential,
+            transfer_ns_per_sample=self.slower_link * case.transfer_ns_per_sample,
+            encoder_ns_per_sample=self.slower_link * case.encoder_ns_per_sample,
+        )
+
+
+def forced(load: Load, plans: Sequence[Plan]) -> list[Forced]:
+    """Odd scales, both modes, both encoder sizes, transfers that hide behind computation and that do not."""
+    return [
+        Forced(load=load, plan=plan, tensor_size=tensor, scale=scale, memory=memory, slower_link=slower)
+        for plan in plans
+        for tensor, scale, memory, slower in (
+            (1, 1, "upfront", 1),
+            (1, 3, "recompute", 100),
+            (2, 5, "upfront", 100),
+            (2, 2, "recompute", 1),
+            (1, 7, "upfront", 400),
+            (2, 1, "upfront", 30),
+        )
+    ]
+
+
+def forced_data_parallel(load: Load) -> list[Forced]:
+    """Backbones with replicas: inside one an encoder's replica has its inputs, over two of them inputs travel."""
+    found = []
+    for layout in (Layout(data_size=4), Layout(tensor_size=2, data_size=2), Layout(pipeline_size=2, data_size=2)):
+        plan = hetero_plan(load, 2, layouts=[layout])
+        for tensor, scale, memory in ((2, 1, "upfront"), (2, 3, "recompute"), (1, 2, "upfront")):
+            found.append(Forced(load=load, plan=plan, tensor_size=tensor, scale=scale, memory=memory))
+    return found
+
+
+def forced_stages(load: Load) -> list[Forced]:
+    """Encoders in stages of their own: beside every kind of backbone, both modes, slow links, uneven stages."""
+    plans = [
+        hetero_plan(load, 1, layouts=[layout])
+        for layout in (TP2_PP2, PP4, Layout(pipeline_size=2, data_size=2), Layout(tensor_size=2, data_size=2))
+    ]
+    return [
+        Forced(
+            load=load,
+            plan=plan,
+            tensor_size=tensor,
+            pipeline_size=stages,
+            scale=min(scale, plan.num_microbatches),
+            memory=memory,
+            slower_link=slower,
+        )
+        for plan in plans
+        for tensor, stages, scale, memory, slower in (
+            (1, 2, 1, "upfront", 1),
+            (1, 4, 1, "recompute", 1),
+            (2, 2, 3, "upfront", 30),
+            (1, 4, 3, "upfront", 100),
+            (1, 2, 2, "recompute", 100),
+        )
+    ]
+
+
+def forced_window(load: Load) -> list[Forced]:
+    """Memory mode window: scales that divide and do not, both encoder sizes, slow links, with and without replicas."""
+    plans = [
+        hetero_plan(load, 1, layouts=[layout])
+        for layout in (TP2_PP2, PP4, Layout(pipeline_size=2, data_size=2), Layout(tensor_size=2, data_size=2))
+    ]
+    return [
+        Forced(
+            load=load,
+            plan=plan,
+            tensor_size=1 if plan.layout.data_size > plan.layout.tensor_size else tensor,
+            scale=min(scale, plan.num_microbatches),
+            memory="window",
+            slower_link=slower,
+        )
+        for plan in plans
+        for tensor, scale, slower in ((1, 1, 1), (1, 3, 30), (2, 2, 1), (2, 5, 100))
+    ]

@@ -1,0 +1,87 @@
+"""Encoders too large for one device get a pipeline of their own; mode window where it is worth it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hetero_enumeration import enumerated
+from small_profile import small_profile
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.profiles import Profile, StateBytes
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import can_stage_encoders, hetero_model
+from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
+from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.units import MIB
+
+FOUR = Cluster(num_nodes=1, devices_per_node=4)
+
+
+def heavy_encoder() -> Profile:
+    """Layers whose gradients alone fill a third of a device."""
+    profile = small_profile(capacity_mib=600)
+    state = StateBytes(
+        num_parameters=MIB, parameter_bytes=100 * MIB, gradient_bytes=200 * MIB, optimizer_bytes=12 * MIB
+    )
+    measurements = []
+    for measurement in profile.measurements:
+        image = measurement.modules["image_encoder"]
+        image = replace(image, layer=replace(image.layer, dense=state))
+        measurements.append(replace(measurement, modules={**measurement.modules, "image_encoder": image}))
+    return replace(profile, measurements=tuple(measurements))
+
+
+def test_an_encoder_that_no_device_holds_gets_stages_of_its_own() -> None:
+    with pytest.raises(InfeasiblePlan):
+        search_hetero(heavy_encoder(), FOUR, 8, encoder_pipeline_sizes=(1,))
+    plan = search_hetero(heavy_encoder(), FOUR, 8, memory_modes=MEMORY_MODES)
+    assert plan.hetero is not None
+    (phase,) = plan.hetero.encoders
+    assert phase.layout.pipeline_size == 2
+    assert phase.stage_layers == (1, 1)
+    assert plan.step.total_us == pytest.approx(enumerated(heavy_encoder(), FOUR, 8), rel=1e-3)
+    assert "image_encoder PP2" in plan.layout.label()
+
+
+def test_its_stages_are_written_to_model_json_and_read_by_the_training(tmp_path: Path) -> None:
+    content = {
+        "image_encoder": {
+            "vision_encoder": {"num_layers": 2, "sp": True, "tp": 2},
+            "vision_projector": {"num_layers": 1},
+        },
+        "text_decoder": {"num_layers": 4},
+    }
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    description = describe(argparse.Namespace(mm_model=str(tmp_path / "model.json")))
+    assert can_stage_encoders(description)
+    written = hetero_model(search_hetero(heavy_encoder(), FOUR, 8), description)
+    (encoder,) = read_layout(written, world_size=4).encoders
+    assert (encoder.pipeline_size, encoder.sequence_parallel) == (2, False)
+    assert written["image_encoder"]["vision_encoder"]["pipeline_num_layers"] == [1, 1]
+
+
+def test_encoders_of_unknown_adapters_are_not_cut(tmp_path: Path) -> None:
+    content = {
+        "image_encoder": {"num_layers": 2, "tp": 1, "hetero": {"adapter": "mine:Encoder"}},
+        "text_decoder": {"num_layers": 4},
+    }
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    assert not can_stage_encoders(describe(argparse.Namespace(mm_model=str(tmp_path / "model.json"))))
+
+
+def test_window_is_taken_where_recomputing_costs_more() -> None:
+    profile = small_profile(capacity_mib=300)
+    plan, without = search_hetero(profile, FOUR, 8), search_hetero(profile, FOUR, 8, memory_modes=MEMORY_MODES)
+    assert plan.hetero is not None
+    assert plan.hetero.memory == "window"
+    assert plan.step.total_us < 0.99 * without.step.total_us
+    assert plan.search.lower_bound_us <= without.search.lower_bound_us
+    assert plan.search.status != "optimal", "window has no proof"
+    assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
