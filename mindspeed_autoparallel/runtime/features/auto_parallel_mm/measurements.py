@@ -7,10 +7,8 @@ import hashlib
 import json
 import logging
 import os
-import re
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from mindspeed_autoparallel.errors import ConfigError, LaunchError, ProfileError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import PointResult, record_of
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.attempts import Attempts
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.orders import own_command
@@ -31,8 +30,6 @@ MEASUREMENT_SCHEMA_VERSION = 4
 _KEPT = ("ok", "out_of_memory")
 """What stays true for the next run: figures, and that the device really has no room."""
 _MEASURED = frozenset({"modules", "optimizer", "memory_capacity_bytes", "host_bytes", "links", "tied_embeddings"})
-_NUMBERS = re.compile(r"[0-9]+")
-_MOST_SET_UPS = 3
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -83,7 +80,8 @@ class Measurements:
 
         A launch that fails before its first point by an error of the script ends the search; another failure there is
         no fault of a point: it is tried once more with another point first, and ends the search when it fails again.
-        So does an error of the script at the first point, when the next point begins with the same one.
+        So does an error of the script at the first point, when the next point begins with the same one; where others
+        were measured, it ends the attempts at the layouts of both.
         ``ProfileError`` says what the launches said.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +91,7 @@ class Measurements:
             _LOGGER.info(f"{len(found)} of {len(points)} points were measured before and are reused ({self.folder})")
         for point in set(points) - set(found):
             self._task.result_file(point).unlink(missing_ok=True)
-        attempts = _Attempts(points)
+        attempts = Attempts(points)
         while missing := attempts.order([point for point in points if point not in found]):
             _LOGGER.info(
                 f"measuring {len(missing)} points in one launch: {', '.join(point.label() for point in missing)}"
@@ -166,68 +164,6 @@ class Measurements:
             return None
         layers = self._task.num_layers
         return description.with_layers(layers, {name: [count] for name, count in layers.items()})
-
-
-class _Attempts:
-    """Decides what a failed launch means: a point's own fault, or the set-up's."""
-
-    def __init__(self, points: Sequence[MeasuredAt]) -> None:
-        self._first = 0
-        self._errors: list[str] = []
-        """Of launches that failed before their first point, one after the other."""
-        self._num_failures = dict.fromkeys(points, 0)
-        self._at_first: tuple[MeasuredAt, str] | None = None
-        """The point at which the script failed before any was measured, and its error."""
-
-    def order(self, missing: list[MeasuredAt]) -> list[MeasuredAt]:
-        """Put another point first after a launch in which none was measured."""
-        turn = self._first % len(missing) if missing else 0
-        return missing[turn:] + missing[:turn]
-
-    def failed(
-        self,
-        outcome: LaunchOutcome,
-        begun: MeasuredAt | None,
-        unfinished: list[MeasuredAt],
-        *,
-        none_measured: bool = False,
-    ) -> list[MeasuredAt]:
-        """Name the points that are given up; ``ProfileError`` where the launch would fail with any of them.
-
-        ``begun``: the point it was at. A point that a process died at is tried once more, unless memory ran out.
-        """
-        no_room = outcome.status is LaunchStatus.OUT_OF_MEMORY
-        error = _NUMBERS.sub("#", outcome.last_lines[-1] if outcome.last_lines else "")
-        if begun is not None and begun in unfinished:
-            if none_measured and outcome.is_the_scripts_own:
-                self._refuse_a_script_that_fails_everywhere(begun, error, outcome)
-            self._errors, self._num_failures[begun] = [], self._num_failures[begun] + 1
-            return [begun] if no_room or self._num_failures[begun] > 1 else []
-        if begun is not None:
-            self._errors = []
-            return []  # the last point it was at is recorded
-        if no_room:
-            return unfinished[:1]
-        again = self._errors and (error == self._errors[-1] or len(self._errors) >= _MOST_SET_UPS)
-        if again or outcome.is_the_scripts_own:
-            times = f", {len(self._errors) + 1} times now" if again else ""
-            raise ProfileError(
-                f"the script ends before the first layout is measured{times}; nothing of it is kept, mend it and start "
-                f"again: {outcome.describe()}"
-            )
-        self._errors.append(error)
-        self._first += 1
-        return []
-
-    def _refuse_a_script_that_fails_everywhere(self, point: MeasuredAt, error: str, outcome: LaunchOutcome) -> None:
-        """Raise ``ProfileError`` where another point began with the same error; else put another point first."""
-        before, self._at_first = self._at_first, (point, error)
-        if before is not None and before[0] != point and before[1] == error:
-            raise ProfileError(
-                f"the script fails in the first microbatch of {before[0].label()} and of {point.label()} alike; no "
-                f"layout will do. Mend it and start again: {outcome.describe()}"
-            )
-        self._first += 1
 
 
 def checked_result(result: Any, point: MeasuredAt) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +115,28 @@ def test_a_script_that_fails_in_its_first_microbatch_is_launched_twice_and_not_o
     assert measurements.kept() == {}
 
 
+def test_a_layout_at_which_the_script_fails_alike_for_two_microbatch_sizes_is_given_up(
+    measurements: Measurements, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Every microbatch size of a layout that the script cannot run cost two launches of its own."""
+    points = tuple(replace(point, micro_batch_size=size) for point in POINTS[:2] for size in (1, 2, 4, 8))
+    measurements._task = replace(measurements._task, points=points)
+    error = "RuntimeError: shape '[2, 7]' is invalid for input of size 9"
+    wrong = Coordinator(lambda point: error if point and point.tensor_size == 2 else "ok", tmp_path)
+    found = measurements.measure(wrong)
+    assert [found[point]["status"] for point in points] == ["ok"] * 4 + ["failed"] * 4
+    assert [len(launch) for launch in wrong.launches] == [8, 4]
+    assert wrong.launches[1][0].endswith("MBS2"), "another microbatch size tells the layout's fault from the point's"
+    assert "4 of 8 points were not measured" in caplog.text
+
+
 def test_a_killed_rank_costs_its_point_one_run_and_is_said(
     measurements: Measurements, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     killed = Coordinator(lambda point: "Killed" if point == POINTS[1] else "ok", tmp_path)
     assert statuses(measurements.measure(killed)) == ["ok", "failed", "ok"]
     assert "1 of 3 points were not measured: TP2" in caplog.text
-    assert [len(points) for points in killed.launches] == [3, 2, 1]
+    assert [len(points) for points in killed.launches] == [3, 2]
     again = Coordinator(lambda point: "ok", tmp_path)
     with caplog.at_level(logging.INFO):
         assert statuses(measurements.measure(again)) == ["ok"] * 3

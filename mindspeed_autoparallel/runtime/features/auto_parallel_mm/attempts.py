@@ -1,0 +1,95 @@
+"""What a failed measuring launch means: which points are given up, and when the search ends."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mindspeed_autoparallel.errors import ProfileError
+from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchStatus
+
+_NUMBERS = re.compile(r"[0-9]+")
+_MOST_SET_UPS = 3
+
+
+class Attempts:
+    """Decides whether a point, a layout or the set-up is at fault.
+
+    A layout is a point without its microbatch size.
+    """
+
+    def __init__(self, points: Sequence[MeasuredAt]) -> None:
+        self._first = 0
+        self._errors: list[str] = []
+        """Of launches that failed before their first point, one after the other."""
+        self._num_failures = dict.fromkeys(points, 0)
+        self._met: defaultdict[str, list[MeasuredAt]] = defaultdict(list)
+        """Points at which the script failed by itself, by what it said."""
+
+    def order(self, missing: list[MeasuredAt]) -> list[MeasuredAt]:
+        """Put layouts that have not failed first, then points that have not."""
+        turn = self._first % len(missing) if missing else 0
+        of_layout: dict[MeasuredAt, int] = defaultdict(int)
+        for point, count in self._num_failures.items():
+            of_layout[_layout(point)] += count
+        turned = missing[turn:] + missing[:turn]
+        return sorted(turned, key=lambda point: (of_layout[_layout(point)], self._num_failures[point]))
+
+    def failed(
+        self,
+        outcome: LaunchOutcome,
+        begun: MeasuredAt | None,
+        unfinished: list[MeasuredAt],
+        *,
+        none_measured: bool = False,
+    ) -> list[MeasuredAt]:
+        """Name the points that are given up; ``ProfileError`` where the launch would fail with any of them.
+
+        ``begun``: the point it was at. A point that a process died at is tried once more, unless memory ran out.
+        """
+        no_room = outcome.status is LaunchStatus.OUT_OF_MEMORY
+        error = _NUMBERS.sub("#", outcome.last_lines[-1] if outcome.last_lines else "")
+        if begun is not None:
+            self._errors, self._num_failures[begun] = [], self._num_failures[begun] + 1
+            gone = {begun} if no_room or self._num_failures[begun] > 1 else set()
+            if outcome.is_the_scripts_own:
+                gone |= self._same_elsewhere(begun, error, outcome, none_measured=none_measured)
+            return [point for point in unfinished if point in gone or _layout(point) in gone]
+        if no_room:
+            return unfinished[:1]
+        again = self._errors and (error == self._errors[-1] or len(self._errors) >= _MOST_SET_UPS)
+        if again or outcome.is_the_scripts_own:
+            times = f", {len(self._errors) + 1} times now" if again else ""
+            raise ProfileError(
+                f"the script ends before the first layout is measured{times}; nothing of it is kept, mend it and start "
+                f"again: {outcome.describe()}"
+            )
+        self._errors.append(error)
+        self._first += 1
+        return []
+
+    def _same_elsewhere(
+        self, point: MeasuredAt, error: str, outcome: LaunchOutcome, *, none_measured: bool
+    ) -> set[MeasuredAt]:
+        """Return the layouts of all points that failed by ``error``, once a second point did.
+
+        ``ProfileError`` where nothing could be measured besides.
+        """
+        before = self._met[error]
+        other = next((earlier for earlier in before if earlier != point), None)
+        before.append(point)
+        if other is None:
+            return set()
+        if none_measured:
+            raise ProfileError(
+                f"the script fails in the first microbatch of {other.label()} and of {point.label()} alike; no "
+                f"layout will do. Mend it and start again: {outcome.describe()}"
+            )
+        return {_layout(met) for met in before}
+
+
+def _layout(point: MeasuredAt) -> MeasuredAt:
+    return replace(point, micro_batch_size=1)
