@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
 from importlib import import_module
 from typing import Any
 
@@ -94,12 +95,13 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
 
 
 def _megatron_config(module: Any) -> Any:
-    """Return the first config of Megatron's in the module tree: MindSpeed-MM's encoders hold their block of model.json
-    as ``config``, and Megatron's in their parts."""
+    """Return the first complete config in the module tree: MindSpeed-MM's encoders hold their block of model.json as
+    ``config``, and their parts a record of its own with Megatron's fields."""
     from megatron.core.model_parallel_config import ModelParallelConfig
 
+    needed = [field.name for field in fields(ModelParallelConfig) if field.default is not MISSING]
     configs = (getattr(part, "config", None) for part in module.modules())
-    return next((config for config in configs if isinstance(config, ModelParallelConfig)), None)
+    return next((config for config in configs if all(hasattr(config, name) for name in needed)), None)
 
 
 def _host(module: ModuleLayout) -> Any:

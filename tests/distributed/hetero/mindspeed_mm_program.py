@@ -45,7 +45,10 @@ class VLMModel(VisionLanguageModel):
         self.add_audio_encoder = "audio_encoder" in modules
         self.image_encoder = ImageEncoder(base, description, 0) if self.add_image_encoder else None
         if self.add_image_encoder:
-            # The real one has its block of model.json here: no Megatron config, which only its layers have.
+            # The real one has its block of model.json here, and records of the host's own in its parts.
+            for part in self.image_encoder.modules():
+                if hasattr(part, "config"):
+                    part.config = types.SimpleNamespace(**vars(part.config))
             self.image_encoder.config = types.SimpleNamespace(context_parallel_size=base.context_parallel_size)
         self.audio_encoder = PaddedAudioEncoder(base, description, 0) if self.add_audio_encoder else None
         if "text_decoder" not in modules:

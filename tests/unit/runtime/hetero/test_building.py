@@ -64,3 +64,14 @@ def test_mindspeed_mm_needs_no_word_of_ours_in_its_model_file(monkeypatch):
     monkeypatch.setitem(sys.modules, "mindspeed_mm", types.ModuleType("mindspeed_mm"))
     monkeypatch.setattr(building, "current_job", HeteroJob)
     assert type(building._host(module())).__name__ == "ImageEncoder"
+
+
+def test_a_host_whose_parts_hold_records_of_its_own_gives_the_first_with_megatrons_fields():
+    """MindSpeed-MM: a block of model.json on the encoder, its own reader with every field in the layers."""
+    pytest.importorskip("megatron.core")
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    whole = types.SimpleNamespace(**vars(TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)))
+    parts = [types.SimpleNamespace(config=types.SimpleNamespace(tp=1)), object(), types.SimpleNamespace(config=whole)]
+    assert building._megatron_config(types.SimpleNamespace(modules=lambda: parts)) is whole
+    assert building._megatron_config(types.SimpleNamespace(modules=lambda: parts[:2])) is None
