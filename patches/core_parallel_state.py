@@ -21,6 +21,12 @@ def _initialize_all(
     return initialize_groups(wrapped, args, kwargs)
 
 
+def _tie(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    from mindspeed_autoparallel.runtime.megatron.shared_embedding import tie_first_and_last
+
+    return tie_first_and_last(wrapped, args, kwargs)
+
+
 PATCHES = [
     Patch(
         target="megatron.core.parallel_state:initialize_model_parallel",
@@ -36,5 +42,13 @@ PATCHES = [
         parameters=("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="The groups of every module with a layout of its own are made beside the backbone's.",
+    ),
+    Patch(
+        target="megatron.core.parallel_state:initialize_model_parallel",
+        wrapper=_tie,
+        versions=">=0.12,<0.21",
+        parameters=("get_embedding_ranks",),
+        flags=("--auto-parallel-plan",),
+        why="MindSpeed-MM's language model may begin after the first stage: its embedding is tied from there.",
     ),
 ]

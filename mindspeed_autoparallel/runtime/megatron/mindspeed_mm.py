@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _NUMBER = "recompute_num_layers"
@@ -13,6 +13,11 @@ _KEYS = ("recompute_granularity", "recompute_method", _NUMBER)
 def is_mindspeed_mm() -> bool:
     """Return whether the script of this process runs under MindSpeed-MM."""
     return "mindspeed_mm" in sys.modules
+
+
+def ties_embeddings(content: Mapping[str, Any]) -> bool:
+    """Return whether a model.json's language model shares one matrix between embedding and output layer."""
+    return not content.get("text_decoder", {}).get("untie_embeddings_and_output_weights", True)
 
 
 def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:

@@ -32,7 +32,8 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     stage_arguments,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, check_list_was_given
-from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import is_mindspeed_mm, keep_stage
+from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import is_mindspeed_mm, keep_stage, ties_embeddings
+from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
 
@@ -109,6 +110,8 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
             block.pop(stale, None)
         block.update(model_keys(plan, module.name))
     if is_mindspeed_mm():
+        if ties_embeddings(content):
+            place_embedding(plan.layers_of(description.modules[-1].name), plan.layout.pipeline_size, path)
         _say_more_recomputed(keep_stage(content, _pipeline_rank(plan)))
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     applied = path.with_name(f"applied_model_{digest}.json")

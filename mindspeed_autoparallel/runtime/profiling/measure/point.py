@@ -30,7 +30,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.state import (
     workspace_bytes,
 )
 from mindspeed_autoparallel.runtime.profiling.measure.steps import whole_steps
-from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack, find_stacks, unwrap
+from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack, find_stacks, ties_embeddings, unwrap
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 
 _NUM_STEPS = 3
@@ -72,7 +72,7 @@ def measure_point(
         optimizer=OptimizerRecord(step_us=optimizer_us, finalize_us=finalize_us, parameter_bytes=trained // shards),
         steps=whole_steps(built, forward_step, arguments, device) if task.with_steps else StepsRecord(),
         relative_times=_relative_times(timed, device.seconds_between),
-        tied_embeddings=not getattr(arguments, "untie_embeddings_and_output_weights", False),
+        tied_embeddings=ties_embeddings(model, arguments),
         workspace_bytes=workspace_bytes(),
         host_bytes=max(0, tracked.marks["forward begin"].live_bytes - kept - workspace_bytes()),
         memory_capacity_bytes=device.total_memory_bytes(),

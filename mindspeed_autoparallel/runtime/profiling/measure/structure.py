@@ -57,6 +57,16 @@ class Stack:
         return not any(parameter.requires_grad for layer in self.layers for parameter in layer.parameters())
 
 
+def ties_embeddings(model: Any, arguments: Any) -> bool:
+    """Return whether ``model`` shares its embedding with its output layer; by ``arguments`` where it does not say.
+
+    MindSpeed-MM takes it from model.json, whatever the flags are.
+    """
+    said = (getattr(module, "share_embeddings_and_output_weights", None) for module in model.modules())
+    found = next((value for value in said if value is not None), None)
+    return not getattr(arguments, "untie_embeddings_and_output_weights", False) if found is None else bool(found)
+
+
 def unwrap(model: Any) -> Any:
     """Return the host's model inside DDP and precision wrappers, and out of a list of one chunk."""
     while isinstance(model, (list, tuple)):

@@ -42,7 +42,7 @@ from mindspeed_autoparallel.runtime.profiling.measure.state import (
     resident_bytes,
     workspace_bytes,
 )
-from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, unwrap
+from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, ties_embeddings, unwrap
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.operator_calls import Collective
 from mindspeed_autoparallel.runtime.profiling.trace.balanced_routing import balance_routing
@@ -249,7 +249,7 @@ def _trace(
         workspace_bytes=workspace_bytes(),
         host_bytes=max(0, tracked.marks["forward begin"].live_bytes - resident),
         trained_parameter_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
-        tied_embeddings=not getattr(arguments, "untie_embeddings_and_output_weights", False),
+        tied_embeddings=ties_embeddings(model, arguments),
     )
 
 

@@ -1,6 +1,25 @@
 """Counts of recomputed layers per stage in a host that takes one number."""
 
-from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import keep_largest, keep_stage
+import types
+from pathlib import Path
+
+import pytest
+
+from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import keep_largest, keep_stage, ties_embeddings
+from mindspeed_autoparallel.runtime.megatron.shared_embedding import (
+    EmbeddingStage,
+    place_embedding,
+    send_embedding,
+    tie_first_and_last,
+)
+from mindspeed_autoparallel.runtime.state import of_process
+
+
+@pytest.fixture(autouse=True)
+def no_plan():
+    yield
+    of_process(EmbeddingStage).pipeline_rank = 0
 
 
 def content(counts):
@@ -27,3 +46,37 @@ def test_a_file_for_all_ranks_has_the_largest_number():
     model = content([2, 0, 3])
     keep_largest(model)
     assert model["text_decoder"]["recompute_num_layers"] == 3
+
+
+@pytest.mark.parametrize(("layers", "ranks"), [((0, 4), [12]), ((0, 3, 1), [11, 12]), ((0, 0, 4), [12])])
+def test_the_embedding_is_tied_from_the_stage_where_the_language_model_begins(layers, ranks):
+    """Images alone on the first stage: its rank was in the group, never called it, and the job hung for its timeout."""
+    place_embedding(layers, len(layers), Path("plan.json"))
+    given = tie_first_and_last(lambda *args, **kwargs: kwargs, (), {"order": "tp", "get_embedding_ranks": None})
+    assert given["order"] == "tp"
+    assert given["get_embedding_ranks"]([10, 11, 12][-len(layers) :]) == ranks
+
+
+def test_a_language_model_from_the_first_stage_on_is_left_to_megatron():
+    place_embedding((1, 3), 2, Path("plan.json"))
+    assert tie_first_and_last(lambda *args, **kwargs: kwargs, (), {}) == {}
+    calls = []
+    send_embedding(
+        lambda: calls.append("stock"),
+        types.SimpleNamespace(pre_process=True, post_process=False, share_embeddings_and_output_weights=True),
+        (),
+        {},
+    )
+    assert calls == ["stock"]
+
+
+def test_a_later_chunk_with_tied_embeddings_is_refused():
+    with pytest.raises(PlanError, match=r"plan\.json: .* virtual stage 2 of 4, .* from the first 2 alone.*untie"):
+        place_embedding((0, 0, 2, 2), 2, Path("plan.json"))
+
+
+def test_the_model_file_says_whether_embeddings_are_tied():
+    """As the host reads it: not said is not tied."""
+    assert ties_embeddings({"text_decoder": {"untie_embeddings_and_output_weights": False}})
+    assert not ties_embeddings({"text_decoder": {"untie_embeddings_and_output_weights": True}})
+    assert not ties_embeddings({"text_decoder": {}})

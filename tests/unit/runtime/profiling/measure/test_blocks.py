@@ -9,7 +9,7 @@ from mindspeed_autoparallel.runtime.devices.cpu.storages import TrackedStorages 
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs  # noqa: E402
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder  # noqa: E402
 from mindspeed_autoparallel.runtime.profiling.measure.state import execution_order, parameters_by_block  # noqa: E402
-from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, unwrap  # noqa: E402
+from mindspeed_autoparallel.runtime.profiling.measure.structure import find_stacks, ties_embeddings, unwrap  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 HIDDEN, ROWS = 32, 64
@@ -249,3 +249,14 @@ def test_hooks_are_gone_after_a_failure():
     with pytest.raises(RuntimeError), recorder.attached():
         raise RuntimeError
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(("said", "flag", "tied"), [(True, True, True), (False, False, False), (None, True, False)])
+def test_the_built_model_says_whether_its_embeddings_are_tied(said, flag, tied):
+    """MindSpeed-MM's model.json said untied, the flags said nothing: plans had an all-reduce that training lacks."""
+    import types
+
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    if said is not None:
+        model[0].share_embeddings_and_output_weights = said
+    assert ties_embeddings(model, types.SimpleNamespace(untie_embeddings_and_output_weights=flag)) is tied
