@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.profiles.reading import read_profile
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+
 HERE = Path(__file__).parent
 MM_SOURCES = ("MINDSPEED_MM_SOURCES", "MINDSPEED_SOURCES", "MINDSPEED_MEGATRON_SOURCES")
 LLM_SOURCES = ("MINDSPEED_LLM_SOURCES", "MINDSPEED_SOURCES", "MINDSPEED_MEGATRON_SOURCES")
@@ -75,3 +80,18 @@ def run(folder: Path, variables: Sequence[str], words: Sequence[str], *, num_pro
             process.kill()
     output = "\n".join(log.read_text(errors="replace") for log in logs)
     return Ran(exit_code=max(codes, key=abs), output=output, seconds=time.monotonic() - begin)
+
+
+def two_stages(profile_file: Path, batch: int) -> Plan:
+    """Return the best plan with two stages and so little memory that it recomputes on one of them."""
+    layouts = [Layout(pipeline_size=2, tensor_size=1, data_size=1, micro_batch_size=1, distributed_optimizer=True)]
+    profile = read_profile(profile_file)
+    plan = search(profile, Cluster(num_nodes=1, devices_per_node=2), batch, layouts=layouts, num_workers=1)
+    while not any(stage.recompute for stage in plan.stages):
+        limit = int(max(memory.peak_bytes for memory in plan.memory) * 0.98)
+        try:
+            cluster = Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=limit)
+            plan = search(profile, cluster, batch, layouts=layouts, num_workers=1)
+        except InfeasiblePlan:
+            break
+    return plan

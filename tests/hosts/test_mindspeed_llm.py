@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,21 @@ sys.modules["mindspeed_cells"] = cells
 _spec.loader.exec_module(cells)
 
 MISSING = cells.missing(cells.LLM_SOURCES)
+TOLERANCE = 1e-5
+PORT = 23600
+FLAGS = shlex.split("""
+    --use-mcore-models --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --micro-batch-size 1
+    --global-batch-size 8 --num-layers 4 --hidden-size 64 --ffn-hidden-size 160 --num-attention-heads 4 --seq-length 64
+    --max-position-embeddings 64 --make-vocab-size-divisible-by 8 --vocab-size 4096 --tokenizer-type NullTokenizer
+    --mock-data --lr 1e-3 --train-iters 3 --lr-decay-style constant --eval-interval 1000 --eval-iters 0
+    --save-interval 10000 --log-interval 1 --transformer-impl local --use-flash-attn --use-fused-rmsnorm
+    --use-fused-swiglu --use-rotary-position-embeddings --position-embedding-type rope --normalization RMSNorm --swiglu
+    --disable-bias-linear --untie-embeddings-and-output-weights --no-masked-softmax-fusion
+    --no-gradient-accumulation-fusion --attention-dropout 0 --hidden-dropout 0 --seed 42 --num-workers 0
+    --use-distributed-optimizer --distributed-backend gloo --no-shared-storage --ckpt-format torch
+    --distributed-timeout-minutes 3
+""")
+NODE = ["--nnodes", "1", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(1200), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 
@@ -30,3 +47,83 @@ def test_the_hosts_own_validators_read_our_words_for_uneven_splits(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [counts for counts, _ in cases]
+
+
+def run(folder, *words, num_processes=0, port=PORT):
+    done = cells.run(
+        folder, cells.LLM_SOURCES, ["pretrain_gpt.py", *FLAGS, *words], num_processes=num_processes, port=port
+    )
+    print(f"{' '.join(words)}: exit code {done.exit_code}, {done.seconds:.0f} s, losses {done.losses}")
+    return done
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """A folder with the host's script, whose every layout starts from the same parameters."""
+    folder = tmp_path_factory.mktemp("mindspeed_llm")
+    text = (Path(os.environ["MINDSPEED_LLM_SOURCES"]) / "pretrain_gpt.py").read_text()
+    main = 'if __name__ == "__main__":\n'
+    assert main in text
+    same = (
+        f"    import sys\n    sys.path.append({str(cells.HERE)!r})\n    import same_start\n    same_start.install()\n"
+    )
+    (folder / "pretrain_gpt.py").write_text("import mindspeed_autoparallel\n" + text.replace(main, main + same))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(host):
+    return run(host, num_processes=1).losses
+
+
+@pytest.fixture(scope="module")
+def plan(host):
+    """The best plan with two stages and recompute, from a profile that is measured on two processes."""
+    place = ["--master-port", str(PORT + 20), "--auto-parallel-work-dir", "work", "--auto-parallel-output-dir", "."]
+    cluster = ["--simulated-nnodes", "1", "--simulated-nproc-per-node", "2"]
+    found = run(host, "--auto-parallel-mm", *NODE, *place, *cluster)
+    assert found.exit_code == 0, found.output[-3000:]
+    assert found.output.count("in one launch") == 1
+    plan = cells.two_stages(host / "work" / "profile.json", 8)
+    plan.write(host / "two.json")
+    return plan
+
+
+def test_a_model_is_trained_by_an_uneven_list_of_layers_as_by_one_process(host, alone, plan):
+    assert any(stage.recompute for stage in plan.stages)
+    planned = ["--auto-parallel-plan", "two.json"]
+    layers = ",".join(map(str, plan.layers_of("text_decoder")))
+    if len(set(plan.layers_of("text_decoder"))) > 1:
+        told = run(host, *planned, num_processes=2, port=PORT + 40)
+        assert told.exit_code != 0
+        assert f"Add --num-layer-list {layers}" in told.output
+        planned += ["--num-layer-list", layers]
+    done = run(host, *planned, num_processes=2, port=PORT + 60)
+    assert done.exit_code == 0, done.output[-3000:]
+    assert "plan against the first steps" in done.output
+    assert len(alone) == 3
+    assert done.losses == pytest.approx(alone, rel=TOLERANCE)
+
+
+def test_tuning_traces_and_measures_and_its_first_command_trains_as_one_process_does(host, alone):
+    words = ["--auto-tuning", "--auto-tuning-ranks", "2", *NODE, "--master-port", str(PORT + 80)]
+    found = run(host, *words, "--auto-tuning-work-dir", "tuning")
+    assert found.exit_code == 0, found.output[-3000:]
+    assert "could not be traced" not in found.output
+    best = json.loads((host / "tuning" / "auto_tuning_result.json").read_text())["top"][0]
+    launcher, *pasted = shlex.split(best["command"])
+    assert launcher == "torchrun"
+    done = cells.run(host, cells.LLM_SOURCES, ["-m", "torch.distributed.run", *pasted])
+    assert done.exit_code == 0, done.output[-3000:]
+    assert done.losses == pytest.approx(alone, rel=TOLERANCE)
+
+
+def test_a_feature_of_the_host_that_took_a_function_of_ours_away_is_named(host, plan):
+    """MindSpeed puts a ``train_step`` of its own in the place of the one that a plan watches."""
+    words = ["--async-log-allreduce", "--auto-parallel-plan", "two.json"]
+    if len(set(plan.layers_of("text_decoder"))) > 1:
+        words += ["--num-layer-list", ",".join(map(str, plan.layers_of("text_decoder")))]
+    done = run(host, *words, num_processes=2, port=PORT + 100)
+    assert done.exit_code != 0
+    assert "--auto-parallel-plan works through megatron.training.training:train_step, but mindspeed." in done.output
+    assert "was put in its place" in done.output

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.profiles.reading import read_profile
-from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec import Plan
 
 
 def load(name):
@@ -73,20 +70,6 @@ def alone(host):
     return run(host, "--load", "checkpoint", "--finetune", num_processes=1).losses
 
 
-def two_stages(profile, batch):
-    """The best plan with two stages and so little memory that it recomputes on one of them."""
-    layouts = [Layout(pipeline_size=2, tensor_size=1, data_size=1, micro_batch_size=1, distributed_optimizer=True)]
-    plan, limit = None, None
-    while plan is None or not any(stage.recompute for stage in plan.stages):
-        try:
-            cluster = Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=limit)
-            plan = search(profile, cluster, batch, layouts=layouts, num_workers=1)
-        except InfeasiblePlan:
-            break
-        limit = int(max(memory.peak_bytes for memory in plan.memory) * 0.98)
-    return plan
-
-
 def test_a_model_is_measured_and_trained_by_its_plan_as_by_one_process(host, alone):
     """From measuring (TP and MBS, two processes) to plan.json; then two uneven stages with recompute of their own."""
     place = ["--master-port", str(PORT + 20), "--auto-parallel-work-dir", "work", "--nproc-per-node", "2"]
@@ -95,7 +78,7 @@ def test_a_model_is_measured_and_trained_by_its_plan_as_by_one_process(host, alo
     assert "TP2" in found.output
     planned = Plan.read(host / "plan.json")
     assert [module.name for module in planned.model.modules] == ["image_encoder", "text_decoder"]
-    plan = two_stages(read_profile(host / "work" / "profile.json"), 4)
+    plan = cells.two_stages(host / "work" / "profile.json", 4)
     plan.write(host / "two.json")
     assert any(stage.recompute for stage in plan.stages)
     vision, text = (",".join(map(str, plan.layers_of(name))) for name in ("image_encoder", "text_decoder"))
@@ -107,12 +90,36 @@ def test_a_model_is_measured_and_trained_by_its_plan_as_by_one_process(host, alo
     assert done.losses == pytest.approx(alone, rel=TOLERANCE)
 
 
-def test_an_encoder_with_a_layout_of_its_own_trains_as_one_process_does(host, alone):
-    """Ours, without a word of ours in model.json: the language model is cut in two, every rank encodes its images."""
+def hetero_weights(host):
+    """The language model cut in two, the encoder whole, in the layout that the host's own converter writes."""
+    return resplit(host, "hetero", "--tp-size", "2", "--vit-tp-size", "1", "--hetero")
+
+
+def hetero_model(host, name, **of_encoder):
+    """The sizes of that layout in model.json, where both ours and the host's own read them."""
     content = json.loads((host / "model.json").read_text())
     content["image_encoder"].update(tp=1, pp=1, cp=1)
     content["text_decoder"].update(tp=2, pp=1, cp=1)
-    (host / "hetero.json").write_text(json.dumps(content))
-    weights = resplit(host, "hetero", "--tp-size", "2", "--vit-tp-size", "1", "--hetero")
-    done = run(host, *weights, "--auto-parallel-hetero", model="hetero.json", num_processes=2, port=PORT + 60)
+    for part in ("vision_encoder", "vision_projector"):
+        content["image_encoder"][part].update(of_encoder)
+    (host / name).write_text(json.dumps(content))
+    return name
+
+
+def test_an_encoder_with_a_layout_of_its_own_trains_as_one_process_does(host, alone):
+    """Ours, without a word of ours in model.json: the language model is cut in two, every rank encodes its images."""
+    model, weights = hetero_model(host, "hetero.json"), hetero_weights(host)
+    done = run(host, *weights, "--auto-parallel-hetero", model=model, num_processes=2, port=PORT + 60)
+    assert done.losses == pytest.approx(alone, rel=TOLERANCE)
+
+
+def test_the_hosts_own_hetero_parallel_is_unharmed(host):
+    """Theirs gathers an encoder's output without a gradient: it is frozen. Its batch size counts every rank as a
+    replica, so it is twice that of one process."""
+    model, weights = hetero_model(host, "frozen.json", freeze=True), hetero_weights(host)
+    size = ["--micro-batch-size", "2"]
+    alone = run(host, "--load", "checkpoint", "--finetune", *size, model=model, num_processes=1).losses
+    words = ["--hetero-parallel", *size, "--global-batch-size", "8"]
+    done = run(host, *weights, *words, model=model, num_processes=2, port=PORT + 80)
+    assert "--hetero-parallel is this host's own and is left to it" in done.output
     assert done.losses == pytest.approx(alone, rel=TOLERANCE)
