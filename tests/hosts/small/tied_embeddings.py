@@ -7,8 +7,9 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-import mindspeed_autoparallel  # noqa: F401  # before megatron
 import torch
+
+import mindspeed_autoparallel  # noqa: F401  # before megatron
 from mindspeed_autoparallel.patching import ENGINE
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
 
