@@ -51,7 +51,7 @@ def run(folder, *words, num_processes=0, port=PORT, model="model.json"):
 def resplit(host, target, *words):
     """Bring the checkpoint of one process into another layout by the command that users have."""
     command = [sys.executable, "-m", "mindspeed_autoparallel", "convert", "resplit", "checkpoint", target, *words]
-    subprocess.run([*command, "--hf-dir", "hf"], cwd=host, check=True, timeout=cells.TIMEOUT_S)
+    subprocess.run([*command, "--hf-dir", "hf", "--overwrite"], cwd=host, check=True, timeout=cells.TIMEOUT_S)
     return ["--load", target, "--finetune"]
 
 
