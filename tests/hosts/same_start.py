@@ -66,7 +66,12 @@ def _whole_name(model: Any, name: str) -> str:
         name = f"{found[1]}.{first + int(found[2])}.{found[3]}"
     if found := _LAYER.match(name):
         layer = model.get_submodule(f"{found[1]}.{found[2]}")
-        name = f"{found[1]}.{getattr(layer, 'layer_number', int(found[2]) + 1)}.{found[3]}"
+        number = getattr(layer, "layer_number", int(found[2]) + 1)
+        # MindSpeed-LLM's --num-layer-list: layer_number counts as if all stages were alike.
+        offsets = getattr(getattr(layer, "config", None), "layer_offset", None)
+        if offsets:
+            number = offsets[parallel_state.get_pipeline_model_parallel_rank()] + int(found[2]) + 1
+        name = f"{found[1]}.{number}.{found[3]}"
     return name
 
 

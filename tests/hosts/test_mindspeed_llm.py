@@ -91,7 +91,7 @@ def plan(host):
 
 def test_a_model_is_trained_by_an_uneven_list_of_layers_as_by_one_process(host, alone, plan):
     assert any(stage.recompute for stage in plan.stages)
-    planned = ["--auto-parallel-plan", "two.json"]
+    planned = ["--auto-parallel-plan", "two.json", "--auto-parallel-check-steps", "3"]
     layers = ",".join(map(str, plan.layers_of("text_decoder")))
     if len(set(plan.layers_of("text_decoder"))) > 1:
         told = run(host, *planned, num_processes=2, port=PORT + 40)

@@ -24,7 +24,9 @@ class Decoder(LanguageModule):
     """The ends of a language model: an embedding, and an output layer with the same weights."""
 
     def __init__(self, pre_process, post_process):
-        super().__init__(TransformerConfig(num_layers=3, hidden_size=4, num_attention_heads=1))
+        sizes = {"num_layers": 3, "hidden_size": 4, "num_attention_heads": 1}
+        staged = {"pipeline_model_parallel_size": 3, "pipeline_dtype": torch.float32}
+        super().__init__(TransformerConfig(**sizes, **staged))
         self.pre_process, self.post_process = pre_process, post_process
         self.share_embeddings_and_output_weights = True
         self.table = torch.nn.Parameter(torch.full((8, 4), 1.0 + torch.distributed.get_rank()))
