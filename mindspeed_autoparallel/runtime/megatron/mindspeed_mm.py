@@ -15,9 +15,10 @@ def is_mindspeed_mm() -> bool:
     return "mindspeed_mm" in sys.modules
 
 
-def ties_embeddings(content: Mapping[str, Any]) -> bool:
+def ties_embeddings(content: Mapping[str, object]) -> bool:
     """Return whether a model.json's language model shares one matrix between embedding and output layer."""
-    return not content.get("text_decoder", {}).get("untie_embeddings_and_output_weights", True)
+    block = content.get("text_decoder")
+    return isinstance(block, dict) and not block.get("untie_embeddings_and_output_weights", True)
 
 
 def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:

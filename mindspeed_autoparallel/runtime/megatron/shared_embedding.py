@@ -39,7 +39,7 @@ def place_embedding(layers: Sequence[int], pipeline_size: int, path: Path) -> No
     of_process(EmbeddingStage).pipeline_rank = first
 
 
-def tie_first_and_last(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def tie_first_and_last(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap ``initialize_model_parallel``: the embedding group is of the language model's first and last stage."""
     first = of_process(EmbeddingStage).pipeline_rank
     if not first or kwargs.get("get_embedding_ranks") is not None:
@@ -51,7 +51,9 @@ def tie_first_and_last(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
     return wrapped(*args, **{**kwargs, "get_embedding_ranks": embedding_ranks})
 
 
-def send_embedding(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def send_embedding(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
+) -> Any:
     """Wrap ``setup_embeddings_and_output_layer``: its first stage does what Megatron has the pipeline's first do."""
     result = wrapped(*args, **kwargs)
     sends = instance.pre_process and not instance.post_process and instance.share_embeddings_and_output_weights
