@@ -116,14 +116,3 @@ def test_tuning_traces_and_measures_and_its_first_command_trains_as_one_process_
     done = cells.run(host, cells.LLM_SOURCES, ["-m", "torch.distributed.run", *pasted])
     assert done.exit_code == 0, done.output[-3000:]
     assert done.losses == pytest.approx(alone, rel=TOLERANCE)
-
-
-def test_a_feature_of_the_host_that_took_a_function_of_ours_away_is_named(host, plan):
-    """MindSpeed puts a ``train_step`` of its own in the place of the one that a plan watches."""
-    words = ["--async-log-allreduce", "--auto-parallel-plan", "two.json"]
-    if len(set(plan.layers_of("text_decoder"))) > 1:
-        words += ["--num-layer-list", ",".join(map(str, plan.layers_of("text_decoder")))]
-    done = run(host, *words, num_processes=2, port=PORT + 100)
-    assert done.exit_code != 0
-    assert "--auto-parallel-plan works through megatron.training.training:train_step, but mindspeed." in done.output
-    assert "was put in its place" in done.output
