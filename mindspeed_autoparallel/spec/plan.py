@@ -14,6 +14,7 @@ from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.layout import Layout
 from mindspeed_autoparallel.spec.model import Model
 from mindspeed_autoparallel.spec.recompute import is_known
+from mindspeed_autoparallel.units import MAX_DURATION_US
 
 PLAN_SCHEMA_VERSION = 1
 PLAN_FORMAT = "mindspeed-autoparallel/plan"
@@ -248,6 +249,12 @@ class Plan:
                 f"{where}: {len(self.stages)} stages, but PP {self.layout.pipeline_size} x "
                 f"VPP {self.layout.virtual_size} needs {self.layout.num_virtual_stages}."
             )
+        for stage in self.stages:
+            for name, duration_us in (("forward_us", stage.forward_us), ("backward_us", stage.backward_us)):
+                if not 0 <= duration_us <= MAX_DURATION_US:
+                    raise PlanError(
+                        f"{where}: stage {stage.stage}: {name} must be 0 to {MAX_DURATION_US:g}, got {duration_us:g}."
+                    )
         operations = 2 * self.layout.num_virtual_stages * self.num_microbatches
         if not 0 < operations <= MOST_OPERATIONS:
             raise PlanError(

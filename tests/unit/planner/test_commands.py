@@ -104,6 +104,17 @@ def test_plan_edited_to_hold_too_few_layers_is_refused(plan_file: Path, capsys: 
     assert "Error" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("duration_us", [-1e308, -1.0, 1e13])
+def test_stage_times_that_no_stage_takes_are_refused(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], duration_us: float
+) -> None:
+    value = json.loads(plan_file.read_text())
+    value["stages"][0]["backward_us"] = duration_us
+    plan_file.write_text(json.dumps(value))
+    assert main(["report", "--plan", str(plan_file), "--html", str(tmp_path / "page.html")]) == 2
+    assert "stage 0: backward_us must be 0 to 1e+12" in capsys.readouterr().err
+
+
 def test_infeasible_is_exit_code_three_with_a_reason(
     profile: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
