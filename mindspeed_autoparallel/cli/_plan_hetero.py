@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 
 
-def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster, options: SpaceOptions) -> int:
+def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster, options: SearchOptions) -> int:
     """Search, print, write; the command's exit code."""
     from mindspeed_autoparallel.cli.simulate import print_plan
     from mindspeed_autoparallel.planner.hetero.compare import compare, comparison_result, summary, write_comparison
@@ -34,11 +34,8 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
         profile,
         cluster,
         arguments.global_batch_size,
-        time_limit_s=arguments.time_limit_s,
-        top_k=arguments.top_k,
-        seed=arguments.seed,
+        options,
         progress=lambda text: print(text, file=sys.stderr, flush=True),
-        options=options,
         balance=arguments.hetero_balance,
         encoder_pipelines=stages,
     )

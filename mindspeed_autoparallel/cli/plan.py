@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.planner.layouts.options import SearchOptions
     from mindspeed_autoparallel.planner.layouts.search import search
     from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
     from mindspeed_autoparallel.planner.results import write_results
@@ -76,10 +78,16 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.out is not None:
         made_folder(arguments.out, "--out")
-    options = SpaceOptions(
-        overlap_gradient_reduce=arguments.overlap_grad_reduce,
-        virtual_sizes=virtual_sizes,
-        schedules=_schedules(arguments.schedules),
+    options = SearchOptions(
+        time_limit_s=arguments.time_limit_s,
+        top_k=arguments.top_k,
+        seed=arguments.seed,
+        num_workers=arguments.num_workers,
+        space=SpaceOptions(
+            overlap_gradient_reduce=arguments.overlap_grad_reduce,
+            virtual_sizes=virtual_sizes,
+            schedules=_schedules(arguments.schedules),
+        ),
     )
     _plan_data.check(arguments)
     if arguments.hetero_parallel:
@@ -90,17 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--mm-model is for --hetero-parallel, which writes a copy of it with every module's sizes.")
 
     def searched(profile: Profile, layouts: list[Layout] | None) -> Plan:
+        wanted = replace(options, layouts=layouts, with_relaxations=layouts is None)
         return search(
             profile,
             cluster,
             arguments.global_batch_size,
-            time_limit_s=arguments.time_limit_s,
-            top_k=arguments.top_k,
-            seed=arguments.seed,
-            num_workers=arguments.num_workers,
-            layouts=layouts,
-            options=options,
-            with_relaxations=layouts is None,
+            wanted,
             progress=lambda text: print(text, file=sys.stderr, flush=True),
         )
 
@@ -119,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _with_candidate(arguments: argparse.Namespace, plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
     """Return the better of ``plan`` and the layout that an operator search lowered to; says how they compare."""
     from mindspeed_autoparallel.operators.candidate import read_candidate, with_candidate
+    from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 
     plan, compared = with_candidate(
         plan,
@@ -126,8 +130,7 @@ def _with_candidate(arguments: argparse.Namespace, plan: Plan, profile: Profile,
         profile,
         cluster,
         arguments.global_batch_size,
-        time_limit_s=arguments.time_limit_s,
-        seed=arguments.seed,
+        SearchOptions(time_limit_s=arguments.time_limit_s, seed=arguments.seed),
     )
     print(compared, file=sys.stderr)
     return plan

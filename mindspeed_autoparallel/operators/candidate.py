@@ -9,6 +9,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.operators.plan import SCHEMA_VERSION
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
@@ -50,12 +51,18 @@ def read_candidate(path: Path) -> Layout:
 
 
 def with_candidate(
-    plan: Plan, candidate: Layout, profile: Profile, cluster: Cluster, global_batch_size: int, **options: Any
+    plan: Plan,
+    candidate: Layout,
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    options: SearchOptions | None = None,
 ) -> tuple[Plan, str]:
     """Return the faster of ``plan`` and the best split of ``candidate``, and a sentence that compares them."""
     name = f"operator candidate {candidate.label()}"
     try:
-        other = search(profile, cluster, global_batch_size, layouts=[candidate], with_relaxations=False, **options)
+        wanted = replace(options or SearchOptions(), layouts=[candidate], with_relaxations=False)
+        other = search(profile, cluster, global_batch_size, wanted)
     except AutoParallelError as error:
         return plan, f"{name}: not possible here: {error}"
     best, step = plan.step.total_us, other.step.total_us

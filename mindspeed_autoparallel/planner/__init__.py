@@ -6,6 +6,8 @@ hetero            the search over encoders with layouts of their own
 tuner             the search over traced configurations of --auto-tuning
 split             the exact split of one pipeline's layers
 problem_building  a layout and a profile as a split problem
+problem_messages  what its stages send one another
+candidate         a layout that may be solved
 placement         layers and recomputation by stage
 variable_data     samples of unequal size
 spread            plans judged by a distribution of samples

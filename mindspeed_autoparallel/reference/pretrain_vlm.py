@@ -22,7 +22,7 @@ from mindspeed_autoparallel.errors import told_in_a_line
 from mindspeed_autoparallel.reference import arguments as own_arguments
 from mindspeed_autoparallel.reference import hetero
 from mindspeed_autoparallel.reference.configuration import ModelDescription, read_data
-from mindspeed_autoparallel.reference.data.batches import Batch, MicrobatchStream
+from mindspeed_autoparallel.reference.data.batches import Batch, MicrobatchStream, StreamOptions
 from mindspeed_autoparallel.reference.data.rearrange import Rearrangement, make_rearrangement
 from mindspeed_autoparallel.reference.data.records import Record, read_records, split_records
 from mindspeed_autoparallel.reference.data.tokens import make_tokenizer
@@ -82,15 +82,17 @@ class Trainer:
                 model,
                 data,
                 tokenizer,
-                size=args.micro_batch_size,
-                rank=mpu.get_data_parallel_rank(),
-                num_ranks=mpu.get_data_parallel_world_size(),
-                start=start,
-                seed=args.seed,
-                max_tokens=args.seq_length,
-                pad_to_longest=own_arguments.pads_to_longest(args),
-                multiple=multiple,
-                with_identities=own_arguments.drops(args, model),
+                StreamOptions(
+                    size=args.micro_batch_size,
+                    rank=mpu.get_data_parallel_rank(),
+                    num_ranks=mpu.get_data_parallel_world_size(),
+                    start=start,
+                    seed=args.seed,
+                    max_tokens=args.seq_length,
+                    pad_to_longest=own_arguments.pads_to_longest(args),
+                    multiple=multiple,
+                    with_identities=own_arguments.drops(args, model),
+                ),
                 rearrangement=rearranged,
             )
             return iter(batches)

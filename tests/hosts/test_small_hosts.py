@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 
 # Asked without importing it here: this process must not have Megatron before the plugin.
 HAS_TRAINING = importlib.util.find_spec("megatron") and importlib.util.find_spec("megatron.training")
@@ -71,9 +71,7 @@ def test_a_measuring_process_sees_the_users_environment_and_no_switch_of_ours(tm
     words = ["--auto-parallel-mm", "--simulated-nnodes", "1"]
     spec = LaunchSpec(launch_id="small", argv=(str(SMALL / "train.py"), *MODEL, *words), task={"kind": "measure"})
     parent = environment(A_VARIABLE_OF_THE_SCRIPT="here")
-    outcome = run_local_processes(
-        spec, node_rank=0, num_processes=1, num_nodes=1, log_dir=tmp_path, parent_environment=parent
-    )
+    outcome = run_local_processes(spec, LocalRanks(), log_dir=tmp_path, parent_environment=parent)
     assert outcome.status is LaunchStatus.OK, outcome.describe()
     text = next(tmp_path.glob("*.log")).read_text()
     said = json.loads(next(line for line in text.splitlines() if line.startswith("{")))

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.space import split_modules
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, relaxed_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, limits_of, solve_layout
-from mindspeed_autoparallel.planner.layouts.space import Candidate
+from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile, VariableData
@@ -142,10 +143,8 @@ class BackboneSolver:
         profile, measurement, cluster = made
         problem = build_problem(
             profile,
-            measurement,
             cluster,
-            self.candidate.layout,
-            self.candidate.num_microbatches,
+            replace(self.candidate, measurement=measurement),
             limits_of(profile, cluster, self.candidate.layout.pipeline_size),
             safe=False,
         )
@@ -169,8 +168,7 @@ class BackboneSolver:
             cluster,
             replace(self.candidate, measurement=measurement),
             self.global_batch_size,
-            time_limit_s=time_limit_s,
-            seed=self.seed,
+            SolveOptions(time_limit_s=time_limit_s, seed=self.seed),
         )
         timed_out = result.timed_out or time.monotonic() - started > time_limit_s
         lower = max(result.lower_bound_us, self.cheap_bound_us)

@@ -14,6 +14,7 @@ from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
 from mindspeed_autoparallel.planner.hetero.search import ENCODER_PIPELINE_SIZES, search_hetero
 from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.results import PLAN_FILE, RESULT_FILE, result_of
@@ -50,12 +51,9 @@ def compare(
     profile: Profile,
     cluster: Cluster,
     global_batch_size: int,
+    options: SearchOptions | None = None,
     *,
-    time_limit_s: float = 600.0,
-    top_k: int = 3,
-    seed: int = 0,
     progress: Progress = silent,
-    options: SpaceOptions | None = None,
     balance: str = "local",
     splits: Splits | None = None,
     encoder_pipelines: bool = True,
@@ -65,40 +63,28 @@ def compare(
     ``splits``: what the host can run; a hetero plan's backbone then has one stage. ``encoder_pipelines``: whether the
     host's encoders can run in stages.
     """
-    started = time.monotonic()
+    started, options = time.monotonic(), options or SearchOptions()
+    half = replace(options, time_limit_s=options.time_limit_s / 2)
     homogeneous, note = None, ""
     try:
         if splits is not None:
-            homogeneous = search_given(
-                profile, cluster, global_batch_size, splits, top_k=top_k, progress=progress, options=options
-            )
+            homogeneous = search_given(profile, cluster, global_batch_size, splits, options, progress=progress)
         else:
-            homogeneous = search(
-                profile,
-                cluster,
-                global_batch_size,
-                time_limit_s=time_limit_s / 2,
-                top_k=top_k,
-                seed=seed,
-                progress=progress,
-                options=options,
-            )
+            homogeneous = search(profile, cluster, global_batch_size, half, progress=progress)
     except InfeasiblePlan as error:
         note = str(error)
-    left = max(1.0, time_limit_s - (time.monotonic() - started))
+    left = replace(options, time_limit_s=max(1.0, options.time_limit_s - (time.monotonic() - started)))
+    if splits is not None:
+        left = replace(left, layouts=_of_one_stage(profile, cluster, global_batch_size))
     try:
         hetero = search_hetero(
             profile,
             cluster,
             global_batch_size,
-            time_limit_s=left,
-            top_k=top_k,
-            seed=seed,
+            left,
             progress=progress,
-            options=options,
             balance=balance,
             encoder_pipeline_sizes=ENCODER_PIPELINE_SIZES if encoder_pipelines else (1,),
-            layouts=None if splits is None else _of_one_stage(profile, cluster, global_batch_size),
         )
     except InfeasiblePlan as error:
         if homogeneous is None:
@@ -106,24 +92,23 @@ def compare(
         step_ms = homogeneous.step.total_us / US_PER_MS
         raise InfeasiblePlan(f"{error} ({homogeneous.layout.label()} fits, {step_ms:.1f} ms.)") from error
     assert hetero.hetero is not None
-    record = replace(
-        hetero.hetero,
-        homogeneous_note=note,
-        homogeneous=None
-        if homogeneous is None
-        else HomogeneousBest(
-            layout=homogeneous.layout,
-            step_us=homogeneous.step.total_us,
-            lower_bound_us=homogeneous.search.lower_bound_us,
-            status=homogeneous.search.status,
-            throughput_tokens_per_s_per_device=homogeneous.throughput_tokens_per_s_per_device,
-            layers={m.name: homogeneous.layers_of(m.name) for m in profile.model.modules},
-            recompute={m.name: homogeneous.recomputed_of(m.name) for m in profile.model.modules},
-        ),
-    )
+    best = None if homogeneous is None else _best_homogeneous(profile, homogeneous)
+    record = replace(hetero.hetero, homogeneous_note=note, homogeneous=best)
     if homogeneous is not None:
         homogeneous = replace(homogeneous, hetero_rival=_rival(hetero, record))
     return Comparison(hetero=replace(hetero, hetero=record), homogeneous=homogeneous)
+
+
+def _best_homogeneous(profile: Profile, plan: Plan) -> HomogeneousBest:
+    return HomogeneousBest(
+        layout=plan.layout,
+        step_us=plan.step.total_us,
+        lower_bound_us=plan.search.lower_bound_us,
+        status=plan.search.status,
+        throughput_tokens_per_s_per_device=plan.throughput_tokens_per_s_per_device,
+        layers={m.name: plan.layers_of(m.name) for m in profile.model.modules},
+        recompute={m.name: plan.recomputed_of(m.name) for m in profile.model.modules},
+    )
 
 
 def _rival(hetero: Plan, record: HeteroRecord) -> HeteroBest:

@@ -15,8 +15,8 @@ from mindspeed_autoparallel.cost.redistribution import (
     stage_loads,
 )
 from mindspeed_autoparallel.cost.topology import boundary_link
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
-from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import LinkTier
 from mindspeed_autoparallel.schedule.encoder_pipeline import StagedRounds, staged_backward_us, staged_forward_us

@@ -20,9 +20,10 @@ from mindspeed_autoparallel.planner.hetero.gain import with_parts_of_the_gain
 from mindspeed_autoparallel.planner.hetero.solved import Solved
 from mindspeed_autoparallel.planner.hetero.space import costs_of, split_modules
 from mindspeed_autoparallel.planner.hetero.windowed import window_choices
-from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import Verdict
 from mindspeed_autoparallel.units import format_bytes
 
@@ -34,13 +35,9 @@ def search_hetero(
     profile: Profile,
     cluster: Cluster,
     global_batch_size: int,
+    options: SearchOptions | None = None,
     *,
-    time_limit_s: float = 600.0,
-    top_k: int = 3,
-    seed: int = 0,
     progress: Progress = silent,
-    layouts: list[Layout] | None = None,
-    options: SpaceOptions | None = None,
     memory_modes: Sequence[str] = (*MEMORY_MODES, WINDOW),
     balance: str = "local",
     encoder_tensor_sizes: Mapping[str, Sequence[int]] | None = None,
@@ -48,22 +45,20 @@ def search_hetero(
 ) -> Plan:
     """Return the fastest plan in which every encoder has a layout of its own, with its proof.
 
-    ``layouts``: only these of the backbone; ``encoder_tensor_sizes``: only these of an encoder, by name;
-    ``encoder_pipeline_sizes``: only these of encoders' own pipelines. ``memory_modes``: window is tried beside the
-    splits found for the others, and not part of the proof. Raises ``InfeasiblePlan`` or ``ConfigError``.
+    ``encoder_tensor_sizes``: only these of an encoder, by name; ``encoder_pipeline_sizes``: only these of encoders'
+    own pipelines. ``memory_modes``: window is tried beside the splits found for the others, and not part of the proof.
+    Raises ``InfeasiblePlan`` or ``ConfigError``.
     """
-    if global_batch_size < 1:
-        raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
-    if not 0 < time_limit_s < float("inf"):
-        raise ConfigError(f"the time limit must be above 0 s, got {time_limit_s:g}.")
+    options = options or SearchOptions()
+    options.check(global_batch_size)
     started = time.monotonic()
     encoders, _ = split_modules(profile)
     only = encoder_tensor_sizes or {}
     pipelines = encoder_pipeline_sizes
     costs = [costs_of(profile, module, cluster, only.get(module.name), pipelines)[0] for module in encoders]
-    solvers, ruled_out = _solvers(profile, cluster, global_batch_size, layouts, options or SpaceOptions(), seed)
+    solvers, ruled_out = _solvers(profile, cluster, global_batch_size, options)
     progress(f"hetero: {len(solvers)} backbone layouts, {sum(map(len, costs))} encoder sizes to search")
-    deadline = started + time_limit_s
+    deadline, top_k = started + options.time_limit_s, options.top_k
     proved_modes = [mode for mode in memory_modes if mode != WINDOW]
     choices = ChoiceSearch(costs, proved_modes, balance, deadline=deadline, num_alternatives=top_k, progress=progress)
     best_first(choices, choices.start(solvers), deadline=deadline, progress=progress)
@@ -93,23 +88,18 @@ def search_hetero(
 
 
 def _solvers(
-    profile: Profile,
-    cluster: Cluster,
-    global_batch_size: int,
-    layouts: list[Layout] | None,
-    options: SpaceOptions,
-    seed: int,
+    profile: Profile, cluster: Cluster, global_batch_size: int, options: SearchOptions
 ) -> tuple[list[BackboneSolver], list[Verdict]]:
     """Return a solver for every layout of the backbone, and why others are ruled out. Raises ``ConfigError``."""
     backbone = backbone_profile(profile)
     # Virtual stages of the backbone only where they were asked for.
-    options = replace(options, virtual_sizes=options.virtual_sizes or (1,))
-    candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, options, layouts)
+    space = replace(options.space, virtual_sizes=options.space.virtual_sizes or (1,))
+    candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, space, options.layouts)
     if not candidates:
         reasons = "; ".join(sorted({verdict.reason for verdict in ruled_out})[:3]) or "no size divides the cluster."
         raise ConfigError(f"no backbone layout is possible for a global batch of {global_batch_size}: {reasons}")
     return [
-        BackboneSolver(backbone, cluster, global_batch_size, candidate, seed) for candidate in candidates
+        BackboneSolver(backbone, cluster, global_batch_size, candidate, options.seed) for candidate in candidates
     ], ruled_out
 
 

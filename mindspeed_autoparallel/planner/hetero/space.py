@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, encoder_phase
-from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.profiles import MeasuredAt, Profile
 from mindspeed_autoparallel.profiles.interpolation import interpolate
 from mindspeed_autoparallel.spec import Cluster, Module, ModuleLayout

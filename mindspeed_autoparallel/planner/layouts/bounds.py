@@ -10,7 +10,7 @@ from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_by
 from mindspeed_autoparallel.cost.sharding import units_of
 from mindspeed_autoparallel.cost.step import embedding_us, post_pipeline_time
 from mindspeed_autoparallel.cost.topology import data_parallel_link
-from mindspeed_autoparallel.planner.layouts.space import Candidate
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.split import SplitProblem
 from mindspeed_autoparallel.planner.stage_times import beside_blocks_ns, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors

@@ -13,12 +13,14 @@ from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, silent
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.host_splits import Layers, Splits
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
-from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
@@ -45,20 +47,16 @@ def search_given(
     cluster: Cluster,
     global_batch_size: int,
     splits: Splits,
+    options: SearchOptions | None = None,
     *,
-    top_k: int = 3,
     progress: Progress = silent,
-    options: SpaceOptions | None = None,
-    layouts: Sequence[Layout] | None = None,
 ) -> Plan:
     """Return the fastest plan whose split is one of ``splits``, proved among these under the cost model.
 
-    ``layouts``: only these.
-
     Raises ``InfeasiblePlan`` naming what needs least memory, ``ConfigError`` where there is no such layout.
     """
-    started = time.monotonic()
-    listed, verdicts = _listed(profile, cluster, global_batch_size, splits, options or SpaceOptions(), layouts)
+    started, options = time.monotonic(), options or SearchOptions()
+    listed, verdicts = _listed(profile, cluster, global_batch_size, splits, options.space, options.layouts)
     number = sum(len(rows) for _, rows in listed)
     progress(f"{len(listed)} layouts, {number} splits of them that this host runs: {splits.description}")
     bounds = [
@@ -97,7 +95,7 @@ def search_given(
         global_batch_size,
         best.candidate,
         _result(best),
-        [(item.candidate, _result(item)) for item in others[:top_k]],
+        [(item.candidate, _result(item)) for item in others[: options.top_k]],
         replace(record, scope=splits.description),
     )
 

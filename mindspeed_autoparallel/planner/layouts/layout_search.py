@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
-from mindspeed_autoparallel.planner.layouts.space import Candidate
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.tasks import SIMPLE, SOLVE, Outcome, Task
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.spec import Model

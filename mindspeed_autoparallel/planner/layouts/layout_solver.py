@@ -9,10 +9,11 @@ from math import ceil, inf
 
 from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
+from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.short_rows import search_short_row
-from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, module_placement
 from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, StoppedEarly, baselines, solve
@@ -59,60 +60,30 @@ def solve_layout(
     cluster: Cluster,
     candidate: Candidate,
     global_batch_size: int,
-    *,
-    time_limit_s: float,
-    seed: int = 0,
-    cutoff_us: float = inf,
-    only_faster: bool = False,
-    effort: float | None = None,
+    options: SolveOptions,
 ) -> LayoutResult:
-    """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits.
-
-    ``cutoff_us``: step time of a plan that is known; the bound never exceeds it. ``only_faster``: no other plan is of
-    interest, and the proof that there is none ends the work. ``effort``: of the integer solver, see ``split.solve``.
-    """
-    deadline = time.monotonic() + time_limit_s
-    layout = candidate.layout
-    limits = limits_of(profile, cluster, layout.pipeline_size)
-    tail_us = tail_bound_us(profile, cluster, candidate)
-    tied_us = embedding_us(profile.model, candidate.measurement, layout, cluster, profile.device)
-
-    def problem_of(limits_now: tuple[int, ...], *, safe: bool) -> SplitProblem:
-        return build_problem(
-            profile,
-            candidate.measurement,
-            cluster,
-            layout,
-            candidate.num_microbatches,
-            limits_now,
-            safe=safe,
-            pipeline_cutoff_us=cutoff_us - tail_us,
-            with_tails=True,
-        )
-
-    best: tuple[ModulePlacement, Evaluation] | None = None
-    only_faster = only_faster and cutoff_us < inf
+    """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits."""
+    deadline, cutoff_us = time.monotonic() + options.time_limit_s, options.cutoff_us
+    tied_us = embedding_us(profile.model, candidate.measurement, candidate.layout, cluster, profile.device)
+    attempts = _Attempts(
+        profile=profile,
+        cluster=cluster,
+        candidate=candidate,
+        global_batch_size=global_batch_size,
+        deadline=deadline,
+        cutoff_us=cutoff_us - tail_bound_us(profile, cluster, candidate),
+    )
+    only_faster = options.only_faster and cutoff_us < inf
     below = ceil((cutoff_us - tied_us) * NS_PER_US) if only_faster else None
     for simple in () if only_faster else simple_splits(profile, cluster, candidate, global_batch_size):
-        if simple.evaluation.fits and (best is None or simple.evaluation.step.total_us < best[1].step.total_us):
-            best = simple.placement, simple.evaluation
-    if best is not None:
-        cutoff_us = min(cutoff_us, best[1].step.total_us)
-
-    def attempt(problem: SplitProblem) -> tuple[float, Evaluation]:
-        nonlocal best
-        solution = solve(
-            problem, time_limit_s=max(0.1, deadline - time.monotonic()), seed=seed, below=below, effort=effort
-        )
-        placement = module_placement(profile, candidate.measurement, solution.placement)
-        found = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
-        if found.fits and (best is None or found.step.total_us < best[1].step.total_us):
-            best = placement, found
-        return solution.lower_bound / NS_PER_US, found
-
-    relaxed = problem_of(limits, safe=False)
+        attempts.take(simple.placement, simple.evaluation)
+    if attempts.best is not None:
+        cutoff_us = min(cutoff_us, attempts.best[1].step.total_us)
+        attempts.cutoff_us = cutoff_us - tail_bound_us(profile, cluster, candidate)
+    limits = limits_of(profile, cluster, candidate.layout.pipeline_size)
+    relaxed = attempts.problem(limits, safe=False)
     try:
-        bound_us, found = attempt(relaxed)
+        bound_us, found = attempts.solve(relaxed, below, options)
     except NoneBelow:
         return LayoutResult(lower_bound_us=cutoff_us, placement=None, evaluation=None, beaten=True)
     except StoppedEarly as error:
@@ -121,19 +92,8 @@ def solve_layout(
     except InfeasiblePlan:
         return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
     if not found.fits:
-        with contextlib.suppress(InfeasiblePlan):
-            attempt(problem_of(limits, safe=True))
-        tightened = limits
-        for _ in range(MAX_TIGHTENINGS):
-            if found.fits or time.monotonic() > deadline:
-                break
-            over = [max(0, rank.peak_bytes - rank.limit_bytes) for rank in found.memory]
-            tightened = tuple(max(0, limit - excess) for limit, excess in zip(tightened, over, strict=True))
-            try:
-                _, found = attempt(problem_of(tightened, safe=False))
-            except InfeasiblePlan:
-                break
-    lower_us = bound_us + tied_us
+        attempts.tighten(limits, found, below, options)
+    best, lower_us = attempts.best, bound_us + tied_us
     known_us = min(cutoff_us, best[1].step.total_us if best is not None else inf)
     if lower_us < known_us * (1 - ROUNDING):
         short = search_short_row(profile, cluster, candidate, global_batch_size, relaxed, deadline, known_us)
@@ -152,6 +112,67 @@ def solve_layout(
     )
 
 
+@dataclass(kw_only=True)
+class _Attempts:
+    """Solutions of one layout's problems, and the best plan among them that fits."""
+
+    profile: Profile
+    cluster: Cluster
+    candidate: Candidate
+    global_batch_size: int
+    deadline: float
+    cutoff_us: float
+    """Pipeline time of a plan that is known."""
+    best: tuple[ModulePlacement, Evaluation] | None = None
+
+    def problem(self, limits: tuple[int, ...], *, safe: bool) -> SplitProblem:
+        """Return the layout's problem with ``limits`` by pipeline rank."""
+        return build_problem(
+            self.profile,
+            self.cluster,
+            self.candidate,
+            limits,
+            safe=safe,
+            pipeline_cutoff_us=self.cutoff_us,
+            with_tails=True,
+        )
+
+    def take(self, placement: ModulePlacement, found: Evaluation) -> None:
+        """Keep the plan if it fits and none before was as fast."""
+        if found.fits and (self.best is None or found.step.total_us < self.best[1].step.total_us):
+            self.best = placement, found
+
+    def solve(self, problem: SplitProblem, below: int | None, options: SolveOptions) -> tuple[float, Evaluation]:
+        """Return the problem's bound in microseconds, and its plan evaluated exactly."""
+        seconds = max(0.1, self.deadline - time.monotonic())
+        solution = solve(problem, time_limit_s=seconds, seed=options.seed, below=below, effort=options.effort)
+        placement = module_placement(self.profile, self.candidate.measurement, solution.placement)
+        found = evaluate(
+            self.profile,
+            self.cluster,
+            self.candidate.layout,
+            placement,
+            self.global_batch_size,
+            with_timeline=False,
+        )
+        self.take(placement, found)
+        return solution.lower_bound / NS_PER_US, found
+
+    def tighten(self, limits: tuple[int, ...], found: Evaluation, below: int | None, options: SolveOptions) -> None:
+        """Solve the safe rows, then the relaxed ones with less and less memory until a plan fits."""
+        with contextlib.suppress(InfeasiblePlan):
+            self.solve(self.problem(limits, safe=True), below, options)
+        for _ in range(MAX_TIGHTENINGS):
+            if found.fits or time.monotonic() > self.deadline:
+                break
+            over = [max(0, rank.peak_bytes - rank.limit_bytes) for rank in found.memory]
+            limits = tuple(max(0, limit - excess) for limit, excess in zip(limits, over, strict=True))
+            try:
+                _, found = self.solve(self.problem(limits, safe=False), below, options)
+            except InfeasiblePlan:
+                break
+
+
 @dataclass(frozen=True, kw_only=True)
 class SimpleSplit:
     """A baseline, evaluated exactly."""
@@ -168,10 +189,8 @@ def simple_splits(
     layout = candidate.layout
     problem = build_problem(
         profile,
-        candidate.measurement,
         cluster,
-        layout,
-        candidate.num_microbatches,
+        candidate,
         limits_of(profile, cluster, layout.pipeline_size),
         safe=True,
     )

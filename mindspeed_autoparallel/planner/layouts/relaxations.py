@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.layout_search import EFFORT
 from mindspeed_autoparallel.planner.layouts.layout_solver import solve_layout
-from mindspeed_autoparallel.planner.layouts.space import Candidate
+from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.plan import Relaxation
@@ -31,9 +32,8 @@ def relaxations_of(
         ("one more GiB per device", replace(cluster, memory_limit_bytes=limit + GIB), best, global_batch_size, 1.0),
         ("twice the microbatches", cluster, doubled, 2 * global_batch_size, 0.5),
     ):
-        result = solve_layout(
-            profile, where, candidate, batch, time_limit_s=time_limit_s / 2, seed=seed, effort=EFFORT / 2
-        )
+        options = SolveOptions(time_limit_s=time_limit_s / 2, seed=seed, effort=EFFORT / 2)
+        result = solve_layout(profile, where, candidate, batch, options)
         if result.evaluation is None:
             found.append(Relaxation(change=change, step_us=None, gain_fraction=None))
             continue

@@ -10,18 +10,20 @@ from dataclasses import replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, LayoutSearch, SolvedLayout
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, shortage_of
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.relaxations import relaxations_of
-from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import Request
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
@@ -33,40 +35,34 @@ def search(
     profile: Profile,
     cluster: Cluster,
     global_batch_size: int,
+    options: SearchOptions | None = None,
     *,
-    time_limit_s: float = 600.0,
-    top_k: int = 3,
-    seed: int = 0,
-    num_workers: int = 0,
     progress: Progress = silent,
-    layouts: list[Layout] | None = None,
-    options: SpaceOptions | None = None,
-    with_relaxations: bool = True,
 ) -> Plan:
     """Return the fastest plan for the cluster, with its proof.
 
-    ``layouts``: only these. ``num_workers``: processes, 0 for one per core; the result does not depend on it.
     Raises ``InfeasiblePlan`` (tightest stage, missing memory, smallest relaxation) or ``ConfigError``.
     """
-    _check(global_batch_size, time_limit_s, top_k, num_workers, seed)
+    options = options or SearchOptions()
+    options.check(global_batch_size)
     started = time.monotonic()
-    candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options or SpaceOptions(), layouts)
+    candidates, verdicts = enumerate_layouts(profile, cluster, global_batch_size, options.space, options.layouts)
     if not candidates:
         raise _nothing_to_search(verdicts, global_batch_size)
     progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
-    deadline = started + time_limit_s
-    request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=seed)
-    layout_search = _explore(request, candidates, num_workers, deadline, top_k, progress)
+    deadline = started + options.time_limit_s
+    request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=options.seed)
+    layout_search = _explore(request, candidates, options, deadline, progress)
     ranked = sorted(layout_search.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
     if not ranked:
         raise _infeasible(profile, cluster, global_batch_size, layout_search)
-    results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + top_k]]
+    results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + options.top_k]]
     assert results[0].evaluation is not None
     best, step_us = ranked[0].candidate, results[0].evaluation.step.total_us
     solved = (found.outcome.lower_bound_us for found in ranked)
     bound_us = min([step_us, *layout_search.open_bounds_us.values(), *solved])
     relaxations: tuple[Relaxation, ...] = ()
-    if with_relaxations and time.monotonic() < deadline:
+    if options.with_relaxations and time.monotonic() < deadline:
         relaxations = relaxations_of(
             profile,
             cluster,
@@ -74,7 +70,7 @@ def search(
             best,
             step_us,
             time_limit_s=min(10.0, deadline - time.monotonic()),
-            seed=seed,
+            seed=options.seed,
         )
     proof = Proof(step_us=step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(
@@ -91,23 +87,11 @@ def search(
     return replace(plan, search=replace(plan.search, seconds=time.monotonic() - started))
 
 
-def _check(global_batch_size: int, time_limit_s: float, top_k: int, num_workers: int, seed: int) -> None:
-    if global_batch_size < 1:
-        raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
-    if not 0 < time_limit_s < float("inf"):
-        raise ConfigError(f"the time limit must be above 0 s, got {time_limit_s:g}.")
-    if top_k < 1 or num_workers < 0:
-        raise ConfigError(f"top_k must be at least 1 and num_workers at least 0, got {top_k} and {num_workers}.")
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"the seed must be 0 to {2**31 - 1}, got {seed}.")
-
-
 def _explore(
     request: Request,
     candidates: list[Candidate],
-    num_workers: int,
+    options: SearchOptions,
     deadline: float,
-    num_alternatives: int,
     progress: Progress,
 ) -> LayoutSearch:
     """Search ``candidates`` until all are settled or time is up."""
@@ -116,14 +100,14 @@ def _explore(
         for item in candidates
     ]
     operations = sum(2 * item.layout.num_virtual_stages * item.num_microbatches for item in candidates)
-    with Workers(request, (num_workers or usable_cores()) if operations > MANY_OPERATIONS else 1) as workers:
+    with Workers(request, (options.num_workers or usable_cores()) if operations > MANY_OPERATIONS else 1) as workers:
         layout_search = LayoutSearch(
             request.profile.model,
             candidates,
             bounds_us,
             workers=workers,
             deadline=deadline,
-            num_alternatives=num_alternatives,
+            num_alternatives=options.top_k,
             progress=progress,
         )
         layout_search.warm_up()

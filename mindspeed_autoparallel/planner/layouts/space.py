@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.rank_memory import measured_at
-from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS, Verdict
 
@@ -29,21 +31,12 @@ class SpaceOptions:
     overlap_gradient_reduce: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A legal, measured layout."""
-
-    layout: Layout
-    measurement: Measurement
-    num_microbatches: int
-
-
 def enumerate_layouts(
     profile: Profile,
     cluster: Cluster,
     global_batch_size: int,
     options: SpaceOptions,
-    layouts: list[Layout] | None = None,
+    layouts: Sequence[Layout] | None = None,
 ) -> tuple[list[Candidate], list[Verdict]]:
     """Return legal layouts, and a verdict for every other one; the same order for the same input. Raises
     ``ConfigError``."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits, solve_layout
-from mindspeed_autoparallel.planner.layouts.space import Candidate
+from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Profile
@@ -69,11 +70,13 @@ def perform(request: Request, task: Task) -> Outcome:
         request.cluster,
         candidate,
         batch,
-        time_limit_s=task.seconds,
-        seed=request.seed,
-        cutoff_us=cutoff_us,
-        only_faster=task.only_faster,
-        effort=task.effort,
+        SolveOptions(
+            time_limit_s=task.seconds,
+            seed=request.seed,
+            cutoff_us=cutoff_us,
+            only_faster=task.only_faster,
+            effort=task.effort,
+        ),
     )
     return Outcome(
         lower_bound_us=result.lower_bound_us,

@@ -60,8 +60,27 @@ def problem_from_profile(
     # With several chunks, those of one stage share its memory at every moment of the schedule.
     moments = fullest_moments(program) if num_chunks > 1 else ()
     held = [0] * num_stages * num_chunks if moments else list(in_flight(program))
-    costs = profile.measurements[0].modules
     mindspeed = profile.memory_semantics == "mindspeed"
+    segments, link = _segments(profile, held, mindspeed)
+    limit = int(memory_limit_mib * MIB) - (0 if mindspeed else profile.device.runtime_overhead_bytes)
+    return SplitProblem(
+        segments=tuple(segments),
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        num_chunks=num_chunks,
+        memory_limit=(limit,) * num_stages,
+        link=(link,) * (num_stages * num_chunks - 1),
+        sends=_sends(profile, schedule),
+        per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
+        in_flight=moments,
+        microbatch_group_size=microbatch_group_size,
+    )
+
+
+def _segments(profile: Profile, held: list[int], mindspeed: bool) -> tuple[list[Segment], int]:
+    """Return the runs of equal blocks of every module in chain order, and the slowest message's nanoseconds."""
+    costs = profile.measurements[0].modules
     segments: list[Segment] = []
     last: dict[str, int] = {}
     link = 0
@@ -88,20 +107,7 @@ def problem_from_profile(
             before = (len(segments) - 1,)
             link = max(link, _link_ns(profile, block))
         last[module.name] = len(segments) - 1
-    limit = int(memory_limit_mib * MIB) - (0 if mindspeed else profile.device.runtime_overhead_bytes)
-    return SplitProblem(
-        segments=tuple(segments),
-        num_stages=num_stages,
-        num_microbatches=num_microbatches,
-        schedule=schedule,
-        num_chunks=num_chunks,
-        memory_limit=(limit,) * num_stages,
-        link=(link,) * (num_stages * num_chunks - 1),
-        sends=_sends(profile, schedule),
-        per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
-        in_flight=moments,
-        microbatch_group_size=microbatch_group_size,
-    )
+    return segments, link
 
 
 def _link_ns(profile: Profile, block: BlockCost) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.cost.buckets import megatron_bucket_elements
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, sharding_bound_us, tail_bound_us
-from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Sharding

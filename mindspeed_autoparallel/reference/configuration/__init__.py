@@ -1,16 +1,15 @@
 """MindSpeed-MM's json files as frozen descriptions; every wrong value names its file, key and allowed range."""
 
 from mindspeed_autoparallel.reference.configuration.data import DataDescription, read_data
-from mindspeed_autoparallel.reference.configuration.model import (
+from mindspeed_autoparallel.reference.configuration.descriptions import (
     AudioDescription,
     ModelDescription,
     ProjectorDescription,
     StackDescription,
     TextDescription,
     VisionDescription,
-    describe_model,
-    read_model,
 )
+from mindspeed_autoparallel.reference.configuration.model import describe_model, read_model
 from mindspeed_autoparallel.reference.configuration.tools import read_tools
 
 __all__ = [

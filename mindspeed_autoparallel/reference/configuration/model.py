@@ -1,15 +1,22 @@
-"""model.json of MindSpeed-MM as frozen descriptions of the modules."""
+"""Reads a model.json of MindSpeed-MM; every wrong value names its file, key and allowed range."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.reference.configuration import accepted_keys
+from mindspeed_autoparallel.reference.configuration.descriptions import (
+    AudioDescription,
+    ModelDescription,
+    ProjectorDescription,
+    StackDescription,
+    TextDescription,
+    VisionDescription,
+)
 from mindspeed_autoparallel.reference.configuration.section import Section
 from mindspeed_autoparallel.reference.configuration.stages import (
     NO_OWN_PIPELINES,
@@ -22,99 +29,6 @@ from mindspeed_autoparallel.reference.configuration.stages import (
 
 ACTIVATIONS = ("gelu", "quick_gelu", "silu", "relu")
 GRANULARITIES = ("full", "selective")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackDescription:
-    """One stack of transformer layers and where it lies. ``recompute_counts``: layers per chunk that are recomputed."""
-
-    num_layers: int
-    hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    num_query_groups: int
-    kv_channels: int
-    normalization: str
-    layernorm_epsilon: float
-    activation: str
-    gated: bool
-    add_bias_linear: bool
-    add_qkv_bias: bool
-    freeze: bool
-    stages: StageLayers
-    recompute_granularity: str | None
-    recompute_method: str
-    recompute_counts: tuple[int, ...]
-    hidden_dropout: float | None = None
-    """None: the command line's."""
-    attention_dropout: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionDescription:
-    """The vision tower. ``window_size`` in pixels, 0 for full attention everywhere (Qwen2-VL)."""
-
-    stack: StackDescription
-    num_channels: int
-    patch_size: int
-    temporal_patch_size: int
-    spatial_merge_size: int
-    window_size: int
-    full_attention_layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProjectorDescription:
-    """Norm, 2x2 merge and a two-layer MLP to the text decoder's width."""
-
-    ffn_hidden_size: int
-    activation: str
-    freeze: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class AudioDescription:
-    """The audio tower: two convolutions over mel frames, layers over chunks of 2 x ``num_window_frames`` frames."""
-
-    stack: StackDescription
-    num_mel_bins: int
-    num_window_frames: int
-    freeze_projector: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextDescription:
-    """The language model. ``mrope_section`` is empty for ordinary rotary positions."""
-
-    stack: StackDescription
-    vocab_size: int
-    rotary_base: int
-    mrope_section: tuple[int, ...]
-    max_position_embeddings: int
-    untie_embeddings: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelDescription:
-    """The whole model; ``vision`` or ``audio`` is ``None`` where the file has no such encoder."""
-
-    file: Path
-    vision: VisionDescription | None
-    projector: ProjectorDescription | None
-    audio: AudioDescription | None
-    text: TextDescription
-    image_token_id: int
-    vision_start_token_id: int
-    vision_end_token_id: int
-    audio_token_id: int
-    audio_start_token_id: int
-    audio_end_token_id: int
-    own_layouts: frozenset[str] = frozenset()
-    """Encoders that train under a layout of their own (``--hetero-parallel``): on no stage of the text's pipeline."""
-
-    @property
-    def virtual_size(self) -> int:
-        return self.text.stack.stages.virtual_size
 
 
 def read_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy
 import torch
@@ -74,6 +75,25 @@ def collate(samples: Sequence[Sample], model: ModelDescription, padding: int, le
     return batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """Which samples a rank gets, and how long their texts are."""
+
+    size: int
+    """Samples of a microbatch."""
+    rank: int
+    """Among the ``num_ranks`` data-parallel ranks."""
+    num_ranks: int
+    start: int
+    """Samples that were consumed before."""
+    seed: int
+    max_tokens: int
+    pad_to_longest: bool
+    """To the longest text of a microbatch, rounded up to a ``multiple``; else to ``max_tokens``."""
+    multiple: int
+    with_identities: bool = False
+
+
 class MicrobatchStream:
     """Endless microbatches of one data-parallel rank; the same samples per global batch under every layout.
 
@@ -87,46 +107,36 @@ class MicrobatchStream:
         model: ModelDescription,
         data: DataDescription,
         tokenizer: Tokenizer,
-        *,
-        size: int,
-        rank: int,
-        num_ranks: int,
-        start: int,
-        seed: int,
-        max_tokens: int,
-        pad_to_longest: bool,
-        multiple: int,
-        with_identities: bool = False,
+        options: StreamOptions,
         rearrangement: Rearrangement | None = None,
     ) -> None:
         self._records, self._model, self._data, self._tokenizer = records, model, data, tokenizer
-        self._size, self._rank, self._num_ranks, self._start, self._seed = size, rank, num_ranks, start, seed
-        self._max_tokens, self._pad_to_longest, self._multiple = max_tokens, pad_to_longest, multiple
-        self._with_identities = with_identities
+        self._options = options
         self._rearrangement = rearrangement
         self._made: dict[int, Sample] = {}
         self._epoch: tuple[int, list[int]] = (-1, [])
 
     def __iter__(self) -> Iterator[Batch]:
-        step = self._start // (self._size * self._num_ranks)
+        step = self._options.start // (self._options.size * self._options.num_ranks)
         while True:
             numbers = self._numbers(step)
             samples = [self._sample(number) for number in numbers]
             batch = collate(samples, self._model, self._tokenizer.padding, self._length(samples))
-            yield {**batch, **identities(numbers, samples, self._model)} if self._with_identities else batch
+            yield {**batch, **identities(numbers, samples, self._model)} if self._options.with_identities else batch
             step += 1
 
     def _numbers(self, step: int) -> Sequence[int]:
         if self._rearrangement is not None:
-            return self._rearrangement.samples(step, self._rank, self._records_of)
-        first = (step * self._num_ranks + self._rank) * self._size
-        return range(first, first + self._size)
+            return self._rearrangement.samples(step, self._options.rank, self._records_of)
+        size = self._options.size
+        first = (step * self._options.num_ranks + self._options.rank) * size
+        return range(first, first + size)
 
     def _length(self, samples: Sequence[Sample]) -> int:
-        if not self._pad_to_longest:
-            return self._max_tokens
+        if not self._options.pad_to_longest:
+            return self._options.max_tokens
         longest = max(len(sample.input_ids) for sample in samples)
-        return -(-longest // self._multiple) * self._multiple
+        return -(-longest // self._options.multiple) * self._options.multiple
 
     def _sample(self, number: int) -> Sample:
         index = self._index(number)
@@ -135,7 +145,7 @@ class MicrobatchStream:
             if len(self._made) > 4096:
                 self._made.clear()
             self._made[index] = make_sample(
-                self._records[index], self._model, self._data, self._tokenizer, self._max_tokens
+                self._records[index], self._model, self._data, self._tokenizer, self._options.max_tokens
             )
         return self._made[index]
 
@@ -150,7 +160,7 @@ class MicrobatchStream:
         if self._epoch[0] != epoch:
             order = list(range(len(self._records)))
             if self._data.shuffle:
-                generator = torch.Generator().manual_seed(self._seed + epoch)
+                generator = torch.Generator().manual_seed(self._options.seed + epoch)
                 order = torch.randperm(len(self._records), generator=generator).tolist()
             self._epoch = (epoch, order)
         return self._epoch[1]

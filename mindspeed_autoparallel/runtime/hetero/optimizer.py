@@ -66,15 +66,9 @@ def _under(states: ModuleStates, name: str, method: Callable[..., Any]) -> Calla
     return run
 
 
-def build_optimizer(
-    states: ModuleStates,
-    backbone: str,
-    encoders: Sequence[Encoder],
-    make: Callable[[list[Any]], Any],
-    chunks: list[Any],
-) -> Any:
-    """Return the optimizer of the whole model; ``make(model_chunks)`` is Megatron's factory with its other arguments
-    bound."""
+@functools.cache
+def _optimizer_class() -> type:
+    """Return the chain's class; its base is Megatron's, which is imported only once one is built."""
     from megatron.core.optimizer.optimizer import ChainedOptimizer
 
     class HeteroOptimizer(ChainedOptimizer):  # type: ignore[misc]
@@ -111,6 +105,18 @@ def build_optimizer(
         def parts(self) -> list[Any]:
             return [part for part in self.chained_optimizers if not getattr(part, "is_stub_optimizer", False)]
 
+    return HeteroOptimizer
+
+
+def build_optimizer(
+    states: ModuleStates,
+    backbone: str,
+    encoders: Sequence[Encoder],
+    make: Callable[[list[Any]], Any],
+    chunks: list[Any],
+) -> Any:
+    """Return the optimizer of the whole model; ``make(model_chunks)`` is Megatron's factory with its other arguments
+    bound."""
     parts: list[tuple[str, Any]] = []
     with frozen(encoders), states.use(backbone):
         parts += [(backbone, part) for part in _leaves(make(chunks))]
@@ -126,7 +132,7 @@ def build_optimizer(
         for method in _METHODS:
             if hasattr(part, method):
                 setattr(part, method, _under(states, name, getattr(part, method)))
-    optimizer = HeteroOptimizer([part for _, part in parts])
+    optimizer = _optimizer_class()([part for _, part in parts])
     optimizer.scaler = shared
     return optimizer
 

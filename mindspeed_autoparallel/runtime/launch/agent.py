@@ -15,7 +15,7 @@ from mindspeed_autoparallel.runtime.launch import rendezvous
 from mindspeed_autoparallel.runtime.launch.liveness import Heartbeat
 from mindspeed_autoparallel.runtime.launch.orders import own_command, read_order
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchStatus
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.launch.store import StoreClient
 
 JOIN_TIMEOUT_S = 600.0
@@ -95,11 +95,13 @@ class _Agent:
         spec, worker_port = read_order(order, own, flags)
         outcome = run_local_processes(
             spec,
-            node_rank=self.node_rank,
-            num_processes=self.nodes.num_processes_per_node,
-            num_nodes=self.nodes.num_nodes,
-            master_addr=self.nodes.master_addr,
-            master_port=worker_port,
+            LocalRanks(
+                node_rank=self.node_rank,
+                num_processes=self.nodes.num_processes_per_node,
+                num_nodes=self.nodes.num_nodes,
+                master_addr=self.nodes.master_addr,
+                master_port=worker_port,
+            ),
             log_dir=self.log_dir,
             should_stop=should_stop,
         )

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindspeed_autoparallel.files import write_json_atomic
@@ -43,25 +43,49 @@ _COPIED_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalRanks:
+    """The processes of one node among those of all nodes."""
+
+    node_rank: int = 0
+    num_processes: int = 1
+    """On this node; as many on every other."""
+    num_nodes: int = 1
+    master_addr: str = "localhost"
+    master_port: int | None = None
+    """Where rank 0 listens; None, on a single node: one is reserved for it."""
+
+    def environment(self, local_rank: int, port: int) -> dict[str, str]:
+        """Return what torch reads of a process's place."""
+        return {
+            "RANK": str(self.rank(local_rank)),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(self.num_processes * self.num_nodes),
+            "LOCAL_WORLD_SIZE": str(self.num_processes),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(port),
+        }
+
+    def rank(self, local_rank: int) -> int:
+        """Return the rank among the processes of all nodes."""
+        return self.node_rank * self.num_processes + local_rank
+
+
 def run_local_processes(
     spec: LaunchSpec,
+    ranks: LocalRanks = LocalRanks(),
     *,
-    node_rank: int,
-    num_processes: int,
-    num_nodes: int,
     log_dir: Path,
-    master_addr: str = "localhost",
-    master_port: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     parent_environment: Mapping[str, str] | None = None,
 ) -> LaunchOutcome:
-    """Run ``spec`` as ``num_processes`` processes of this node and wait for them.
+    """Run ``spec`` as the processes of this node and wait for them.
 
     All of them are killed when one fails, when the launch times out, when ``should_stop`` says so, and when this
-    process is interrupted or dies. ``master_port``: where rank 0 listens; None, on a single node: one reserved for it.
+    process is interrupted or dies.
     """
     log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    task_file = log_dir / f"{spec.launch_id}.node{node_rank}.task.json"
+    task_file = log_dir / f"{spec.launch_id}.node{ranks.node_rank}.task.json"
     write_json_atomic(task_file, spec.task)
     started = time.monotonic()
     parent = os.environ if parent_environment is None else parent_environment
@@ -71,25 +95,12 @@ def run_local_processes(
     copiers: list[threading.Thread] = []
     held = contextlib.ExitStack()
     try:
-        port = held.enter_context(reserved_port()) if master_port is None else master_port
-        for local_rank in range(num_processes):
-            rank = node_rank * num_processes + local_rank
-            environment = child_environment(
-                parent,
-                {
-                    **spec.environment,
-                    TASK_VARIABLE: str(task_file.resolve()),
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(local_rank),
-                    "WORLD_SIZE": str(num_processes * num_nodes),
-                    "LOCAL_WORLD_SIZE": str(num_processes),
-                    "MASTER_ADDR": master_addr,
-                    "MASTER_PORT": str(port),
-                },
-            )
-            log = log_dir / f"{spec.launch_id}.rank{rank}.log"
-            logs.append(log)
-            stream, copier = private_log(log, secrets)
+        port = held.enter_context(reserved_port()) if ranks.master_port is None else ranks.master_port
+        for local_rank in range(ranks.num_processes):
+            own = {TASK_VARIABLE: str(task_file.resolve()), **ranks.environment(local_rank, port)}
+            environment = child_environment(parent, {**spec.environment, **own})
+            logs.append(log_dir / f"{spec.launch_id}.rank{ranks.rank(local_rank)}.log")
+            stream, copier = private_log(logs[-1], secrets)
             copiers += [] if copier is None else [copier]
             with stream:
                 children.append(
@@ -103,7 +114,7 @@ def run_local_processes(
                         preexec_fn=_die_with_parent if sys.platform == "linux" else None,
                     )
                 )
-        outcome = _watch(children, logs, spec, node_rank, started, should_stop)
+        outcome = _watch(children, logs, spec, ranks.node_rank, started, should_stop)
     finally:
         _end(children)
         held.close()

@@ -24,7 +24,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, trace_of
 from mindspeed_autoparallel.runtime.launch import LaunchSpec
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 
 ROOT = Path(__file__).parents[3]
@@ -97,7 +97,7 @@ def _measure(folder: Path, words: list[str], points: list[MeasuredAt]) -> dict[s
             "pipelines": [],
         },
     )
-    outcome = run_local_processes(spec, node_rank=0, num_processes=NUM_PROCESSES, num_nodes=1, log_dir=folder)
+    outcome = run_local_processes(spec, LocalRanks(num_processes=NUM_PROCESSES), log_dir=folder)
     print(f"every layout measured whole: {outcome.status.value}")
     return _results(folder)
 

@@ -17,6 +17,7 @@ from synthetic_profile import SEQUENCE, synthetic_profile
 
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
 from mindspeed_autoparallel.data.sample import SampleSize
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan, mean_profile
@@ -48,7 +49,9 @@ def main() -> None:
 
     def searched(one, layouts):
         options = SpaceOptions(virtual_sizes=(1,))
-        return search(one, cluster, BATCH, layouts=layouts, options=options, with_relaxations=False, num_workers=1)
+        return search(
+            one, cluster, BATCH, SearchOptions(layouts=layouts, space=options, with_relaxations=False, num_workers=1)
+        )
 
     print(
         "| data | plan by means: said, drawn, out of memory, share of steps | chosen: drawn, P95, out of memory | rearranged | packed |"

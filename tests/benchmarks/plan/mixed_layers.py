@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "helpers"))
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "properties" / "planner"))
 from test_layers_of_kinds import BATCH, LAYOUTS, NAME, best_of_all, mixed_profile
 
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, solve_layout
-from mindspeed_autoparallel.planner.layouts.space import Candidate
+from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
@@ -27,7 +28,7 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 def planned(profile: Profile, layout: Layout) -> LayoutResult:
     cluster = Cluster(num_nodes=1, devices_per_node=layout.pipeline_size)
     candidate = Candidate(layout=layout, measurement=profile.measurements[0], num_microbatches=BATCH)
-    return solve_layout(profile, cluster, candidate, BATCH, time_limit_s=60)
+    return solve_layout(profile, cluster, candidate, BATCH, SolveOptions(time_limit_s=60))
 
 
 def by_mean_layer(profile: Profile, layout: Layout) -> float | None:

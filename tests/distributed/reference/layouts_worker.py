@@ -39,7 +39,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 
 from mindspeed_autoparallel.patching import ENGINE  # noqa: E402
 from mindspeed_autoparallel.reference.configuration import describe_model, read_data  # noqa: E402
-from mindspeed_autoparallel.reference.data.batches import MicrobatchStream  # noqa: E402
+from mindspeed_autoparallel.reference.data.batches import MicrobatchStream, StreamOptions  # noqa: E402
 from mindspeed_autoparallel.reference.data.rearrange import make_rearrangement  # noqa: E402
 from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
 from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
@@ -271,14 +271,16 @@ def microbatches(model: Any, layout: Values) -> Any:
             model,
             data,
             ByteTokenizer(),
-            size=1,
-            rank=parallel_state.get_data_parallel_rank(),
-            num_ranks=size,
-            start=0,
-            seed=1,
-            max_tokens=128,
-            pad_to_longest=True,
-            multiple=layout.get("tp", 1) * 2 * layout.get("cp", 1),
+            StreamOptions(
+                size=1,
+                rank=parallel_state.get_data_parallel_rank(),
+                num_ranks=size,
+                start=0,
+                seed=1,
+                max_tokens=128,
+                pad_to_longest=True,
+                multiple=layout.get("tp", 1) * 2 * layout.get("cp", 1),
+            ),
             rearrangement=rearrangement(model, data, size) if layout.get("balance") else None,
         )
     )

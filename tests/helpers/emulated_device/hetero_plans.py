@@ -15,6 +15,7 @@ from emulated_device.hetero_cases import HeteroCase
 from emulated_device.launching import run_hetero, run_on_emulated_device
 from emulated_device.plans import cases_of
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.profiles import (
@@ -136,11 +137,10 @@ def hetero_plan(
         profile_of(load, scale),
         FOUR,
         load.global_batch_size,
-        layouts=list(layouts),
+        SearchOptions(layouts=list(layouts), time_limit_s=20.0),
         memory_modes=[memory],
         encoder_tensor_sizes={"image_encoder": [tensor_size]},
         encoder_pipeline_sizes=pipeline_sizes,
-        time_limit_s=20.0,
     )
 
 
@@ -150,9 +150,7 @@ def homogeneous_plan(load: Load, layout: Layout, *, scale: int = 1) -> Plan:
         profile_of(load, scale),
         FOUR,
         load.global_batch_size,
-        layouts=[layout],
-        with_relaxations=False,
-        time_limit_s=20.0,
+        SearchOptions(layouts=[layout], with_relaxations=False, time_limit_s=20.0),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from emulated_device.cases import Case
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement, placed_blocks
 from mindspeed_autoparallel.planner.replay import replay
@@ -117,9 +118,7 @@ def planned(wanted: Wanted, interleaved_sends: str = "freed") -> Planned:
         profile,
         cluster,
         wanted.num_microbatches * wanted.data_size,
-        layouts=[layout],
-        with_relaxations=False,
-        time_limit_s=20.0,
+        SearchOptions(layouts=[layout], with_relaxations=False, time_limit_s=20.0),
     )
     _, evaluation = replay(plan)
     return Planned(wanted=wanted, plan=plan, evaluation=evaluation, cases=cases_of(profile, plan, evaluation))

@@ -9,10 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_profile import small_profile
 
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, whole_layers_bound
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import MeasuredAt
@@ -110,8 +111,7 @@ def test_plan_fits_is_no_faster_than_its_bound_and_no_slower_than_simple_splits(
             profile,
             Cluster(num_nodes=1, devices_per_node=stages),
             batch,
-            layouts=[Layout(pipeline_size=stages)],
-            with_relaxations=False,
+            SearchOptions(layouts=[Layout(pipeline_size=stages)], with_relaxations=False),
         )
     except InfeasiblePlan:
         return

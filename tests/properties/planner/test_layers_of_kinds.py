@@ -8,10 +8,11 @@ import pytest
 from language_profile import language_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.layout_solver import solve_layout
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions, SolveOptions
 from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.planner.layouts.space import Candidate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.rank_memory import fits_rank
@@ -117,7 +118,7 @@ def test_the_plan_is_the_best_of_every_split_and_its_bound_holds(layout):
         profile = mixed_profile(drawn, state_mib + drawn.choice([500, 1_200, 2_000, 3_000, 5_000]))
         expected = best_of_all(profile, layout)
         candidate = Candidate(layout=layout, measurement=profile.measurements[0], num_microbatches=BATCH)
-        result = solve_layout(profile, cluster, candidate, BATCH, time_limit_s=60)
+        result = solve_layout(profile, cluster, candidate, BATCH, SolveOptions(time_limit_s=60))
         if expected is None:
             assert result.placement is None
             continue
@@ -130,10 +131,8 @@ def test_the_plan_is_the_best_of_every_split_and_its_bound_holds(layout):
         proved += found <= expected * (1 + 1e-6)
         problem = build_problem(
             profile,
-            candidate.measurement,
             cluster,
-            layout,
-            BATCH,
+            candidate,
             (profile.device.memory_capacity_bytes,) * layout.pipeline_size,
             safe=False,
         )
@@ -158,7 +157,10 @@ def test_a_plan_from_kinds_beats_the_one_from_their_mean_layer():
     mean = replace(cost, kinds=(), pattern=())
     averaged = replace(profile, measurements=(replace(measurement, modules={NAME: mean}),))
     cluster, layouts = Cluster(num_nodes=1, devices_per_node=2), [Layout(pipeline_size=2)]
-    plans = [search(item, cluster, BATCH, layouts=layouts, with_relaxations=False) for item in (exact, averaged)]
+    plans = [
+        search(item, cluster, BATCH, SearchOptions(layouts=layouts, with_relaxations=False))
+        for item in (exact, averaged)
+    ]
     exactly, by_mean = (
         evaluate(exact, cluster, layouts[0], ModulePlacement.of_plan(plan), BATCH).step.total_us for plan in plans
     )
@@ -170,4 +172,6 @@ def test_a_plan_from_kinds_beats_the_one_from_their_mean_layer():
 def test_where_no_layers_fit_the_shortage_is_said():
     profile = mixed_profile(random.Random(3), 2_000)
     with pytest.raises(InfeasiblePlan, match="tightest"):
-        search(profile, Cluster(num_nodes=1, devices_per_node=2), BATCH, layouts=[Layout(pipeline_size=2)])
+        search(
+            profile, Cluster(num_nodes=1, devices_per_node=2), BATCH, SearchOptions(layouts=[Layout(pipeline_size=2)])
+        )

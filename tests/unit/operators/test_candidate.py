@@ -7,6 +7,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.operators.candidate import with_candidate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.spec import Cluster, Layout
 
@@ -27,7 +28,7 @@ def test_slower_candidate_is_compared_with_the_plan_that_stays(profile):
 
 
 def test_faster_candidate_is_taken(profile):
-    slow = search(profile, CLUSTER, 8, layouts=[Layout(tensor_size=1, pipeline_size=4)])
+    slow = search(profile, CLUSTER, 8, SearchOptions(layouts=[Layout(tensor_size=1, pipeline_size=4)]))
     best = search(profile, CLUSTER, 8)
     taken, told = with_candidate(slow, best.layout, profile, CLUSTER, 8)
     assert taken.layout == best.layout and "faster than the search's plan" in told

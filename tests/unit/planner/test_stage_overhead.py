@@ -7,6 +7,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles.device import StageOverhead
@@ -19,7 +20,7 @@ BATCH = 8
 def plan(layout, **device):
     profile = small_profile()
     profile = replace(profile, device=replace(profile.device, **device))
-    return search(profile, CLUSTER, BATCH, layouts=[layout])
+    return search(profile, CLUSTER, BATCH, SearchOptions(layouts=[layout]))
 
 
 def test_one_stage_costs_what_it_did():

@@ -11,6 +11,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile, VariableData
@@ -64,7 +65,7 @@ def test_the_reported_time_is_the_mean_over_what_varies_not_the_step_of_mean_tim
 def test_heavier_encoders_move_layers_to_the_decoder_stages() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=2)
     light, heavy = (
-        search(_varying(*factors), cluster, 8, layouts=[Layout(pipeline_size=2)])
+        search(_varying(*factors), cluster, 8, SearchOptions(layouts=[Layout(pipeline_size=2)]))
         for factors in ((0.1, 0.3), (3.0, 9.0))
     )
     assert light.layers_of("text_decoder")[0] > heavy.layers_of("text_decoder")[0]

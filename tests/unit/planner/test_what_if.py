@@ -11,6 +11,7 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 
@@ -20,7 +21,7 @@ Json = dict[str, Any]
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     cluster, layout = Cluster(num_nodes=1, devices_per_node=4), Layout(pipeline_size=2, tensor_size=2)
-    return search(small_profile(capacity_mib=330), cluster, 16, layouts=[layout])
+    return search(small_profile(capacity_mib=330), cluster, 16, SearchOptions(layouts=[layout]))
 
 
 def _simulated(value: Json, folder: Path, *more: str) -> int:

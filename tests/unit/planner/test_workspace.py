@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from small_profile import small_profile
 
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.spec import Cluster, Layout
 
@@ -16,7 +17,7 @@ def plan(workspace_mib, limit_mib):
     profile = small_profile()
     points = tuple(replace(point, workspace_bytes=workspace_mib * MIB) for point in profile.measurements)
     profile = replace(profile, measurements=points)
-    return search(profile, replace(CLUSTER, memory_limit_bytes=limit_mib * MIB), 8, layouts=[LAYOUT])
+    return search(profile, replace(CLUSTER, memory_limit_bytes=limit_mib * MIB), 8, SearchOptions(layouts=[LAYOUT]))
 
 
 def num_recomputed(found):

@@ -28,7 +28,7 @@ from mindspeed_autoparallel.reference.configuration import (  # noqa: E402
     read_model,
 )
 from mindspeed_autoparallel.reference.data.audio import load_audio  # noqa: E402
-from mindspeed_autoparallel.reference.data.batches import MicrobatchStream, collate  # noqa: E402
+from mindspeed_autoparallel.reference.data.batches import MicrobatchStream, StreamOptions, collate  # noqa: E402
 from mindspeed_autoparallel.reference.data.images import cut_patches  # noqa: E402
 from mindspeed_autoparallel.reference.data.rearrange import describe, make_rearrangement  # noqa: E402
 from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
@@ -184,14 +184,16 @@ def _() -> None:
             MODEL,
             shuffled,
             TOKENIZER,
-            size=1,
-            rank=rank,
-            num_ranks=num_ranks,
-            start=start,
-            seed=7,
-            max_tokens=128,
-            pad_to_longest=True,
-            multiple=4,
+            StreamOptions(
+                size=1,
+                rank=rank,
+                num_ranks=num_ranks,
+                start=start,
+                seed=7,
+                max_tokens=128,
+                pad_to_longest=True,
+                multiple=4,
+            ),
         )
 
     alone = [batch["input_ids"] for batch in itertools.islice(iter(stream(0, 1)), 24)]
@@ -284,14 +286,16 @@ def _() -> None:
             MODEL,
             dataclasses.replace(DATA, shuffle=True),
             TOKENIZER,
-            size=given.micro_batch_size,
-            rank=rank,
-            num_ranks=2,
-            start=start,
-            seed=7,
-            max_tokens=128,
-            pad_to_longest=False,
-            multiple=1,
+            StreamOptions(
+                size=given.micro_batch_size,
+                rank=rank,
+                num_ranks=2,
+                start=start,
+                seed=7,
+                max_tokens=128,
+                pad_to_longest=False,
+                multiple=1,
+            ),
             rearrangement=made,
         )
         number = 12 // given.micro_batch_size

@@ -8,6 +8,7 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.planner.hetero.compare import compare
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.report import chrome_trace, render_page, render_table, report_data
 from mindspeed_autoparallel.report.encoders import encoders, gain_parts, section
@@ -86,7 +87,7 @@ def test_timeline_shows_the_encoders_around_the_pipeline(hetero: Plan) -> None:
 
 
 def test_page_of_a_homogeneous_plan_has_no_such_section() -> None:
-    plan = search(small_profile(), FOUR, 8, with_relaxations=False)
+    plan = search(small_profile(), FOUR, 8, SearchOptions(with_relaxations=False))
     assert 'id="encoders"' not in render_page(plan)
     assert report_data(plan)["encoders"] is None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles import read_profile
 from mindspeed_autoparallel.report import chrome_trace, render_page, render_table, report_data
@@ -34,7 +35,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     )
     # Little enough memory that one device cannot hold the model.
     cluster = Cluster(num_nodes=1, devices_per_node=4, memory_limit_bytes=1100 * 1024**2)
-    return search(read_profile(path), cluster, 8, time_limit_s=60.0)
+    return search(read_profile(path), cluster, 8, SearchOptions(time_limit_s=60.0))
 
 
 def test_timeline_is_the_planners_replay(plan: Plan) -> None:

@@ -61,21 +61,16 @@ def _searched(request: SearchRequest, profile: Profile, layouts: list[Layout] | 
     """Return the best plan under ``profile`` whose split the host runs; ``layouts``: among these."""
     # OR-Tools takes most of a second to load, so only once it is needed.
     from mindspeed_autoparallel.planner.layouts.given_splits import search_given
+    from mindspeed_autoparallel.planner.layouts.options import SearchOptions
     from mindspeed_autoparallel.planner.layouts.search import search
 
     cluster, batch = request.cluster, request.global_batch_size
-    if request.splits is not None:
-        return search_given(profile, cluster, batch, request.splits, layouts=layouts, progress=_LOGGER.info)
-    limit_s, relaxes = request.time_limit_s, layouts is None
-    return search(
-        profile,
-        cluster,
-        batch,
-        time_limit_s=limit_s,
-        layouts=layouts,
-        with_relaxations=relaxes,
-        progress=_LOGGER.info,
+    options = SearchOptions(
+        time_limit_s=request.time_limit_s, layouts=layouts, with_relaxations=layouts is None
     )
+    if request.splits is not None:
+        return search_given(profile, cluster, batch, request.splits, options, progress=_LOGGER.info)
+    return search(profile, cluster, batch, options, progress=_LOGGER.info)
 
 
 def _compared_with_hetero(
@@ -87,6 +82,7 @@ def _compared_with_hetero(
 ) -> Plan:
     """Search both, write their files and a model.json with the hetero sizes; returns the faster plan."""
     from mindspeed_autoparallel.planner.hetero.compare import compare, summary, write_comparison
+    from mindspeed_autoparallel.planner.layouts.options import SearchOptions
     from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
         can_stage_encoders,
         training_flags,
@@ -97,7 +93,7 @@ def _compared_with_hetero(
         profile,
         cluster,
         request.global_batch_size,
-        time_limit_s=request.time_limit_s,
+        SearchOptions(time_limit_s=request.time_limit_s),
         progress=_LOGGER.info,
         balance=balance,
         splits=request.splits,

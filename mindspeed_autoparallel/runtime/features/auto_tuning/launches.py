@@ -19,7 +19,7 @@ from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.launch import Coordinator, LaunchOutcome, LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 
 ARGV_FILE = "auto_tuning_modified_argv.json"
 LAUNCHES_FILE = "launches.json"
@@ -90,9 +90,7 @@ class Launches:
             spec,
             lambda: run_local_processes(
                 spec,
-                node_rank=0,
-                num_processes=1,
-                num_nodes=1,
+                LocalRanks(),
                 log_dir=self.coordinator.log_dir,
                 should_stop=self._stopping.is_set,
             ),

@@ -20,7 +20,7 @@ from mindspeed_autoparallel.profiles.device import COLLECTIVES
 from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator
 from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import Fingerprint, fingerprint_of
 from mindspeed_autoparallel.runtime.profiling.calibrate.worker import fill, read_links, read_operators
@@ -54,9 +54,7 @@ def calibrate(base: KnowledgeBase, operators: Sequence[Any], num_processes: int,
             task={"folder": str(folder), "operators": list(operators)},
             timeout_s=timeout_s,
         )
-        outcome = run_local_processes(
-            spec, node_rank=0, num_processes=num_processes, num_nodes=1, log_dir=folder / "logs"
-        )
+        outcome = run_local_processes(spec, LocalRanks(num_processes=num_processes), log_dir=folder / "logs")
         measured, failed = operator_samples(read_operators(folder).rows, "calibrate")
         links = link_samples(read_links(folder).rows, "calibrate")
         if measured or links:

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.files import read_json, write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
 from mindspeed_autoparallel.runtime.launch import LaunchOutcome, LaunchSpec, LaunchStatus
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import recompute_arguments
 from mindspeed_autoparallel.runtime.profiling.measure.task import MeasureTask
 from mindspeed_autoparallel.runtime.profiling.trace.process import release_of
@@ -92,7 +92,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
             },
             timeout_s=timeout_s,
         )
-        outcome = run_local_processes(spec, node_rank=0, num_processes=1, num_nodes=1, log_dir=Path(folder) / "logs")
+        outcome = run_local_processes(spec, LocalRanks(), log_dir=Path(folder) / "logs")
         file = Path(task.result_file(request.point))
         if not file.exists():
             raise LaunchError(

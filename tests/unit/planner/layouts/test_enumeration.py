@@ -9,9 +9,11 @@ import pytest
 from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
-from mindspeed_autoparallel.planner.layouts.space import Candidate, SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
@@ -99,7 +101,7 @@ def test_every_legal_combination_has_a_true_verdict(capacity_mib: int, distribut
     assert {size for candidate in candidates for size in [candidate.layout.virtual_size]} == {1, 2}
     truth = {item.layout.label(): _best_of(profile, cluster, item, batch) for item in candidates}
     best = min(step for step in truth.values() if step is not None)
-    plan = search(profile, cluster, batch, options=options)
+    plan = search(profile, cluster, batch, SearchOptions(space=options))
     assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
     assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
     assert plan.search.gap_fraction < 0.005
@@ -121,8 +123,8 @@ def test_every_legal_combination_has_a_true_verdict(capacity_mib: int, distribut
 
 def test_alternatives_are_the_next_best_layouts() -> None:
     profile, cluster, batch = small_profile(), Cluster(num_nodes=1, devices_per_node=4), 16
-    plan = search(profile, cluster, batch, top_k=3)
-    every = search(profile, cluster, batch, top_k=100)
+    plan = search(profile, cluster, batch, SearchOptions(top_k=3))
+    every = search(profile, cluster, batch, SearchOptions(top_k=100))
     ranking = sorted([every.step.total_us, *(other.step_us for other in every.alternatives)])
     assert len(ranking) == 5
     assert [plan.step.total_us, *(other.step_us for other in plan.alternatives)] == pytest.approx(ranking[:4])
@@ -130,7 +132,7 @@ def test_alternatives_are_the_next_best_layouts() -> None:
 
 def test_all_forward_all_backward_is_searched_where_the_host_has_it() -> None:
     profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=4)
-    plan = search(profile, cluster, 16, options=SpaceOptions(schedules=("1f1b", "gpipe")), top_k=100)
+    plan = search(profile, cluster, 16, SearchOptions(space=SpaceOptions(schedules=("1f1b", "gpipe")), top_k=100))
     schedules = {layout.schedule for layout in (plan.layout, *(other.layout for other in plan.alternatives))}
     assert schedules == {"1f1b", "gpipe"}
     assert plan.step.total_us <= search(profile, cluster, 16).step.total_us * (1 + 1e-9)
@@ -141,7 +143,7 @@ def test_virtual_stages_that_take_long_are_named_and_searched_when_asked_for() -
     plan = search(profile, cluster, 8)
     excluded = [verdict for verdict in plan.search.verdicts if verdict.outcome == "excluded"]
     assert excluded and all("--virtual-sizes" in verdict.reason for verdict in excluded)
-    asked = search(profile, cluster, 8, options=SpaceOptions(virtual_sizes=(1, 2)))
+    asked = search(profile, cluster, 8, SearchOptions(space=SpaceOptions(virtual_sizes=(1, 2))))
     assert "excluded" not in {verdict.outcome for verdict in asked.search.verdicts}
     assert any(verdict.layout.virtual_size == 2 and verdict.outcome != "illegal" for verdict in asked.search.verdicts)
 
@@ -152,7 +154,7 @@ def test_memory_decides_between_more_stages_and_more_recomputation() -> None:
     for capacity in (200, 260, 330, 600, 2000):
         limited = replace(cluster, memory_limit_bytes=capacity * MIB)
         try:
-            steps.append(search(_language_model(), limited, 8, with_relaxations=False).step.total_us)
+            steps.append(search(_language_model(), limited, 8, SearchOptions(with_relaxations=False)).step.total_us)
         except InfeasiblePlan:
             steps.append(float("inf"))
     assert steps == sorted(steps, reverse=True)

@@ -9,6 +9,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Cluster
@@ -50,9 +51,9 @@ def test_nothing_listed_is_faster(capacity_mib, by_stage):
     best = brute_force(profile, by_stage)
     if best == float("inf"):
         with pytest.raises(InfeasiblePlan, match=r"rows of the test.* needs least"):
-            search_given(profile, CLUSTER, BATCH, splits(by_stage), options=OPTIONS)
+            search_given(profile, CLUSTER, BATCH, splits(by_stage), SearchOptions(space=OPTIONS))
         return
-    plan = search_given(profile, CLUSTER, BATCH, splits(by_stage), options=OPTIONS)
+    plan = search_given(profile, CLUSTER, BATCH, splits(by_stage), SearchOptions(space=OPTIONS))
     assert plan.step.total_us == pytest.approx(best, rel=1e-12)
     assert (plan.search.status, plan.search.scope) == ("optimal", "rows of the test")
     assert {"text_decoder": plan.layers_of("text_decoder")} in uneven(plan.layout)

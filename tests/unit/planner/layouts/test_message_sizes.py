@@ -9,6 +9,7 @@ from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import ModuleCost, Profile
@@ -32,7 +33,7 @@ def profile_of(encoder_mib: int, decoder_mib: int) -> Profile:
 @pytest.mark.parametrize(("encoder_mib", "decoder_mib"), [(1, 40), (40, 1), (8, 9)])
 def test_the_best_split_is_proved_and_equals_enumeration(encoder_mib: int, decoder_mib: int) -> None:
     profile = profile_of(encoder_mib, decoder_mib)
-    plan = search(profile, CLUSTER, BATCH, layouts=[LAYOUT], with_relaxations=False)
+    plan = search(profile, CLUSTER, BATCH, SearchOptions(layouts=[LAYOUT], with_relaxations=False))
     steps = []
     for first in range(1, 6):
         for second in range(first + 1, 6):

@@ -9,6 +9,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -99,7 +100,7 @@ def test_same_input_gives_the_same_plan(profile: Profile) -> None:
 
 
 def test_alternatives_are_distinct_and_no_faster(profile: Profile) -> None:
-    plan = search(profile, Cluster(num_nodes=1, devices_per_node=4), 16, top_k=2)
+    plan = search(profile, Cluster(num_nodes=1, devices_per_node=4), 16, SearchOptions(top_k=2))
     layouts = [plan.layout, *(other.layout for other in plan.alternatives)]
     assert len(set(map(Layout.label, layouts))) == len(layouts) == 3
     assert all(other.step_us >= plan.step.total_us for other in plan.alternatives)
@@ -116,7 +117,7 @@ def test_where_nothing_fits_the_message_names_stage_missing_memory_and_a_limit_t
 
 def test_batch_that_nobody_divides_is_refused_with_the_reason(profile: Profile) -> None:
     with pytest.raises(ConfigError, match="not divisible"):
-        search(profile, Cluster(num_nodes=1, devices_per_node=8), 7, layouts=[Layout(data_size=8)])
+        search(profile, Cluster(num_nodes=1, devices_per_node=8), 7, SearchOptions(layouts=[Layout(data_size=8)]))
 
 
 def test_memory_limit_of_zero_is_refused() -> None:
@@ -127,7 +128,7 @@ def test_memory_limit_of_zero_is_refused() -> None:
 @pytest.mark.parametrize(("batch", "seconds"), [(0, 1.0), (4, 0.0), (4, float("nan"))])
 def test_impossible_requests_are_refused(profile: Profile, batch: int, seconds: float) -> None:
     with pytest.raises(ConfigError):
-        search(profile, Cluster(num_nodes=1, devices_per_node=2), batch, time_limit_s=seconds)
+        search(profile, Cluster(num_nodes=1, devices_per_node=2), batch, SearchOptions(time_limit_s=seconds))
 
 
 def test_varying_microbatches_are_judged_by_the_mean_and_reported_with_percentiles(varying: Profile) -> None:

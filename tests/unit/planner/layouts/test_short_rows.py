@@ -10,6 +10,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
@@ -46,7 +47,7 @@ def _enumerated(profile: Profile) -> float | None:
 
 
 def _search(profile: Profile, cluster: Cluster, layout: Layout, batch: int) -> tuple[str, float, float]:
-    plan = search(profile, cluster, batch, layouts=[layout], with_relaxations=False, num_workers=1)
+    plan = search(profile, cluster, batch, SearchOptions(layouts=[layout], with_relaxations=False, num_workers=1))
     return plan.search.status, plan.step.total_us, plan.search.lower_bound_us
 
 

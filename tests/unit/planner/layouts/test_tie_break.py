@@ -14,6 +14,7 @@ import pytest
 from small_profile import small_profile
 
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -58,7 +59,8 @@ def test_a_tight_interleaved_plan_is_the_same_on_every_run(tmp_path: Path) -> No
 def test_a_tight_interleaved_layout_is_solved_alike_again() -> None:
     profile, cluster = _language_model(560), Cluster(num_nodes=1, devices_per_node=4)
     plans = [
-        search(profile, cluster, 8, layouts=[INTERLEAVED], with_relaxations=False, num_workers=1) for _ in range(2)
+        search(profile, cluster, 8, SearchOptions(layouts=[INTERLEAVED], with_relaxations=False, num_workers=1))
+        for _ in range(2)
     ]
     assert plans[0].stages == plans[1].stages
     assert any(stage.recompute for stage in plans[0].stages)
@@ -85,7 +87,10 @@ def test_no_layer_is_recomputed_that_its_rank_could_keep(layout: Layout) -> None
 
 def test_a_time_limit_that_is_not_hit_changes_nothing() -> None:
     profile, cluster = _language_model(500), Cluster(num_nodes=1, devices_per_node=4)
-    plans = [search(profile, cluster, 8, time_limit_s=limit, with_relaxations=False) for limit in (300.0, 3000.0)]
+    plans = [
+        search(profile, cluster, 8, SearchOptions(time_limit_s=limit, with_relaxations=False))
+        for limit in (300.0, 3000.0)
+    ]
     assert plans[0].stages == plans[1].stages
     assert plans[0].search.verdicts == plans[1].search.verdicts
 
@@ -96,7 +101,7 @@ def test_a_time_limit_that_is_hit_leaves_a_plan_and_an_honest_gap(monkeypatch: p
     clock = iter(range(10**6))
     # Every look at the clock is a second later: the limit comes after the simple splits.
     monkeypatch.setattr("mindspeed_autoparallel.planner.layouts.search.time.monotonic", lambda: float(next(clock)))
-    stopped = search(profile, cluster, 8, time_limit_s=2.5, with_relaxations=False, num_workers=1)
+    stopped = search(profile, cluster, 8, SearchOptions(time_limit_s=2.5, with_relaxations=False, num_workers=1))
     monkeypatch.undo()
     assert stopped.search.status == "feasible"
     assert stopped.search.lower_bound_us <= whole.step.total_us <= stopped.step.total_us

@@ -15,6 +15,7 @@ from small_profile import small_profile
 from mindspeed_autoparallel import line_process
 from mindspeed_autoparallel.planner.layouts import search as search_module
 from mindspeed_autoparallel.planner.layouts import workers as workers_module
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.tasks import SIMPLE, SOLVE, Outcome, Request, Task, perform
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
@@ -54,7 +55,7 @@ def test_another_process_finds_the_same() -> None:
 
 
 def test_the_plan_does_not_depend_on_the_number_of_processes(even_small_searches_in_parallel: None) -> None:
-    plans = [search(small_profile(), CLUSTER, 16, num_workers=number) for number in (1, 2, 3)]
+    plans = [search(small_profile(), CLUSTER, 16, SearchOptions(num_workers=number)) for number in (1, 2, 3)]
     assert _without_time(plans[0]) == _without_time(plans[1]) == _without_time(plans[2])
 
 
@@ -69,9 +70,9 @@ def test_a_process_that_dies_costs_time_only(
         os.kill(started[-1].pid, signal.SIGKILL)
         return started[-1]
 
-    alone = search(small_profile(), CLUSTER, 16, num_workers=1)
+    alone = search(small_profile(), CLUSTER, 16, SearchOptions(num_workers=1))
     monkeypatch.setattr(line_process.subprocess, "Popen", and_kill)
-    assert _without_time(search(small_profile(), CLUSTER, 16, num_workers=2)) == _without_time(alone)
+    assert _without_time(search(small_profile(), CLUSTER, 16, SearchOptions(num_workers=2))) == _without_time(alone)
     assert started
 
 
@@ -80,7 +81,7 @@ def test_no_process_at_all_is_no_error(monkeypatch: pytest.MonkeyPatch, even_sma
         raise OSError("no more processes")
 
     monkeypatch.setattr(line_process.subprocess, "Popen", refused)
-    assert search(small_profile(), CLUSTER, 16, num_workers=2).search.status == "optimal"
+    assert search(small_profile(), CLUSTER, 16, SearchOptions(num_workers=2)).search.status == "optimal"
 
 
 def test_a_small_search_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from mindspeed_autoparallel.data.distribution import DataSource, Distribution, m
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.spread import choose
@@ -67,7 +68,9 @@ def long_tail(number: int = 400, seed: int = 3) -> list[SampleSize]:
 
 def searched(cluster: Cluster, batch: int, **options: Any):
     def run(profile: Profile, layouts: list[Layout] | None) -> Plan:
-        return search(profile, cluster, batch, layouts=layouts, with_relaxations=False, num_workers=1, **options)
+        return search(
+            profile, cluster, batch, SearchOptions(layouts=layouts, with_relaxations=False, num_workers=1, **options)
+        )
 
     return run
 
@@ -78,9 +81,7 @@ def one_plan(profile: Profile, pipeline: int = 2, data: int = 2, batch: int = 16
         profile,
         cluster,
         batch,
-        layouts=[Layout(pipeline_size=pipeline, data_size=data)],
-        with_relaxations=False,
-        num_workers=1,
+        SearchOptions(layouts=[Layout(pipeline_size=pipeline, data_size=data)], with_relaxations=False, num_workers=1),
     )
 
 
@@ -153,7 +154,7 @@ def test_runs_of_drawn_data_fail_no_oftener_than_the_bound_says(micro_batch_size
         profile = replace(profile, measurements=tuple(measured))
     cluster = Cluster(num_nodes=1, devices_per_node=4)
     layout = Layout(pipeline_size=2, data_size=2, micro_batch_size=micro_batch_size)
-    plan = search(profile, cluster, 32, layouts=[layout], with_relaxations=False, num_workers=1)
+    plan = search(profile, cluster, 32, SearchOptions(layouts=[layout], with_relaxations=False, num_workers=1))
     factors = sample_factors(profile, data)
     generator, sizes = numpy.random.default_rng(0), data.sizes()
     drawn = generator.choice(len(sizes), (2000, 2, 16 // micro_batch_size, micro_batch_size), p=data.shares())
@@ -198,7 +199,9 @@ def test_a_tight_memory_changes_the_plan() -> None:
     data = data_of(long_tail())
     profile = profile_of()
     factors = sample_factors(profile, data)
-    by_means = search(mean_profile(profile, data, factors), cluster, 16, with_relaxations=False, num_workers=1)
+    by_means = search(
+        mean_profile(profile, data, factors), cluster, 16, SearchOptions(with_relaxations=False, num_workers=1)
+    )
     needed = out_of_memory(profile, by_means, data, factors, 1000).worst_bytes
     tight = replace(cluster, memory_limit_bytes=int(0.8 * needed))
     found = choose_plan(profile, data, SpreadOptions(oom_steps=1000), searched(tight, 16))

@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_autoparallel.runtime.launch.environment import child_environment
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
-from mindspeed_autoparallel.runtime.launch.processes import run_local_processes, whole_error
+from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes, whole_error
 
 
 def run(tmp_path, code, **options):
@@ -20,11 +20,7 @@ def run(tmp_path, code, **options):
     )
     return run_local_processes(
         spec,
-        node_rank=0,
-        num_processes=2,
-        num_nodes=1,
-        master_addr="localhost",
-        master_port=1,
+        LocalRanks(node_rank=0, num_processes=2, num_nodes=1, master_addr="localhost", master_port=1),
         log_dir=tmp_path / "logs",
         **options,
     )
@@ -160,9 +156,9 @@ def test_children_die_with_a_killed_coordinator(tmp_path):
     parent = (
         "from pathlib import Path\n"
         "from mindspeed_autoparallel.runtime.launch.outcome import LaunchSpec\n"
-        "from mindspeed_autoparallel.runtime.launch.processes import run_local_processes, whole_error\n"
-        f"run_local_processes(LaunchSpec(launch_id='k', argv=({str(script)!r},)), node_rank=0, num_processes=1, num_nodes=1,\n"
-        f"    master_addr='localhost', master_port=1, log_dir=Path({str(tmp_path)!r}))\n"
+        "from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes\n"
+        f"run_local_processes(LaunchSpec(launch_id='k', argv=({str(script)!r},)), LocalRanks(master_port=1),\n"
+        f"    log_dir=Path({str(tmp_path)!r}))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", parent])
     deadline = time.monotonic() + 300

@@ -1,0 +1,55 @@
+"""What a search is asked for, beside profile, cluster and batch: the same record for one pipeline and for hetero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
+from mindspeed_autoparallel.spec import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How long and how widely plans are searched."""
+
+    time_limit_s: float = 600.0
+    top_k: int = 3
+    """Alternatives beside the best plan."""
+    seed: int = 0
+    num_workers: int = 0
+    """Processes, 0 for one per core; the result does not depend on it."""
+    layouts: Sequence[Layout] | None = None
+    """Only these (of the backbone, where encoders have their own)."""
+    space: SpaceOptions = field(default_factory=SpaceOptions)
+    with_relaxations: bool = True
+    """Also solve the best layout with more memory and with more microbatches."""
+
+    def check(self, global_batch_size: int) -> None:
+        """Raise ``ConfigError`` for what no search can be asked."""
+        if global_batch_size < 1:
+            raise ConfigError(f"the global batch size must be at least 1, got {global_batch_size}.")
+        if not 0 < self.time_limit_s < inf:
+            raise ConfigError(f"the time limit must be above 0 s, got {self.time_limit_s:g}.")
+        if self.top_k < 1 or self.num_workers < 0:
+            raise ConfigError(
+                f"top_k must be at least 1 and num_workers at least 0, got {self.top_k} and {self.num_workers}."
+            )
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"the seed must be 0 to {2**31 - 1}, got {self.seed}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolveOptions:
+    """How one layout is solved."""
+
+    time_limit_s: float
+    seed: int = 0
+    cutoff_us: float = inf
+    """Step time of a plan that is known; the bound never exceeds it."""
+    only_faster: bool = False
+    """No other plan is of interest, and the proof that there is none ends the work."""
+    effort: float | None = None
+    """Of the integer solver, see ``split.solve``."""
