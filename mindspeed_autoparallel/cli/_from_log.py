@@ -28,10 +28,10 @@ def add_log_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_from_log(arguments: argparse.Namespace) -> int:
     """Read the logs, fit, print what changed, and store the device file if asked to."""
-    from mindspeed_autoparallel.predict.calibration import calibrate_device, store, stored_observations
+    from mindspeed_autoparallel.predict.calibration import calibrate_device, observations_to_extend, store
 
     device = _start(arguments)
-    known = stored_observations(arguments.output) if arguments.output else []
+    known = observations_to_extend(arguments.output, device) if arguments.output else []
     told, failed = _read(arguments, device)
     sources = {item.source for item in known}
     taken = known + [item for _, item in told if item.source not in sources]

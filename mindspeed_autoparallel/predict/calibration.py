@@ -189,6 +189,18 @@ def add_observation(path: Path, device: Device, observation: Observation) -> Cal
     An earlier observation of the same source is replaced. Raises ``ConfigError`` where ``path`` is a device file of
     another device or of the user's own making, which is not to be overwritten.
     """
+    known = observations_to_extend(path, device)
+    taken = [item for item in known if item.source != observation.source] + [observation]
+    result = calibrate_device(device, taken)
+    store(path, result, taken, device)
+    return result
+
+
+def observations_to_extend(path: Path, device: Device) -> list[Observation]:
+    """Return the observations of ``path``, a file that ``device``'s figures may be stored in; none where there is none.
+
+    Raises ``ConfigError`` where ``path`` is a device file of another device or of the user's own making.
+    """
     known = stored_observations(path)
     if path.exists():
         held = read_device(path).name
@@ -196,10 +208,7 @@ def add_observation(path: Path, device: Device, observation: Observation) -> Cal
             raise ConfigError(f"{path} is of {held}, this run trained on {device.name}; give a file of its own.")
         if not known:
             raise ConfigError(f"{path} holds no observations: it is your own device file, which is not overwritten.")
-    taken = [item for item in known if item.source != observation.source] + [observation]
-    result = calibrate_device(device, taken)
-    store(path, result, taken, device)
-    return result
+    return known
 
 
 def stored_observations(path: Path) -> list[Observation]:

@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.analytic.step_time import step_time
-from mindspeed_autoparallel.cost.catalogue import find_device, read_device
+from mindspeed_autoparallel.cost.catalogue import find_device, read_device, write_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.calibration import observation_of
 from mindspeed_autoparallel.predict.fitting import with_values
@@ -174,3 +174,18 @@ def test_a_log_counts_once_and_later_logs_add_to_earlier_ones(
     assert main(["calibrate", "--from-log", str(first), "--device-file", str(output)]) == 2
     assert "was calibrated from logs itself" in capsys.readouterr().err
     assert dataclasses.asdict(read_device(output))["name"] == "H100"
+
+
+def test_a_device_file_of_ones_own_or_of_another_device_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = _written(tmp_path / "a.log", _text(1000.0))
+    own = tmp_path / "own.json"
+    write_device(own, find_device("H100"), [])
+    before = own.read_bytes()
+    command = ["calibrate", "--from-log", str(log), "--output", str(own)]
+    assert main([*command, "--device", "H100"]) == 2
+    assert "your own device file" in capsys.readouterr().err
+    assert main([*command, "--device", "A100-80GB"]) == 2
+    assert "is of H100" in capsys.readouterr().err
+    assert own.read_bytes() == before

@@ -31,8 +31,13 @@ from mindspeed_autoparallel.runtime.profiling.trace.work_queue import WorkQueue
 
 _PLACES = (
     "--auto-tuning",
-    "--auto-parallel-calibrate",
     "--auto-parallel-data",
+    *("--auto-parallel-mm", "--auto-parallel-calibrate", "--auto-parallel-check-steps", "--auto-parallel-work-dir"),
+    *("--auto-parallel-output-dir", "--auto-parallel-memory-limit-mib", "--auto-parallel-time-limit-s"),
+    *("--auto-parallel-profile-file", "--auto-parallel-launch-timeout-s"),
+    *("--simulated-nnodes", "--simulated-nproc-per-node", "--profile-source", "--profile-device"),
+    *("--operator-search", "--operator-config", "--operator-pin", "--operator-explain", "--operator-devices"),
+    *("--operator-output-dir", "--parallel-mode", "--search-mode", "--auto-pipeline", "--mem-coeff"),
     "--nnodes",
     "--nproc-per-node",
     "--master",
@@ -49,7 +54,7 @@ _PLACES = (
     "--data-cache-path",
     "--wandb",
 )
-"""Flags that only say where something is, or what is searched anyway."""
+"""Beginnings of flags that only say where something is, or what is searched anyway; a test asks it of all of ours."""
 _LOGGER = logging.getLogger(__name__)
 _MAX_PROCESSES = 8
 

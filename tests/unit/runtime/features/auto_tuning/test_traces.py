@@ -13,6 +13,7 @@ from mindspeed_autoparallel.errors import LaunchError, ProfileError
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.trace_store import Traces, without_places
+from mindspeed_autoparallel.runtime.flags import flag_groups, flags_of
 
 SCRIPT = """
 import json, os, resource, signal, sys, time
@@ -180,3 +181,19 @@ def test_flags_that_say_where_results_go_make_no_other_traces() -> None:
         "kept",
     ]
     assert without_places([*model, *places]) == without_places(model) == model
+
+
+CHANGE_WHAT_IS_TRACED = {
+    *("--auto-parallel-plan", "--operator-plan"),
+    *("--hetero-parallel", "--auto-parallel-hetero", "--hetero-model"),
+    *("--hetero-encoder-mbs-scale", "--hetero-balance", "--hetero-memory"),
+}
+"""Flags of ours that train the model another way: all others must leave finished traces as they are."""
+
+
+def test_of_every_flag_of_ours_it_is_known_whether_it_makes_other_traces() -> None:
+    ours = {flag.name for group in flag_groups() for flag in flags_of(group)}
+    model = ["--num-layers", "4"]
+    changing = {name for name in ours if without_places([*model, name, "1"]) != model}
+    assert changing == CHANGE_WHAT_IS_TRACED
+    assert changing == {name for name in ours if without_places([*model, f"{name}=1"]) != model}
