@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from host_runs import Ran
+
 ROOT = Path(__file__).parents[2]
 COMMON = [
     "--micro-batch-size",
@@ -128,20 +130,6 @@ MODELS = {
 _MAIN = 'if __name__ == "__main__":\n'
 _SAME_START = "    import same_start\n\n    same_start.install()\n"
 NODE = ["--nnodes", "1", "--nproc-per-node", "2", "--node-rank", "0", "--master-addr", "localhost"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ran:
-    """How a command ended."""
-
-    exit_code: int
-    output: str
-    seconds: float
-
-    @property
-    def losses(self) -> list[float]:
-        """Losses that the training logged."""
-        return [float(value) for value in re.findall(r"lm loss: ([\d.E+-]+)", self.output)]
 
 
 @dataclass(frozen=True, kw_only=True)

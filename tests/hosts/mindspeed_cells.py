@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from host_runs import Ran
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.layouts.search import search
@@ -26,21 +26,6 @@ def missing(variables: Sequence[str]) -> str:
     """Return the sentence for people where a host's folders are not given, nothing where they are."""
     absent = [name for name in variables if not os.environ.get(name)]
     return f"no host: set {', '.join(absent)} (tests/hosts/README.md says how)" if absent else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ran:
-    """How a job ended: the worst exit code of its processes, and what all of them printed."""
-
-    exit_code: int
-    output: str
-    seconds: float
-
-    @property
-    def losses(self) -> list[float]:
-        """Losses that the training logged, one per iteration."""
-        found = re.findall(r"iteration +(\d+)/.* (?:lm )?loss: ([-+.E0-9]+) ", self.output)
-        return list({int(iteration): float(loss) for iteration, loss in found}.values())
 
 
 def environment(variables: Sequence[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypedDict
 
+from mindspeed_autoparallel.runtime.devices.cores import shared_cores
 from mindspeed_autoparallel.runtime.features.apply_plan.phases import phase_lines, phases_so_far
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
@@ -153,12 +154,10 @@ def comparison(plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
 def crowding(num_processes: int, num_cores: int) -> str:
     """Return a line for who wonders at the step time: a plan gives every rank a device of its own. Empty where it has
     one."""
-    if num_processes <= num_cores:
+    shared = shared_cores(num_processes, num_cores)
+    if not shared:
         return ""
-    return (
-        f"{num_processes} processes share {num_cores} cores here, the plan gives each a device of its own: step times "
-        "are not comparable, memory is.\n"
-    )
+    return f"{shared} here, the plan gives each a device of its own: step times are not comparable, memory is.\n"
 
 
 def _error(predicted: float, measured: float) -> str:

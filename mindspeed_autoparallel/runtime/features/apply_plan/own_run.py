@@ -18,6 +18,7 @@ from mindspeed_autoparallel.predict.calibration import (
     stored_observations,
 )
 from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.cores import shared_cores
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank
 from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import fingerprint_of
 from mindspeed_autoparallel.spec import Plan
@@ -54,9 +55,8 @@ def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequenc
         raise ConfigError("figures are learnt from language models; models with encoders are not predicted.")
     device, num_devices = current_device(), len(ranks)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_devices))
-    cores = os.cpu_count() or 1
-    if device.name == "cpu" and per_node > cores:
-        raise ConfigError(f"{per_node} processes share {cores} cores, so its step tells nothing of the device.")
+    if device.name == "cpu" and (shared := shared_cores(per_node)):
+        raise ConfigError(f"{shared}, so its step tells nothing of the device.")
     base = find_device("CPU" if device.name == "cpu" else fingerprint_of(device).name)
     slowest = max(ranks, key=lambda rank: rank["step_us"])
     run = MeasuredRun(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.report.tuning_result import RankPeak, TuningResult, Verified
 from mindspeed_autoparallel.runtime.devices import current_device
+from mindspeed_autoparallel.runtime.devices.cores import shared_cores
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
 from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation, rewrite
@@ -130,9 +130,8 @@ def _compared(plan: Plan, measured: Path, wanted: Layout) -> Verified:
     notes = []
     if plan.layout.data_size != wanted.data_size:
         notes.append(f"run with DP {plan.layout.data_size} in place of {wanted.data_size}")
-    cores = os.cpu_count() or 1
-    if plan.profile.device.startswith("cpu") and len(ranks) > cores:
-        notes.append(f"{len(ranks)} processes share {cores} cores: the step time is not comparable")
+    if plan.profile.device.startswith("cpu") and (shared := shared_cores(len(ranks))):
+        notes.append(f"{shared}: the step time is not comparable")
     return {
         "predicted_step_ms": predicted_ms,
         "measured_step_ms": step_ms,
