@@ -12,6 +12,7 @@ from pathlib import Path
 from host_runs import Ran
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.profiles.reading import read_profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
@@ -71,12 +72,14 @@ def two_stages(profile_file: Path, batch: int) -> Plan:
     """Return the best plan with two stages and so little memory that it recomputes on one of them."""
     layouts = [Layout(pipeline_size=2, tensor_size=1, data_size=1, micro_batch_size=1, distributed_optimizer=True)]
     profile = read_profile(profile_file)
-    plan = search(profile, Cluster(num_nodes=1, devices_per_node=2), batch, layouts=layouts, num_workers=1)
+    plan = search(
+        profile, Cluster(num_nodes=1, devices_per_node=2), batch, SearchOptions(layouts=layouts, num_workers=1)
+    )
     while not any(stage.recompute for stage in plan.stages):
         limit = int(max(memory.peak_bytes for memory in plan.memory) * 0.98)
         try:
             cluster = Cluster(num_nodes=1, devices_per_node=2, memory_limit_bytes=limit)
-            plan = search(profile, cluster, batch, layouts=layouts, num_workers=1)
+            plan = search(profile, cluster, batch, SearchOptions(layouts=layouts, num_workers=1))
         except InfeasiblePlan:
             break
     return plan

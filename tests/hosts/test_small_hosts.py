@@ -84,9 +84,7 @@ def test_tied_embeddings_of_a_language_model_behind_a_stage_of_images_alone_are_
     """MindSpeed-MM: the first rank was in their group, never called it, and the job hung until its timeout."""
     spec = LaunchSpec(launch_id="tied", argv=(str(SMALL / "tied_embeddings.py"),), timeout_s=200)
     parent = environment(SMALL_HOST_LAYERS="0,2,1", OMP_NUM_THREADS="1")
-    outcome = run_local_processes(
-        spec, node_rank=0, num_processes=3, num_nodes=1, log_dir=tmp_path, parent_environment=parent
-    )
+    outcome = run_local_processes(spec, LocalRanks(num_processes=3), log_dir=tmp_path, parent_environment=parent)
     assert outcome.status is LaunchStatus.OK, outcome.describe()
     texts = [log.read_text() for log in sorted(tmp_path.glob("*.log"))]
     assert [line for text in texts for line in text.splitlines() if line.startswith("rank ")] == [

@@ -170,8 +170,8 @@ def best_of_both(load: Load) -> tuple[Variant, Variant]:
     """The best plan with layouts of the encoder's own, and the best with one layout for all, of a backbone that needs
     four devices for one replica."""
     profile, size, layouts = profile_of(load), load.global_batch_size, [TP2_PP2, PP4]
-    hetero = search_hetero(profile, FOUR, size, layouts=layouts, time_limit_s=60.0)
-    other = search(profile, FOUR, size, layouts=layouts, with_relaxations=False, time_limit_s=60.0)
+    hetero = search_hetero(profile, FOUR, size, SearchOptions(layouts=layouts, time_limit_s=60.0))
+    other = search(profile, FOUR, size, SearchOptions(layouts=layouts, with_relaxations=False, time_limit_s=60.0))
     return (
         Variant(name="hetero", plan=hetero, predicted_us=_without_tail(hetero)),
         Variant(name="homogeneous", plan=other, predicted_us=_without_tail(other)),

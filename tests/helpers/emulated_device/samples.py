@@ -11,6 +11,7 @@ from emulated_device.cases import Case
 from emulated_device.plans import Wanted, cases_of, profile_for
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
 from mindspeed_autoparallel.data.sample import COLUMNS, SampleSize
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement, placed_blocks
 from mindspeed_autoparallel.planner.replay import replay
@@ -55,7 +56,7 @@ def drawn_steps(data: Distribution, number: int, *, pipeline: int = 4, replicas:
     layout = Layout(pipeline_size=pipeline, data_size=replicas)
     cluster = Cluster(num_nodes=1, devices_per_node=layout.num_devices)
     batch = 8 * replicas
-    plan = search(profile, cluster, batch, layouts=[layout], with_relaxations=False, num_workers=1)
+    plan = search(profile, cluster, batch, SearchOptions(layouts=[layout], with_relaxations=False, num_workers=1))
     under = PlanUnderData(profile, plan, sample_factors(profile, data))
     generator = numpy.random.default_rng(11)
     steps = []

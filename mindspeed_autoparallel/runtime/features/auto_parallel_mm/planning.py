@@ -65,9 +65,7 @@ def _searched(request: SearchRequest, profile: Profile, layouts: list[Layout] | 
     from mindspeed_autoparallel.planner.layouts.search import search
 
     cluster, batch = request.cluster, request.global_batch_size
-    options = SearchOptions(
-        time_limit_s=request.time_limit_s, layouts=layouts, with_relaxations=layouts is None
-    )
+    options = SearchOptions(time_limit_s=request.time_limit_s, layouts=layouts, with_relaxations=layouts is None)
     if request.splits is not None:
         return search_given(profile, cluster, batch, request.splits, options, progress=_LOGGER.info)
     return search(profile, cluster, batch, options, progress=_LOGGER.info)
