@@ -11,7 +11,7 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import json_text, write_together
 from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
-from mindspeed_autoparallel.planner.hetero.search import ENCODER_PIPELINE_SIZES, search_hetero
+from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.host_splits import Splits
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -84,7 +84,7 @@ def compare(
             left,
             progress=progress,
             balance=balance,
-            encoder_pipeline_sizes=ENCODER_PIPELINE_SIZES if encoder_pipelines else (1,),
+            encoder_space=EncoderSpace() if encoder_pipelines else EncoderSpace(pipeline_sizes=(1,)),
         )
     except InfeasiblePlan as error:
         if homogeneous is None:

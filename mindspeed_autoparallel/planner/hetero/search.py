@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
@@ -27,8 +27,15 @@ from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import Verdict
 from mindspeed_autoparallel.units import format_bytes
 
-ENCODER_PIPELINE_SIZES = tuple(range(1, 9))
-"""Stages of an encoder's own pipeline that are tried, where they divide the devices and each gets a layer."""
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpace:
+    """Which sizes of encoders are tried."""
+
+    tensor_sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Only these of an encoder, by name."""
+    pipeline_sizes: Sequence[int] = tuple(range(1, 9))
+    """Stages of an encoder's own pipeline, where they divide the devices and each gets a layer."""
 
 
 def search_hetero(
@@ -40,22 +47,22 @@ def search_hetero(
     progress: Progress = silent,
     memory_modes: Sequence[str] = (*MEMORY_MODES, WINDOW),
     balance: str = "local",
-    encoder_tensor_sizes: Mapping[str, Sequence[int]] | None = None,
-    encoder_pipeline_sizes: Sequence[int] = ENCODER_PIPELINE_SIZES,
+    encoder_space: EncoderSpace | None = None,
 ) -> Plan:
     """Return the fastest plan in which every encoder has a layout of its own, with its proof.
 
-    ``encoder_tensor_sizes``: only these of an encoder, by name; ``encoder_pipeline_sizes``: only these of encoders'
-    own pipelines. ``memory_modes``: window is tried beside the splits found for the others, and not part of the proof.
+    ``memory_modes``: window is tried beside the splits found for the others, and not part of the proof.
     Raises ``InfeasiblePlan`` or ``ConfigError``.
     """
     options = options or SearchOptions()
     options.check(global_batch_size)
     started = time.monotonic()
     encoders, _ = split_modules(profile)
-    only = encoder_tensor_sizes or {}
-    pipelines = encoder_pipeline_sizes
-    costs = [costs_of(profile, module, cluster, only.get(module.name), pipelines)[0] for module in encoders]
+    sizes = encoder_space or EncoderSpace()
+    costs = [
+        costs_of(profile, module, cluster, sizes.tensor_sizes.get(module.name), sizes.pipeline_sizes)[0]
+        for module in encoders
+    ]
     solvers, ruled_out = _solvers(profile, cluster, global_batch_size, options)
     progress(f"hetero: {len(solvers)} backbone layouts, {sum(map(len, costs))} encoder sizes to search")
     deadline, top_k = started + options.time_limit_s, options.top_k

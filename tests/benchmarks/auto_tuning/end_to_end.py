@@ -82,7 +82,7 @@ def _results(folder: Path) -> dict[str, dict]:
 
 def _measure(folder: Path, words: list[str], points: list[MeasuredAt]) -> dict[str, dict]:
     task = MeasureTask(
-        points=tuple(points), result_dir=str(folder), num_layers={"text_decoder": 2}, model_file=None, num_repeats=15
+        points=tuple(points), result_dir=str(folder), num_layers={"text_decoder": 2}, model=None, num_repeats=15
     )
     spec = LaunchSpec(
         launch_id="all",

@@ -14,7 +14,7 @@ from emulated_device.cases import Case
 from emulated_device.hetero_cases import HeteroCase
 from emulated_device.launching import run_hetero, run_on_emulated_device
 from emulated_device.plans import cases_of
-from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.replay import replay
@@ -139,8 +139,7 @@ def hetero_plan(
         load.global_batch_size,
         SearchOptions(layouts=list(layouts), time_limit_s=20.0),
         memory_modes=[memory],
-        encoder_tensor_sizes={"image_encoder": [tensor_size]},
-        encoder_pipeline_sizes=pipeline_sizes,
+        encoder_space=EncoderSpace(tensor_sizes={"image_encoder": [tensor_size]}, pipeline_sizes=pipeline_sizes),
     )
 
 

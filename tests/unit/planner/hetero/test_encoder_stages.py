@@ -13,7 +13,7 @@ from small_profile import small_profile
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
-from mindspeed_autoparallel.planner.hetero.search import search_hetero
+from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.profiles import Profile, StateBytes
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import can_stage_encoders, hetero_model
 from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
@@ -40,7 +40,7 @@ def heavy_encoder() -> Profile:
 
 def test_an_encoder_that_no_device_holds_gets_stages_of_its_own() -> None:
     with pytest.raises(InfeasiblePlan):
-        search_hetero(heavy_encoder(), FOUR, 8, encoder_pipeline_sizes=(1,))
+        search_hetero(heavy_encoder(), FOUR, 8, encoder_space=EncoderSpace(pipeline_sizes=(1,)))
     plan = search_hetero(heavy_encoder(), FOUR, 8, memory_modes=MEMORY_MODES)
     assert plan.hetero is not None
     (phase,) = plan.hetero.encoders
