@@ -104,7 +104,7 @@ def _set(*path: Any) -> Callable[[Json], None]:
         (_set("num_microbatches", 3), "num_microbatches"),
         (_set("global_batch_size", 0), "num_microbatches"),
         (_set("cluster", "memory_limit_bytes", 0), "memory limit"),
-        (_set("stages", 0, "forward_us", -1.0), "negative"),
+        (_set("stages", 0, "forward_us", -1.0), "must be 0 to"),
         (_set("stages", 0, "forward_us", float("nan")), "finite"),
         (_set("surprise", 1), "surprise"),
         (_set("extra", {}), "costs"),

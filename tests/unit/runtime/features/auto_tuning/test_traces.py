@@ -187,6 +187,7 @@ CHANGE_WHAT_IS_TRACED = {
     *("--auto-parallel-plan", "--operator-plan"),
     *("--hetero-parallel", "--auto-parallel-hetero", "--hetero-model"),
     *("--hetero-encoder-mbs-scale", "--hetero-balance", "--hetero-memory"),
+    *("--data-balance", "--order-microbatches"),
 }
 """Flags of ours that train the model another way: all others must leave finished traces as they are."""
 
