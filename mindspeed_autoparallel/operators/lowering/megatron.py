@@ -16,6 +16,7 @@ from mindspeed_autoparallel.operators.lowering.roles import (
     TENSOR,
     attention_limits,
     role_of_cut,
+    samples_at_once,
     votes,
     winners,
 )
@@ -115,12 +116,12 @@ def _micro_batch(samples: int, num_microbatches: int, wanted: int | None) -> tup
 
 
 def _first_legal(
-    graph: Graph, mesh: tuple[int, ...], roles: list[str], dim: int, options: list[str]
+    graph: Graph, mesh: tuple[int, ...], roles: list[str], dim: int, options: list[str], num_microbatches: int
 ) -> tuple[str, str]:
     """Return the first of ``options`` that the model allows on a mesh dim, and why the first other one is refused."""
     refused = ""
     for role in options:
-        reason = _illegal(graph, mesh[:dim], roles, mesh[dim], role)
+        reason = _illegal(graph, mesh[:dim], roles, mesh[dim], role, num_microbatches)
         if not reason:
             return role, refused
         refused = refused or reason
@@ -141,18 +142,19 @@ def derive_megatron(
     """
     made = plan.decisions
     graph, mesh = made.graph, made.mesh
+    at_once = plan.num_microbatches if plan.stages > 1 else 1
     notes: list[str] = []
     roles: list[str] = []
     taken: list[tuple[int, str, float]] = []
     expert_dims: list[int] = []
-    for dim, (parts, ballot) in enumerate(zip(mesh, votes(made), strict=True)):
+    for dim, (parts, ballot) in enumerate(zip(mesh, votes(made, at_once), strict=True)):
         ranked = winners(ballot)
         if ballot.get(EXPERT, 0.0) and (ranked[0] == EXPERT or ballot.get(DATA, 0.0)):
             expert_dims.append(dim)
             ranked = [DATA, *(role for role in ranked if role not in (DATA, EXPERT))]
         wish = ranked[0] if ranked else IDLE
         options = list(dict.fromkeys([*(r for r in ranked if r not in (IDLE, EXPERT)), DATA, TENSOR, CONTEXT]))
-        role, refused = _first_legal(graph, mesh, roles, dim, options)
+        role, refused = _first_legal(graph, mesh, roles, dim, options, at_once)
         if role != wish:
             why = refused if refused and wish != IDLE else "most operators leave these devices idle."
             notes.append(f"cut {dim + 1} into {parts} becomes {_RESULT_NAMES[role]}, not {wish}: {why}")
@@ -186,12 +188,17 @@ def derive_megatron(
     return MegatronConfiguration(layout, each * size[DATA], tuple(taken), uniform, *costs, changed, tuple(notes))
 
 
-def _illegal(graph: Graph, mesh: tuple[int, ...], roles: list[str], parts: int, role: str) -> str:
+def _illegal(
+    graph: Graph, mesh: tuple[int, ...], roles: list[str], parts: int, role: str, num_microbatches: int
+) -> str:
     """Return why ``role`` cannot have ``parts`` more devices, or nothing."""
     size = parts * math.prod(n for n, r in zip(mesh, roles, strict=True) if r == role)
     samples, heads = attention_limits(graph)
     if role == DATA and samples and samples % size:
         return f"{size} replicas do not divide {samples} samples."
+    at_once = samples_at_once(graph, num_microbatches)
+    if role == DATA and at_once % size:
+        return f"{size} replicas do not divide the {at_once} samples of one of {num_microbatches} microbatches."
     if role == TENSOR and heads and heads % size:
         return f"TP {size} does not divide {heads} key heads."
     tokens = _tokens_per_sample(graph)

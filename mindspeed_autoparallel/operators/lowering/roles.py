@@ -30,9 +30,13 @@ def role_of_cut(node: Node, axis: int, batch: int | None, earlier_parts: int, pa
     return TENSOR
 
 
-def votes(decisions: Decisions) -> list[dict[str, float]]:
-    """Give per mesh dim the share of all FLOPs that each role has; a role nobody took is not listed."""
+def votes(decisions: Decisions, num_microbatches: int = 1) -> list[dict[str, float]]:
+    """Give per mesh dim the share of all FLOPs that each role has; a role nobody took is not listed.
+
+    With several microbatches whole samples are those of one of them.
+    """
     graph = decisions.graph
+    samples = samples_at_once(graph, num_microbatches)
     batch = carried_axes(graph)
     total = sum(node.flops for node in graph.nodes.values()) or 1
     result: list[dict[str, float]] = [{} for _ in decisions.mesh]
@@ -42,9 +46,14 @@ def votes(decisions: Decisions) -> list[dict[str, float]]:
         for dim, (axis, parts) in enumerate(zip(decisions.choices[name], decisions.mesh, strict=True)):
             before = zip(decisions.choices[name][:dim], decisions.mesh, strict=False)
             earlier = math.prod(count for cut, count in before if cut == axis)
-            role = role_of_cut(node, axis, batch.get(name), earlier, parts, graph.samples)
+            role = role_of_cut(node, axis, batch.get(name), earlier, parts, samples)
             result[dim][role] = result[dim].get(role, 0.0) + node.flops / total
     return result
+
+
+def samples_at_once(graph: Graph, num_microbatches: int) -> int:
+    """Give the samples of one microbatch of all replicas; all samples where the number does not divide them."""
+    return graph.samples if graph.samples % num_microbatches else graph.samples // num_microbatches
 
 
 def attention_limits(graph: Graph) -> tuple[int, int]:

@@ -77,10 +77,15 @@ def test_derived_configurations_train_with_the_losses_and_norms_of_one_process()
     layouts = [(f.layout.data_size, f.layout.tensor_size, f.layout.pipeline_size) for f in found]
     assert layouts == [(4, 1, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2)]
     assert found[2].layout.sequence_parallel
+    # Eight microbatches of one sample: on a stage only tokens of a sample are left to cut by rows.
+    by_rows = {"search_mode": "exact", "pins": {"layers.*.up": {"rows": 2}}}
+    with_context = derive_megatron(search_pipelined(GRAPH, 4, pipeline=Pipeline(2, 1, 8), **by_rows))
+    assert with_context.layout.label() == "PP2 TP1 DP1 MBS1 CP2"
     experts = decoder_graph(SHAPE_OF_EXPERTS, batch=8, sequence=16)
     pins = {f"layers.*.experts.{part}": {"experts": 4} for part in ("up", "down")}
     found.append(derive_megatron(search_graph(experts, 4, search_mode="exact", pins={**pins, "*.q": {"rows": 4}})))
     assert (found[4].layout.data_size, found[4].layout.expert_size) == (4, 4)
+    found.append(with_context)
     assert_trains_as_one_process(found)
 
 
