@@ -255,6 +255,12 @@ class Plan:
                     raise PlanError(
                         f"{where}: stage {stage.stage}: {name} must be 0 to {MAX_DURATION_US:g}, got {duration_us:g}."
                     )
+        for rank in self.memory:
+            if rank.limit_bytes < 1 or rank.peak_bytes < 0:
+                raise PlanError(
+                    f"{where}: rank {rank.pipeline_rank} needs {rank.peak_bytes} of {rank.limit_bytes} bytes; "
+                    "a limit is at least 1, a peak at least 0."
+                )
         operations = 2 * self.layout.num_virtual_stages * self.num_microbatches
         if not 0 < operations <= MOST_OPERATIONS:
             raise PlanError(

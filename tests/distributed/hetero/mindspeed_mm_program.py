@@ -49,7 +49,10 @@ class VLMModel(VisionLanguageModel):
             for part in self.image_encoder.modules():
                 if hasattr(part, "config"):
                     part.config = types.SimpleNamespace(**vars(part.config))
-            self.image_encoder.config = types.SimpleNamespace(context_parallel_size=base.context_parallel_size)
+            # What our stand-in's own forward reads of it.
+            self.image_encoder.config = types.SimpleNamespace(
+                context_parallel_size=base.context_parallel_size, sequence_parallel=False
+            )
         self.audio_encoder = PaddedAudioEncoder(base, description, 0) if self.add_audio_encoder else None
         if "text_decoder" not in modules:
             self.text_decoder = None

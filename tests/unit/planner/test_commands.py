@@ -115,6 +115,16 @@ def test_stage_times_that_no_stage_takes_are_refused(
     assert "stage 0: backward_us must be 0 to 1e+12" in capsys.readouterr().err
 
 
+def test_a_memory_limit_of_nothing_is_refused(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = json.loads(plan_file.read_text())
+    value["memory"][0]["limit_bytes"] = 0
+    plan_file.write_text(json.dumps(value))
+    assert main(["report", "--plan", str(plan_file), "--html", str(tmp_path / "page.html")]) == 2
+    assert "a limit is at least 1" in capsys.readouterr().err
+
+
 def test_infeasible_is_exit_code_three_with_a_reason(
     profile: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
