@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -105,7 +106,8 @@ def check_import(node: Node) -> Iterable[Finding]:
     script = node.script
     given = sorted(flag for flag in _SWITCHES if script.given(flag) is not None)
     places = [Path(script.program), Path(script.path).parent / script.program] if script.program else []
-    program = next((place for place in places if place.is_file()), None)
+    # A name that no file can have (too long, a NUL) is not there; Path raises at it.
+    program = next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113
     if not given or program is None:
         return
     text = program.read_text(encoding="utf-8", errors="replace")

@@ -104,7 +104,7 @@ def _port_is_free(port: int) -> bool:
 
 def _free_bytes(path: Path) -> int | None:
     path = path.absolute()
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110  # Path raises at names too long
         path = path.parent
     try:
         return shutil.disk_usage(path).free

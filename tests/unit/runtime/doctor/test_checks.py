@@ -291,3 +291,10 @@ def test_a_program_that_does_not_import_us_first_is_named(
     assert statuses(launch.check_import(node_with(script=script))) == status
     without = parse_script("torchrun train.py", str(tmp_path / "run.sh"))
     assert statuses(launch.check_import(node_with(script=without))) == []
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a" * 300, "a\0b"])
+def test_names_that_no_file_can_have_are_not_there(node_with: Make, name: str) -> None:
+    script = parse_script(f"torchrun {name}.py --auto-tuning --save {name}", "run.sh")
+    assert statuses(launch.check_import(node_with(script=script))) == []
+    assert examine(node_with(script=script), [])
