@@ -106,9 +106,14 @@ class TorchDistSource:
         return whole
 
     def _check_described(self, key: str, described: Any, layer: int | None) -> None:
-        """Raise ``ConfigError`` where a chunk lies outside its tensor, two lie at one place, or the stack has no such
-        row."""
+        """Raise ``ConfigError`` where values have no type, a chunk lies outside its tensor, two lie at one place, or
+        the stack has no such row."""
+        import torch
+
         size = tuple(described.size)
+        if not isinstance(described.properties.dtype, torch.dtype):
+            kind = type(described.properties.dtype).__name__
+            raise ConfigError(f"{self.folder}: {key} should name the type of its values, and names a {kind}.")
         if layer is not None and not (size and layer < size[0]):
             raise ConfigError(f"{self.folder}: {key} has the shape {list(size)}, in which there is no layer {layer}.")
         places = [tuple(chunk.offsets) for chunk in described.chunks]

@@ -289,6 +289,21 @@ def test_links_do_not_carry_files_into_a_result(make_model: Make, tmp_path: Path
         conversion.resplit(tmp_path / "dist", model, tmp_path / "again", plain(model), file_format="torch_dist")
 
 
+def test_distributed_metadata_without_a_type_of_values_is_refused(make_model: Make, tmp_path: Path):
+    import pickle
+
+    model = make_model()
+    conversion.huggingface_to_checkpoint(model, tmp_path / "ck", plain(model), file_format="torch_dist")
+    path = tmp_path / "ck" / "release" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    for described in metadata.state_dict_metadata.values():
+        if hasattr(described, "chunks"):
+            described.properties.dtype = described.chunks[0]
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ConfigError, match="should name the type of its values, and names a ChunkStorageMetadata"):
+        conversion.checkpoint_to_huggingface(tmp_path / "ck", model, tmp_path / "back")
+
+
 def test_distributed_metadata_reads_no_file_elsewhere(make_model: Make, tmp_path: Path):
     import pickle
 
