@@ -2,6 +2,7 @@
 # Sets everything up on a fresh machine (Python 3.12 somewhere, pip) and runs all checks and tests.
 #   bash tests/run.sh            everything
 #   bash tests/run.sh -k words   passes words on to pytest
+#   LONG=1 bash tests/run.sh     also what takes minutes and varies what another test shows
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,9 +38,12 @@ run_tests() { # how tests are spread over workers, marker expression, words for 
     esac
 }
 num_halves_run=0 failed=0
-run_tests load "not distributed and not emulated" "$@"
+# What takes minutes and varies what another test shows waits for LONG=1.
+chosen="not long"
+if [ -n "${LONG:-}" ]; then chosen="long or not long"; fi
+run_tests load "($chosen) and not distributed and not emulated" "$@"
 # Tests that start processes of their own: two files at a time, whose launches are shared by the tests of a file.
-run_tests loadfile "distributed or emulated" "$@"
+run_tests loadfile "($chosen) and (distributed or emulated)" "$@"
 if [ "$failed" != 0 ]; then exit "$failed"; fi
 if [ "$num_halves_run" = 0 ]; then
     echo "no test was selected by: $*" >&2

@@ -76,9 +76,14 @@ def _read_efficiency(values: Any, where: str) -> Efficiency:
     return Efficiency(**data)
 
 
+_MOST = 1e18
+"""No figure of a device is larger, and products of such do not overflow."""
+
+
 def _number(value: Any, where: str, lowest: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value < math.inf:
-        raise ConfigError(f"{where} is {value!r}, must be a number{'' if lowest else ' of at least 0'}.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
+        least = "" if lowest else " of at least 0"
+        raise ConfigError(f"{where} is {value!r}, must be a number{least}, at most {_MOST:g}.")
     return float(value)
 
 

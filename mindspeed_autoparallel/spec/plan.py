@@ -255,6 +255,8 @@ class Plan:
                     raise PlanError(
                         f"{where}: stage {stage.stage}: {name} must be 0 to {MAX_DURATION_US:g}, got {duration_us:g}."
                     )
+        if (self.step.p50_us is None) != (self.step.p95_us is None):
+            raise PlanError(f"{where}: step.p50_us and step.p95_us belong together: give both, or neither.")
         for rank in self.memory:
             if rank.limit_bytes < 1 or rank.peak_bytes < 0:
                 raise PlanError(

@@ -42,7 +42,12 @@ PINS = ";".join(f"layers.*.{part}:rows=2,columns=2" for part in ("q", "k", "v", 
     ("batch", "options", "layout"),
     [
         ((), ("--operator-pin", PINS), "PP1 TP2 DP2 MBS2"),
-        (("--micro-batch-size", "1", "--global-batch-size", "1"), ("--mem-coeff", "1"), "PP1 TP2 DP1 MBS1 CP2"),
+        pytest.param(
+            ("--micro-batch-size", "1", "--global-batch-size", "1"),
+            ("--mem-coeff", "1"),
+            "PP1 TP2 DP1 MBS1 CP2",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_search_ends_before_training_and_its_plan_trains_with_the_losses_of_one_process(

@@ -265,6 +265,7 @@ def test_verifying_launches_that_hang_are_ended_and_one_that_ended_is_not_repeat
     assert_no_child_is_left(work)
 
 
+@pytest.mark.long
 def test_a_model_that_dies_whenever_it_is_traced_is_measured_whole(again):
     """How often, and what else may end a trace: tests/unit/runtime/features/auto_tuning/test_traces.py."""
     work = again.copy("traces", "launches.json")

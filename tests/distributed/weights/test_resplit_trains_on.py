@@ -205,8 +205,10 @@ def test_megatron_loads_what_is_written_as_torch_dist(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [(), ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable")],
-    ids=["whole", "distributed"],
+    [
+        pytest.param((), id="whole", marks=pytest.mark.long),
+        pytest.param(("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable"), id="distributed"),
+    ],
 )
 def test_optimizer_state_goes_along_to_another_layout(optimizer: tuple[str, ...], tmp_path: Path) -> None:
     from mindspeed_autoparallel.weights import conversion

@@ -57,6 +57,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         ("memory_gib", -1, "memory_gib is -1"),
         ("memory_gib", 0, "must be above 0"),
         ("workspace_mib", "much", "workspace_mib is 'much'"),
+        ("workspace_mib", 1e308, "workspace_mib is 1e.308"),
         ("peak_tflops", "fast", "peak_tflops is 'fast'"),
         ("peak_tflops", float("nan"), "no number of JSON"),
         ("name", "", "name is ''"),

@@ -115,6 +115,14 @@ def test_stage_times_that_no_stage_takes_are_refused(
     assert "stage 0: backward_us must be 0 to 1e+12" in capsys.readouterr().err
 
 
+def test_one_of_two_quantiles_is_refused(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = json.loads(plan_file.read_text())
+    value["step"]["p95_us"] = 1.0
+    plan_file.write_text(json.dumps(value))
+    assert main(["report", "--plan", str(plan_file)]) == 2
+    assert "p50_us and step.p95_us belong together" in capsys.readouterr().err
+
+
 def test_a_memory_limit_of_nothing_is_refused(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
