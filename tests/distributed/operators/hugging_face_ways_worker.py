@@ -5,11 +5,11 @@ Arguments: ways with commas between (``styles``, ``sequence``: styles with seque
 """
 
 import sys
-import warnings
 
+import hugging_face_worker
 import torch
 import torch.distributed as dist
-import transformers
+from hugging_face_worker import MODELS, train
 from plan_checks import random_plan
 from ranks import leave_with
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,57 +24,16 @@ from mindspeed_autoparallel.operators.torch.distribute import distribute_plan
 from mindspeed_autoparallel.operators.torch.parallelize import nearest_styled, parallelize_plan
 from mindspeed_autoparallel.operators.torch.sequence_parallel import with_sequence_parallel
 
-warnings.filterwarnings("ignore")
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-TEXT = {**SIZES, "vocab_size": 64, "num_key_value_heads": 2, "use_cache": False, "pad_token_id": 0}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-MODELS = {
-    "llama": ("LlamaForCausalLM", "LlamaConfig", TEXT),
-    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", TEXT),
-    "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**TEXT, **EXPERTS}),
-    "vit": ("ViTForImageClassification", "ViTConfig", {**SIZES, **QUIET, "image_size": 24, "patch_size": 8}),
-    "bert": ("BertForMaskedLM", "BertConfig", {**TEXT, **QUIET}),
-}
-STEPS, RATE = 3, 0.1
+IMAGE_SIZE = 24
+"""Of the vision transformer: ten rows a picture, which two ranks can halve."""
 
 
 def build(name):
-    model, config, options = MODELS[name]
-    torch.manual_seed(0)
-    built = getattr(transformers, model)(getattr(transformers, config)(**options)).double().train()
-    if name == "mixtral":
-        built.set_experts_implementation("batched_mm")
-    return built
+    return hugging_face_worker.build(name, **({"image_size": IMAGE_SIZE} if name == "vit" else {}))
 
 
 def inputs_of(name):
-    torch.manual_seed(1)
-    if name == "vit":
-        return {"pixel_values": torch.randn(8, 3, 24, 24, dtype=torch.float64)}
-    return {"input_ids": torch.randint(1, 64, (8, 8))}
-
-
-def train(model, given, replicas=1, group=None):
-    losses = []
-    for _ in range(STEPS):
-        logits = model(**given).logits
-        loss = logits.float().double().square().mean() + logits.flatten(0, -2).log_softmax(-1)[:, 0].neg().mean()
-        loss.backward()
-        losses.append(loss.detach().clone())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                gradient = parameter.grad
-                if isinstance(parameter, DTensor):
-                    gradient = gradient.redistribute(parameter.device_mesh, parameter.placements).to_local()
-                if group is not None:
-                    dist.all_reduce(gradient, group=group)
-                local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-                local -= RATE * gradient / replicas
-                parameter.grad = None
-        if group is not None:
-            dist.all_reduce(losses[-1], group=group)
-    return torch.stack(losses) / replicas
+    return hugging_face_worker.inputs_of(name, IMAGE_SIZE)
 
 
 def mesh_of(lowered):

@@ -32,19 +32,20 @@ MODELS = {
 STEPS, RATE = 3, 0.1
 
 
-def build(name):
+def build(name, **changes):
+    """Make the model; ``changes`` of its configuration."""
     model, config, options = MODELS[name]
     torch.manual_seed(0)
-    built = getattr(transformers, model)(getattr(transformers, config)(**options)).double().train()
+    built = getattr(transformers, model)(getattr(transformers, config)(**{**options, **changes})).double().train()
     if name == "mixtral":
         built.set_experts_implementation("batched_mm")
     return built
 
 
-def inputs_of(name):
+def inputs_of(name, image_size=32):
     torch.manual_seed(1)
     if name == "vit":
-        return {"pixel_values": torch.randn(8, 3, 32, 32, dtype=torch.float64)}
+        return {"pixel_values": torch.randn(8, 3, image_size, image_size, dtype=torch.float64)}
     return {"input_ids": torch.randint(1, 64, (8, 8))}
 
 

@@ -112,12 +112,13 @@ def forced_data_parallel(load: Load) -> list[Forced]:
     return found
 
 
+def _of_every_backbone(load: Load) -> list[Plan]:
+    layouts = (TP2_PP2, PP4, Layout(pipeline_size=2, data_size=2), Layout(tensor_size=2, data_size=2))
+    return [hetero_plan(load, 1, layouts=[layout]) for layout in layouts]
+
+
 def forced_stages(load: Load) -> list[Forced]:
     """Encoders in stages of their own: beside every kind of backbone, both modes, slow links, uneven stages."""
-    plans = [
-        hetero_plan(load, 1, layouts=[layout])
-        for layout in (TP2_PP2, PP4, Layout(pipeline_size=2, data_size=2), Layout(tensor_size=2, data_size=2))
-    ]
     return [
         Forced(
             load=load,
@@ -128,7 +129,7 @@ def forced_stages(load: Load) -> list[Forced]:
             memory=memory,
             slower_link=slower,
         )
-        for plan in plans
+        for plan in _of_every_backbone(load)
         for tensor, stages, scale, memory, slower in (
             (1, 2, 1, "upfront", 1),
             (1, 4, 1, "recompute", 1),
@@ -141,10 +142,6 @@ def forced_stages(load: Load) -> list[Forced]:
 
 def forced_window(load: Load) -> list[Forced]:
     """Memory mode window: scales that divide and do not, both encoder sizes, slow links, with and without replicas."""
-    plans = [
-        hetero_plan(load, 1, layouts=[layout])
-        for layout in (TP2_PP2, PP4, Layout(pipeline_size=2, data_size=2), Layout(tensor_size=2, data_size=2))
-    ]
     return [
         Forced(
             load=load,
@@ -154,6 +151,6 @@ def forced_window(load: Load) -> list[Forced]:
             memory="window",
             slower_link=slower,
         )
-        for plan in plans
+        for plan in _of_every_backbone(load)
         for tensor, scale, slower in ((1, 1, 1), (1, 3, 30), (2, 2, 1), (2, 5, 100))
     ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
 
-from mindspeed_autoparallel.cost.redistribution import exchange_of, moved_samples
+from mindspeed_autoparallel.cost.redistribution import EncoderExchange, exchange_of, moved_samples
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
+    Placement,
     closed_sets,
     num_replicas,
     replica_ranks,
@@ -38,22 +40,12 @@ def sizes_of(case: tuple[int, ...], sequence: bool) -> tuple[Layout, ModuleLayou
     return backbone, ModuleLayout(tensor_size=etp, context_size=ecp, data_size=world // (etp * ecp))
 
 
-@pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence-parallel"])
-@pytest.mark.parametrize("case", LAYOUTS, ids=str)
-def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], sequence: bool) -> None:
-    world, tp, cp, pp, etp, ecp = case
-    layout, own = sizes_of(case, sequence)
-    backbone = standard_placement(world, tensor=tp, context=cp, pipeline=pp)
-    encoder = standard_placement(world, tensor=etp, context=ecp)
-    exchange = exchange_of(layout, own, "local")
-    sets = closed_sets([backbone, encoder])
-    assert {len(ranks) for ranks in sets} == {exchange.encoder_replicas * etp * ecp}
-    ranks = sets[0]
+def samples_moved(
+    exchange: EncoderExchange, encoder: Placement, backbone: Placement, sequence: bool
+) -> Iterator[tuple[int, int, float]]:
+    """Yield samples per home, and of inputs, outputs and gradients what is predicted and what the busiest rank moves."""
+    ranks = closed_sets([backbone, encoder])[0]
     homes = sorted({backbone[rank].data for rank in ranks})
-    assert (len(homes), len({encoder[rank].data for rank in ranks})) == (
-        exchange.backbone_replicas,
-        exchange.encoder_replicas,
-    )
     for per_home in (exchange.encoder_replicas, 2 * exchange.encoder_replicas, 1, 3):
         items = [
             Item(home, 0, sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS)
@@ -72,14 +64,34 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
             (plan.gradients, predicted.gradients),
         ):
             busiest = max(max(received_bytes(pieces, r, 1), sent_bytes(pieces, r, 1)) for r in ranks) / ROWS
-            if exchange.nested:
-                assert expected <= busiest <= expected + 1, (per_home, expected, busiest)
-                # Senders take turns by pieces: where these are not even, one has up to a sample more.
-                assert expected == busiest or per_home % exchange.encoder_replicas, (per_home, expected, busiest)
-            else:
-                # Uneven loads: turns of senders are not followed one by one.
-                assert (expected == 0) == (busiest == 0), (per_home, expected, busiest)
-                assert abs(expected - busiest) <= max(2.0, 0.5 * busiest), (per_home, expected, busiest)
+            yield per_home, expected, busiest
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence-parallel"])
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], sequence: bool) -> None:
+    world, tp, cp, pp, etp, ecp = case
+    layout, own = sizes_of(case, sequence)
+    backbone = standard_placement(world, tensor=tp, context=cp, pipeline=pp)
+    encoder = standard_placement(world, tensor=etp, context=ecp)
+    exchange = exchange_of(layout, own, "local")
+    sets = closed_sets([backbone, encoder])
+    assert {len(ranks) for ranks in sets} == {exchange.encoder_replicas * etp * ecp}
+    ranks = sets[0]
+    homes = sorted({backbone[rank].data for rank in ranks})
+    assert (len(homes), len({encoder[rank].data for rank in ranks})) == (
+        exchange.backbone_replicas,
+        exchange.encoder_replicas,
+    )
+    for per_home, expected, busiest in samples_moved(exchange, encoder, backbone, sequence):
+        if exchange.nested:
+            assert expected <= busiest <= expected + 1, (per_home, expected, busiest)
+            # Senders take turns by pieces: where these are not even, one has up to a sample more.
+            assert expected == busiest or per_home % exchange.encoder_replicas, (per_home, expected, busiest)
+        else:
+            # Uneven loads: turns of senders are not followed one by one.
+            assert (expected == 0) == (busiest == 0), (per_home, expected, busiest)
+            assert abs(expected - busiest) <= max(2.0, 0.5 * busiest), (per_home, expected, busiest)
 
 
 STAGED = [
@@ -107,27 +119,10 @@ def test_of_encoders_in_stages_too(sequence: bool) -> None:
             exchange.encoder_replicas,
         )
         assert exchange.nested == (len(homes) == 1)
-        for per_home in (exchange.encoder_replicas, 2 * exchange.encoder_replicas, 1, 3):
-            items = [
-                Item(home, 0, sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS)
-                for home in homes
-                for sample in range(per_home)
-            ]
-            plan = make_plan(
-                items, encoder=encoder, backbone=backbone, ranks=ranks, mode="local", sequence_parallel=sequence
-            )
-            loads = [len(plan.owned_by(replica)) for replica in range(num_replicas(encoder))]
-            assert max(loads) == exchange.samples_of_busiest(per_home)
-            predicted = moved_samples(exchange, per_home)
-            for pieces, expected in (
-                (plan.inputs, predicted.inputs),
-                (plan.outputs, predicted.outputs),
-                (plan.gradients, predicted.gradients),
-            ):
-                busiest = max(max(received_bytes(pieces, r, 1), sent_bytes(pieces, r, 1)) for r in ranks) / ROWS
-                # Senders take turns by pieces: where these are not even, one has up to a sample more.
-                assert expected <= busiest + 1e-9, (layout, own, per_home, expected, busiest)
-                assert busiest <= expected + 1, (layout, own, per_home, expected, busiest)
+        for per_home, expected, busiest in samples_moved(exchange, encoder, backbone, sequence):
+            # Senders take turns by pieces: where these are not even, one has up to a sample more.
+            assert expected <= busiest + 1e-9, (layout, own, per_home, expected, busiest)
+            assert busiest <= expected + 1, (layout, own, per_home, expected, busiest)
 
 
 def test_whole_world_balance_ties_all_replicas() -> None:
