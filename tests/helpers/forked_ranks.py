@@ -5,6 +5,7 @@ Rank N reads ``in``, writes ``N.out`` and ``N.err``; ``N.code`` holds its exit c
 ``begun`` appears when all are forked. SIGTERM ends all ranks with whatever they started.
 """
 
+import atexit
 import contextlib
 import importlib.util
 import json
@@ -80,6 +81,7 @@ def _run(file: str, name: str | None, arguments: list[object]) -> None:
             spec.loader.exec_module(module)
             result = getattr(module, name)(*arguments)
             print(f"\n{RESULT}" + json.dumps(result))
+            _end()
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
@@ -88,6 +90,18 @@ def _run(file: str, name: str | None, arguments: list[object]) -> None:
         sys.stderr.flush()
         # At once: the exit handlers of a broken process group may wait for its peers forever.
         os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+
+
+def _end() -> None:
+    """Leave with 0 as the interpreter would, but without C++'s destructors of static objects.
+
+    They abort now and then ("terminate called without an active exception") where a process group is still there,
+    which most functions leave behind.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
