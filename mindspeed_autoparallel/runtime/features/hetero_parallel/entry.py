@@ -86,7 +86,8 @@ def prepare(arguments: argparse.Namespace) -> None:
             "or with --hetero-model where the script has no such flag."
         )
     path = Path(file_name)
-    model = read_json(path, "model description (--mm-model)")
+    flag = "--hetero-model" if getattr(arguments, "hetero_model", None) else "--mm-model"
+    model = read_json(path, f"model description ({flag})")
     if not isinstance(model, Mapping):
         raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(model).__name__}.")
     for name, why in _REFUSED.items():

@@ -132,6 +132,13 @@ def test_a_script_without_a_model_flag_names_the_file_with_ours(job, tmp_path):
     assert job.own_layouts == {"image_encoder", "audio_encoder"}
 
 
+@pytest.mark.parametrize("flag", ["mm_model", "hetero_model"])
+def test_a_missing_file_is_told_with_the_flag_that_gave_it(job, tmp_path, flag):
+    """On Megatron's own scripts the message named --mm-model, which they do not have."""
+    with pytest.raises(ConfigError, match=rf"\(--{flag.replace('_', '-')}\) none.json"):
+        entry.prepare(arguments(tmp_path, **{"mm_model": None, flag: "none.json"}))
+
+
 def test_overlap_of_gradient_reduction_is_said_to_be_the_backbones(job, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     entry.prepare(arguments(tmp_path, overlap_grad_reduce=True))
