@@ -27,12 +27,12 @@ TASK_HANDLERS = {
 
 FEATURES = {
     "auto_parallel_mm": "mindspeed_autoparallel.runtime.features.auto_parallel_mm.entry:search_and_exit",
-    "auto_parallel_plan": "mindspeed_autoparallel.runtime.features.apply_plan.entry:apply_plan",
+    "auto_parallel_plan": "mindspeed_autoparallel.runtime.features.apply_plan.entry:prepare",
     "hetero_parallel": "mindspeed_autoparallel.runtime.features.hetero_parallel.entry:prepare",
     "auto_parallel_hetero": "mindspeed_autoparallel.runtime.features.hetero_parallel.entry:prepare",
-    "auto_tuning": "mindspeed_autoparallel.runtime.features.auto_tuning.entry:tune_and_exit",
+    "auto_tuning": "mindspeed_autoparallel.runtime.features.auto_tuning.entry:search_and_exit",
     "operator_search": "mindspeed_autoparallel.runtime.features.operator_search.entry:search_and_exit",
-    "operator_plan": "mindspeed_autoparallel.runtime.features.operator_search.entry:apply_plan",
+    "operator_plan": "mindspeed_autoparallel.runtime.features.operator_plan.entry:prepare",
     "data_balance": "mindspeed_autoparallel.runtime.features.data_balance.entry:prepare",
     "order_microbatches": "mindspeed_autoparallel.runtime.features.data_balance.entry:prepare",
 }

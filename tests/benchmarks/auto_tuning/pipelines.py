@@ -77,7 +77,7 @@ def _held(chunks: int) -> None:
     """The search of this process takes pipelines of two stages of ``chunks`` chunks only, and keeps its rows."""
     import runpy
 
-    from mindspeed_autoparallel.runtime.features.auto_tuning import recommend as recommending
+    from mindspeed_autoparallel.runtime.features.auto_tuning import search as recommending
     from mindspeed_autoparallel.runtime.features.auto_tuning import verify as verification
 
     sys.path.insert(0, str(SCRIPT.parent))

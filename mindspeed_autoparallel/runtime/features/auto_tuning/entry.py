@@ -18,7 +18,7 @@ from mindspeed_autoparallel.runtime.launch.work_dir_lock import only_one
 _LOGGER = logging.getLogger(__name__)
 
 
-def tune_and_exit(arguments: argparse.Namespace) -> None:
+def search_and_exit(arguments: argparse.Namespace) -> None:
     """Profile small, model, search, write, and end the process: training does not start."""
     if not Path(sys.argv[0]).is_file():
         raise ConfigError(
@@ -37,17 +37,17 @@ def tune_and_exit(arguments: argparse.Namespace) -> None:
 def _tune(request: TuningRequest, arguments: argparse.Namespace) -> None:
     # These load sqlite, the planner and torch: not before the request is known to be sound.
     from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
-    from mindspeed_autoparallel.runtime.features.auto_tuning.output import PAGE_FILE, RESULT_FILE, table, write
-    from mindspeed_autoparallel.runtime.features.auto_tuning.recommend import recommend
+    from mindspeed_autoparallel.runtime.features.auto_tuning.search import search
     from mindspeed_autoparallel.runtime.features.auto_tuning.source import profile_source, what_to_search
     from mindspeed_autoparallel.runtime.features.auto_tuning.verify import verify
+    from mindspeed_autoparallel.runtime.features.auto_tuning.write import PAGE_FILE, RESULT_FILE, table, write
 
     plan = what_to_search(request, arguments)
     with coordinator(request) as launcher:
         launches = Launches(request, launcher)
         profiles = profile_source(request, plan, arguments, launches)
         _LOGGER.info("stage 3 of 3: search")
-        recommended = recommend(request, profiles, arguments)
+        recommended = search(request, profiles, arguments)
         result = write(request, profiles, recommended, launches)
         if request.verify and request.target_device is not None:
             _LOGGER.warning("--auto-tuning-verify needs devices and is left out with --profile-source analytic")

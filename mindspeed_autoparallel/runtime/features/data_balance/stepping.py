@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MicrobatchOrder:
-    """What this process does with the microbatches of its steps; nothing until ``entry`` has set ``work``."""
+    """What this process does with the microbatches of its steps; nothing until ``apply`` has set ``work``."""
 
     def __init__(self) -> None:
         self.work: BatchWork | None = None

@@ -1,4 +1,4 @@
-"""Flags of ``--operator-search`` and ``--operator-plan``."""
+"""Flags of ``--operator-search``."""
 
 from dataclasses import dataclass
 
@@ -42,16 +42,3 @@ class OperatorSearchFlags(FlagGroup):
         least=1,
     )
     operator_output_dir: str = flag(".", "Where operator_plan.json and operator_plan.html are written.", metavar="DIR")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorPlanFlags(FlagGroup):
-    """Flags of ``--operator-plan``."""
-
-    TITLE = "operator-plan: train by the derived configuration"
-
-    operator_plan: str | None = flag(
-        None,
-        "Train by the Megatron configuration in this operator_plan.json.",
-        metavar="FILE",
-    )

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.features.operator_search.shape import read_shape
+from mindspeed_autoparallel.runtime.features.operator_search.request import read_shape
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid, refuse_hybrid_command
 
 GPT = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}

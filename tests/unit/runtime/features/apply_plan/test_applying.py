@@ -10,7 +10,7 @@ import pytest
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.runtime.features.apply_plan.check import comparison, crowding
-from mindspeed_autoparallel.runtime.features.apply_plan.entry import apply_plan
+from mindspeed_autoparallel.runtime.features.apply_plan.entry import prepare
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     kind_everywhere,
@@ -103,7 +103,7 @@ def job(tmp_path, monkeypatch):
 
 def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
     arguments = job(make_plan(TWO, {"text_decoder": [1, 2]}, micro_batch_size=2))
-    apply_plan(arguments)
+    prepare(arguments)
     assert (arguments.pipeline_model_parallel_size, arguments.micro_batch_size, arguments.global_batch_size) == (
         2,
         2,
@@ -123,18 +123,18 @@ def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
 
 def test_a_plan_of_another_model_is_refused(job):
     with pytest.raises(PlanError, match=r"another model.*image_encoder 4 layers"):
-        apply_plan(job(make_plan(TWO, model_hash="0" * 64)))
+        prepare(job(make_plan(TWO, model_hash="0" * 64)))
 
 
 def test_the_models_own_hash_is_accepted(job):
     arguments = job(make_plan(TWO))
-    apply_plan(job(make_plan(TWO, model_hash=describe(arguments).model_hash)))
+    prepare(job(make_plan(TWO, model_hash=describe(arguments).model_hash)))
 
 
 def test_another_number_of_processes_is_refused(job, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(PlanError, match=r"for 2 devices .* but 4 processes"):
-        apply_plan(job(make_plan(TWO)))
+        prepare(job(make_plan(TWO)))
 
 
 def test_a_plan_with_lost_layers_is_refused(job):
@@ -145,7 +145,7 @@ def test_a_plan_with_lost_layers_is_refused(job):
         plan, stages=(plan.stages[0], replace(plan.stages[1], layers={"image_encoder": 0, "text_decoder": 2}))
     )
     with pytest.raises(PlanError, match="3 in all; the model has 4"):
-        apply_plan(job(broken))
+        prepare(job(broken))
 
 
 def test_mindspeed_mm_gets_the_number_of_its_own_stage(job, monkeypatch):
@@ -155,7 +155,7 @@ def test_mindspeed_mm_gets_the_number_of_its_own_stage(job, monkeypatch):
     decoders = {}
     for rank in (0, 1):
         monkeypatch.setenv("RANK", str(rank))
-        apply_plan(arguments)
+        prepare(arguments)
         decoders[rank] = json.loads(Path(arguments.mm_model).read_text())["text_decoder"]
         assert decoders[rank]["pipeline_num_layers"] == [1, 3]
     assert "recompute_granularity" not in decoders[0]
@@ -244,7 +244,7 @@ def test_every_rank_of_a_language_model_recomputes_its_own_stages_layers(tmp_pat
             auto_parallel_check_steps=3,
             pipeline_model_parallel_layout=None,
         )
-        apply_plan(arguments)
+        prepare(arguments)
         assert (arguments.recompute_granularity, arguments.recompute_num_layers) == expected
         assert arguments.pipeline_model_parallel_layout == "Et*2|t*2L"
 
@@ -267,7 +267,7 @@ def test_a_language_model_recomputes_modules_or_groups_of_layers_as_planned(kind
         pipeline_model_parallel_layout=None,
         recompute_method="block",
     )
-    apply_plan(arguments)
+    prepare(arguments)
     found = (arguments.recompute_granularity, arguments.recompute_method, arguments.recompute_num_layers)
     assert (*found, arguments.recompute_modules) == expected
 
@@ -293,7 +293,7 @@ def test_chunks_that_should_recompute_differently_are_named(tmp_path, monkeypatc
         auto_parallel_check_steps=3,
         pipeline_model_parallel_layout=None,
     )
-    apply_plan(arguments)
+    prepare(arguments)
     assert arguments.recompute_num_layers == 2
     assert "pipeline ranks [0] recompute more than planned" in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.hetero.search import search_hetero
 from mindspeed_autoparallel.runtime import state
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, comparison
-from mindspeed_autoparallel.runtime.features.apply_plan.entry import apply_plan
+from mindspeed_autoparallel.runtime.features.apply_plan.entry import prepare
 from mindspeed_autoparallel.runtime.features.apply_plan.phases import predicted_us
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
     hetero_model,
@@ -191,7 +191,7 @@ def test_applying_a_hetero_plan_writes_its_sizes_and_switches_hetero_parallel_on
     plan.write(tmp_path / "hetero_plan.json")
     arguments = asked(tmp_path, auto_parallel_plan=str(tmp_path / "hetero_plan.json"), auto_parallel_check_steps=5)
     arguments.auto_parallel_hetero = False
-    apply_plan(arguments)
+    prepare(arguments)
     assert arguments.auto_parallel_hetero
     assert read_layout(json.loads(Path(arguments.mm_model).read_text()), world_size=4).encoders
     assert (arguments.tensor_model_parallel_size, arguments.pipeline_model_parallel_size) == (1, 1)

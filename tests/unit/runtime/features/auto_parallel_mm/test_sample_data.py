@@ -13,8 +13,9 @@ from small_profile import small_profile
 from mindspeed_autoparallel.data.distribution import DataSource, make_distribution
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.features.auto_parallel_mm.planning import plan_and_write
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest, read_request
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.search import search
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.write import write
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration
 from mindspeed_autoparallel.runtime.features.sample_data import read_sample_data
 from mindspeed_autoparallel.spec import Plan
@@ -89,7 +90,7 @@ def test_bad_input_is_named_before_anything_is_measured(tmp_path: Path, flags: d
 def test_the_plan_is_the_one_for_the_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_distribution(tmp_path, [16] * 30 + [128])
     request = request_of(tmp_path, auto_parallel_data=str(file), auto_parallel_data_padding="longest")
-    plan_and_write(request, small_profile())
+    write(request, search(request, small_profile()))
     plan = Plan.read(tmp_path / "plan.json")
     assert plan.data is not None and plan.data.sha256 == "abc" and plan.data.p95_us > plan.data.by_means_us
     printed = capsys.readouterr().out

@@ -17,9 +17,9 @@ from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.report.headline import warnings
 from mindspeed_autoparallel.report.tuning import render_table
 from mindspeed_autoparallel.runtime.features.auto_tuning import by_samples
-from mindspeed_autoparallel.runtime.features.auto_tuning import recommend as recommending
+from mindspeed_autoparallel.runtime.features.auto_tuning import search as recommending
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.planning import SearchPlan
-from mindspeed_autoparallel.runtime.features.auto_tuning.output import describe
+from mindspeed_autoparallel.runtime.features.auto_tuning.write import describe
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData
 from mindspeed_autoparallel.spec import Cluster
 
@@ -51,7 +51,7 @@ def recommend(monkeypatch, sample_data=None, batch=64, switches=True, sizes=(2, 
         sample_data=sample_data,
     )
     profiles = argparse.Namespace(variants=variants, plan=plan, costs=argparse.Namespace(prices=prices))
-    return recommending.recommend(request, profiles, argparse.Namespace(num_layers=32))
+    return recommending.search(request, profiles, argparse.Namespace(num_layers=32))
 
 
 @pytest.fixture

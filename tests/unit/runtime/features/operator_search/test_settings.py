@@ -6,9 +6,10 @@ import json
 import pytest
 
 from mindspeed_autoparallel.errors import ConfigError, PlanError
-from mindspeed_autoparallel.runtime.features.operator_search.entry import apply_plan, read_settings, search_and_exit
+from mindspeed_autoparallel.runtime.features.operator_plan.entry import prepare
+from mindspeed_autoparallel.runtime.features.operator_search.entry import search_and_exit
 from mindspeed_autoparallel.runtime.features.operator_search.flags import OperatorSearchFlags
-from mindspeed_autoparallel.runtime.features.operator_search.shape import read_shape, read_work
+from mindspeed_autoparallel.runtime.features.operator_search.request import read_settings, read_shape, read_work
 from mindspeed_autoparallel.runtime.flags import add_missing_flags, read_flags
 
 MODEL = {
@@ -101,13 +102,13 @@ def test_found_configuration_keeps_the_scripts_micro_batch_size_and_is_put_into_
     assert json.loads(plan.read_text())["megatron"]["micro_batch_size"] == 2
     monkeypatch.setenv("WORLD_SIZE", "4")
     arguments = parsed("--operator-plan", str(plan))
-    apply_plan(arguments)
+    prepare(arguments)
     assert (arguments.tensor_model_parallel_size, arguments.global_batch_size) == (4, 16)
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(PlanError, match=r"is for 4 devices .* but 8 processes"):
-        apply_plan(arguments)
+        prepare(arguments)
     with pytest.raises(PlanError, match="hidden 64 there and 128 here"):
-        apply_plan(parsed("--operator-plan", str(plan), hidden_size=128))
+        prepare(parsed("--operator-plan", str(plan), hidden_size=128))
 
 
 def test_pins_that_contradict_each_other_are_both_named(tmp_path):

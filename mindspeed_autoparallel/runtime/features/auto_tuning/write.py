@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.files import json_text, write_json_atomic, write_text_atomic, write_together
 from mindspeed_autoparallel.planner.tuner.candidates import Space
-from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.search import Outcome
 from mindspeed_autoparallel.redaction import masked_words
 from mindspeed_autoparallel.report.page import render_page
@@ -24,49 +20,17 @@ from mindspeed_autoparallel.report.tuning_result import (
 )
 from mindspeed_autoparallel.runtime.features.auto_tuning.calibration_result import CalibrationResult
 from mindspeed_autoparallel.runtime.features.auto_tuning.launches import Launches
+from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation, Recommended
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
 from mindspeed_autoparallel.runtime.features.auto_tuning.user_baseline import described
 from mindspeed_autoparallel.spec.data import DataRecord
-from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
 from mindspeed_autoparallel.units import US_PER_MS
 
 RESULT_SCHEMA_VERSION = 1
 RESULT_FILE = "auto_tuning_result.json"
 PAGE_FILE = "auto_tuning_report.html"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recommendation:
-    """A configuration with everything a user needs to train by it."""
-
-    found: SolvedConfiguration
-    plan: Plan
-    values: Mapping[str, Any]
-    """Megatron's argument destinations."""
-    words: Sequence[str]
-    """The configuration as flags."""
-    command: Sequence[str]
-    """The user's command line with them, under torchrun."""
-    flags_to_remove: Sequence[str]
-    """Words of the user's command line that would stay in force beside ``words``."""
-    relative_error: float
-    ends: tuple[float, float] = (1.0, 1.0)
-    """Step times, as shares of the predicted one, if modelled switches hide all that they are said to, and nothing."""
-
-    @property
-    def modelled(self) -> tuple[str, ...]:
-        """Return switches of it that no measurement has seen."""
-        return self.found.configuration.variant.modelled
-
-    @property
-    def title(self) -> str:
-        """Tell how its layers are run, beside what its layout's label says."""
-        layout = self.plan.layout
-        told = layout.sharding.label if layout.sharding is not None else ""
-        names = [self.found.configuration.variant.name, *self.modelled]
-        return " ".join(name for name in names if name and not (told and name.startswith(told)))
 
 
 def describe(recommendation: Recommendation, number: int) -> Configuration:
@@ -144,20 +108,6 @@ def _spread_of(data: DataRecord) -> SampleSpread:
 def plan_file(number: int) -> str:
     """Return the name of a configuration's plan."""
     return f"auto_tuning_plan_{number}.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recommended:
-    """What the search gave."""
-
-    picks: list[Recommendation]
-    """Fastest first."""
-    outcome: Outcome
-    space: Space
-    refused: dict[str, str]
-    """Configurations that Megatron does not take, with what it says."""
-    baseline: SolvedConfiguration | str
-    """The script's own configuration, or why it is not known."""
 
 
 def write(

@@ -1,14 +1,21 @@
-"""Megatron's arguments as the shape of a model and the work of one step."""
+"""The flags of an operator search and Megatron's arguments, as the shape of a model and the work of one step."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import made_folder
+from mindspeed_autoparallel.operators.config import OperatorConfig, config_from_mapping, read_config
 from mindspeed_autoparallel.operators.pipeline import Pipeline
 from mindspeed_autoparallel.operators.presets import ModelShape
+from mindspeed_autoparallel.operators.search.pins import Pins, parse_pins
+from mindspeed_autoparallel.runtime.features.operator_search.flags import OperatorSearchFlags
+from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.megatron.unsearched import (
     refuse_hybrid,
     refuse_several_models,
@@ -29,6 +36,31 @@ class Work:
     sequence: int
     devices: int
     pipeline: Pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorRequest:
+    """What to search, how, and where the plan goes."""
+
+    work: Work
+    config: OperatorConfig
+    pins: Pins
+    explain: str | None
+    """The operator whose cuts are printed in place of the plan."""
+    output_dir: Path
+
+
+def read_request(arguments: argparse.Namespace) -> OperatorRequest:
+    """Check ``arguments`` and make the output folder; ``ConfigError`` says what is wrong and what to do."""
+    flags = read_flags(OperatorSearchFlags, arguments)
+    output_dir = made_folder(Path(flags.operator_output_dir), "--operator-output-dir")
+    return OperatorRequest(
+        work=read_work(arguments),
+        config=read_settings(flags),
+        pins=parse_pins([text for text in (flags.operator_pin or "").split(";") if text]),
+        explain=flags.operator_explain,
+        output_dir=output_dir,
+    )
 
 
 def read_shape(arguments: argparse.Namespace) -> ModelShape:
@@ -78,6 +110,21 @@ def read_work(arguments: argparse.Namespace) -> Work:
     batch = getattr(arguments, "global_batch_size", None) or micro * replicas
     pipeline = Pipeline(stages=sizes[1], servers=nodes, micro_batch_num=max(1, batch // (micro * replicas)))
     return Work(shape, batch, micro, _needed(arguments, "seq_length"), devices, pipeline)
+
+
+def read_settings(flags: OperatorSearchFlags) -> OperatorConfig:
+    """Return the YAML block, with the flags that are given in place of its keys."""
+    config = read_config(Path(flags.operator_config)) if flags.operator_config else OperatorConfig()
+    given = {name: getattr(flags, name) for name in ("parallel_mode", "search_mode", "mem_coeff")}
+    config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
+    config = dataclasses.replace(config, auto_pipeline=flags.auto_pipeline or config.auto_pipeline)
+    keys = ("parallel_mode", "search_mode", "auto_pipeline")
+    block = {
+        "use_parallel": config.use_parallel,
+        "parallel": {key: getattr(config, key) for key in keys},
+        "parallel_config": {"mem_coeff": config.mem_coeff},
+    }
+    return config_from_mapping(block, flags.operator_config or "flags")
 
 
 def _needed(arguments: argparse.Namespace, name: str) -> int:

@@ -25,7 +25,7 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.argv import (
     words_of,
 )
 from mindspeed_autoparallel.runtime.features.auto_tuning.by_samples import SampledSearch
-from mindspeed_autoparallel.runtime.features.auto_tuning.output import Recommendation, Recommended
+from mindspeed_autoparallel.runtime.features.auto_tuning.recommendation import Recommendation, Recommended
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.runtime.features.auto_tuning.source import TunedProfiles
 from mindspeed_autoparallel.runtime.features.auto_tuning.switching import (
@@ -42,7 +42,7 @@ _SPARE = 9
 """More than are recommended, because the host's own validation has the last word."""
 
 
-def recommend(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace) -> Recommended:
+def search(request: TuningRequest, profiles: TunedProfiles, arguments: argparse.Namespace) -> Recommended:
     """Return the three fastest configurations that fit and that the host's ``validate_args`` takes."""
     cluster, batch = request.cluster, request.global_batch_size
     refused: dict[str, str] = {}

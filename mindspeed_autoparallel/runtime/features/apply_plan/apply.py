@@ -1,0 +1,147 @@
+"""Puts a plan into the arguments the host has just parsed, before it validates them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
+from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
+from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
+from mindspeed_autoparallel.runtime.features.apply_plan.request import PlanRequest
+from mindspeed_autoparallel.runtime.megatron.description import Description
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    FIRST_ARGUMENT,
+    LAST_ARGUMENT,
+    LAYOUT_ARGUMENT,
+    RECOMPUTE_ARGUMENTS,
+    ArgumentValue,
+    kind_everywhere,
+    model_keys,
+    native_flags,
+    recompute_arguments,
+    sizes,
+    stage_arguments,
+)
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, check_list_was_given
+from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import is_mindspeed_mm, keep_stage, ties_embeddings
+from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
+from mindspeed_autoparallel.runtime.state import of_process
+from mindspeed_autoparallel.spec.plan import Plan
+
+_OWN_SPLITS = (
+    LAYOUT_ARGUMENT,
+    FIRST_ARGUMENT,
+    LAST_ARGUMENT,
+    LIST_ARGUMENT,
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+)
+"""The script's own, which a plan replaces."""
+
+
+def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
+    """Set the host's ``arguments`` by the plan, and watch the first steps."""
+    path, plan, description, calibrated = request.path, request.plan, request.description, request.calibration_file
+    _set_all(arguments, sizes(plan))
+
+    def teach(ranks: list[MeasuredRank]) -> None:
+        if calibrated is not None:
+            print(add_run(calibrated, arguments, plan, ranks), flush=True)
+
+    of_process(PlanCheck).begin(plan, int(arguments.auto_parallel_check_steps), teach)
+    if plan.hetero is not None:
+        apply_hetero(plan, description, arguments, path)
+        return
+    arguments.virtual_pipeline_model_parallel_size = None
+    stages: Mapping[str, int | str | None] = {}
+    if description.model_file is not None:
+        _apply_to_model_file(plan, description, arguments, path)
+    else:
+        stages = stage_arguments(plan, arguments)
+        check_list_was_given(stages, arguments, path)
+        _apply_to_flags(plan, arguments, stages)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
+        print(f"as native flags: {shlex.join(native_flags(plan, stages))}", flush=True)
+
+
+def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, path: Path) -> None:
+    content = description.with_layers({}, {})
+    for module in description.modules:
+        block: Any = content
+        for key in module.keys:
+            block = block[key]
+        for stale in RECOMPUTE_ARGUMENTS:
+            block.pop(stale, None)
+        block.update(model_keys(plan, module.name))
+    if is_mindspeed_mm():
+        if ties_embeddings(content):
+            place_embedding(plan.layers_of(description.modules[-1].name), plan.layout.pipeline_size, path)
+        _say_more_recomputed(keep_stage(content, _pipeline_rank(plan)))
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    applied = path.with_name(f"applied_model_{digest}.json")
+    # Every rank of a stage writes the same content through a rename, so that none waits for another.
+    write_json_atomic(applied, content)
+    arguments.mm_model = str(applied)
+    for name in RECOMPUTE_ARGUMENTS:
+        setattr(arguments, name, None)
+    if os.environ.get("RANK", "0") == "0":
+        print(_difference(description, content, applied), flush=True)
+
+
+def _pipeline_rank(plan: Plan) -> int:
+    """Return this process's pipeline rank under the plan."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("RANK", "0")) // (world_size // plan.layout.pipeline_size)
+
+
+def _say_more_recomputed(pipeline_ranks: list[int]) -> None:
+    if pipeline_ranks and os.environ.get("RANK", "0") == "0":
+        print(
+            f"Megatron recomputes equally many layers in every chunk of a rank: pipeline ranks {pipeline_ranks} "
+            "recompute more than planned, so steps take longer than predicted and memory stays below the prediction.",
+            flush=True,
+        )
+
+
+def _difference(description: Description, content: dict[str, Any], applied: Path) -> str:
+    before = json.dumps(description.content, indent=2).splitlines()
+    after = json.dumps(content, indent=2).splitlines()
+    lines = difflib.unified_diff(before, after, str(description.model_file), str(applied), lineterm="", n=1)
+    return "\n".join(lines)
+
+
+def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str | None]) -> None:
+    """Set what flags say of stages (``stage_arguments``) and recompute, for hosts without a model.json."""
+    layout = plan.layout
+    for name in _OWN_SPLITS:
+        if hasattr(arguments, name):
+            setattr(arguments, name, None)
+    _set_all(arguments, stages)
+    for name in RECOMPUTE_ARGUMENTS:
+        setattr(arguments, name, None)
+    kind = kind_everywhere(plan)
+    if kind is not None:
+        _set_all(arguments, recompute_arguments(kind))
+        return
+    recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
+    by_rank = [recomputed[rank :: layout.pipeline_size] for rank in range(layout.pipeline_size)]
+    # Megatron's own block method: the first layers of each chunk are recomputed, so every rank has its own number.
+    own = max(by_rank[_pipeline_rank(plan)])
+    _say_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
+    if own:
+        _set_all(arguments, recompute_arguments("full", own))
+
+
+def _set_all(arguments: argparse.Namespace, values: Mapping[str, ArgumentValue]) -> None:
+    for name, value in values.items():
+        setattr(arguments, name, value)

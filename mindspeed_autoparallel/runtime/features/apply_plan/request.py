@@ -1,0 +1,56 @@
+"""The plan of ``--auto-parallel-plan``, which is for the host's model and the processes that were started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.runtime.features.apply_plan.own_run import calibration_file
+from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.spec.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What to train by."""
+
+    path: Path
+    plan: Plan
+    description: Description
+    calibration_file: Path | None
+    """Learns from the first steps; ``None``: nothing does."""
+
+
+def read_request(arguments: argparse.Namespace) -> PlanRequest:
+    """Read ``arguments.auto_parallel_plan``; ``PlanError`` where it does not fit the model or the world."""
+    path = Path(arguments.auto_parallel_plan)
+    plan = Plan.read(path)
+    calibrated = calibration_file(arguments)
+    description = describe(arguments)
+    _check_model(plan, description, path)
+    _check_world(plan, path)
+    return PlanRequest(path=path, plan=plan, description=description, calibration_file=calibrated)
+
+
+def _check_model(plan: Plan, description: Description, path: Path) -> None:
+    if plan.profile.model_hash and plan.profile.model_hash != description.model_hash:
+        planned = ", ".join(f"{module.name} {module.num_layers} layers" for module in plan.model.modules)
+        given = ", ".join(f"{module.name} {module.num_layers} layers" for module in description.modules)
+        raise PlanError(
+            f"{path} was made for another model (hash {plan.profile.model_hash[:12]}, this one is "
+            f"{description.model_hash[:12]}): planned {planned}; given {given}. Search again with "
+            "--auto-parallel-mm, or give the flags and model.json the plan was made with."
+        )
+
+
+def _check_world(plan: Plan, path: Path) -> None:
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size != plan.layout.num_devices:
+        raise PlanError(
+            f"{path} is for {plan.layout.num_devices} devices ({plan.layout.label()}), but {world_size} processes were "
+            f"started. Start {plan.layout.num_devices}, or search a plan for {world_size} devices with "
+            "--simulated-nnodes and --simulated-nproc-per-node."
+        )

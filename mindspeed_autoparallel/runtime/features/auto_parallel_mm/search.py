@@ -1,0 +1,51 @@
+"""The best plan for the cluster of a request, from a profile."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from mindspeed_autoparallel.planner.hetero.compare import Comparison, compare
+from mindspeed_autoparallel.planner.layouts.given_splits import search_given
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.layouts.search import search as search_layouts
+from mindspeed_autoparallel.planner.spread.choose import choose_plan
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import can_stage_encoders
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
+from mindspeed_autoparallel.spec import Layout, Plan
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
+    """Return the best plan for the cluster of ``request``; with layouts of their own for encoders, beside the best
+    without."""
+    cluster = request.cluster
+    _LOGGER.info(
+        f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
+    )
+    if request.hetero_balance is not None:
+        return compare(
+            profile,
+            cluster,
+            request.global_batch_size,
+            SearchOptions(time_limit_s=request.time_limit_s),
+            progress=_LOGGER.info,
+            balance=request.hetero_balance,
+            splits=request.splits,
+            encoder_pipelines=can_stage_encoders(request.description),
+        )
+    if request.sample_data is None:
+        return _searched(request, profile, None)
+    data, options = request.sample_data.distribution, request.sample_data.options
+    return choose_plan(profile, data, options, partial(_searched, request))
+
+
+def _searched(request: SearchRequest, profile: Profile, layouts: list[Layout] | None) -> Plan:
+    """Return the best plan under ``profile`` whose split the host runs; ``layouts``: among these."""
+    cluster, batch = request.cluster, request.global_batch_size
+    options = SearchOptions(time_limit_s=request.time_limit_s, layouts=layouts, with_relaxations=layouts is None)
+    if request.splits is not None:
+        return search_given(profile, cluster, batch, request.splits, options, progress=_LOGGER.info)
+    return search_layouts(profile, cluster, batch, options, progress=_LOGGER.info)

@@ -1,0 +1,51 @@
+"""The files of a search: plan, result, page and trace; with layouts of their own for encoders, model.json."""
+
+from __future__ import annotations
+
+import logging
+
+from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
+from mindspeed_autoparallel.planner.hetero.compare import Comparison, summary, write_comparison
+from mindspeed_autoparallel.planner.results import write_results
+from mindspeed_autoparallel.report.page import render_page
+from mindspeed_autoparallel.report.spread import text_lines
+from mindspeed_autoparallel.report.table import render_table
+from mindspeed_autoparallel.report.trace import chrome_trace
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import training_flags, write_hetero_model
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
+from mindspeed_autoparallel.spec import Plan
+
+RESULT_FILE = "auto_parallel_search_optimal_config.json"
+PAGE_FILE = "auto_parallel_report.html"
+TRACE_FILE = "auto_parallel_trace.json"
+PLAN_FILE = "plan.json"
+_LOGGER = logging.getLogger(__name__)
+
+
+def write(request: SearchRequest, found: Plan | Comparison) -> None:
+    """Write everything a user reads of what was ``found`` to the request's output folder, and print the table."""
+    directory = request.output_dir
+    if isinstance(found, Plan):
+        plan = found
+        write_results(plan, directory)
+    else:
+        plan = found.best
+        _write_both(request, found)
+    write_text_atomic(directory / PAGE_FILE, render_page(plan))
+    write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
+    print(render_table(plan) + "\n".join(text_lines(plan)), flush=True)
+    _LOGGER.info(f"best plan: {directory / RESULT_FILE}")
+    how = f" (train by it with --auto-parallel-plan {PLAN_FILE})" if plan.hetero is None else ""
+    _LOGGER.info(f"everything about it: {directory / PLAN_FILE}{how}")
+    _LOGGER.info(
+        f"page: {directory / PAGE_FILE}; timeline: {directory / TRACE_FILE} (open in Perfetto or chrome://tracing)"
+    )
+
+
+def _write_both(request: SearchRequest, comparison: Comparison) -> None:
+    """Write the plans of one pipeline and of hetero parallel, and a model.json with the hetero sizes."""
+    model_file = write_hetero_model(comparison.hetero, request.description, request.output_dir)
+    write_comparison(comparison, request.output_dir, str(model_file))
+    _LOGGER.info(summary(comparison))
+    flags = training_flags(comparison.hetero, model_file, request.description)
+    _LOGGER.info(f"train the hetero plan with: {flags}")

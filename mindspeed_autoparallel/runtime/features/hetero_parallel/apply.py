@@ -1,0 +1,38 @@
+"""The backbone's sizes put into the host's arguments, and this process's hetero-parallel job begun."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from mindspeed_autoparallel.runtime.features.hetero_parallel.request import HeteroRequest
+from mindspeed_autoparallel.runtime.hetero.job import current_job
+
+
+def apply(request: HeteroRequest, arguments: argparse.Namespace) -> None:
+    """Set the host's ``arguments`` by the backbone and begin the job; rank 0 prints what was understood."""
+    backbone = request.layout.backbone
+    arguments.micro_batch_size = request.micro_batch_size
+    arguments.tensor_model_parallel_size = backbone.tensor_size
+    arguments.pipeline_model_parallel_size = backbone.pipeline_size
+    arguments.context_parallel_size = backbone.context_size
+    current_job().begin(request.layout, request.scales, arguments)
+    if os.environ.get("RANK", "0") == "0":
+        _announce(request, arguments)
+
+
+def _announce(request: HeteroRequest, arguments: argparse.Namespace) -> None:
+    """Print what was understood."""
+    lines = [
+        f"{module.name} tp {module.tensor_size}{' sp' if module.sequence_parallel else ''} pp {module.pipeline_size} "
+        f"cp {module.context_size} dp {module.data_parallel_size(request.world_size)}"
+        + (f", {request.scales[module.name]} microbatches at a time" if module.name in request.scales else "")
+        for module in (*request.layout.encoders, request.layout.backbone)
+    ]
+    print("hetero parallel: " + "; ".join(lines), flush=True)
+    if getattr(arguments, "overlap_grad_reduce", False):
+        print(
+            "hetero parallel: --overlap-grad-reduce is for the backbone; encoders reduce their gradients after "
+            "their last backward.",
+            flush=True,
+        )

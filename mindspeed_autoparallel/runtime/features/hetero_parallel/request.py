@@ -1,0 +1,137 @@
+"""``--hetero-parallel``: model.json's layouts, checked beside the host's arguments, or refused with their numbers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.runtime.hetero.building import adapter_class
+from mindspeed_autoparallel.runtime.hetero.layouts import (
+    HeteroLayout,
+    check_attribute,
+    check_batch,
+    check_scale,
+    check_script_sizes,
+    encoder_scale,
+    read_layout,
+)
+
+_REFUSED = {
+    "use_torch_fsdp2": "FSDP2 shards parameters by one layout for the whole model; leave --use-torch-fsdp2 out",
+    "use_megatron_fsdp": "FSDP shards parameters by one layout for the whole model; leave --use-megatron-fsdp out",
+    "data_parallel_random_init": "replicas of every module start equal; leave --data-parallel-random-init out",
+    "init_model_with_meta_device": "encoders are built for real; leave --init-model-with-meta-device out",
+    "overlap_param_gather_with_optimizer_step": "modules step one after another; leave "
+    "--overlap-param-gather-with-optimizer-step out",
+    "lazy_mpu_init": "the groups of all modules are made at once; leave --lazy-mpu-init out",
+}
+"""Arguments of Megatron that cannot go with it, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroRequest:
+    """The layouts to train under."""
+
+    layout: HeteroLayout
+    scales: dict[str, int]
+    """Encoder to the backbone's microbatches that it takes at a time."""
+    micro_batch_size: int
+    """Of the backbone, in samples."""
+    world_size: int
+
+
+def _check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout) -> None:
+    """Refuse ``--ckpt-format torch`` where the first replica of the backbone's ranks, which it keeps, does not hold
+    all."""
+    if getattr(arguments, "ckpt_format", None) != "torch" or not getattr(arguments, "save", None):
+        return
+    staged = [module for module in layout.encoders if module.pipeline_size > 1]
+    if staged:
+        raise ConfigError(
+            "--ckpt-format torch writes one file per tensor and pipeline rank of the backbone, but "
+            f"{staged[0].name} has pp {staged[0].pipeline_size}: parts would be lost. Use --ckpt-format torch_dist."
+        )
+    split = [module for module in layout.encoders if layout.backbone.tensor_size % module.tensor_size]
+    if split or getattr(arguments, "use_distributed_optimizer", False):
+        why = (
+            f"{split[0].name} has tp {split[0].tensor_size}, which does not divide the backbone's tp "
+            f"{layout.backbone.tensor_size}"
+            if split
+            else "the distributed optimizer's state lies on all ranks of every module"
+        )
+        raise ConfigError(
+            f"--ckpt-format torch writes one file per tensor and pipeline rank of the backbone, but {why}: parts would "
+            "be lost. Use --ckpt-format torch_dist."
+        )
+
+
+def _check_window(arguments: argparse.Namespace, model: Mapping[str, Any], backbone: str) -> None:
+    """Refuse ``--hetero-memory window`` beside virtual stages, by the flags or by nested layer counts in model.json."""
+    if getattr(arguments, "hetero_memory", None) != "window":
+        return
+    flags = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
+    given = [name for name in (*flags, "num_virtual_stages_per_pipeline_rank") if getattr(arguments, name, None)]
+    block = model.get(backbone)
+    counts = block.get("pipeline_num_layers") if isinstance(block, Mapping) else None
+    nested = isinstance(counts, list) and len(counts) > 1 and isinstance(counts[0], list)
+    if given or nested:
+        said_by = f"--{given[0].replace('_', '-')}" if given else f"{backbone}.pipeline_num_layers in model.json"
+        raise ConfigError(
+            f"--hetero-memory window follows the 1F1B schedule, but {said_by} gives the backbone virtual stages. Use "
+            "--hetero-memory recompute, or leave out the virtual stages."
+        )
+
+
+def read_request(arguments: argparse.Namespace) -> HeteroRequest:
+    """Read the layouts and check them and the batch; ``ConfigError`` before any process group exists."""
+    file_name = getattr(arguments, "hetero_model", None) or getattr(arguments, "mm_model", None)
+    if not file_name:
+        raise ConfigError(
+            "--hetero-parallel reads every module's tp/pp/cp from model.json; give it with --mm-model, "
+            "or with --hetero-model where the script has no such flag."
+        )
+    path = Path(file_name)
+    flag = "--hetero-model" if getattr(arguments, "hetero_model", None) else "--mm-model"
+    model = read_json(path, f"model description ({flag})")
+    if not isinstance(model, Mapping):
+        raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(model).__name__}.")
+    for name, why in _REFUSED.items():
+        if getattr(arguments, name, None):
+            raise ConfigError(f"--hetero-parallel does not go with --{name.replace('_', '-')}: {why}.")
+    check_script_sizes(
+        arguments.tensor_model_parallel_size,
+        arguments.pipeline_model_parallel_size,
+        arguments.context_parallel_size,
+    )
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    layout = read_layout(model, world_size=world_size, source=str(path))
+    backbone = layout.backbone
+    _check_window(arguments, model, backbone.name)
+    for module in layout.encoders:
+        if module.adapter is not None:
+            known = getattr(adapter_class(module.name, module.adapter), "attributes", None)
+            if known is not None:
+                check_attribute(module, known)
+    own_size = backbone.micro_batch_size
+    micro_batch_size = arguments.micro_batch_size if own_size is None else own_size
+    if not micro_batch_size:
+        raise ConfigError("--micro-batch-size is missing; it is the backbone's.")
+    scales = {m.name: encoder_scale(m, micro_batch_size, arguments.hetero_encoder_mbs_scale) for m in layout.encoders}
+    replicas = backbone.data_parallel_size(world_size)
+    if getattr(arguments, "rampup_batch_size", None):
+        num_microbatches = check_batch(int(arguments.rampup_batch_size[0]), micro_batch_size, replicas)
+    else:
+        global_batch_size = arguments.global_batch_size or micro_batch_size * replicas
+        num_microbatches = check_batch(global_batch_size, micro_batch_size, replicas)
+    for module in layout.encoders:
+        own = f"{module.name}.mbs {module.micro_batch_size} means a scale that"
+        said_by = "--hetero-encoder-mbs-scale" if module.micro_batch_size is None else f"{path}: {own}"
+        check_scale(scales[module.name], num_microbatches, said_by)
+    _check_checkpoint_format(arguments, layout)
+    return HeteroRequest(layout=layout, scales=scales, micro_batch_size=micro_batch_size, world_size=world_size)

@@ -1,0 +1,1 @@
+"""``--operator-plan``: training by the Megatron configuration that an operator search derived."""

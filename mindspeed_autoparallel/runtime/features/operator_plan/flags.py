@@ -1,0 +1,18 @@
+"""Flags of ``--operator-plan``."""
+
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorPlanFlags(FlagGroup):
+    """Flags of ``--operator-plan``."""
+
+    TITLE = "operator-plan: train by the derived configuration"
+
+    operator_plan: str | None = flag(
+        None,
+        "Train by the Megatron configuration in this operator_plan.json.",
+        metavar="FILE",
+    )

@@ -1,0 +1,77 @@
+"""Every feature is the same files with the same names: who knows one finds the way through the others.
+
+What searches is request -> source -> search -> write; what trains is request -> apply.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+from house_rules import PACKAGE, sources
+
+from mindspeed_autoparallel.runtime.megatron.features import FEATURES
+
+FOLDER = f"{PACKAGE}/runtime/features"
+DOORS = {"search_and_exit": ("request", "source", "search", "write"), "prepare": ("request", "apply")}
+"""The function that a flag's entry has, and the files it goes through, in order."""
+
+
+def doors() -> dict[str, str]:
+    """Return the door of every feature by its folder."""
+    paths = (path.removeprefix(f"{FOLDER.replace('/', '.')}.").partition(":") for path in FEATURES.values())
+    return {module.removesuffix(".entry"): door for module, _, door in paths}
+
+
+def tree(feature: str, name: str) -> ast.Module:
+    return sources()[f"{FOLDER}/{feature}/{name}.py"]
+
+
+def functions(feature: str, name: str) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in tree(feature, name).body if isinstance(node, ast.FunctionDef)}
+
+
+def own_imports(feature: str, name: str) -> Iterator[str]:
+    """Yield the files of the feature's own folder that ``name`` imports, wherever in it."""
+    start = f"{FOLDER.replace('/', '.')}.{feature}."
+    for node in ast.walk(tree(feature, name)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(start):
+            yield (node.module or "").removeprefix(start).partition(".")[0]
+
+
+def reached(feature: str, name: str) -> set[str]:
+    """Return the files of the folder that ``name`` imports, and those they import."""
+    found: set[str] = set()
+    waiting = {name}
+    while waiting:
+        new = set(own_imports(feature, waiting.pop())) - found
+        found |= new
+        waiting |= {file for file in new if f"{FOLDER}/{feature}/{file}.py" in sources()}
+    return found
+
+
+def test_every_folder_is_a_feature_with_a_flag() -> None:
+    folders = {path.split("/")[3] for path in sources() if path.startswith(FOLDER) and path.count("/") > 3}
+    assert folders == set(doors()) and set(doors().values()) == set(DOORS)
+
+
+@pytest.mark.parametrize("feature", doors())
+def test_the_files_and_what_each_offers(feature: str) -> None:
+    door = doors()[feature]
+    steps = DOORS[door]
+    assert door in functions(feature, "entry") and set(steps) <= set(own_imports(feature, "entry"))
+    read = functions(feature, "request")["read_request"]
+    assert isinstance(read.returns, ast.Name) and read.returns.id.endswith("Request")
+    for step in steps[1:]:
+        offered = [name for name in functions(feature, step) if name == step or name.endswith(f"_{step}")]
+        assert offered, f"{feature}/{step}.py has no function {step}"
+    assert any(isinstance(node, ast.ClassDef) for node in tree(feature, "flags").body)
+
+
+@pytest.mark.parametrize("feature", doors())
+def test_a_step_knows_none_of_the_steps_behind_it(feature: str) -> None:
+    steps = DOORS[doors()[feature]]
+    for number, step in enumerate(steps):
+        later = {"entry", *steps[number + 1 :]}
+        assert not reached(feature, step) & later, f"{feature}/{step}.py"
