@@ -25,7 +25,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan
-from mindspeed_autoparallel.spec.plan import Verdict
+from mindspeed_autoparallel.spec.plan import Baseline, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 FULL = "full"
@@ -89,7 +89,7 @@ def search_given(
     proof = Proof(step_us=best.step_us, lower_bound_us=best.step_us, seconds=time.monotonic() - started)
     record = proof.record(num_configurations=len(verdicts), num_solved=len(found), verdicts=verdicts)
     progress(f"best: {best.candidate.layout.label()}, {best.step_us / 1000:.2f} ms, {proof.seconds:.1f} s")
-    return assemble_plan(
+    plan = assemble_plan(
         profile,
         cluster,
         global_batch_size,
@@ -98,6 +98,31 @@ def search_given(
         [(item.candidate, _result(item)) for item in others[: options.top_k]],
         replace(record, scope=splits.description),
     )
+    return replace(plan, baselines=_rivals(profile, cluster, global_batch_size, splits, best.candidate, plan.baselines))
+
+
+def _rivals(
+    profile: Profile,
+    cluster: Cluster,
+    global_batch_size: int,
+    splits: Splits,
+    candidate: Candidate,
+    simple_splits: Sequence[Baseline],
+) -> tuple[Baseline, ...]:
+    """Return the rules of thumb that the host can run, each with the recompute that the host would need for it."""
+    listed = [dict(layers) for layers in splits.of_layout(candidate.layout)]
+    rivals = []
+    for simple in simple_splits:
+        if simple.layers not in listed:
+            continue
+        found, _ = _best_of(profile, cluster, global_batch_size, candidate, [simple.layers], splits)
+        if found is None:
+            everything = dict(simple.layers)
+            rivals.append(replace(simple, feasible=False, recompute=everything, note="does not fit the memory"))
+            continue
+        recompute = {name: found.placement.recomputed(name) for name in simple.layers}
+        rivals.append(replace(simple, feasible=True, step_us=found.step_us, recompute=recompute, note=""))
+    return tuple(rivals)
 
 
 def _listed(

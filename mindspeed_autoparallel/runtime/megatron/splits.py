@@ -22,7 +22,8 @@ def runnable_splits(arguments: argparse.Namespace, description: Description) -> 
         return Splits(
             of_layout=lambda layout: _encoder_first(layout, encoder, layers[encoder], decoder, layers[decoder]),
             recompute_by_stage=False,
-            description=f"all of {encoder} on the first stage and equally many layers of {decoder} on every one",
+            description=f"all of {encoder} on the first stage, equally many layers of {decoder} on every one, and all "
+            "layers recomputed or none",
         )
     if hasattr(arguments, LAYOUT_ARGUMENT) or is_mindspeed_llm(arguments):
         return None

@@ -57,3 +57,8 @@ def test_nothing_listed_is_faster(capacity_mib, by_stage):
     assert plan.step.total_us == pytest.approx(best, rel=1e-12)
     assert (plan.search.status, plan.search.scope) == ("optimal", "rows of the test")
     assert {"text_decoder": plan.layers_of("text_decoder")} in uneven(plan.layout)
+    for simple in plan.baselines:
+        row, recomputed = simple.layers["text_decoder"], simple.recompute["text_decoder"]
+        assert not simple.feasible or simple.step_us >= best * (1 - 1e-12), "faster than the best that the host runs"
+        assert {"text_decoder": row} in uneven(plan.layout)
+        assert by_stage or recomputed in (row, (0,) * len(row))
