@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,15 +100,18 @@ def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argpars
     if isinstance(error, StoppedEarly):
         return {"status": "unknown", "reason": str(error)}
     limit = arguments.memory_limit_mib
+    # Asked in whole MiB, from the first one on.
+    first = math.ceil(limit)
+    more = first * MIB - int(limit * MIB)
+    whole = replace(problem, memory_limit=tuple(size + more for size in problem.memory_limit))
     try:
-        excess = least_excess(problem, resolution=MIB, time_limit_s=arguments.time_limit_s)
+        excess = least_excess(whole, resolution=MIB, time_limit_s=arguments.time_limit_s)
     except StoppedEarly:
         return {"status": "infeasible", "reason": f"no plan fits in {limit:g} MiB per device."}
-    needed = -(-(int(limit * MIB) + excess) // MIB)
+    needed = first + -(-excess // MIB)
     reason = (
-        f"no plan fits in {limit:g} MiB per device: however layers are split and recomputed, some stage needs "
-        f"{limit + excess / MIB:.1f} MiB. The smallest --memory-limit-mib that has a plan is {needed}; or raise "
-        f"--pipeline-size above {problem.num_stages}."
+        f"no plan fits in {limit:g} MiB per device, however layers are split and recomputed. The smallest "
+        f"--memory-limit-mib that has a plan is {needed}; or raise --pipeline-size above {problem.num_stages}."
     )
     return {"status": "infeasible", "reason": reason, "smallest_memory_limit_mib": needed}
 

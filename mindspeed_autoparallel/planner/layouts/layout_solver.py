@@ -26,17 +26,6 @@ MAX_TIGHTENINGS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shortage:
-    """The plan that overruns its memory least, in a layout where none fits."""
-
-    missing_bytes: int
-    rank: int
-    held: str
-    """``text_decoder 18-27``."""
-    peak_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class LayoutResult:
     """What is known of one layout after solving it."""
 
@@ -203,23 +192,3 @@ def simple_splits(
             continue
         found.append(SimpleSplit(name=simple.name, placement=placement, evaluation=result))
     return tuple(found)
-
-
-def shortage_of(profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int) -> Shortage | None:
-    """Return how far the better simple split is from fitting."""
-    best: Shortage | None = None
-    for simple in simple_splits(profile, cluster, candidate, global_batch_size):
-        rank = max(simple.evaluation.memory, key=lambda item: item.peak_bytes - item.limit_bytes)
-        missing = rank.peak_bytes - rank.limit_bytes
-        if best is None or missing < best.missing_bytes:
-            held = [
-                f"{name} {stage.first_layer[name]}-{stage.first_layer[name] + count - 1}"
-                for stage in simple.evaluation.stages
-                if stage.pipeline_rank == rank.pipeline_rank
-                for name, count in stage.layers.items()
-                if count
-            ]
-            best = Shortage(
-                missing_bytes=missing, rank=rank.pipeline_rank, held=", ".join(held), peak_bytes=rank.peak_bytes
-            )
-    return best

@@ -14,9 +14,10 @@ from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, LayoutSearch, SolvedLayout
-from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, shortage_of
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.relaxations import relaxations_of
+from mindspeed_autoparallel.planner.layouts.shortage import nearest_plan
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import Request
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
@@ -55,7 +56,7 @@ def search(
     layout_search = _explore(request, candidates, options, deadline, progress)
     ranked = sorted(layout_search.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
     if not ranked:
-        raise _infeasible(profile, cluster, global_batch_size, layout_search)
+        raise _infeasible(profile, cluster, global_batch_size, layout_search, deadline)
     results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + options.top_k]]
     assert results[0].evaluation is not None
     best, step_us = ranked[0].candidate, results[0].evaluation.step.total_us
@@ -139,32 +140,17 @@ def _nothing_to_search(verdicts: list[Verdict], global_batch_size: int) -> Confi
 
 
 def _infeasible(
-    profile: Profile, cluster: Cluster, global_batch_size: int, layout_search: LayoutSearch
+    profile: Profile, cluster: Cluster, global_batch_size: int, layout_search: LayoutSearch, deadline: float
 ) -> InfeasiblePlan:
     limit = cluster.memory_limit_bytes or profile.device.memory_capacity_bytes
     if not layout_search.without_plan:
         return InfeasiblePlan("no plan was found in time, and none was proved impossible. Raise the time limit.")
-    # Most stages and most sharding come nearest: look at a few of each.
-    tried = sorted(
-        layout_search.without_plan,
-        key=lambda item: (-item.layout.pipeline_size * item.layout.tensor_size, item.layout.label()),
-    )
-    found = [
-        (shortage, candidate)
-        for candidate in tried[:24]
-        if (shortage := shortage_of(profile, cluster, candidate, global_batch_size)) is not None
-    ]
-    if not found:
+    nearest = nearest_plan(profile, cluster, layout_search.without_plan, global_batch_size, deadline)
+    if nearest is None:
         return InfeasiblePlan(f"no plan fits in {format_bytes(limit)} per device.")
-    shortage, candidate = min(found, key=lambda item: (item[0].missing_bytes, item[1].layout.label()))
-    missing = max(0, shortage.missing_bytes)
     unsure = [verdict for verdict in layout_search.verdicts if verdict.outcome == "unsolved"]
     maybe = f" {len(unsure)} layouts were not settled in time." if unsure else ""
     return InfeasiblePlan(
         f"no plan {'was found in time that ' if unsure else ''}fits in {format_bytes(limit)} per device. "
-        f"Nearest is {candidate.layout.label()}: pipeline rank "
-        f"{shortage.rank} ({shortage.held}) is tightest: {format_bytes(shortage.peak_bytes)}, "
-        f"{format_bytes(missing)} too much, with as much recomputation as helps. A memory limit of "
-        f"{-(-(limit + missing) // 2**20)} MiB per device is enough; or use more devices or a "
-        f"smaller micro batch.{maybe}"
+        f"{nearest.text(limit)}; or use more devices or a smaller micro batch.{maybe}"
     )

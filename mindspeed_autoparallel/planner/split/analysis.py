@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
@@ -52,24 +53,22 @@ def limits_of(problem: SplitProblem, solution: SplitSolution) -> Limits:
 def least_excess(problem: SplitProblem, *, resolution: int = 1, time_limit_s: float = 60.0) -> int:
     """Return by how much every stage's limit must rise for a plan to fit; 0 or less: one fits as it is.
 
-    Exact for chains; else up to ``resolution`` too high, by bisection with the integer solver, which raises
-    ``StoppedEarly`` when ``time_limit_s`` is not enough for one of its questions.
+    Exact for chains; else the least multiple of ``resolution`` (0 where a plan fits as it is), by bisection with the
+    integer solver, which raises ``StoppedEarly`` when its questions take longer than ``time_limit_s``.
     """
     if is_chain(problem):
         return Chain(problem).roomiest()[0]
-    low, high = (
-        -1,
-        sum(
-            s.num_layers * max(problem.most_memory(k, v) for k in s.kinds for v in range(problem.num_virtual))
-            + max(k.transient for k in s.kinds)
-            for s in problem.segments
-        )
-        + max(problem.fixed_memory, default=0),
-    )
-    while low + resolution < high:
+    deadline = time.monotonic() + time_limit_s
+    most = sum(
+        s.num_layers * max(problem.most_memory(k, v) for k in s.kinds for v in range(problem.num_virtual))
+        + max(k.transient for k in s.kinds)
+        for s in problem.segments
+    ) + max(problem.fixed_memory, default=0)
+    low, high = -1, -(-most // resolution)
+    while low + 1 < high:
         middle = (low + high) // 2
-        if fits_within(problem, middle, time_limit_s):
+        if fits_within(problem, middle * resolution, deadline - time.monotonic()):
             high = middle
         else:
             low = middle
-    return high
+    return high * resolution

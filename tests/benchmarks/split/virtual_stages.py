@@ -1,6 +1,9 @@
 """Interleaved splits: plan, bound and CPU time beside a plain local search over the same costs.
 
-python tests/benchmarks/split/virtual_stages.py [cases] [seconds of local search] [first seed]
+python tests/benchmarks/split/virtual_stages.py 100 --seconds 10 --limit 20 --rows rows.jsonl
+
+``--rows`` keeps what each case gave, so that a run that was stopped goes on with the cases left (``--most-seconds`` stops
+it between two of them), and prints the distribution of all that are there.
 
 The local search times whole neighbourhoods with the batch simulator and knows neither cuts nor bounds: boundaries i to
 j shifted by one, from four starts, then shaken and repeated. It takes layers whole, so it is run on loose memory only.
@@ -8,12 +11,15 @@ j shifted by one, from four starts, then shaken and repeated. It takes layers wh
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
 import random
 import statistics
-import sys
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -22,7 +28,7 @@ from mindspeed_autoparallel.planner.split.layer_row import LayerRow
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
 from mindspeed_autoparallel.schedule import BatchSimulator, make_program
 
-LIMIT_S = 20.0
+SAME_PERCENT = 0.1
 TIGHT = 0.5
 """Of what all layers held whole and spread evenly would need."""
 
@@ -105,33 +111,84 @@ def local_search(problem: SplitProblem, seconds: float) -> float:
     return float(best)
 
 
+def measured(seed: int, seconds: float, limit: float) -> dict[str, Any]:
+    """Return one case: its sizes, and what solver and local search found in how much CPU time."""
+    problem, tight = random_case(seed), seed % 3 == 2
+    layers, begun = sum(s.num_layers for s in problem.segments), time.process_time()
+    found = solve(problem, time_limit_s=limit)
+    spent = time.process_time() - begun
+    beside = local_search(problem, seconds) if seconds and not tight else None
+    return {
+        "seed": seed,
+        "stages": problem.num_stages,
+        "chunks": problem.num_chunks,
+        "microbatches": problem.num_microbatches,
+        "layers": layers,
+        "per_chunk": round(layers / problem.num_virtual, 2),
+        "memory": "tight" if tight else "loose",
+        "status": found.status,
+        "gap_percent": (1 - found.lower_bound / found.step_time) * 100,
+        "cpu_s": spent,
+        "slower_percent": None if beside is None else (found.step_time / beside - 1) * 100,
+        "seconds": seconds,
+        "limit": limit,
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a case."""
+    slower = "" if row["slower_percent"] is None else f"{row['slower_percent']:+.3f}"
+    print(
+        f"{row['seed']:4d} {row['stages']:3d} {row['chunks']:4d} {row['microbatches']:13d} {row['layers']:7d} "
+        f"{row['per_chunk']:10.1f}  {row['memory']:6s}  {row['status']:8s} {row['gap_percent']:8.3f} "
+        f"{row['cpu_s']:8.2f}  {slower:>14s}",
+        flush=True,
+    )
+
+
+def show_all(rows: list[dict[str, Any]]) -> None:
+    """Print the distribution, and that of cases whose chunks hold three layers or more."""
+    for name, some in (("all", rows), ("3 layers a chunk or more", [row for row in rows if row["per_chunk"] >= 3])):
+        if not some:
+            continue
+        gaps, times = [row["gap_percent"] for row in some], [row["cpu_s"] for row in some]
+        slower = [row["slower_percent"] for row in some if row["slower_percent"] is not None]
+        print(f"{name}: {len(some)} cases, {sum(row['status'] == 'optimal' for row in some)} proved")
+        print(f"  gap: median {statistics.median(gaps):.2f} %, worst {max(gaps):.2f} %")
+        print(f"  CPU: median {statistics.median(times):.1f} s, worst {max(times):.1f} s")
+        if slower:
+            fine = sum(x <= SAME_PERCENT for x in slower)
+            print(f"  beside local search: {min(slower):+.3f} to {max(slower):+.3f} %, {fine} of {len(slower)} fine")
+
+
 def main() -> None:
     """Print a row per case, and the distribution."""
-    cases, seconds, first = (float(text) for text in (*sys.argv[1:], *("100", "60", "0")[len(sys.argv) - 1 :]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", type=int)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--limit", type=float, default=20.0)
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--most-seconds", type=float, default=float("inf"))
+    arguments = parser.parse_args()
+    begun = time.monotonic()
+    clock = time.monotonic
     # One thread that looks at this clock: CPU time, so that other work on the machine changes little.
     time.monotonic = time.process_time
     cut_model.CLOCK = 1
-    gaps, times, slower = [], [], []
+    rows = []
+    if arguments.rows is not None and arguments.rows.exists():
+        rows = [json.loads(line) for line in arguments.rows.read_text().splitlines()]
+    done = {row["seed"] for row in rows}
     print("seed  PP  VPP  microbatches  layers  per_chunk  memory  status      gap_%    cpu_s  local_search_%")
-    for seed in range(int(first), int(first + cases)):
-        problem = random_case(seed)
-        layers, tight = sum(s.num_layers for s in problem.segments), seed % 3 == 2
-        begun = time.process_time()
-        found = solve(problem, time_limit_s=LIMIT_S)
-        times.append(time.process_time() - begun)
-        gaps.append((1 - found.lower_bound / found.step_time) * 100)
-        if not tight and seconds:
-            slower.append((found.step_time / local_search(problem, seconds) - 1) * 100)
-        print(
-            f"{seed:4d} {problem.num_stages:3d} {problem.num_chunks:4d} {problem.num_microbatches:13d} {layers:7d} "
-            f"{layers / problem.num_virtual:10.1f}  {'tight' if tight else 'loose':6s}  {found.status:8s} "
-            f"{gaps[-1]:8.3f} {times[-1]:8.2f}  {slower[-1] if not tight and seconds else float('nan'):+14.3f}",
-            flush=True,
-        )
-    print(f"gap: median {statistics.median(gaps):.2f} %, worst {max(gaps):.2f} %")
-    print(f"CPU: median {statistics.median(times):.1f} s, worst {max(times):.1f} s")
-    if slower:
-        print(f"slower than local search: worst {max(slower):+.3f} %, {sum(x <= 0.1 for x in slower)} of {len(slower)}")
+    for seed in range(arguments.first, arguments.first + arguments.cases):
+        if seed not in done and clock() - begun < arguments.most_seconds:
+            rows.append(measured(seed, arguments.seconds, arguments.limit))
+            if arguments.rows is not None:
+                with arguments.rows.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+            show(rows[-1])
+    show_all(rows)
 
 
 if __name__ == "__main__":

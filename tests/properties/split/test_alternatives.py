@@ -12,6 +12,8 @@ from mindspeed_autoparallel.planner.split.alternatives import best_plans
 from mindspeed_autoparallel.planner.split.analysis import least_excess
 
 COUNT = 6
+COARSE = 7
+"""Unit of memory limits that are asked for."""
 
 
 def random_problem(drawn, schedule, stages, chunks):
@@ -90,6 +92,8 @@ def test_best_plans_and_least_memory_equal_enumeration(shape):
             with pytest.raises(InfeasiblePlan):
                 solve(problem)
             assert least_excess(problem) == min(overruns)
+            whole = least_excess(problem, resolution=COARSE)
+            assert -(-whole // COARSE) == -(-min(overruns) // COARSE)
             raised = replace(problem, memory_limit=tuple(limit + min(overruns) for limit in problem.memory_limit))
             assert solve(raised).status == "optimal"
             continue

@@ -168,8 +168,8 @@ def test_where_nothing_fits_the_smallest_limit_that_has_a_plan_is_told(
     needed = result["smallest_memory_limit_mib"]
     assert str(needed) in result["reason"]
     assert split(file, capsys, memory_limit_mib=needed, **schedule)["status"] == "optimal"
-    slack = 0 if not schedule else 1
-    assert split(file, capsys, code=3, memory_limit_mib=needed - 1 - slack, **schedule)["status"] == "infeasible"
+    assert split(file, capsys, code=3, memory_limit_mib=needed - 1, **schedule)["status"] == "infeasible"
+    assert split(file, capsys, code=3, memory_limit_mib=500.7, **schedule)["smallest_memory_limit_mib"] == needed
     assert main(command(file, memory_limit_mib=500, **schedule)) == 3
     error = capsys.readouterr().err
     assert error.startswith("InfeasiblePlan: no plan fits in 500 MiB")

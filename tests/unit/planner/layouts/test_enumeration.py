@@ -23,7 +23,7 @@ NUM_LAYERS = 4
 OUTCOMES = {"solved", "bounded", "memory", "illegal", "unmeasured", "excluded"}
 
 
-def _language_model(capacity_mib: int = 4000) -> Profile:
+def _language_model(capacity_mib: int = 4000, post_us: float = 240.0) -> Profile:
     """Costs by TP, CP, EP, MBS and SP that are all different, so that no two layouts tie."""
 
     def cost(at: MeasuredAt) -> ModuleCost:
@@ -33,7 +33,7 @@ def _language_model(capacity_mib: int = 4000) -> Profile:
         return ModuleCost(
             pre=block(20 * share),
             layer=block(900 * share, saved_mib=saved, recomputable=True),
-            post=block(240 * share, saved_mib=saved),
+            post=block(post_us * share, saved_mib=saved),
         )
 
     points = [
@@ -159,3 +159,41 @@ def test_memory_decides_between_more_stages_and_more_recomputation() -> None:
             steps.append(float("inf"))
     assert steps == sorted(steps, reverse=True)
     assert len(set(steps)) > 2
+
+
+def _least_memory(profile: Profile, cluster: Cluster, candidate: Candidate, batch: int) -> int:
+    """The smallest peak of all placements, by enumeration."""
+    peaks = []
+    for row in _rows(candidate.layout.num_virtual_stages):
+        for again in product(*(range(count + 1) for count in row)):
+            placement = ModulePlacement(layers={"text_decoder": row}, recompute={"text_decoder": {"full": again}})
+            found = evaluate(profile, cluster, candidate.layout, placement, batch, with_timeline=False)
+            peaks.append(max(rank.peak_bytes for rank in found.memory))
+    return min(peaks)
+
+
+@pytest.mark.parametrize(
+    ("devices", "distributed", "post_us"), [(2, True, 240.0), (4, False, 240.0), (4, True, 1900.0)]
+)
+def test_the_nearest_layout_and_the_smallest_limit_are_those_of_enumeration(
+    devices: int, distributed: bool, post_us: float
+) -> None:
+    profile, batch = _language_model(30, post_us), 4
+    cluster = Cluster(num_nodes=1, devices_per_node=devices)
+    space = SpaceOptions(distributed_optimizer=distributed)
+    candidates, _ = enumerate_layouts(profile, cluster, batch, space)
+    truth = {item.layout.label(): _least_memory(profile, cluster, item, batch) for item in candidates}
+    least = min(truth.values())
+    with pytest.raises(InfeasiblePlan) as caught:
+        search(profile, cluster, batch, SearchOptions(space=space))
+    text = str(caught.value)
+    assert truth[text.split("Nearest is ")[1].split(":")[0]] == least
+    smallest = -(-least // MIB)
+    assert f"A memory limit of {smallest} MiB per device is enough" in text
+    for limit, fits in ((smallest, True), (smallest - 1, False)):
+        within = replace(cluster, memory_limit_bytes=limit * MIB)
+        if fits:
+            assert search(profile, within, batch, SearchOptions(space=space)).step.total_us > 0
+        else:
+            with pytest.raises(InfeasiblePlan):
+                search(profile, within, batch, SearchOptions(space=space))

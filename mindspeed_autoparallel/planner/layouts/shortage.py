@@ -1,0 +1,199 @@
+"""How near a cluster's memory comes to a plan where none fits: the layout that needs least, and the least limit.
+
+A layout's relaxed rows bound the limit from below, a plan that fits by the exact peak bounds it from above; between the
+two, limits are tried out until they meet to the MiB.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.evaluate import Evaluation
+from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, simple_splits, solve_layout
+from mindspeed_autoparallel.planner.layouts.options import SolveOptions
+from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.split import SplitProblem, StoppedEarly
+from mindspeed_autoparallel.planner.split.analysis import least_excess
+from mindspeed_autoparallel.planner.split.ranges import is_chain
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.units import MIB, format_bytes
+
+ENDLESS = 2**50
+"""Bytes: more than any plan needs."""
+EFFORT = 0.2
+"""Of one limit tried in one layout."""
+MOST_SECONDS = 30.0
+FIRST = 6
+"""Layouts whose simple splits are taken before anything is bounded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest:
+    """The plan that needs least memory of those found, in bytes per device."""
+
+    candidate: Candidate
+    rank: int
+    held: str
+    """Layers of the fullest rank: ``text_decoder 18-27``."""
+    peak_bytes: int
+    """Of that rank."""
+    least_bytes: int
+    """Proved: no layout of those looked at has a plan in less; 0: nothing is proved."""
+
+    def text(self, limit: int) -> str:
+        """Return the sentence about it, for a memory limit of ``limit`` bytes."""
+        enough = -(-self.peak_bytes // MIB)
+        least = -(-self.least_bytes // MIB)
+        known = ""
+        if least >= enough:
+            known = ", and no smaller one"
+        elif self.least_bytes > limit:
+            known = f", none below {least} MiB"
+        return (
+            f"Nearest is {self.candidate.layout.label()}: pipeline rank {self.rank} ({self.held}) is tightest: "
+            f"{format_bytes(self.peak_bytes)}, {format_bytes(max(0, self.peak_bytes - limit))} too much, with as much "
+            f"recomputation as helps. A memory limit of {enough} MiB per device is enough{known}"
+        )
+
+
+def nearest_plan(
+    profile: Profile, cluster: Cluster, candidates: Sequence[Candidate], global_batch_size: int, deadline: float
+) -> Nearest | None:
+    """Return the plan of least memory among ``candidates``, as far as time allows; ``None``: none was found at all."""
+    search = _Search(profile, cluster, global_batch_size, min(deadline, time.monotonic() + MOST_SECONDS))
+    # Most stages and most sharding need least, as a rule.
+    likely = sorted(
+        candidates, key=lambda item: (-item.layout.pipeline_size * item.layout.tensor_size, item.layout.label())
+    )
+    for candidate in likely:
+        search.least[candidate.layout.label()] = search.even_share(candidate)
+    likely.sort(key=lambda item: search.least[item.layout.label()])
+    for candidate in likely[:FIRST]:
+        search.take_simple(candidate)
+    for candidate in likely:
+        search.look_into(candidate)
+    return search.result()
+
+
+class _Search:
+    """The plan of least memory known, and what is proved of every layout."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, global_batch_size: int, deadline: float) -> None:
+        self.profile, self.cluster, self.global_batch_size = profile, cluster, global_batch_size
+        self.deadline = deadline
+        self.least: dict[str, int] = {}
+        """By layout: bytes without which it has no plan, proved."""
+        self.best: tuple[Candidate, Evaluation] | None = None
+
+    @property
+    def peak_bytes(self) -> float:
+        """Return what the plan of least memory takes."""
+        return inf if self.best is None else _peak(self.best[1])
+
+    def even_share(self, candidate: Candidate) -> int:
+        """Return bytes that some device holds at least: an even share of all layers, each where it needs least."""
+        problem, base = self._rows(candidate)
+        total = sum(
+            s.num_layers
+            * min(
+                kind.memory[v]
+                + min(m[v // problem.num_stages] for m in problem.moments(v % problem.num_stages)) * kind.saved
+                for kind in s.kinds
+                for v in range(problem.num_virtual)
+            )
+            for s in problem.segments
+        )
+        # Room beyond the base that messages leave on the roomiest rank.
+        room = max(map(problem.room, range(problem.num_stages)))
+        return max(0, base - room + total // problem.num_stages)
+
+    def look_into(self, candidate: Candidate) -> None:
+        """Find a plan of the layout that takes less than all before, as little as it can, to the MiB."""
+        label = candidate.layout.label()
+        if self.least[label] >= self.peak_bytes:
+            return
+        self.least[label] = max(self.least[label], self._bound(candidate))
+        if self.least[label] >= self.peak_bytes:
+            return
+        self.take_simple(candidate)
+        low = max(0, -(-self.least[label] // MIB) - 1)
+        proved, tried = low, low + 1
+        while low + 1 < self.peak_bytes / MIB and time.monotonic() < self.deadline:
+            found = self._solve(candidate, tried)
+            if found.evaluation is not None:
+                self._take(candidate, found.evaluation)
+                tried = int((low + self.peak_bytes / MIB) // 2)
+            else:
+                proved = tried if found.proved_infeasible and proved == low else proved
+                low = tried
+                tried = int((low + self.peak_bytes / MIB) // 2) if self.best is not None else 2 * low
+            tried = max(tried, low + 1)
+            if self.best is None and low > ENDLESS // MIB:
+                break
+        self.least[label] = max(self.least[label], proved * MIB + 1 if proved else 0)
+
+    def result(self) -> Nearest | None:
+        """Return the plan of least memory, with what is proved of all."""
+        if self.best is None:
+            return None
+        candidate, found = self.best
+        rank = max(found.memory, key=lambda item: item.peak_bytes)
+        held = [
+            f"{name} {stage.first_layer[name]}-{stage.first_layer[name] + count - 1}"
+            for stage in found.stages
+            if stage.pipeline_rank == rank.pipeline_rank
+            for name, count in stage.layers.items()
+            if count
+        ]
+        return Nearest(
+            candidate=candidate,
+            rank=rank.pipeline_rank,
+            held=", ".join(held),
+            peak_bytes=rank.peak_bytes,
+            least_bytes=min(rank.peak_bytes, *self.least.values()),
+        )
+
+    def take_simple(self, candidate: Candidate) -> None:
+        """Take the layout's simple splits, with as much recomputed as helps."""
+        if time.monotonic() > self.deadline and self.best is not None:
+            return
+        cluster = replace(self.cluster, memory_limit_bytes=max(MIB, self.least[candidate.layout.label()]))
+        for simple in simple_splits(self.profile, cluster, candidate, self.global_batch_size):
+            self._take(candidate, simple.evaluation)
+
+    def _rows(self, candidate: Candidate) -> tuple[SplitProblem, int]:
+        """Return the relaxed rows of the layout, and the limit they are made for: what the runtime takes, since rows
+        have no negative room."""
+        base = self.profile.overhead_bytes(candidate.measurement)
+        limits = (base,) * candidate.layout.pipeline_size
+        return build_problem(self.profile, self.cluster, candidate, limits, safe=False), base
+
+    def _bound(self, candidate: Candidate) -> int:
+        """Return bytes per device without which the layout has no plan; 0 when time is up."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            return 0
+        problem, base = self._rows(candidate)
+        resolution = 1 if is_chain(problem) else MIB
+        try:
+            return max(0, base + least_excess(problem, resolution=resolution, time_limit_s=left) - resolution + 1)
+        except StoppedEarly:
+            return 0
+
+    def _solve(self, candidate: Candidate, limit_mib: int) -> LayoutResult:
+        cluster = replace(self.cluster, memory_limit_bytes=limit_mib * MIB)
+        options = SolveOptions(time_limit_s=max(0.1, self.deadline - time.monotonic()), effort=EFFORT)
+        return solve_layout(self.profile, cluster, candidate, self.global_batch_size, options)
+
+    def _take(self, candidate: Candidate, found: Evaluation) -> None:
+        if _peak(found) < self.peak_bytes:
+            self.best = candidate, found
+
+
+def _peak(found: Evaluation) -> int:
+    return max(rank.peak_bytes for rank in found.memory)
