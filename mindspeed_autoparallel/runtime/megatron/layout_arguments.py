@@ -110,6 +110,9 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
             "--pipeline-model-parallel-layout to run that with: its first and last stage may differ, those between may "
             "not. Search the plan again with it, or use megatron-core 0.13 or newer."
         )
+    if len(counts) == 2:
+        # Megatron shares the layers that are left over the stages that are left, of which there must be one.
+        return {FIRST_ARGUMENT: counts[0]}
     return {FIRST_ARGUMENT: counts[0], LAST_ARGUMENT: counts[-1]}
 
 

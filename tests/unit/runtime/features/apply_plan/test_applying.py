@@ -182,7 +182,7 @@ def test_layers_of_multi_token_prediction_stand_before_the_loss():
     [
         ([4, 4, 4], {}),
         ([5, 4, 2], {"decoder_first_pipeline_num_layers": 5, "decoder_last_pipeline_num_layers": 2}),
-        ([3, 2], {"decoder_first_pipeline_num_layers": 3, "decoder_last_pipeline_num_layers": 2}),
+        ([3, 2], {"decoder_first_pipeline_num_layers": 3}),
     ],
 )
 def test_a_release_without_layout_strings_gets_first_and_last_stage(layers, said):
@@ -190,6 +190,20 @@ def test_a_release_without_layout_strings_gets_first_and_last_stage(layers, said
     assert stage_arguments(plan, SimpleNamespace()) == said
     words = native_flags(plan, said)
     assert ("--decoder-first-pipeline-num-layers" in words) is bool(said)
+
+
+@pytest.mark.parametrize("layers", [[3, 1], [1, 3], [2, 1, 3], [1, 2, 2, 3], [2, 2]])
+def test_a_release_without_layout_strings_reads_the_split_back(layers):
+    """0.12 divided by its zero stages between two that were both given."""
+    said = stage_arguments(make_plan({"text_decoder": layers}), SimpleNamespace())
+    first, last = said.get("decoder_first_pipeline_num_layers"), said.get("decoder_last_pipeline_num_layers")
+    # Megatron 0.12's TransformerConfig: what is not given is shared out evenly, and there must be a stage to get it.
+    given = [count for count in (first, last) if count is not None]
+    between = len(layers) - len(given)
+    share, rest = divmod(sum(layers) - sum(given), between)
+    assert rest == 0
+    read = [share] * between
+    assert [first, *read][first is None :] + [last][last is None :] == layers
 
 
 def test_mindspeed_llm_gets_a_list_of_any_split():
