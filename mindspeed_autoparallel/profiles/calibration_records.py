@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mindspeed_autoparallel.profiles.knowledge import Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge import Operator, Sample, Signature
 from mindspeed_autoparallel.profiles.measurement import MeasuredAt
 
 
@@ -70,7 +70,7 @@ class OperatorRow(Spread):
     """An operator that was replayed."""
 
     name: str
-    signature: str
+    signature: Signature
     sizes: tuple[int, ...]
     reason: str = ""
     """Why it could not be."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles.device import Collective
-from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
 
 DIRECTIONS = ("forward", "backward")
 PLAIN = "none"
@@ -251,8 +251,8 @@ def record_of(values: Any, where: str, kind: type[Record]) -> Record:
     import msgspec
 
     try:
-        return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(values, kind, dec_hook=_read_field)
+    except (msgspec.ValidationError, ProfileError) as error:
         raise ConfigError(f"{where} cannot be used: {error}.") from error
 
 
@@ -260,7 +260,19 @@ def json_of(record: object) -> Any:
     """Return a record as plain JSON values."""
     import msgspec
 
-    return msgspec.to_builtins(record)
+    return msgspec.to_builtins(record, enc_hook=_plain_field)
+
+
+def _read_field(kind: type, value: Any) -> Any:
+    if kind is Signature:
+        return Signature.of_json(value)
+    raise NotImplementedError(kind)
+
+
+def _plain_field(value: Any) -> Any:
+    if isinstance(value, Signature):
+        return value.json()
+    raise NotImplementedError(type(value))
 
 
 def read_trace(path: Path) -> TraceResult:

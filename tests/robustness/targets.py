@@ -152,12 +152,16 @@ def _shapes(folder: Path) -> None:
 
 def _knowledge(folder: Path) -> None:
     from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase
-    from mindspeed_autoparallel.profiles.knowledge.base import Operator, Sample
+    from mindspeed_autoparallel.profiles.knowledge.base import Operator, Sample, Signature
     from mindspeed_autoparallel.profiles.knowledge.exchange import export_knowledge
 
     base = KnowledgeBase(folder / "base.sqlite")
     sample = Sample(median_us=2.0, p10_us=1.0, p90_us=3.0, num_runs=5, source="measured", measured_at=1.0)
-    base.record("cpu", "torch", [(Operator(name="aten.mm", signature="[[4], {}]", sizes=(4, 8)), sample)])
+    base.record(
+        "cpu",
+        "torch",
+        [(Operator(name="aten.mm", signature=Signature.of_json([[4], {"map": {}}]), sizes=(4, 8)), sample)],
+    )
     export_knowledge(base, folder / "export.json")
 
 

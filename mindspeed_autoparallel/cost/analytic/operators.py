@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us, product_us
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.knowledge.signature import (
+    Argument,
+    Call,
+    NamedArguments,
+    SizeArgument,
+    TensorArgument,
+)
 
 _BYTES = {
     "float64": 8,
@@ -74,19 +79,19 @@ def _new_bytes(operator: Operator) -> float:
 
 
 def _tensors(operator: Operator) -> Iterator[Tensor]:
-    sizes = iter(operator.sizes)
-    yield from _walk(json.loads(operator.signature), sizes)
+    call = operator.signature.content
+    if isinstance(call, Call):
+        yield from _walk((*call.args, call.kwargs), iter(operator.sizes))
 
 
-def _walk(value: Any, sizes: Iterator[int]) -> Iterator[Tensor]:
+def _walk(value: Argument, sizes: Iterator[int]) -> Iterator[Tensor]:
     """Yield tensors of a signature, which holds their dtypes; ``sizes`` are consumed in the order they were written."""
-    if isinstance(value, list):
+    if isinstance(value, tuple):
         for item in value:
             yield from _walk(item, sizes)
-    elif isinstance(value, dict):
-        if "map" in value:
-            yield from _walk(list(value["map"].values()), sizes)
-        elif "size" in value:
-            next(sizes)
-        elif "dtype" in value:
-            yield tuple(next(sizes) for _ in value["order"]), str(value["dtype"])
+    elif isinstance(value, NamedArguments):
+        yield from _walk(tuple(item for _, item in value.items), sizes)
+    elif isinstance(value, SizeArgument):
+        next(sizes)
+    elif isinstance(value, TensorArgument):
+        yield tuple(next(sizes) for _ in value.order), value.dtype

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.profiles.calibration_records import LinkRow
 from mindspeed_autoparallel.profiles.device import COLLECTIVES, Collective, LinkTier
-from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample, Signature
+from mindspeed_autoparallel.profiles.knowledge.signature import Link
 
 TIERS = ("intra", "inter")
 SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
@@ -17,8 +17,7 @@ SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 
 def link_operator(kind: str, tier: str, num_ranks: int, size_bytes: int) -> Operator:
     """Return under what a collective's sample is kept."""
-    signature = json.dumps({"tier": tier, "ranks": num_ranks}, separators=(",", ":"))
-    return Operator(name=f"collective.{kind}", signature=signature, sizes=(size_bytes,))
+    return Operator(name=f"collective.{kind}", signature=Signature(Link(tier, num_ranks)), sizes=(size_bytes,))
 
 
 def link_samples(rows: Iterable[LinkRow], source: str) -> list[tuple[Operator, Sample]]:
@@ -53,9 +52,10 @@ def fitted_tiers(base: KnowledgeBase, device: str, software: str) -> dict[str, L
     found: dict[str, dict[str, dict[int, list[tuple[int, float]]]]] = {tier: {} for tier in TIERS}
     for kind in COLLECTIVES:
         for operator, sample in base.of_name(device, software, f"collective.{kind}"):
-            about = json.loads(operator.signature)
-            by_ranks = found[about["tier"]].setdefault(kind, {})
-            by_ranks.setdefault(int(about["ranks"]), []).append((operator.sizes[0], sample.median_us))
+            about = operator.signature.content
+            assert isinstance(about, Link)  # link_operator's
+            by_ranks = found[about.tier].setdefault(kind, {})
+            by_ranks.setdefault(about.ranks, []).append((operator.sizes[0], sample.median_us))
     tiers = {}
     for tier, kinds in found.items():
         operations = {kind: fit(kind, max(by_ranks), by_ranks[max(by_ranks)]) for kind, by_ranks in kinds.items()}

@@ -1,5 +1,6 @@
 """What single operators cost on a device: measured once, shared by every search."""
 
 from mindspeed_autoparallel.profiles.knowledge.base import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge.signature import Signature
 
-__all__ = ["KnowledgeBase", "Operator", "Sample"]
+__all__ = ["KnowledgeBase", "Operator", "Sample", "Signature"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.profiles.knowledge.signature import Signature
 
 SCHEMA_VERSION = 1
 PATIENCE_S = 60.0
@@ -36,8 +37,8 @@ class Operator:
 
     name: str
     """For example ``aten.mm.default``."""
-    signature: str
-    """Everything that is not a size: dtypes, layouts, attributes. Times are interpolated within one signature only."""
+    signature: Signature
+    """Everything that is not a size."""
     sizes: tuple[int, ...]
     """All dimensions of all tensor arguments, in order."""
 
@@ -124,7 +125,7 @@ class KnowledgeBase:
                 device,
                 software,
                 operator.name,
-                operator.signature,
+                operator.signature.text,
                 json.dumps(operator.sizes),
                 sample.median_us,
                 sample.p10_us,
@@ -157,7 +158,7 @@ class KnowledgeBase:
             row = connection.execute(
                 "select median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
                 "where device=? and software=? and operator=? and signature=? and sizes=?",
-                (device, software, operator.name, operator.signature, json.dumps(operator.sizes)),
+                (device, software, operator.name, operator.signature.text, json.dumps(operator.sizes)),
             ).fetchone()
         return None if row is None else _sample(row)
 
@@ -167,7 +168,7 @@ class KnowledgeBase:
             rows = connection.execute(
                 "select sizes, median_us, p10_us, p90_us, num_runs, source, measured_at from samples "
                 "where device=? and software=? and operator=? and signature=?",
-                (device, software, operator.name, operator.signature),
+                (device, software, operator.name, operator.signature.text),
             ).fetchall()
         return [(tuple(json.loads(row[0])), _sample(row[1:])) for row in rows]
 
@@ -179,9 +180,7 @@ class KnowledgeBase:
                 "where device=? and software=? and operator=? order by 1, 2",
                 (device, software, name),
             ).fetchall()
-        return [
-            (Operator(name=name, signature=row[0], sizes=tuple(json.loads(row[1]))), _sample(row[2:])) for row in rows
-        ]
+        return [(_operator(name, row[0], row[1]), _sample(row[2:])) for row in rows]
 
     def fingerprints(self) -> list[tuple[str, str, int]]:
         """Return (device, software, number of samples) of everything stored."""
@@ -200,10 +199,11 @@ class KnowledgeBase:
                 "select device, software, operator, signature, sizes, median_us, p10_us, p90_us, num_runs, source, "
                 "measured_at from samples order by 1, 2, 3, 4, 5"
             ).fetchall()
-        return [
-            (row[0], row[1], Operator(name=row[2], signature=row[3], sizes=tuple(json.loads(row[4]))), _sample(row[5:]))
-            for row in rows
-        ]
+        return [(row[0], row[1], _operator(row[2], row[3], row[4]), _sample(row[5:])) for row in rows]
+
+
+def _operator(name: str, signature: str, sizes: str) -> Operator:
+    return Operator(name=name, signature=Signature.of_json(signature), sizes=tuple(json.loads(sizes)))
 
 
 def _sample(row: tuple[float, float, float, int, str, float]) -> Sample:

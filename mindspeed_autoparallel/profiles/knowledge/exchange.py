@@ -9,25 +9,39 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import read_json, shown, write_json_atomic
-from mindspeed_autoparallel.profiles.knowledge.base import SCHEMA_VERSION, KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge.base import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge.signature import Signature
+
+EXPORT_SCHEMA_VERSION = 2
+_READ = (1, EXPORT_SCHEMA_VERSION)
+"""Version 1 has signatures as text."""
 
 
 def export_knowledge(base: KnowledgeBase, path: Path) -> int:
     """Write all samples to ``path`` as JSON; returns how many."""
     entries = [
-        {"device": device, "software": software, **dataclasses.asdict(operator), **dataclasses.asdict(sample)}
+        {
+            "device": device,
+            "software": software,
+            "name": operator.name,
+            "signature": operator.signature.json(),
+            "sizes": list(operator.sizes),
+            **dataclasses.asdict(sample),
+        }
         for device, software, operator, sample in base.entries()
     ]
-    write_json_atomic(path, {"schema_version": SCHEMA_VERSION, "samples": entries})
+    write_json_atomic(path, {"schema_version": EXPORT_SCHEMA_VERSION, "samples": entries})
     return len(entries)
 
 
 def import_knowledge(base: KnowledgeBase, path: Path) -> int:
     """Read an export into ``base``; nothing is stored when any entry is broken. Returns how many were read."""
     document = read_json(path, "knowledge export")
-    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(document, dict) or document.get("schema_version") not in _READ:
         version = document.get("schema_version") if isinstance(document, dict) else None
-        raise ConfigError(f"knowledge export {path} has schema_version {version}, this release reads {SCHEMA_VERSION}.")
+        raise ConfigError(
+            f"knowledge export {path} has schema_version {version}, this release reads {', '.join(map(str, _READ))}."
+        )
     grouped: dict[tuple[str, str], list[tuple[Operator, Sample]]] = defaultdict(list)
     samples = document.get("samples")
     if not isinstance(samples, list):
@@ -35,8 +49,8 @@ def import_knowledge(base: KnowledgeBase, path: Path) -> int:
     for index, entry in enumerate(samples):
         try:
             grouped[str(entry["device"]), str(entry["software"])].append(_entry(entry))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            reason = shown(repr(error), 200)
+        except (KeyError, TypeError, ValueError, OverflowError, ProfileError) as error:
+            reason = shown(str(error) if isinstance(error, ProfileError) else repr(error), 200)
             raise ProfileError(f"knowledge export {path}: sample {index} is broken: {reason}.") from error
     for (device, software), entries in grouped.items():
         base.record(device, software, entries)
@@ -45,7 +59,9 @@ def import_knowledge(base: KnowledgeBase, path: Path) -> int:
 
 def _entry(entry: dict[str, Any]) -> tuple[Operator, Sample]:
     operator = Operator(
-        name=str(entry["name"]), signature=str(entry["signature"]), sizes=tuple(int(size) for size in entry["sizes"])
+        name=str(entry["name"]),
+        signature=Signature.of_json(entry["signature"]),
+        sizes=tuple(int(size) for size in entry["sizes"]),
     )
     sample = Sample(
         median_us=float(entry["median_us"]),

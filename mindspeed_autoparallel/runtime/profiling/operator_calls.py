@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
+from mindspeed_autoparallel.profiles.knowledge.signature import (
+    Argument,
+    Call,
+    ConstantArgument,
+    NamedArguments,
+    SizeArgument,
+    TensorArgument,
+)
 
 _FREE = frozenset(
     {
@@ -78,28 +85,30 @@ def operator_of(name: str, args: Any, kwargs: Any) -> Operator:
     """Return the call without its values: dtypes, orders of dimensions and small numbers in the signature, sizes
     apart."""
     sizes: list[int] = []
-    template = [_describe(args, sizes), _describe(kwargs or {}, sizes)]
-    return Operator(name=name, signature=json.dumps(template, separators=(",", ":")), sizes=tuple(sizes))
+    call = Call(tuple(_describe(item, sizes) for item in args), _named(kwargs or {}, sizes))
+    return Operator(name=name, signature=Signature(call), sizes=tuple(sizes))
 
 
-def _describe(value: Any, sizes: list[int]) -> Any:
+def _named(values: Mapping[Any, Any], sizes: list[int]) -> NamedArguments:
+    return NamedArguments(tuple((str(key), _describe(item, sizes)) for key, item in values.items()))
+
+
+def _describe(value: Any, sizes: list[int]) -> Argument:
     import torch
 
     if isinstance(value, torch.Tensor):
         sizes.extend(value.shape)
-        return {"dtype": str(value.dtype).removeprefix("torch."), "order": _order(value)}
+        return TensorArgument(str(value.dtype).removeprefix("torch."), tuple(_order(value)))
     if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
         return value
     if isinstance(value, int):
         if abs(value) <= _SMALL:
             return value
         sizes.append(value)
-        return {"size": 1}
+        return SizeArgument()
     if isinstance(value, (list, tuple)):
-        return [_describe(item, sizes) for item in value]
-    if isinstance(value, dict):
-        return {"map": {str(key): _describe(item, sizes) for key, item in value.items()}}
-    return {"constant": str(value)}
+        return tuple(_describe(item, sizes) for item in value)
+    return _named(value, sizes) if isinstance(value, dict) else ConstantArgument(str(value))
 
 
 def _order(tensor: Any) -> list[int]:
@@ -118,27 +127,27 @@ def _order(tensor: Any) -> list[int]:
 def rebuild_arguments(operator: Operator, device: Any) -> tuple[list[Any], dict[str, object]]:
     """Return arguments that make ``operator`` run as it was called, with made-up values; raises ``ValueError`` if
     unknown."""
-    sizes = iter(operator.sizes)
-    args, kwargs = json.loads(operator.signature)
-    return _build(args, sizes, device), _build(kwargs, sizes, device)
+    call, sizes = operator.signature.content, iter(operator.sizes)
+    if not isinstance(call, Call):
+        raise ValueError(f"{operator.signature.text} is not the signature of a call")
+    return _build(call.args, sizes, device), _build(call.kwargs, sizes, device)
 
 
-def _build(value: Any, sizes: Iterator[int], device: Any) -> Any:
-    if isinstance(value, list):
+def _build(value: Argument, sizes: Iterator[int], device: Any) -> Any:
+    if isinstance(value, tuple):
         return [_build(item, sizes, device) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "map" in value:
-        return {key: _build(item, sizes, device) for key, item in value["map"].items()}
-    if "size" in value:
+    if isinstance(value, NamedArguments):
+        return {key: _build(item, sizes, device) for key, item in value.items}
+    if isinstance(value, SizeArgument):
         return next(sizes)
-    if "constant" in value:
-        return _constant(value["constant"], device)
-    order = value["order"]
-    return _tensor([next(sizes) for _ in order], order, value["dtype"], device)
+    if isinstance(value, ConstantArgument):
+        return _constant(value.text, device)
+    if isinstance(value, TensorArgument):
+        return _tensor([next(sizes) for _ in value.order], value.order, value.dtype, device)
+    return value
 
 
-def _tensor(shape: list[int], order: list[int], dtype_name: str, device: Any) -> Any:
+def _tensor(shape: list[int], order: Sequence[int], dtype_name: str, device: Any) -> Any:
     import torch
 
     dtype = getattr(torch, dtype_name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from mindspeed_autoparallel.planner.tuner.stages import PipelineCost
 from mindspeed_autoparallel.planner.tuner.steps import StepCost
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.device import LinkTier, StageOverhead
-from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample, Signature
+from mindspeed_autoparallel.profiles.knowledge.signature import OfModel
 from mindspeed_autoparallel.profiles.records import DIRECTIONS, PointResult, TraceResult
 
 _PIPELINE = ("message", "interleaved_message", "stage_first", "stage_inner", "stage_last", "pipeline_step")
@@ -56,7 +56,7 @@ class Figures:
         ]
         size = result.optimizer.parameter_bytes
         if size > 0:
-            step = Operator(name="optimizer.step", signature=self.model_key, sizes=(size,))
+            step = Operator(name="optimizer.step", signature=Signature(OfModel(self.model_key)), sizes=(size,))
             entries.append((step, single(result.optimizer.step_us, source)))
         self.record(entries)
 
@@ -150,11 +150,11 @@ class Figures:
         self.record([(self._host(name), single(max(value, _LEAST_US), "fit")) for name, value in values.items()])
 
     def _block(self, point: MeasuredAt, module: str, block: str, direction: str) -> Operator:
-        signature = json.dumps([self.model_key, point.label()], separators=(",", ":"))
+        signature = Signature(OfModel(self.model_key, point.label()))
         return Operator(name=f"block.{module}.{block}.{direction}", signature=signature, sizes=())
 
     def _host(self, name: str) -> Operator:
-        return Operator(name=f"host.{name}", signature=self.model_key, sizes=())
+        return Operator(name=f"host.{name}", signature=Signature(OfModel(self.model_key)), sizes=())
 
 
 def source_of_today() -> str:

@@ -6,13 +6,13 @@ collectives. By which number something is scaled does not count: it takes as lon
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.knowledge.signature import Call, SizeArgument, TensorArgument
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import Log
 
@@ -77,12 +77,13 @@ def _work_of(operator: Operator) -> tuple[Any, ...]:
     """Return the call without the numbers that something is scaled by, whole ones in the operators of arithmetic
     only."""
     if operator.name.split(".")[1].rstrip("_") not in _ARITHMETIC:
-        return operator.name, _FRACTION.sub("0.0", operator.signature), operator.sizes
-    sizes = iter(operator.sizes)
+        return operator.name, _FRACTION.sub("0.0", operator.signature.text), operator.sizes
+    call, sizes = operator.signature.content, iter(operator.sizes)
+    assert isinstance(call, Call)  # it was traced
     tensors = []
-    for value in json.loads(operator.signature)[0]:
-        if isinstance(value, dict) and "order" in value:
-            tensors.append((value["dtype"], *value["order"], *[next(sizes) for _ in value["order"]]))
-        elif isinstance(value, dict):
-            next(sizes, None)  # a whole number that is not small
+    for value in call.args:
+        if isinstance(value, TensorArgument):
+            tensors.append((value.dtype, *value.order, *[next(sizes) for _ in value.order]))
+        elif isinstance(value, SizeArgument):
+            next(sizes, None)
     return operator.name, *tensors

@@ -1,13 +1,11 @@
 """Prices of traced operators: what must hold whatever the device's figures are."""
 
-import json
-
 import pytest
 
 from mindspeed_autoparallel.cost.analytic.kernels import product_us
 from mindspeed_autoparallel.cost.analytic.operators import operator_us
 from mindspeed_autoparallel.cost.catalogue import find_device
-from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
 
 _H100 = find_device("H100")
 _EFFICIENCY = _H100.efficiency("megatron-core")
@@ -19,7 +17,7 @@ def _operator(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16", numb
     if number is not None:
         template.insert(0, {"size": 1})
         sizes.insert(0, number)
-    return Operator(name=name, signature=json.dumps([template, {"map": {}}]), sizes=tuple(sizes))
+    return Operator(name=name, signature=Signature.of_json([template, {"map": {}}]), sizes=tuple(sizes))
 
 
 def _us(operator: Operator) -> float:
@@ -63,4 +61,11 @@ def test_attention_grows_with_the_square_of_the_sequence_and_its_backward_costs_
 def test_sizes_that_are_no_tensor_are_passed_over() -> None:
     plain, with_size = (_us(_operator("aten.softmax.int", (64, 1024), number=n)) for n in (None, 1024))
     assert with_size == plain
-    assert _us(Operator(name="aten.arange.default", signature='[[{"size": 1}], {"map": {}}]', sizes=(1024,))) > 0
+    assert (
+        _us(
+            Operator(
+                name="aten.arange.default", signature=Signature.of_json([[{"size": 1}], {"map": {}}]), sizes=(1024,)
+            )
+        )
+        > 0
+    )

@@ -9,13 +9,14 @@ import pytest
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
-from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample
+from mindspeed_autoparallel.profiles.knowledge import KnowledgeBase, Operator, Sample, Signature
 from mindspeed_autoparallel.profiles.knowledge.estimate import coverage, estimate
 from mindspeed_autoparallel.profiles.knowledge.exchange import export_knowledge, import_knowledge
+from mindspeed_autoparallel.profiles.knowledge.signature import Call, Link, OfModel, TensorArgument
 
 
 def _mm(rows: int, inner: int, columns: int) -> Operator:
-    return Operator(name="aten.mm.default", signature="bf16", sizes=(rows, inner, inner, columns))
+    return Operator(name="aten.mm.default", signature=Signature.of_json("bf16"), sizes=(rows, inner, inner, columns))
 
 
 def _sample(median: float, runs: int = 10) -> Sample:
@@ -104,7 +105,13 @@ def test_far_sizes_and_other_signatures_are_not_guessed(tmp_path: Path) -> None:
     base.record("d", "s", [(_mm(256, 512, 512), _sample(10.0))])
     assert estimate(base, "d", "s", _mm(256 * 64, 512, 512)) is None
     assert (
-        estimate(base, "d", "s", Operator(name="aten.mm.default", signature="fp32", sizes=(256, 512, 512, 512))) is None
+        estimate(
+            base,
+            "d",
+            "s",
+            Operator(name="aten.mm.default", signature=Signature.of_json("fp32"), sizes=(256, 512, 512, 512)),
+        )
+        is None
     )
 
 
@@ -124,6 +131,47 @@ def test_export_and_import_carry_everything(tmp_path: Path) -> None:
     copy = KnowledgeBase(tmp_path / "b.sqlite")
     assert import_knowledge(copy, tmp_path / "all.json") == 1
     assert copy.entries() == base.entries()
+
+
+def test_an_export_holds_no_json_as_text_and_one_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    text = '[[{"dtype":"bfloat16","order":[1,0]},{"size":1},[1,true,1.0,-Infinity]],{"map":{"to":{"constant":"cpu"}}}]'
+    call = Operator(name="aten.fill", signature=Signature.of_json(text), sizes=(4, 5, 4096))
+    assert call.signature.text == text  # what a base of an earlier release is asked for
+    assert isinstance(call.signature.content, Call) and call.signature.content.args[0] == TensorArgument(
+        "bfloat16", (1, 0)
+    )
+    link = Operator(name="collective.p2p", signature=Signature(Link("intra", 2)), sizes=(8,))
+    figures = [
+        Operator(name="host.scale", signature=Signature(OfModel("12e4", layout)), sizes=()) for layout in (None, "TP2")
+    ]
+    base = KnowledgeBase(tmp_path / "a.sqlite")
+    base.record("d", "s", [(operator, _sample(3.0)) for operator in (call, link, *figures)])
+    export_knowledge(base, tmp_path / "all.json")
+    document = json.loads((tmp_path / "all.json").read_text())
+    kept = {sample["name"]: sample["signature"] for sample in document["samples"]}
+    assert kept["aten.fill"][0] == [
+        {"dtype": "bfloat16", "order": [1, 0]},
+        {"size": 1},
+        [1, True, 1.0, {"number": "-inf"}],
+    ]
+    earlier = [{**item, "signature": Signature.of_json(item["signature"]).text} for item in document["samples"]]
+    (tmp_path / "earlier.json").write_text(json.dumps({"schema_version": 1, "samples": earlier}))
+    for name in ("all", "earlier"):
+        copy = KnowledgeBase(tmp_path / f"{name}.sqlite")
+        import_knowledge(copy, tmp_path / f"{name}.json")
+        assert copy.entries() == base.entries()
+
+
+@pytest.mark.parametrize("signature", ["[1, 2", [1, 2, 3], {"tier": "intra"}, 7, [["x"], ["y"]]])
+def test_what_is_no_signature_is_named_in_a_line(tmp_path: Path, signature: object) -> None:
+    entry = {"device": "d", "software": "s", "name": "aten.mm", "signature": signature, "sizes": []}
+    (tmp_path / "all.json").write_text(json.dumps({"schema_version": 2, "samples": [entry]}))
+    with pytest.raises(ProfileError, match=r"sample 0 is broken: .* is no signature of an operator"):
+        import_knowledge(KnowledgeBase(tmp_path / "a.sqlite"), tmp_path / "all.json")
+
+
+def test_numbers_that_python_takes_for_equal_make_three_signatures() -> None:
+    assert len({Signature.of_json(f'[[{number}],{{"map":{{}}}}]') for number in ("1", "1.0", "true")}) == 3
 
 
 def test_a_broken_export_stores_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 from mindspeed_autoparallel.runtime.profiling.operator_calls import Collective
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import Log
@@ -16,7 +16,8 @@ TENSOR = '{"dtype":"bfloat16","order":[0,1]}'
 
 
 def call(name, *others, sizes=(4, 8)):
-    return Operator(name=f"aten.{name}.default", signature=f"[[{','.join([TENSOR, *others])}],{{}}]", sizes=sizes)
+    signature = Signature.of_json(f'[[{",".join([TENSOR, *others])}],{{"map":{{}}}}]')
+    return Operator(name=f"aten.{name}.default", signature=signature, sizes=sizes)
 
 
 class Layer(torch.nn.Module):

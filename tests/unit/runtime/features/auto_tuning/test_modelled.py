@@ -11,7 +11,7 @@ from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.planner.tuner.modelled import ExposedParts
 from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.profiles import Collective, LinkTier, MeasuredAt
-from mindspeed_autoparallel.profiles.knowledge import Operator
+from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
 from mindspeed_autoparallel.profiles.knowledge.estimate import Estimate
 from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
@@ -239,8 +239,8 @@ class PricedAt(Prices):
 def test_parts_of_a_trace_are_told_apart_by_operator_and_group():
     tier = LinkTier(default=Collective(latency_us=0.0, bytes_per_s=1e6))
     prices = PricedAt(base=None, device="", software="", tiers={"intra": tier, "inter": tier}, devices_per_node=4)
-    products = Operator(name="aten.mm.default", signature="", sizes=(7,))
-    others = Operator(name="aten.mul.Tensor", signature="", sizes=(1000,))
+    products = Operator(name="aten.mm.default", signature=Signature.of_json(""), sizes=(7,))
+    others = Operator(name="aten.mul.Tensor", signature=Signature.of_json(""), sizes=(1000,))
     collectives = [
         {"name": "all_gather", "size_bytes": 8, "ranks": [0, 1], "count": 2},  # tensor ranks: 2 x 4 us
         {"name": "all_gather", "size_bytes": 8, "ranks": [0, 2], "count": 1},  # other ranks
