@@ -43,9 +43,9 @@ class EncoderExchange:
         """Return whether every encoder replica lies inside one backbone replica, and so has its inputs."""
         return self.backbone_replicas == 1
 
-    def samples_of_busiest(self, samples_per_home: int) -> int:
+    def samples_of_busiest(self, samples_per_dp_replica: int) -> int:
         """Return H1: what the encoder replica with most work computes of a macro-batch."""
-        return -(-self.backbone_replicas * samples_per_home // self.encoder_replicas)
+        return -(-self.backbone_replicas * samples_per_dp_replica // self.encoder_replicas)
 
     @property
     def shards(self) -> int:
@@ -75,8 +75,8 @@ def exchange_of(backbone: Layout, encoder: ModuleLayout, balance: str) -> Encode
     )
 
 
-def moved_samples(exchange: EncoderExchange, samples_per_home: int) -> MovedSamples:
-    """Return H3: what one macro-batch of ``samples_per_home`` samples per backbone replica moves on the busiest rank.
+def moved_samples(exchange: EncoderExchange, samples_per_dp_replica: int) -> MovedSamples:
+    """Return H3: what a macro-batch of ``samples_per_dp_replica`` samples per replica moves on the busiest rank.
 
     A first-stage rank lacks what its own encoder replica did not compute, of its shard of the sequence. A gradient goes
     to every member of the replica that computed the sample, each shard from a rank that keeps it; a member that keeps
@@ -84,9 +84,9 @@ def moved_samples(exchange: EncoderExchange, samples_per_home: int) -> MovedSamp
     """
     if exchange.encoder.pipeline_size > 1:
         return staged_samples(
-            exchange.backbone, exchange.encoder, exchange.backbone_replicas, samples_per_home, exchange.shards
+            exchange.backbone, exchange.encoder, exchange.backbone_replicas, samples_per_dp_replica, exchange.shards
         )
-    return (_nested if exchange.nested else _tied)(exchange, samples_per_home)
+    return (_nested if exchange.nested else _tied)(exchange, samples_per_dp_replica)
 
 
 def _nested(exchange: EncoderExchange, samples: int) -> MovedSamples:

@@ -26,25 +26,25 @@ class MovedSamples:
 class _Sizes:
     """Ranks of one stage of one replica, and replicas, of both modules."""
 
-    home_width: int
-    num_homes: int
+    dp_replica_width: int
+    num_dp_replicas: int
     backbone_stages: int
     width: int
     num_replicas: int
     stages: int
 
-    def home_of(self, rank: int) -> int:
+    def dp_replica_of(self, rank: int) -> int:
         """Return the backbone replica of a rank."""
-        return rank % (self.home_width * self.num_homes) // self.home_width
+        return rank % (self.dp_replica_width * self.num_dp_replicas) // self.dp_replica_width
 
     def members(self, replica: int, stage: int) -> range:
         """Return the ranks of one stage of an encoder replica."""
         first = (stage * self.num_replicas + replica) * self.width
         return range(first, first + self.width)
 
-    def first_stage(self, home: int) -> range:
+    def first_stage(self, dp_replica: int) -> range:
         """Return the ranks of a backbone replica's first stage."""
-        return range(home * self.home_width, (home + 1) * self.home_width)
+        return range(dp_replica * self.dp_replica_width, (dp_replica + 1) * self.dp_replica_width)
 
 
 def tied_replicas(backbone: Layout, encoder: ModuleLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -53,19 +53,19 @@ def tied_replicas(backbone: Layout, encoder: ModuleLayout) -> tuple[tuple[int, .
 
 
 def staged_samples(
-    backbone: Layout, encoder: ModuleLayout, homes: int, samples_per_home: int, shards: int
+    backbone: Layout, encoder: ModuleLayout, dp_replicas: int, samples_per_dp_replica: int, shards: int
 ) -> MovedSamples:
     """Return H3 for one macro-batch: every replica gets every so manyth sample; senders share evenly."""
     sizes = _sizes_of(backbone, encoder)
-    everyone = tuple(range(sizes.num_homes)), tuple(range(sizes.num_replicas))
-    tied = everyone if homes == sizes.num_homes else _tied(sizes)
-    return _moved(sizes, *tied, samples_per_home, shards)
+    everyone = tuple(range(sizes.num_dp_replicas)), tuple(range(sizes.num_replicas))
+    tied = everyone if dp_replicas == sizes.num_dp_replicas else _tied(sizes)
+    return _moved(sizes, *tied, samples_per_dp_replica, shards)
 
 
 def _sizes_of(backbone: Layout, encoder: ModuleLayout) -> _Sizes:
     return _Sizes(
-        home_width=backbone.tensor_size * backbone.context_size,
-        num_homes=backbone.data_size,
+        dp_replica_width=backbone.tensor_size * backbone.context_size,
+        num_dp_replicas=backbone.data_size,
         backbone_stages=backbone.pipeline_size,
         width=encoder.tensor_size * encoder.context_size,
         num_replicas=encoder.data_size,
@@ -76,37 +76,39 @@ def _sizes_of(backbone: Layout, encoder: ModuleLayout) -> _Sizes:
 @lru_cache(maxsize=4096)
 def _tied(sizes: _Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     replicas_at: dict[int, set[int]] = defaultdict(set)
-    homes_at: dict[int, set[int]] = defaultdict(set)
+    dp_replicas_at: dict[int, set[int]] = defaultdict(set)
     for replica in range(sizes.num_replicas):
         for stage in range(sizes.stages):
             for rank in sizes.members(replica, stage):
-                replicas_at[sizes.home_of(rank)].add(replica)
-                homes_at[replica].add(sizes.home_of(rank))
-    homes, replicas, grown = {0}, set[int](), -1
-    while grown < len(homes):
-        grown = len(homes)
-        replicas = {replica for home in homes for replica in replicas_at[home]}
-        homes |= {home for replica in replicas for home in homes_at[replica]}
-    return tuple(sorted(homes)), tuple(sorted(replicas))
+                replicas_at[sizes.dp_replica_of(rank)].add(replica)
+                dp_replicas_at[replica].add(sizes.dp_replica_of(rank))
+    dp_replicas, replicas, grown = {0}, set[int](), -1
+    while grown < len(dp_replicas):
+        grown = len(dp_replicas)
+        replicas = {replica for dp_replica in dp_replicas for replica in replicas_at[dp_replica]}
+        dp_replicas |= {dp_replica for replica in replicas for dp_replica in dp_replicas_at[replica]}
+    return tuple(sorted(dp_replicas)), tuple(sorted(replicas))
 
 
 @lru_cache(maxsize=65536)
-def _moved(sizes: _Sizes, homes: tuple[int, ...], replicas: tuple[int, ...], samples: int, shards: int) -> MovedSamples:
-    """Count samples by (home, replica): sample i of all goes to replica i modulo their number."""
+def _moved(
+    sizes: _Sizes, dp_replicas: tuple[int, ...], replicas: tuple[int, ...], samples: int, shards: int
+) -> MovedSamples:
+    """Count samples by (dp_replica, replica): sample i of all goes to replica i modulo their number."""
     inputs, outputs, gradients = _Traffic(), _Traffic(), _Traffic()
-    for place, home in enumerate(homes):
-        stage = sizes.first_stage(home)
+    for place, dp_replica in enumerate(dp_replicas):
+        stage = sizes.first_stage(dp_replica)
         readers = [
-            stage.start + shift * sizes.home_width * sizes.num_homes + rank
+            stage.start + shift * sizes.dp_replica_width * sizes.num_dp_replicas + rank
             for shift in range(sizes.backbone_stages)
-            for rank in range(sizes.home_width)
+            for rank in range(sizes.dp_replica_width)
         ]
         for turn, replica in enumerate(replicas):
             first = (turn - place * samples) % len(replicas)
             count = len(range(first, samples, len(replicas)))
             if not count:
                 continue
-            takers = [rank for rank in sizes.members(replica, 0) if sizes.home_of(rank) != home]
+            takers = [rank for rank in sizes.members(replica, 0) if sizes.dp_replica_of(rank) != dp_replica]
             inputs.deliver(takers, readers, count)
             owners = sizes.members(replica, sizes.stages - 1)
             outputs.deliver([rank for rank in stage if rank not in owners], owners, count / shards)

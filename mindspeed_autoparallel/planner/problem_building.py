@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.planner.problem_messages import latest_start, link_times, message_allowance, moments_of
 from mindspeed_autoparallel.planner.rank_memory import sends_of
-from mindspeed_autoparallel.planner.split import LayerKind, Placement, Segment, SplitProblem, Tail
+from mindspeed_autoparallel.planner.split import LayerKind, Placement, PostPipelineTime, Segment, SplitProblem
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
@@ -165,7 +165,7 @@ def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment
 
 def _tails(
     profile: Profile, cluster: Cluster, layout: Layout, segments: list[Segment], blocks: list[BlockCost], unit: int
-) -> tuple[Tail, ...]:
+) -> tuple[PostPipelineTime, ...]:
     """Return rows below a rank's tail, each the tail of a block times their number, rounded down to whole units.
 
     Where the reduction overlaps the last backward, one row hides all of it, the other hides a backward in which
@@ -187,7 +187,9 @@ def _tails(
                 for more, s in zip(each, segments, strict=True)
             ]
         rows.append(
-            Tail(by_segment=tuple(int(more // unit) * unit for more in each), fixed=max(0, int(fixed // unit) * unit))
+            PostPipelineTime(
+                by_segment=tuple(int(more // unit) * unit for more in each), fixed=max(0, int(fixed // unit) * unit)
+            )
         )
     return tuple(rows)
 

@@ -1,7 +1,7 @@
 """The inner problem: how many layers, recomputed how, go on every stage of one pipeline. Solved to a proof."""
 
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
-from mindspeed_autoparallel.planner.split.problem import LayerKind, Segment, SplitProblem, Tail
+from mindspeed_autoparallel.planner.split.problem import LayerKind, PostPipelineTime, Segment, SplitProblem
 from mindspeed_autoparallel.planner.split.solution import (
     NoneBelow,
     Placement,
@@ -18,11 +18,11 @@ __all__ = [
     "LayerKind",
     "NoneBelow",
     "Placement",
+    "PostPipelineTime",
     "Segment",
     "SplitProblem",
     "SplitSolution",
     "StoppedEarly",
-    "Tail",
     "baselines",
     "solve",
     "stage_memory",

@@ -59,7 +59,7 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tail:
+class PostPipelineTime:
     """What a stage does after the pipeline, linear in its layers; of several rows the largest counts."""
 
     by_segment: tuple[int, ...]
@@ -94,7 +94,7 @@ class SplitProblem:
     in_flight: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """By stage, the moments that may be fullest: microbatches in flight of each chunk. Empty: one moment, nothing
     counted by ``LayerKind.saved``."""
-    tails: tuple[Tail, ...] = ()
+    tails: tuple[PostPipelineTime, ...] = ()
     """The longest tail of all stages is added to the step."""
 
     def __post_init__(self) -> None:

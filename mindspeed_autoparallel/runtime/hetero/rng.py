@@ -71,12 +71,12 @@ class ModuleRandomStates:
         """Keep the current module's generators as the host seeded them and seed the others by Megatron's rule."""
         from megatron.core import tensor_parallel
 
-        home = self._states.current
-        assert home is not None, "adopt the backbone's state before seeding"
+        backbone = self._states.current
+        assert backbone is not None, "adopt the backbone's state before seeding"
         default = DefaultGenerators.now()
-        self._keep(home)
+        self._keep(backbone)
         for name in self._states.names:
-            if name != home:
+            if name != backbone:
                 with self._states.use(name):
                     own = seed + stage_offset(self._states.parallel_state)
                     torch.manual_seed(own)

@@ -18,18 +18,18 @@ TEXT = 64
 SIZES = (252, 448, 672, 1036, 1344)
 
 
-def items_of(num_homes: int, per_home: int, sizes: tuple[int, ...], seed: int) -> list[Item]:
-    """``per_home`` square images per backbone replica, sides drawn from ``sizes`` pixels."""
+def items_of(num_dp_replicas: int, per_dp_replica: int, sizes: tuple[int, ...], seed: int) -> list[Item]:
+    """``per_dp_replica`` square images per backbone replica, sides drawn from ``sizes`` pixels."""
     draw = random.Random(seed)
     items = []
-    for home in range(num_homes):
-        for sample in range(per_home):
+    for dp_replica in range(num_dp_replicas):
+        for sample in range(per_dp_replica):
             patches = (draw.choice(sizes) // PIXELS_PER_PATCH) ** 2
             cost = patches * HIDDEN + patches * patches / 64
             rows = patches // MERGE
             # Text before and after the image, padded as every cut below wants it.
             length = -(-(rows + 2 * TEXT) // 16) * 16
-            items.append(Item(home, 0, sample, patches, rows, cost, (), TEXT, length))
+            items.append(Item(dp_replica, 0, sample, patches, rows, cost, (), TEXT, length))
     return items
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         "                                       gather      whole items, MB     sharded merge, MB   less by, on average"
     )
     print("case                                       MB     busiest     mean    busiest     mean     whole   sharded")
-    for name, world, tensor, pipeline, per_home, sizes in (
+    for name, world, tensor, pipeline, per_dp_replica, sizes in (
         ("E DP8 / L TP4-DP2, 1036 px", 8, 4, 1, 16, (1036,)),
         ("E DP8 / L TP2-PP2-DP2, 1036 px", 8, 2, 2, 16, (1036,)),
         ("E DP8 / L TP4-DP2, mixed, 16 per DP", 8, 4, 1, 16, SIZES),
@@ -55,8 +55,8 @@ def main() -> None:
     ):
         encoder = standard_placement(world)
         backbone = standard_placement(world, tensor=tensor, pipeline=pipeline)
-        homes = world // (tensor * pipeline)
-        items = items_of(homes, per_home, sizes, seed=1)
+        dp_replicas = world // (tensor * pipeline)
+        items = items_of(dp_replicas, per_dp_replica, sizes, seed=1)
         plans = []
         for sequence_parallel in (False, True):
             plans.append(

@@ -79,9 +79,9 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
         stage.image_encoder.stage = ps.get_pipeline_model_parallel_rank()
     encoder = Encoder(ENCODER, stage.image_encoder, _Adapter(), case.scale, _encoder_config(case))
     session = open_session(states, BACKBONE, [encoder], memory=case.memory, sequence_parallel=case.sequence_parallel)
-    home = ps.get_data_parallel_rank()
+    dp_replica = ps.get_data_parallel_rank()
     size = case.micro_batch_size
-    batches = [[home * 10_000 + m * size + i for i in range(size)] for m in range(case.num_microbatches)]
+    batches = [[dp_replica * 10_000 + m * size + i for i in range(size)] for m in range(case.num_microbatches)]
     store = dist.PrefixStore(f"hetero/{number}", dist.distributed_c10d._get_default_store())
     session.learn_batch_owners(True)
     network = contextlib.nullcontext() if case.sleeping else HeteroNetwork(rank, store, case)

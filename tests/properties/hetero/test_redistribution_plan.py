@@ -31,10 +31,11 @@ def problems(draw, mode=None):
     mode = mode or draw(st.sampled_from(["local", "global", "off"]))
     sets = closed_sets([encoder, backbone]) if mode != "global" else [list(range(8))]
     ranks = draw(st.sampled_from(sets))
-    homes = sorted({backbone[rank].data for rank in ranks})
-    found = draw(st.lists(st.tuples(st.sampled_from(homes), st.integers(1, 9), st.integers(1, 4)), max_size=12))
+    dp_replicas = sorted({backbone[rank].data for rank in ranks})
+    found = draw(st.lists(st.tuples(st.sampled_from(dp_replicas), st.integers(1, 9), st.integers(1, 4)), max_size=12))
     items = [
-        Item(home, i, i, rows * 4, rows, float(rows * weight)) for i, (home, rows, weight) in enumerate(sorted(found))
+        Item(dp_replica, i, i, rows * 4, rows, float(rows * weight))
+        for i, (dp_replica, rows, weight) in enumerate(sorted(found))
     ]
     return items, encoder, backbone, ranks, mode
 

@@ -10,9 +10,9 @@ import pytest
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split import (
     LayerKind,
+    PostPipelineTime,
     Segment,
     SplitProblem,
-    Tail,
     solve,
     solver,
     stage_memory,
@@ -40,8 +40,8 @@ def random_problem(drawn):
         for index, size in enumerate(sizes)
     )
     tails = (
-        Tail(by_segment=(drawn.choice([0, 30]), drawn.randint(1, 60)), fixed=drawn.randint(0, 40)),
-        Tail(by_segment=(-drawn.randint(0, 20), drawn.randint(40, 90)), fixed=drawn.randint(0, 40)),
+        PostPipelineTime(by_segment=(drawn.choice([0, 30]), drawn.randint(1, 60)), fixed=drawn.randint(0, 40)),
+        PostPipelineTime(by_segment=(-drawn.randint(0, 20), drawn.randint(40, 90)), fixed=drawn.randint(0, 40)),
     )
     return SplitProblem(
         segments=segments,

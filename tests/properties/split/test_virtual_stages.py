@@ -9,7 +9,15 @@ import numpy
 import pytest
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, Tail, solve, stage_memory, step_of
+from mindspeed_autoparallel.planner.split import (
+    LayerKind,
+    PostPipelineTime,
+    Segment,
+    SplitProblem,
+    solve,
+    stage_memory,
+    step_of,
+)
 from mindspeed_autoparallel.planner.split.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
 from mindspeed_autoparallel.planner.split.rank_kinds import _least
@@ -186,7 +194,7 @@ def test_the_paths_through_a_ranks_work_are_no_longer_than_any_plan(schedule, ch
             stages, layers = drawn.choice([2, 3, 4]), drawn.randint(12, 20)
             virtual = stages * chunks
             layer = LayerKind(name="none", memory=(0,) * virtual)
-            tail = Tail(by_segment=(drawn.randint(0, 5),), fixed=drawn.randint(0, 3))
+            tail = PostPipelineTime(by_segment=(drawn.randint(0, 5),), fixed=drawn.randint(0, 3))
             problem = SplitProblem(
                 segments=(Segment(name="layer", num_layers=layers, forward=7, backward=13, kinds=(layer,)),),
                 num_stages=stages,

@@ -43,28 +43,28 @@ def sizes_of(case: tuple[int, ...], sequence: bool) -> tuple[Layout, ModuleLayou
 def samples_moved(
     exchange: EncoderExchange, encoder: Placement, backbone: Placement, sequence: bool
 ) -> Iterator[tuple[int, int, float]]:
-    """Yield samples per home, and of inputs, outputs and gradients what is predicted and what the busiest rank moves."""
+    """Yield samples per dp_replica, and of inputs, outputs and gradients what is predicted and what the busiest rank moves."""
     ranks = closed_sets([backbone, encoder])[0]
-    homes = sorted({backbone[rank].data for rank in ranks})
-    for per_home in (exchange.encoder_replicas, 2 * exchange.encoder_replicas, 1, 3):
+    dp_replicas = sorted({backbone[rank].data for rank in ranks})
+    for per_dp_replica in (exchange.encoder_replicas, 2 * exchange.encoder_replicas, 1, 3):
         items = [
-            Item(home, 0, sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS)
-            for home in homes
-            for sample in range(per_home)
+            Item(dp_replica, 0, sample, ROWS, ROWS, 1.0, first_token=0, num_tokens=ROWS)
+            for dp_replica in dp_replicas
+            for sample in range(per_dp_replica)
         ]
         plan = make_plan(
             items, encoder=encoder, backbone=backbone, ranks=ranks, mode="local", sequence_parallel=sequence
         )
         loads = [len(plan.owned_by(replica)) for replica in range(num_replicas(encoder))]
-        assert max(loads) == exchange.samples_of_busiest(per_home)
-        predicted = moved_samples(exchange, per_home)
+        assert max(loads) == exchange.samples_of_busiest(per_dp_replica)
+        predicted = moved_samples(exchange, per_dp_replica)
         for pieces, expected in (
             (plan.inputs, predicted.inputs),
             (plan.outputs, predicted.outputs),
             (plan.gradients, predicted.gradients),
         ):
             busiest = max(max(received_bytes(pieces, r, 1), sent_bytes(pieces, r, 1)) for r in ranks) / ROWS
-            yield per_home, expected, busiest
+            yield per_dp_replica, expected, busiest
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence-parallel"])
@@ -78,20 +78,24 @@ def test_sets_loads_and_bytes_are_those_of_the_training(case: tuple[int, ...], s
     sets = closed_sets([backbone, encoder])
     assert {len(ranks) for ranks in sets} == {exchange.encoder_replicas * etp * ecp}
     ranks = sets[0]
-    homes = sorted({backbone[rank].data for rank in ranks})
-    assert (len(homes), len({encoder[rank].data for rank in ranks})) == (
+    dp_replicas = sorted({backbone[rank].data for rank in ranks})
+    assert (len(dp_replicas), len({encoder[rank].data for rank in ranks})) == (
         exchange.backbone_replicas,
         exchange.encoder_replicas,
     )
-    for per_home, expected, busiest in samples_moved(exchange, encoder, backbone, sequence):
+    for per_dp_replica, expected, busiest in samples_moved(exchange, encoder, backbone, sequence):
         if exchange.nested:
-            assert expected <= busiest <= expected + 1, (per_home, expected, busiest)
+            assert expected <= busiest <= expected + 1, (per_dp_replica, expected, busiest)
             # Senders take turns by pieces: where these are not even, one has up to a sample more.
-            assert expected == busiest or per_home % exchange.encoder_replicas, (per_home, expected, busiest)
+            assert expected == busiest or per_dp_replica % exchange.encoder_replicas, (
+                per_dp_replica,
+                expected,
+                busiest,
+            )
         else:
             # Uneven loads: turns of senders are not followed one by one.
-            assert (expected == 0) == (busiest == 0), (per_home, expected, busiest)
-            assert abs(expected - busiest) <= max(2.0, 0.5 * busiest), (per_home, expected, busiest)
+            assert (expected == 0) == (busiest == 0), (per_dp_replica, expected, busiest)
+            assert abs(expected - busiest) <= max(2.0, 0.5 * busiest), (per_dp_replica, expected, busiest)
 
 
 STAGED = [
@@ -113,16 +117,16 @@ def test_of_encoders_in_stages_too(sequence: bool) -> None:
         exchange = exchange_of(layout, own, "local")
         ranks = closed_sets([backbone, encoder])[0]
         assert exchange.num_ranks == len(ranks)
-        homes = sorted({backbone[rank].data for rank in ranks})
-        assert (len(homes), len({encoder[rank].data for rank in ranks})) == (
+        dp_replicas = sorted({backbone[rank].data for rank in ranks})
+        assert (len(dp_replicas), len({encoder[rank].data for rank in ranks})) == (
             exchange.backbone_replicas,
             exchange.encoder_replicas,
         )
-        assert exchange.nested == (len(homes) == 1)
-        for per_home, expected, busiest in samples_moved(exchange, encoder, backbone, sequence):
+        assert exchange.nested == (len(dp_replicas) == 1)
+        for per_dp_replica, expected, busiest in samples_moved(exchange, encoder, backbone, sequence):
             # Senders take turns by pieces: where these are not even, one has up to a sample more.
-            assert expected <= busiest + 1e-9, (layout, own, per_home, expected, busiest)
-            assert busiest <= expected + 1, (layout, own, per_home, expected, busiest)
+            assert expected <= busiest + 1e-9, (layout, own, per_dp_replica, expected, busiest)
+            assert busiest <= expected + 1, (layout, own, per_dp_replica, expected, busiest)
 
 
 def test_whole_world_balance_ties_all_replicas() -> None:

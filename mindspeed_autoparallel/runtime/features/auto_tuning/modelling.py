@@ -48,7 +48,7 @@ def profile_variants(
     """
     found, left_out = [], {}
     provenance = provenance_of(request.description, costs.source, costs.device_name, {"software": costs.software})
-    for way in plan.ways:
+    for way in plan.variants:
         results = _results(traces, costs, way.title)
         if not results:
             failures = [result.failures.get(VariantName(way.title, PLAIN)) for result in traces.values()]

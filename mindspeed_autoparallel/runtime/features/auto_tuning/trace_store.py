@@ -87,7 +87,7 @@ class Traces:
         self.headroom_bytes = headroom_bytes
         self.variants = {
             str(VariantName(way.title, kind)): {**way.settings, **recompute}
-            for way in plan.ways
+            for way in plan.variants
             for kind, recompute in {PLAIN: {}, **plan.recompute}.items()
         }
         self.key = self._key()
@@ -178,7 +178,7 @@ class Traces:
 
     def _wanted(self, point: MeasuredAt) -> list[str]:
         """Return variants that differ at ``point``; the script's own comes first."""
-        titles = [way.title for way in self.plan.ways if way.applies_to(point)]
+        titles = [way.title for way in self.plan.variants if way.applies_to(point)]
         return [name for name in self.variants if VariantName.parse(name).variant in titles]
 
     def _forget_given_up(self) -> None:

@@ -64,11 +64,11 @@ def assign(
     """
     replicas = sorted({encoder[rank].data for rank in ranks})
     if mode == "off":
-        return [replicas[o] for o in _home_runs(items, encoder, backbone, replicas)]
+        return [replicas[o] for o in _dp_replica_runs(items, encoder, backbone, replicas)]
     return [replicas[o] for o in longest_first([item.cost for item in items], len(replicas))]
 
 
-def _home_runs(items: Sequence[Item], encoder: Placement, backbone: Placement, replicas: list[int]) -> list[int]:
+def _dp_replica_runs(items: Sequence[Item], encoder: Placement, backbone: Placement, replicas: list[int]) -> list[int]:
     """Return contiguous runs, inside the encoder replicas that lie in the item's own backbone replica where there are
     such."""
     owners = [0] * len(items)

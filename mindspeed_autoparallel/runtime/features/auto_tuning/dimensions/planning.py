@@ -24,13 +24,13 @@ from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.variants imp
 from mindspeed_autoparallel.runtime.features.auto_tuning.request import TuningRequest
 from mindspeed_autoparallel.spec.recompute import policy_of
 
-_WAYS: tuple[Callable[[SearchContext], list[Variant]], ...] = (
+_VARIANTS: tuple[Callable[[SearchContext], list[Variant]], ...] = (
     attention_exchanges,
     dispatchers,
     token_rearrangement,
     whole_experts,
 )
-"""Each adds its ways, or the reason why there are none."""
+"""Each adds its variants, or the reason why there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SearchPlan:
     """What is traced and searched."""
 
     points: tuple[MeasuredAt, ...]
-    ways: tuple[Variant, ...]
+    variants: tuple[Variant, ...]
     """The script's own first."""
     recompute: dict[str, dict[str, Any]]
     """Kinds that are traced beside none: Megatron's argument destinations and values."""
@@ -53,26 +53,26 @@ def plan_search(request: TuningRequest, arguments: argparse.Namespace, device_na
     """Plan all that is worth tracing for ``request`` with what the host's ``arguments`` and the device have."""
     context = SearchContext(request=request, arguments=arguments, device_name=device_name)
     sizes = worthwhile_sizes(context)
-    ways = [Variant(), *(way for dimension in _WAYS for way in dimension(context))]
-    for way in ways:
-        if not any(way.applies_to(point) for point in sizes.points):
-            context.left_out[way.title] = "it differs from the script's own way in no layout that is traced"
-    ways = [way for way in ways if way.title not in context.left_out]
+    variants = [Variant(), *(variant for dimension in _VARIANTS for variant in dimension(context))]
+    for variant in variants:
+        if not any(variant.applies_to(point) for point in sizes.points):
+            context.left_out[variant.title] = "it differs from the script's own way in no layout that is traced"
+    variants = [variant for variant in variants if variant.title not in context.left_out]
     dimensions = switches(context)
     recompute = selective_kinds(context)
     name_unsearched(context)
     return SearchPlan(
         points=sizes.points,
-        ways=tuple(ways),
+        variants=tuple(variants),
         recompute=recompute,
         dimensions=dimensions,
-        searched=_searched(request, sizes, ways, recompute, dimensions),
+        searched=_searched(request, sizes, variants, recompute, dimensions),
         left_out=context.left_out,
     )
 
 
 def _searched(
-    request: TuningRequest, sizes: Sizes, ways: list[Variant], recompute: Iterable[str], dimensions: Dimensions
+    request: TuningRequest, sizes: Sizes, variants: list[Variant], recompute: Iterable[str], dimensions: Dimensions
 ) -> dict[str, str]:
     kinds = ["none", *(policy_of(kind).words for kind in recompute)]
     if "full" in dimensions.recompute:
@@ -94,6 +94,6 @@ def _searched(
         "overlap of parameter gathering": words(dimensions.overlap_parameter_gather),
         "recompute": ", ".join(kinds),
     }
-    if len(ways) > 1:
-        searched["ways to run the layers"] = ", ".join(way.title or "as in the script" for way in ways)
+    if len(variants) > 1:
+        searched["ways to run the layers"] = ", ".join(variant.title or "as in the script" for variant in variants)
     return searched

@@ -78,7 +78,7 @@ def test_experts_bring_their_dimensions(request_):
     host = argparse.Namespace(**vars(HOST), moe_token_dispatcher_type="alltoall", expert_tensor_parallel_size=None)
     plan = plan_search(replace(request_, num_experts=4), host, "cuda")
     assert sizes(plan, "expert_size") == [1, 2, 4]
-    assert [way.title for way in plan.ways] == ["", "allgather dispatcher", "whole experts"]
+    assert [way.title for way in plan.variants] == ["", "allgather dispatcher", "whole experts"]
     assert all(point.sequence_parallel == (point.tensor_size > 1) for point in plan.points)
 
 
@@ -153,13 +153,13 @@ def test_the_work_dir_is_private(tmp_path):
 def test_rows_of_attention_are_exchanged_for_heads_where_context_and_tensor_ranks_divide_them(request_):
     host = argparse.Namespace(**vars(HOST), cp_comm_type=["p2p"], transformer_impl="local")
     plan = plan_search(replace(request_, num_query_groups=4), host, "cpu")
-    (way,) = plan.ways[1:]
+    (way,) = plan.variants[1:]
     assert way.settings == {"cp_comm_type": ["a2a"]}
     wanted = {(p.tensor_size, p.context_size) for p in plan.points if way.applies_to(p)}
     assert wanted == {(1, 2), (1, 4), (2, 2)}
     assert any("ring attention" in name for name in plan.left_out)
     odd = plan_search(replace(request_, num_heads=3, num_query_groups=3), host, "cpu")
-    assert len(odd.ways) == 1
+    assert len(odd.variants) == 1
     assert "no layout" in odd.left_out["all-to-all of attention heads"]
     other = argparse.Namespace(**{**vars(host), "transformer_impl": "transformer_engine"})
     assert "cannot be traced" in plan_search(request_, other, "cuda").left_out["ways of context parallelism"]

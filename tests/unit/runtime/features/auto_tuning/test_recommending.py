@@ -38,7 +38,7 @@ def recommend(monkeypatch, sample_data=None, batch=64, switches=True, sizes=(2, 
     )
     variants = [plain] if not switches else [plain, *with_switches([plain], [[switch]], [], parts)]
     plan = SearchPlan(
-        points=(), ways=(), recompute={}, dimensions=Dimensions(virtual_sizes=(1,)), searched={}, left_out={}
+        points=(), variants=(), recompute={}, dimensions=Dimensions(virtual_sizes=(1,)), searched={}, left_out={}
     )
     prices = Prices(base=None, device="", software="", tiers={}, devices_per_node=8, host=HostModel())
     cluster = Cluster(num_nodes=1, devices_per_node=8)

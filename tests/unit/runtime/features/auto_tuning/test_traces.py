@@ -71,7 +71,7 @@ def tracing(tmp_path, monkeypatch):
             launch_timeout_s=timeout_s,
             description=SimpleNamespace(modules=[], model_hash="model"),
         )
-        plan = SimpleNamespace(ways=[], recompute={}, points=POINTS, left_out={})
+        plan = SimpleNamespace(variants=[], recompute={}, points=POINTS, left_out={})
         launches = Launches(request, SimpleNamespace(log_dir=tmp_path / "logs"))
         found, _ = Traces(request, plan, 0).take(launches)
         rounds = sorted(record.status for record in launches.records)
