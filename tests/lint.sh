@@ -7,5 +7,6 @@ install_into_venv "dev"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
+.venv/bin/python tests/helpers/stale_names.py
 .venv/bin/lint-imports
 .venv/bin/python docs/generate.py --check

@@ -30,8 +30,9 @@ def two_stations(first_us, second_us, num_chunks):
 @pytest.mark.parametrize("num_chunks", [1, 2, 4, 8])
 @pytest.mark.parametrize("times_us", [(100.0, 40.0), (40.0, 100.0), (50.0, 50.0), (80.0, 0.0)])
 def test_chunks_of_a_product_and_its_collective_pass_each_other(times_us, num_chunks):
-    saving = pipelined_saving_us(*times_us, num_chunks)
-    assert sum(times_us) - saving == pytest.approx(two_stations(*times_us, num_chunks))
+    first_us, second_us = times_us
+    saving = pipelined_saving_us(first_us, second_us, num_chunks)
+    assert sum(times_us) - saving == pytest.approx(two_stations(first_us, second_us, num_chunks))
 
 
 def test_each_exchange_hides_behind_the_other_directions_computing():

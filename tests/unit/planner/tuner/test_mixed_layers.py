@@ -148,7 +148,7 @@ def test_the_fastest_recompute_that_fits_is_found_whatever_each_kind_of_layers_p
         configurations = space(profile=random_profile(seed, capacity_mib)).configurations
         for configuration in (item for item in configurations if item.layout.distributed_optimizer):
             found = [
-                evaluate_placement(configuration, CLUSTER, BATCH, *way, DIMENSIONS)
+                evaluate_placement(configuration, CLUSTER, BATCH, *way, dimensions=DIMENSIONS)
                 for way in ways(configuration, with_groups=True)
             ]
             fitting = [item.step_us for item in found if item.evaluation.fits]

@@ -25,7 +25,7 @@ OWN = ("train.py", "--lr", "0.1", "--node-rank", "1")
 def server():
     with reserved_port() as port:
         one = StoreServer("127.0.0.1", port, SECRET)
-        one.port = port
+        one.port = port  # type: ignore[attr-defined]
         one.set("launch/0", "precious")
         yield one
         one.close()
