@@ -123,19 +123,24 @@ def _is_untyped(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def names_missing_from_maps() -> set[str]:
-    """Return ``package: name`` for every name in a package docstring's map that is no file or folder there."""
+    """Return ``package: name`` for every name in a package docstring's map that is no file or folder there.
+
+    A package of folders with the same files may describe these: what at least two of them have is there.
+    """
     found = set()
     for path, tree in sources().items():
         if path.endswith("__init__.py"):
             folder = (ROOT / path).parent
             for name in names_in_map(ast.get_docstring(tree) or ""):
-                if not any((folder / file).exists() for file in (f"{name}.py", f"{name}/__init__.py", name)):
+                files = (f"{name}.py", f"{name}/__init__.py", name)
+                if not any((folder / file).exists() for file in files) and len(list(folder.glob(f"*/{name}.py"))) < 2:
                     found.add(f"{path}: {name}")
     return found
 
 
 def names_in_map(docstring: str) -> list[str]:
-    """Return the names in the first column of a docstring's map: ``name, other   what they are``."""
+    """Return the names in the first column of a docstring's map: ``name, other   what they are``, quoted or not."""
+    docstring = docstring.replace("``", "")
     rows = re.findall(r"^ *((?:[\w.]+, )*[\w.]+,?)(?: {2,}\S|$)", docstring, flags=re.MULTILINE)
     is_map = re.search(r"^ *[\w.]+(?:, [\w.]+)* {2,}\S", docstring, flags=re.MULTILINE)
     return [name.strip() for row in rows for name in row.split(",") if name.strip()] if is_map else []

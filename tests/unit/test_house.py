@@ -29,4 +29,5 @@ def test_the_rules_see_the_package() -> None:
 def test_names_are_read_out_of_a_map() -> None:
     text = "Title: a sentence.\n\nplan      which rows\nshards,\n  volume  the bytes\nlow, high   both\n\nMore text."
     assert names_in_map(text) == ["plan", "shards", "volume", "low", "high"]
+    assert names_in_map("A sentence.\n\n``plan``, ``shards``   rows\n``volume``  bytes") == ["plan", "shards", "volume"]
     assert names_in_map("A title.\n\nNo map here, only  prose that goes on.") == []
