@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.rules.experts import combine, dispatch, expert_product, router
 from mindspeed_autoparallel.operators.rules.products import attention, gather, matrix_product, norm, pointwise, source
+from mindspeed_autoparallel.spec.decoder import DecoderSizes
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """A decoder-only model; ``gated``: the MLP has a gate projection beside the up projection."""
+class Decoder(DecoderSizes):
+    """A decoder-only model; with experts every MLP is made of them."""
 
-    num_layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocabulary: int
-    gated: bool = True
-    num_experts: int = 0
-    """Above 0 every MLP is this many experts, of which ``experts_per_token`` compute a token."""
-    experts_per_token: int = 2
-    head: int = 0
-    """Width of a head; 0: hidden over heads."""
     lora_rank: int = 0
     """Above 0 only adapters of this rank beside q, k, v and o are trained."""
 
+    def as_json(self) -> dict[str, int | bool]:
+        """Return the sizes as operator_plan.json has them."""
+        values = dataclasses.asdict(self)
+        values |= {"experts_per_token": values.pop("topk"), "head": values.pop("head_size")}
+        return values
 
-_BASE: dict[str, ModelShape] = {
-    "llama2-7b": ModelShape(32, 4096, 32, 32, 11008, 32000),
-    "llama2-13b": ModelShape(40, 5120, 40, 40, 13824, 32000),
-    "llama2-70b": ModelShape(80, 8192, 64, 8, 28672, 32000),
-    "baichuan2-7b": ModelShape(32, 4096, 32, 32, 11008, 125696),
-    "baichuan2-13b": ModelShape(40, 5120, 40, 40, 13696, 125696),
-    "qwen-7b": ModelShape(32, 4096, 32, 32, 11008, 151936),
-    "qwen-14b": ModelShape(40, 5120, 40, 40, 13696, 152064),
-    "pangualpha-2.6b": ModelShape(32, 2560, 32, 32, 10240, 40000, gated=False),
-    "pangualpha-13b": ModelShape(40, 5120, 40, 40, 20480, 40000, gated=False),
-    "mixtral-8x7b": ModelShape(32, 4096, 32, 8, 14336, 32000, num_experts=8),
+
+_BASE: dict[str, Decoder] = {
+    "llama2-7b": Decoder(32, 4096, 32, 32, 11008, 32000),
+    "llama2-13b": Decoder(40, 5120, 40, 40, 13824, 32000),
+    "llama2-70b": Decoder(80, 8192, 64, 8, 28672, 32000),
+    "baichuan2-7b": Decoder(32, 4096, 32, 32, 11008, 125696),
+    "baichuan2-13b": Decoder(40, 5120, 40, 40, 13696, 125696),
+    "qwen-7b": Decoder(32, 4096, 32, 32, 11008, 151936),
+    "qwen-14b": Decoder(40, 5120, 40, 40, 13696, 152064),
+    "pangualpha-2.6b": Decoder(32, 2560, 32, 32, 10240, 40000, gated=False),
+    "pangualpha-13b": Decoder(40, 5120, 40, 40, 20480, 40000, gated=False),
+    "mixtral-8x7b": Decoder(32, 4096, 32, 8, 14336, 32000, num_experts=8, topk=2),
 }
 _LORA_FAMILIES = ("llama2", "baichuan2", "qwen")
 _LORA_RANK = 16
-PRESETS: dict[str, ModelShape] = {
+PRESETS: dict[str, Decoder] = {
     **_BASE,
     **{
         f"{name}-lora": replace(shape, lora_rank=_LORA_RANK)
@@ -64,15 +60,15 @@ def preset_graph(name: str, *, batch: int, sequence: int, num_layers: int | None
     return decoder_graph(PRESETS[name], batch=batch, sequence=sequence, num_layers=num_layers)
 
 
-def decoder_graph(shape: ModelShape, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
+def decoder_graph(shape: Decoder, *, batch: int, sequence: int, num_layers: int | None = None) -> Graph:
     """Return embedding, layers and output projection of ``shape``; rows are batch times sequence, batch outermost."""
-    return _Decoder(shape, batch, sequence).build(shape.num_layers if num_layers is None else num_layers)
+    return _DecoderGraph(shape, batch, sequence).build(shape.num_layers if num_layers is None else num_layers)
 
 
-class _Decoder:
-    def __init__(self, shape: ModelShape, batch: int, sequence: int) -> None:
+class _DecoderGraph:
+    def __init__(self, shape: Decoder, batch: int, sequence: int) -> None:
         self.shape, self.batch, self.sequence = shape, batch, sequence
-        self.rows, self.head = batch * sequence, shape.head or shape.hidden // shape.heads
+        self.rows, self.head = batch * sequence, shape.head_width
         self.graph = Graph(samples=batch)
 
     def build(self, num_layers: int) -> Graph:
@@ -93,7 +89,7 @@ class _Decoder:
 
     def layer(self, prefix: str, stream: str) -> str:
         shape = self.shape
-        wide, narrow = shape.heads * self.head, shape.kv_heads * self.head
+        wide, narrow = shape.query_size, shape.kv_size
         given = self.normed(prefix, "attention_norm", stream)
         q = self.adapted(prefix, "q", given, wide, shape.hidden)
         k = self.adapted(prefix, "k", given, narrow, shape.hidden)
@@ -147,7 +143,7 @@ class _Decoder:
     def experts(self, prefix: str, given: str) -> str:
         shape, rows = self.shape, self.rows
         number = shape.num_experts
-        slots = max(1, rows * shape.experts_per_token // number)
+        slots = max(1, rows * shape.topk // number)
         scores = self.weight(f"{prefix}router.weight", (shape.hidden, number), "router.weight")
         sizes = (rows, shape.hidden, number)
         routed = self.graph.add(router(f"{prefix}router", (given, scores), *sizes, role="router"))

@@ -6,6 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from mindspeed_autoparallel.spec.decoder import DecoderSizes
+
 Mixer = Literal["attention", "mamba", "linear", "none"]
 Mlp = Literal["dense", "experts", "none"]
 Activation = Literal["fused", "gelu", "gelu_tanh"]
@@ -98,23 +100,12 @@ class Encoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """A decoder-only transformer, perhaps with an encoder; sizes are counts."""
+class ModelShape(DecoderSizes):
+    """A decoder-only transformer, perhaps with an encoder, as a prediction sees it."""
 
-    num_layers: int
-    """Layers of the decoder, no-op layers left out."""
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
     sequence: int
-    vocabulary: int
-    gated: bool
-    num_experts: int = 0
-    topk: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
-    head_size: int = 0
     tied: bool = False
     causal: bool = True
     """Whether a token attends to those before it only; encoders attend to all."""
@@ -144,16 +135,6 @@ class ModelShape:
     """Whether logits go through a tanh before the loss, whose output is kept."""
     capacity_factor: float = 0.0
     """Rows that each expert takes, over the balanced number; 0: whatever is routed to it."""
-
-    @property
-    def query_size(self) -> int:
-        """Return width of all query heads together."""
-        return self.heads * (self.head_size or self.hidden // self.heads)
-
-    @property
-    def kv_size(self) -> int:
-        """Return width of all key heads together (the same as of all value heads)."""
-        return self.kv_heads * (self.head_size or self.hidden // self.heads)
 
     @property
     def modern(self) -> bool:

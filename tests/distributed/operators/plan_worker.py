@@ -9,7 +9,7 @@ from ranks import leave_with
 from torch.nn import functional
 
 from mindspeed_autoparallel.operators.graph.node import Graph
-from mindspeed_autoparallel.operators.presets import ModelShape, decoder_graph
+from mindspeed_autoparallel.operators.presets import Decoder, decoder_graph
 from mindspeed_autoparallel.operators.strategies import search_graph
 from mindspeed_autoparallel.operators.torch.calls import look_up
 from mindspeed_autoparallel.operators.torch.execute import execute
@@ -36,7 +36,7 @@ FUNCTIONS = {
 
 
 def tiny_graph():
-    shape = ModelShape(1, 32, 8, 4, 64, 48)
+    shape = Decoder(1, 32, 8, 4, 64, 48)
     nodes = decoder_graph(shape, batch=BATCH, sequence=SEQUENCE).nodes
     return Graph({name: dataclasses.replace(node, item_bytes=8) for name, node in nodes.items()})
 

@@ -12,15 +12,15 @@ from ranks import run_ranks
 from mindspeed_autoparallel.operators import search_graph
 from mindspeed_autoparallel.operators.lowering.megatron import derive_megatron
 from mindspeed_autoparallel.operators.pipeline import Pipeline, search_pipelined
-from mindspeed_autoparallel.operators.presets import ModelShape, decoder_graph
+from mindspeed_autoparallel.operators.presets import Decoder, decoder_graph
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron]
 
 WORKER = Path(__file__).parents[1] / "devices" / "gpt_layouts.py"
 # The model, batch and sequence of the worker.
-SHAPE = ModelShape(num_layers=4, hidden=32, heads=4, kv_heads=4, ffn=128, vocabulary=128, gated=False)
+SHAPE = Decoder(num_layers=4, hidden=32, heads=4, kv_heads=4, ffn=128, vocabulary=128, gated=False)
 GRAPH = decoder_graph(SHAPE, batch=8, sequence=16)
-SHAPE_OF_EXPERTS = dataclasses.replace(SHAPE, num_experts=4)
+SHAPE_OF_EXPERTS = dataclasses.replace(SHAPE, num_experts=4, topk=2)
 # As the worker's case "moe".
 ALLTOALL = {
     "num_moe_experts": 4,

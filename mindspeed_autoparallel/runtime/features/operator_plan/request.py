@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ def read_request(arguments: argparse.Namespace) -> OperatorPlanRequest:
     path = Path(arguments.operator_plan)
     content = read_json(path, "operator plan (--operator-plan)")
     layout = read_candidate(path)
-    shape = dataclasses.asdict(read_shape(arguments))
+    shape = read_shape(arguments).as_json()
     planned = content.get("model")
     if planned is not None and planned != shape:
         differing = [key for key in shape if planned.get(key) != shape[key]]

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import made_folder
 from mindspeed_autoparallel.operators.config import OperatorConfig, config_from_mapping, read_config
 from mindspeed_autoparallel.operators.pipeline import Pipeline
-from mindspeed_autoparallel.operators.presets import ModelShape
+from mindspeed_autoparallel.operators.presets import Decoder
 from mindspeed_autoparallel.operators.search.pins import Pins, parse_pins
 from mindspeed_autoparallel.runtime.features.operator_search.flags import OperatorSearchFlags
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
@@ -30,7 +30,7 @@ _SWIGLU_UNIT = 64
 class Work:
     """``global_batch_size`` samples of ``sequence`` tokens on ``devices``, as the script would cut them."""
 
-    shape: ModelShape
+    shape: Decoder
     global_batch_size: int
     micro_batch_size: int
     sequence: int
@@ -63,7 +63,7 @@ def read_request(arguments: argparse.Namespace) -> OperatorRequest:
     )
 
 
-def read_shape(arguments: argparse.Namespace) -> ModelShape:
+def read_shape(arguments: argparse.Namespace) -> Decoder:
     """Return the decoder that the parsed (not yet validated) ``arguments`` describe; ``ConfigError`` names a missing
     flag."""
     refuse_several_models(arguments, _FEATURE)
@@ -82,7 +82,7 @@ def read_shape(arguments: argparse.Namespace) -> ModelShape:
     head = getattr(arguments, "kv_channels", None) or 0
     if not head and hidden % heads:
         raise ConfigError(f"--num-attention-heads {heads} does not divide --hidden-size {hidden}.")
-    return ModelShape(
+    return Decoder(
         num_layers=_needed(arguments, "num_layers"),
         hidden=hidden,
         heads=heads,
@@ -91,8 +91,8 @@ def read_shape(arguments: argparse.Namespace) -> ModelShape:
         vocabulary=getattr(arguments, "padded_vocab_size", None) or _needed(arguments, "vocab_size"),
         gated=gated,
         num_experts=experts,
-        experts_per_token=getattr(arguments, "moe_router_topk", None) or 2,
-        head=head,
+        topk=getattr(arguments, "moe_router_topk", None) or 2,
+        head_size=head,
     )
 
 

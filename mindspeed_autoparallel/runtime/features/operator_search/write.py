@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from mindspeed_autoparallel.files import write_json_atomic, write_text_atomic
 from mindspeed_autoparallel.operators.configured import SearchResult, explain
 from mindspeed_autoparallel.report.operator_page import render_operator_page
@@ -15,7 +13,7 @@ PLAN_FILE, PAGE_FILE = "operator_plan.json", "operator_plan.html"
 def write(request: OperatorRequest, result: SearchResult) -> None:
     """Write plan and page to the request's folder, and print what was found or the operator that was asked for."""
     folder = request.output_dir
-    write_json_atomic(folder / PLAN_FILE, {**result.as_json(), "model": dataclasses.asdict(request.work.shape)})
+    write_json_atomic(folder / PLAN_FILE, {**result.as_json(), "model": request.work.shape.as_json()})
     write_text_atomic(folder / PAGE_FILE, render_operator_page(result.picture()))
     print("\n".join(explain(result.plan, request.explain) if request.explain else result.lines()))
     hint = " (train by it with --operator-plan)" if result.megatron else ""

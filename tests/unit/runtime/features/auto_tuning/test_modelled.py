@@ -13,7 +13,7 @@ from mindspeed_autoparallel.planner.tuner.pricing import Prices
 from mindspeed_autoparallel.profiles import Collective, LinkTier, MeasuredAt
 from mindspeed_autoparallel.profiles.knowledge import Operator, Signature
 from mindspeed_autoparallel.profiles.knowledge.estimate import Estimate
-from mindspeed_autoparallel.profiles.records import BlockTrace, record_of
+from mindspeed_autoparallel.profiles.records import BlockTrace, json_of, record_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.argv import with_configuration, words_of
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.modelled import Target, modelled_switches
@@ -250,7 +250,7 @@ def test_parts_of_a_trace_are_told_apart_by_operator_and_group():
     ]
     calls = {"operators": [[0, 2.0], [1, 1.0]], "collectives": collectives, "num_calls": 8}
     values = {
-        "operators": [vars(products), vars(others)],
+        "operators": [json_of(products), json_of(others)],
         "modules": [{"name": "text", "calls": {"layer": {"forward": calls, "backward": calls}}}],
     }
     trace = record_of(values, "trace", BlockTrace)

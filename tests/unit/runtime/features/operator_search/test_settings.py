@@ -66,9 +66,9 @@ def test_unknown_key_of_the_block_is_refused_with_its_section(tmp_path):
 def test_shape_follows_megatrons_defaults():
     assert read_shape(parsed()).ffn == 256 and not read_shape(parsed()).gated
     gated = read_shape(parsed(swiglu=True, group_query_attention=True, num_query_groups=2, kv_channels=32))
-    assert (gated.ffn, gated.gated, gated.kv_heads, gated.head) == (128, True, 2, 32)
+    assert (gated.ffn, gated.gated, gated.kv_heads, gated.head_size) == (128, True, 2, 32)
     experts = read_shape(parsed(num_experts=8, moe_router_topk=1, moe_ffn_hidden_size=96))
-    assert (experts.num_experts, experts.experts_per_token, experts.ffn) == (8, 1, 96)
+    assert (experts.num_experts, experts.topk, experts.ffn) == (8, 1, 96)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""The sizes of a decoder-only transformer: what predictions and operator graphs of it have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    """Counts and widths in elements."""
+
+    num_layers: int
+    """Of the decoder, no-op layers left out."""
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    """Width of an MLP; of an expert, too, where nothing else says it."""
+    vocabulary: int
+    gated: bool = True
+    """Whether the MLP has a gate projection beside the up projection."""
+    num_experts: int = 0
+    topk: int = 0
+    """Experts that compute a token."""
+    head_size: int = 0
+    """Width of a head; 0: hidden over heads."""
+
+    @property
+    def head_width(self) -> int:
+        """Return the width of one head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def query_size(self) -> int:
+        """Return width of all query heads together."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_size(self) -> int:
+        """Return width of all key heads together (the same as of all value heads)."""
+        return self.kv_heads * self.head_width
