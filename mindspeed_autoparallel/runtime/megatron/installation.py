@@ -28,6 +28,18 @@ _SWITCHES = frozenset(
 )
 """Flags that need functions of Megatron; the others only say more about one of these."""
 
+_PARTS = (
+    "core/parallel_state",
+    "core/pipeline_parallel/schedules",
+    "core/transformer/transformer_config",
+    "training/arguments",
+    "training/checkpointing",
+    "training/global_vars",
+    "training/initialize",
+    "training/training",
+)
+"""Modules that every supported release has and that the features work through."""
+
 
 @dataclass(frozen=True)
 class Installation:
@@ -85,6 +97,11 @@ def check_installation(installation: Installation, flags: Sequence[str]) -> str:
             f"two Megatrons on one path: megatron.core {release} comes from {core.parent.parent}, megatron.training "
             f"from {training.parent.parent}. Put one complete checkout first on PYTHONPATH."
         )
+    if missing := _missing_parts(core.parent):
+        raise ConfigError(
+            f"megatron-core {release} in {core.parent.parent} is not whole: megatron/{missing[0]} is missing. An "
+            "interrupted checkout or installation leaves that: get it again (git restore ., or pip install)."
+        )
     if installation.hidden:
         others = ", ".join(f"{release_in(folder)} in {folder.parent.parent}" for folder in installation.hidden)
         return f"using megatron-core {release} in {core.parent.parent}; also on the path, and not used: {others}"
@@ -118,6 +135,11 @@ def refuse_late_import(flags: Collection[str], modules: Sequence[str]) -> None:
                 f"{', '.join(sorted(set(modules)))} was imported first. Move `import mindspeed_autoparallel` above the "
                 f"first megatron (or mindspeed) import of {Path(sys.argv[0]).name}."
             )
+
+
+def _missing_parts(megatron: Path) -> list[str]:
+    """Return which of ``_PARTS`` the folder ``megatron`` has in no form: source, compiled or a package."""
+    return [part for part in _PARTS if not any((megatron / part).parent.glob(f"{Path(part).name}*"))]
 
 
 def _with_init(folders: Iterable[Path], name: str) -> list[Path]:

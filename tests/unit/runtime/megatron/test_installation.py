@@ -9,6 +9,10 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.megatron.installation import check_installation, find_installation
 
 FLAGS = ["--auto-tuning"]
+PARTS = {
+    "core": ("parallel_state", "pipeline_parallel/schedules", "transformer/transformer_config"),
+    "training": ("arguments", "checkpointing", "global_vars", "initialize", "training"),
+}
 
 
 def megatron(folder, release, *, training=True, core=True):
@@ -17,7 +21,10 @@ def megatron(folder, release, *, training=True, core=True):
         if wanted:
             package = folder / "megatron" / name
             package.mkdir(parents=True)
-            (package / "__init__.py").write_text("")
+            for part in ("__init__", *PARTS[name]):
+                file = package / f"{part}.py"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text("")
     if core:
         major, minor, patch = release.split(".")
         (folder / "megatron" / "core" / "package_info.py").write_text(
@@ -41,6 +48,15 @@ def test_another_release_is_refused_by_name(tmp_path, release):
 def test_a_core_without_training_is_half_a_host(tmp_path):
     with pytest.raises(ConfigError, match=r"megatron\.training, which is not installed"):
         check_installation(find_installation([megatron(tmp_path, "0.16.1", training=False)]), FLAGS)
+
+
+@pytest.mark.parametrize("part", ["core/pipeline_parallel/schedules", "training/arguments"])
+def test_a_checkout_without_some_of_its_files_is_half_a_host(tmp_path, part):
+    """Python called it a circular import, in the script's own line."""
+    path = megatron(tmp_path, "0.16.1")
+    (tmp_path / "megatron" / f"{part}.py").unlink()
+    with pytest.raises(ConfigError, match=rf"megatron-core 0.16.1 in {tmp_path} is not whole: megatron/{part} is"):
+        check_installation(find_installation([path]), FLAGS)
 
 
 def test_core_and_training_of_two_hosts_are_refused(tmp_path):
