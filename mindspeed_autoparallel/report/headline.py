@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from mindspeed_autoparallel.planner.layouts.assembly import COSTS
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import format_us
 
@@ -59,7 +57,7 @@ def pass_overhead_us(plan: Plan) -> float:
     """Return what a forward or backward of one microbatch takes beside the stage's blocks, where the plan has its
     costs."""
     try:
-        return float(json.loads(plan.extra.get(COSTS, "{}"))["device"]["operation_overhead_us"])
+        return float(plan.extra.costs["device"]["operation_overhead_us"])
     except (ValueError, TypeError, KeyError):
         return 0.0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import AutoParallelError, PlanError
-from mindspeed_autoparallel.planner.layouts.assembly import COSTS
 from mindspeed_autoparallel.planner.replay import replay as planner_replay
 from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
 from mindspeed_autoparallel.spec.plan import Plan
@@ -36,7 +35,7 @@ def replay(plan: Plan) -> Replay:
 
     Raises ``PlanError`` or ``ConfigError`` where the schedule cannot be replayed.
     """
-    if COSTS in plan.extra:
+    if plan.extra.costs:
         try:
             found = planner_replay(plan)[1]
         except AutoParallelError:

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.spec.data import DataRecord
 from mindspeed_autoparallel.spec.hetero import HeteroBest, HeteroRecord
 from mindspeed_autoparallel.spec.layout import Layout
 from mindspeed_autoparallel.spec.model import Model
+from mindspeed_autoparallel.spec.planned_from import PlannedFrom, without_text
 from mindspeed_autoparallel.spec.recompute import is_known
 from mindspeed_autoparallel.units import MAX_DURATION_US
 
@@ -189,7 +190,7 @@ class Plan:
     tool_version: str
     format: str = PLAN_FORMAT
     schema_version: int = PLAN_SCHEMA_VERSION
-    extra: dict[str, str] = field(default_factory=dict)
+    extra: PlannedFrom = field(default_factory=PlannedFrom)
     hetero: HeteroRecord | None = None
     """Of a plan whose encoders train under layouts of their own: they are on no stage."""
     data: DataRecord | None = None
@@ -237,7 +238,7 @@ class Plan:
                 f"this release reads {PLAN_SCHEMA_VERSION}. "
                 "Plan again with this release."
             )
-        plan = from_json(cls, value, where, PlanError)
+        plan = from_json(cls, {**value, "extra": without_text(value.get("extra", {}), where)}, where, PlanError)
         plan.check(where)
         return plan
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,12 +13,8 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, RankMemory, SearchRecord
+from mindspeed_autoparallel.spec.planned_from import PlannedFrom
 from mindspeed_autoparallel.units import format_bytes
-
-COSTS = "costs"
-"""Key of ``extra``: the profile reduced to the plan's own point, as JSON, so that an edited plan can be replayed."""
-STAGE_TIMES = "stage_times_us"
-"""Key of ``extra``: [forward, backward] of every stage as planned: what differs from it was edited by hand."""
 
 
 def assemble_plan(
@@ -88,11 +83,11 @@ def plan_of(
             model_hash=origin.model_hash,
             notes=tuple(notes),
         ),
-        extra={
-            "link_us": json.dumps(found.link_us),
-            COSTS: json.dumps(to_json(replace(profile, measurements=(measurement,)))),
-            STAGE_TIMES: json.dumps([[stage.forward_us, stage.backward_us] for stage in found.stages]),
-        },
+        extra=PlannedFrom(
+            link_us=found.link_us,
+            costs=to_json(replace(profile, measurements=(measurement,))),
+            stage_times_us=tuple((stage.forward_us, stage.backward_us) for stage in found.stages),
+        ),
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
-from mindspeed_autoparallel.planner.layouts.assembly import COSTS, STAGE_TIMES, limits_of_plan
+from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
@@ -16,11 +15,7 @@ from mindspeed_autoparallel.spec import Plan
 def replay_pipeline(plan: Plan) -> tuple[Plan, Evaluation]:
     """Return the plan with everything predicted anew; see ``planner.replay``."""
     edited = edited_times(plan)
-    try:
-        costs = json.loads(plan.extra[COSTS])
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"extra.{COSTS} of the plan is broken: {error}.") from error
-    profile = Profile.parse(costs, f"extra.{COSTS}")
+    profile = Profile.parse(plan.extra.costs, "extra.costs")
     _check_edit(plan)
     expected = plan.layout.num_microbatches(plan.global_batch_size)
     if plan.num_microbatches != expected:
@@ -47,12 +42,9 @@ def edited_times(plan: Plan) -> dict[int, tuple[float, float]]:
 
     Raises ``PlanError`` for a negative time, and for a plan without what it was planned from.
     """
-    if COSTS not in plan.extra or STAGE_TIMES not in plan.extra:
-        raise PlanError(f"the plan lacks extra.{COSTS}, what it was planned from: plan again with this release.")
-    try:
-        before = [(float(forward), float(backward)) for forward, backward in json.loads(plan.extra[STAGE_TIMES])]
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"extra.{STAGE_TIMES} of the plan is broken: {error}.") from error
+    if not plan.extra.costs or not plan.extra.stage_times_us:
+        raise PlanError("the plan lacks extra.costs, what it was planned from: plan again with this release.")
+    before = plan.extra.stage_times_us
     edited: dict[int, tuple[float, float]] = {}
     for index, stage in enumerate(plan.stages):
         times = (stage.forward_us, stage.backward_us)

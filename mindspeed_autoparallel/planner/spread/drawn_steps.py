@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +59,7 @@ class PlanUnderData:
         self._rest_us = plan.step.total_us - plan.step.pipeline_us
         program = make_program(layout.schedule, layout.pipeline_size, plan.num_microbatches, layout.virtual_size)
         message = round(profile.device.message_us(layout.schedule) * NS_PER_US)
-        link = [round(size * NS_PER_US) + message for size in json.loads(plan.extra["link_us"])]
+        link = [round(size * NS_PER_US) + message for size in plan.extra.link_us]
         self._simulator = BatchSimulator(program, sends_of(profile, layout), link)
         self._beside: Array = numpy.array(beside_blocks_ns(profile.device, layout), dtype=numpy.float64)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,7 +50,7 @@ class Forced:
             backbone = BackboneTimes(
                 forward_us=[stage.forward_us for stage in self.plan.stages],
                 backward_us=[stage.backward_us for stage in self.plan.stages],
-                link_us=json.loads(self.plan.extra["link_us"]),
+                link_us=self.plan.extra.link_us,
                 num_microbatches=self.plan.num_microbatches,
             )
             batches = macro_batches(costs, self.sizes, candidate, FOUR, balance="local")

@@ -6,7 +6,6 @@ phases, Megatron's schedule and the redistribution really do.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -232,7 +231,7 @@ def hetero_case(load: Load, plan: Plan, sleeping: bool, scale: int) -> HeteroCas
         micro_batch_size=layout.micro_batch_size,
         forward_ns=[count * text_ns for count in layers],
         backward_ns=[2 * count * text_ns for count in layers],
-        link_ns=[0 if sleeping else round(us * 1000) for us in json.loads(plan.extra["link_us"])],
+        link_ns=[0 if sleeping else round(us * 1000) for us in plan.extra.link_us],
         encoder_forward_ns=[[image_ns(count, samples) for samples in range(most)] for count in stages],
         encoder_backward_ns=[[2 * image_ns(count, samples) for samples in range(most)] for count in stages],
         encoder_latency_ns=round(LATENCY_US * 1000),

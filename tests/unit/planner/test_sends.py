@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from emulated_device.plans import WANTED, planned
 from small_profile import small_profile
@@ -20,7 +18,7 @@ def test_a_host_that_waits_more_takes_longer():
 
 
 def test_the_profile_tells_how_the_host_sends_and_keeps_it():
-    costs = json.loads(planned(INTERLEAVED, "overlapped").plan.extra["costs"])
+    costs = planned(INTERLEAVED, "overlapped").plan.extra.costs
     assert costs["interleaved_sends"] == "overlapped"
 
 

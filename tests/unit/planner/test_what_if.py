@@ -13,6 +13,7 @@ from small_profile import small_profile
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 
 Json = dict[str, Any]
@@ -120,6 +121,14 @@ def test_a_wrong_edit_is_named(
     error = capsys.readouterr().err
     assert word in error
     assert "Traceback" not in error
+
+
+def test_a_plan_file_holds_no_json_as_text_and_one_of_an_earlier_release_is_read(plan: Plan) -> None:
+    value = to_json(plan)
+    assert not any(isinstance(item, str) for item in value["extra"].values())
+    assert Profile.parse(value["extra"]["costs"], "costs").measurements
+    earlier = {**value, "extra": {name: json.dumps(item) for name, item in value["extra"].items()}}
+    assert Plan.parse(earlier) == Plan.parse(value) == plan
 
 
 def test_a_stage_left_empty_by_hand_is_named(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

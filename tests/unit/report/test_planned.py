@@ -47,7 +47,7 @@ def test_timeline_is_the_planners_replay(plan: Plan) -> None:
 
 
 def test_broken_costs_fall_back_to_inferred_messages(plan: Plan) -> None:
-    broken = replace(plan, extra={**plan.extra, "costs": "{}"})
+    broken = replace(plan, extra=replace(plan.extra, costs={"device": 7}))
     found = replay(broken)
     assert found.inferred
     assert found.step.step_time == pytest.approx(plan.step.pipeline_us, rel=1e-5)
@@ -56,9 +56,9 @@ def test_broken_costs_fall_back_to_inferred_messages(plan: Plan) -> None:
 
 
 def test_what_a_pass_takes_outside_of_the_blocks_is_said_beside_the_stages_times(plan: Plan) -> None:
-    costs = json.loads(plan.extra["costs"])
-    costs["device"]["operation_overhead_us"] = 17_000.0
-    slow = replace(plan, extra={**plan.extra, "costs": json.dumps(costs)})
+    costs = plan.extra.costs
+    costs = {**costs, "device": {**costs["device"], "operation_overhead_us": 17_000.0}}
+    slow = replace(plan, extra=replace(plan.extra, costs=costs))
     assert "Every forward and backward takes 17.0 ms more" in render_page(slow)
     assert "outside of the blocks" not in render_page(plan)
 
