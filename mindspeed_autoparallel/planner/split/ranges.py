@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy
 
+from mindspeed_autoparallel.planner.split.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array as Array
 from mindspeed_autoparallel.planner.split.recompute_choice import RecomputeChoice
@@ -49,12 +50,7 @@ def is_chain(problem: SplitProblem) -> bool:
     """Return whether every segment waits for all before it, and stages hold one range each."""
     if problem.num_chunks > 1 or sum(segment.num_layers for segment in problem.segments) > MOST_LAYERS:
         return False
-    known: list[set[int]] = []
-    for index, segment in enumerate(problem.segments):
-        known.append(set(segment.predecessors).union(*(known[before] for before in segment.predecessors)))
-        if len(known[index]) < index:
-            return False
-    return True
+    return is_one_row(problem)
 
 
 class Chain:
