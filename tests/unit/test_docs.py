@@ -12,6 +12,12 @@ from mindspeed_autoparallel.runtime.flags import flags_of as flags_of_group
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USER_PAGES = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
+HISTORY = re.compile(
+    r"\b(previously|formerly|originally|until now|since then|in earlier versions|was (renamed|mended)|"
+    r"used to (be|have|give|take|report|run|say|hold))\b",
+    re.IGNORECASE,
+)
+"""Words of what was: pages say what is; CHANGELOG.md and the measurements of docs/validation tell the rest."""
 COMMAND = re.compile(r"mindspeed-autoparallel ([a-z]+)((?:[^\n`]*\\\n)*[^\n`]*)")
 
 
@@ -63,3 +69,8 @@ def test_every_flag_that_a_page_gives_a_script_of_ours_is_registered() -> None:
         named = set(re.findall(r"--[a-z][a-z-]*[a-z]", page.read_text()))
         unknown = {flag for flag in named if flag.startswith(prefixes)} - ours - commands
         assert not unknown, name_of(page)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "validation" not in page.parts], ids=name_of)
+def test_pages_tell_no_history(page: Path) -> None:
+    assert [match.group() for match in HISTORY.finditer(page.read_text())] == []
