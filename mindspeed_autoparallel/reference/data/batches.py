@@ -119,11 +119,14 @@ class MicrobatchStream:
     def __iter__(self) -> Iterator[Batch]:
         step = self._options.start // (self._options.size * self._options.num_ranks)
         while True:
-            numbers = self._numbers(step)
-            samples = [self._sample(number) for number in numbers]
-            batch = collate(samples, self._model, self._tokenizer.padding, self._length(samples))
-            yield {**batch, **identities(numbers, samples, self._model)} if self._options.with_identities else batch
+            # Whoever reads it has it alone: a name for it here would keep it until the next one is made.
+            yield self._batch(self._numbers(step))
             step += 1
+
+    def _batch(self, numbers: Sequence[int]) -> Batch:
+        samples = [self._sample(number) for number in numbers]
+        batch = collate(samples, self._model, self._tokenizer.padding, self._length(samples))
+        return {**batch, **identities(numbers, samples, self._model)} if self._options.with_identities else batch
 
     def _numbers(self, step: int) -> Sequence[int]:
         if self._rearrangement is not None:

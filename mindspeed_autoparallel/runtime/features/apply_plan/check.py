@@ -46,18 +46,20 @@ class PlanCheck:
         self.on_report: Callable[[list[MeasuredRank]], None] | None = None
 
     def begin(self, plan: Plan, num_steps: int, on_report: Callable[[list[MeasuredRank]], None] | None = None) -> None:
-        """Watch the first ``num_steps`` steps, three at least: one to warm up, one for memory, one for time.
+        """Watch the first ``num_steps`` steps, three at least: one to warm up, a third for memory, the others for time.
 
         ``on_report``: called on rank 0 with the measurements of every global rank.
         """
         self.plan, self.num_steps, self.on_report = plan, max(3, num_steps), on_report
 
 
-_MEMORY_STEP = 1
+def _num_memory_steps(num_steps: int) -> int:
+    """Return after how many steps memory is no longer followed: samples differ, so one step rarely has the largest."""
+    return max(1, (num_steps - 1) // 3)
 
 
 def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Wrap the host's ``train_step``. Step 0 warms up, step 1 follows memory, the others are timed."""
+    """Wrap the host's ``train_step``. Step 0 warms up, the next ones follow memory, the others are timed."""
     check = of_process(PlanCheck)
     plan = check.plan
     if plan is None or check.num_seen >= check.num_steps:
@@ -66,17 +68,19 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 
     device = current_device()
     step, check.num_seen = check.num_seen, check.num_seen + 1
-    if step == _MEMORY_STEP:
-        with _without_host_batches(device), device.tracked_memory() as memory:
+    if 1 <= step <= _num_memory_steps(check.num_steps):
+        # train_step's own order: forward step function, data iterator, model, ...
+        data_iterator = kwargs.get("data_iterator", args[1] if len(args) > 1 else None)
+        with _without_host_batches(device, data_iterator), device.tracked_memory() as memory:
             result = wrapped(*args, **kwargs)
             device.synchronize()
-            check.peak_bytes = memory.take_peak_bytes()
+            check.peak_bytes = max(check.peak_bytes, memory.take_peak_bytes())
     else:
         device.synchronize()
         begin, phases = time.perf_counter(), phases_so_far(plan)
         result = wrapped(*args, **kwargs)
         device.synchronize()
-        if step > _MEMORY_STEP:
+        if step > 0:
             check.step_us.append((time.perf_counter() - begin) * 1e6)
             check.phase_us.append({name: us - phases[name] for name, us in phases_so_far(plan).items()})
     if check.num_seen == check.num_steps:
@@ -84,10 +88,10 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     return result
 
 
-def _without_host_batches(device: Any) -> AbstractContextManager[None]:
+def _without_host_batches(device: Any, data_iterator: Any) -> AbstractContextManager[None]:
     from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
 
-    return without_kept_batches() if device.name == "cpu" else nullcontext()
+    return without_kept_batches(data_iterator) if device.name == "cpu" else nullcontext()
 
 
 def _report(check: PlanCheck, plan: Plan) -> None:

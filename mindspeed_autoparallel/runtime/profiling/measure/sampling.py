@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +20,14 @@ def samples_differ(arguments: Any) -> bool:
 def largest_of_next(iterator: Any, count: int = NUM_SAMPLED) -> Any:
     """Return an iterator over one item: of the next ``count`` of ``iterator`` the one with most tensor bytes.
 
-    What is no single iterator is returned as it is: ``None`` on ranks that are sent their batches, a list under virtual
-    stages.
+    They are read now; the item's tensors are allocated when it is asked for, as a loader does, and nobody else keeps
+    them. What is no single iterator is returned as it is: ``None`` on ranks that are sent their batches, a list under
+    virtual stages.
     """
-    return _largest(iterator, count) if hasattr(iterator, "__next__") else iterator
+    return _made_when_asked(_largest(iterator, count)) if hasattr(iterator, "__next__") else iterator
 
 
-def _largest(iterator: Any, count: int) -> Iterator[Any]:
+def _largest(iterator: Any, count: int) -> bytes:
     largest = next(iterator)
     for _ in range(count - 1):
         try:
@@ -35,8 +36,11 @@ def _largest(iterator: Any, count: int) -> Iterator[Any]:
             break
         if num_bytes(following) > num_bytes(largest):
             largest = following
-    # A copy: whoever reads it allocates the batch then, as from a loader, and nobody else keeps it.
-    yield copy.deepcopy(largest)
+    return pickle.dumps(largest)
+
+
+def _made_when_asked(pickled: bytes) -> Iterator[Any]:
+    yield pickle.loads(pickled)
 
 
 def num_bytes(batch: Any) -> int:

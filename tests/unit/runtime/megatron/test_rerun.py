@@ -16,3 +16,16 @@ def test_batches_are_kept_outside_only(monkeypatch):
         next(data)
     next(data)
     assert data.saved_microbatches == [0, 2]
+
+
+def test_what_is_kept_of_the_step_before_is_let_go_of(monkeypatch):
+    machine = machines.RerunStateMachine(mode=machines.RerunMode.REPORT_DETERMINISM_STATS)
+    monkeypatch.setattr(machines, "_GLOBAL_RERUN_STATE_MACHINE", machine)
+    alone, replayed = (machines.RerunDataIterator(iter(range(10))) for _ in range(2))
+    next(alone), next(replayed)
+    replayed.rewind()
+    with without_kept_batches([alone, replayed, None]):
+        assert alone.saved_microbatches == []
+        assert replayed.saved_microbatches == [0], "a step that is run again needs them"
+    with without_kept_batches(alone):
+        pass

@@ -1,5 +1,7 @@
 """Memory is measured on the largest of several microbatches."""
 
+import weakref
+
 import pytest
 
 from mindspeed_autoparallel.runtime.profiling.measure.sampling import largest_of_next, num_bytes
@@ -22,6 +24,37 @@ def test_what_is_given_is_a_copy_that_no_loader_keeps():
     kept = [batch(2)]
     (given,) = largest_of_next(iter(kept), 16)
     assert given["images"][0].data_ptr() != kept[0]["images"][0].data_ptr()
+
+
+def test_what_was_read_is_let_go_of_before_the_copy_is_used():
+    storages = []
+
+    def batches():
+        for num_rows in (1, 5, 2):
+            items = [batch(num_rows)]
+            storages.append(weakref.ref(items[0]["images"][0].untyped_storage()))
+            yield items.pop()
+
+    reading = largest_of_next(batches(), 3)
+    given = next(reading)
+    storages.append(weakref.ref(given["images"][0].untyped_storage()))
+    del given
+    assert [storage() for storage in storages] == [None] * 4
+
+
+class OnlyNext:
+    """Like Megatron's RerunDataIterator."""
+
+    def __init__(self, items):
+        self._items = iter(items)
+
+    def __next__(self):
+        return next(self._items)
+
+
+def test_an_iterator_with_next_alone_will_do():
+    (given,) = largest_of_next(OnlyNext([batch(1), batch(3)]), 16)
+    assert num_bytes(given) == num_bytes(batch(3))
 
 
 @pytest.mark.parametrize("iterator", [None, [iter(()), iter(())]])
