@@ -12,9 +12,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.schedule.messages import Message, SendReceive, message_steps
+from mindspeed_autoparallel.schedule.messages import Message, SendReceive, Step, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
+from mindspeed_autoparallel.schedule.walk import take_all
 
 REPLAYED_ROUNDS = 8
 """So many batches per stage are replayed; each further one adds what a batch of the last round did, and all of them
@@ -116,30 +116,25 @@ def _nodes(stages: int, count: int, forward_only: bool) -> tuple[_Node, ...]:
         program = make_program("1f1b", stages, count)
     steps = message_steps(program, "blocking")
     nodes = [_Node(0, None, ())]
-    last, position, posted = [0] * stages, [0] * stages, dict[Message, int]()
-    left = sum(map(len, steps))
-    while left:
-        before = left
-        for stage in range(stages):
-            while position[stage] < len(steps[stage]):
-                step = steps[stage][position[stage]]
-                if isinstance(step, Action):
-                    nodes.append(_Node(stage, step, ((last[stage], -1),)))
-                else:
-                    assert isinstance(step, SendReceive)
-                    for message in step.messages:
-                        posted.setdefault(message, last[stage])
-                    if any(message.other_side not in posted for message in step.messages):
-                        break
-                    sides = [
-                        (posted[side], message.microbatch)
-                        for message in step.messages
-                        for side in (message, message.other_side)
-                    ]
-                    nodes.append(_Node(stage, None, tuple(sides)))
-                last[stage] = len(nodes) - 1
-                position[stage] += 1
-                left -= 1
-        if left == before:
-            raise ConfigError("this program deadlocks: every stage waits for another.")
+    last, posted = [0] * stages, dict[Message, int]()
+
+    def take(stage: int, step: Step) -> bool:
+        if isinstance(step, Action):
+            nodes.append(_Node(stage, step, ((last[stage], -1),)))
+        else:
+            assert isinstance(step, SendReceive)
+            for message in step.messages:
+                posted.setdefault(message, last[stage])
+            if any(message.other_side not in posted for message in step.messages):
+                return False
+            sides = [
+                (posted[side], message.microbatch)
+                for message in step.messages
+                for side in (message, message.other_side)
+            ]
+            nodes.append(_Node(stage, None, tuple(sides)))
+        last[stage] = len(nodes) - 1
+        return True
+
+    take_all(steps, take)
     return tuple(nodes)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive, Wait, message_steps
+from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive, Step, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program
+from mindspeed_autoparallel.schedule.walk import take_all
 
 Time = float
 Row = Sequence[Time] | Time
@@ -189,38 +190,32 @@ def compile_graph(program: Program, sends: str) -> EventGraph:
     last_virtual = num_stages * (1 + max(action.chunk for action in program[0])) - 1
     graph = EventGraph(num_stages)
     graph.add((0, -1))
-    last, position = [0] * num_stages, [0] * num_stages
+    last = [0] * num_stages
     done: dict[tuple[str, int, int], int] = {}
     posted: dict[Message, int] = {}
-    left = sum(map(len, steps))
-    while left:
-        moved = False
-        for stage in range(num_stages):
-            while position[stage] < len(steps[stage]):
-                step = steps[stage][position[stage]]
-                if isinstance(step, Action):
-                    virtual = step.chunk * num_stages + stage
-                    before = virtual - 1 if step.kind == "F" else virtual + 1
-                    waits = [(last[stage], -1)]
-                    if sends == "eager" and 0 <= before <= last_virtual:
-                        found = done.get((step.kind, before, step.microbatch))
-                        if found is None:
-                            break
-                        waits.append((found, min(before, virtual)))
-                    last[stage] = done[step.kind, virtual, step.microbatch] = graph.add(*waits, work=(stage, step))
-                else:
-                    if not isinstance(step, Wait):
-                        for message in step.messages:
-                            posted.setdefault(message, last[stage])
-                    if not isinstance(step, Post):
-                        if any(message.other_side not in posted for message in step.messages):
-                            break
-                        last[stage] = _through(graph, step, last[stage], posted)
-                position[stage] += 1
-                left -= 1
-                moved = True
-        if not moved:
-            raise ConfigError("this program deadlocks: every stage waits for another.")
+
+    def take(stage: int, step: Step) -> bool:
+        if isinstance(step, Action):
+            virtual = step.chunk * num_stages + stage
+            before = virtual - 1 if step.kind == "F" else virtual + 1
+            waits = [(last[stage], -1)]
+            if sends == "eager" and 0 <= before <= last_virtual:
+                found = done.get((step.kind, before, step.microbatch))
+                if found is None:
+                    return False
+                waits.append((found, min(before, virtual)))
+            last[stage] = done[step.kind, virtual, step.microbatch] = graph.add(*waits, work=(stage, step))
+            return True
+        if not isinstance(step, Wait):
+            for message in step.messages:
+                posted.setdefault(message, last[stage])
+        if not isinstance(step, Post):
+            if any(message.other_side not in posted for message in step.messages):
+                return False
+            last[stage] = _through(graph, step, last[stage], posted)
+        return True
+
+    take_all(steps, take)
     return graph
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule.messages import Message, SendReceive, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
+from mindspeed_autoparallel.schedule.walk import take_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,36 +128,31 @@ def _moved(encoder: int, batch: int, kind: str, time_us: float) -> Iterator[_Ste
 def _ends(steps: Sequence[Sequence[_Step]], backbone: BackboneTimes) -> list[float]:
     """Return when every stage is through."""
     stages = len(steps)
-    now, position = [0.0] * stages, [0] * stages
+    now = [0.0] * stages
     posted: dict[Message, float] = {}
     started: dict[tuple[int, int, str], dict[int, float]] = {}
-    left = sum(map(len, steps))
-    while left:
-        before = left
-        for stage in range(stages):
-            while position[stage] < len(steps[stage]):
-                step = steps[stage][position[stage]]
-                if isinstance(step, Action):
-                    now[stage] += (backbone.forward_us if step.kind == "F" else backbone.backward_us)[stage]
-                elif isinstance(step, _Compute):
-                    now[stage] += step.time_us
-                elif isinstance(step, _Transfer):
-                    ready = started.setdefault(step.key, {})
-                    ready.setdefault(stage, now[stage])
-                    if len(ready) < stages:
-                        break
-                    now[stage] = max(ready.values()) + step.time_us
-                else:
-                    for message in step.messages:
-                        posted.setdefault(message, now[stage])
-                    if any(message.other_side not in posted for message in step.messages):
-                        break
-                    now[stage] = max(
-                        max(posted[message], posted[message.other_side]) + backbone.link_us[message.boundary]
-                        for message in step.messages
-                    )
-                position[stage] += 1
-                left -= 1
-        if left == before:
-            raise ConfigError("this program deadlocks: every stage waits for another.")
+
+    def take(stage: int, step: _Step) -> bool:
+        if isinstance(step, Action):
+            now[stage] += (backbone.forward_us if step.kind == "F" else backbone.backward_us)[stage]
+        elif isinstance(step, _Compute):
+            now[stage] += step.time_us
+        elif isinstance(step, _Transfer):
+            ready = started.setdefault(step.key, {})
+            ready.setdefault(stage, now[stage])
+            if len(ready) < stages:
+                return False
+            now[stage] = max(ready.values()) + step.time_us
+        else:
+            for message in step.messages:
+                posted.setdefault(message, now[stage])
+            if any(message.other_side not in posted for message in step.messages):
+                return False
+            now[stage] = max(
+                max(posted[message], posted[message.other_side]) + backbone.link_us[message.boundary]
+                for message in step.messages
+            )
+        return True
+
+    take_all(steps, take)
     return now
