@@ -38,7 +38,7 @@ def test_a_plan_is_applied_once_to_both_parses_and_the_hosts_own_step_is_watched
     done = run("--auto-parallel-plan", "plan.json")
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said["handlers"] == ["apply_plan", "watched step"]
+    assert said["handlers"] == ["apply_plan.entry:prepare", "watched step"]
     assert said["seeds"] == [77, 77]
     assert said["calls"][-2:] == ["train", "train_step"]
 
@@ -63,7 +63,7 @@ def test_ours_is_asked_for_by_a_name_of_its_own():
     done = run("--auto-parallel-hetero")
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    assert (said["handlers"], said["theirs"]) == (["prepare"], False)
+    assert (said["handlers"], said["theirs"]) == (["hetero_parallel.entry:prepare"], False)
 
 
 def test_a_measuring_process_sees_the_users_environment_and_no_switch_of_ours(tmp_path):
@@ -75,7 +75,7 @@ def test_a_measuring_process_sees_the_users_environment_and_no_switch_of_ours(tm
     assert outcome.status is LaunchStatus.OK, outcome.describe()
     text = next(tmp_path.glob("*.log")).read_text()
     said = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
-    assert said["handlers"][0] == "prepare"
+    assert said["handlers"][0] == "measure.worker:prepare"
     assert said["argv"] == [*MODEL, "--simulated-nnodes", "1"]
     assert (said["search"], said["variable"]) == (False, "here")
 
