@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -15,11 +16,13 @@ from mindspeed_autoparallel.operators.search.exact import Limits, solve_exact
 from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
 from mindspeed_autoparallel.operators.search.problem import build_problem
 from mindspeed_autoparallel.operators.search.prove import prove
-from mindspeed_autoparallel.operators.search.rounds import improve
+from mindspeed_autoparallel.operators.search.rounds import LEAST_GAIN, improve
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 _MOST_UNTIED = 400
 """Operators up to which plans that cut repeated layers differently are searched without being asked for."""
+_MOST_DIMS = 4
+"""Mesh dims up to which all cuts are stated together; with more, a gap is left and coarser meshes are tried."""
 _ALIKE = "plans that cut repeated layers alike"
 
 
@@ -104,8 +107,38 @@ class ExactSearch:
         if proof is None:
             return decisions, None
         scope = _ALIKE if tied else "all plans of this mesh"
-        cost = self._cost(proof.decisions)
-        return proof.decisions, Bound(cost, min(cost, proof.bound_us), scope, proof.method)
+        found, cost = proof.decisions, self._cost(proof.decisions)
+        if len(self.mesh) > _MOST_DIMS and cost > proof.bound_us * (1 + LEAST_GAIN):
+            found = min(found, *self._from_coarser(tied), key=self._cost)
+            cost = self._cost(found)
+        return found, Bound(cost, min(cost, proof.bound_us), scope, proof.method)
+
+    def _from_coarser(self, tied: bool) -> list[Decisions]:
+        """Go on from the cheapest plan of meshes of two and three larger dims, which are solved to their optimum."""
+        number = len(self.mesh)
+        starts = []
+        for at in ((number // 3, number - number // 3), (1, number // 2), (number // 2,)):
+            groups = [slice(a, b) for a, b in itertools.pairwise((0, *at, number))]
+            if all(pins == self.fixed[g.start] for g in groups for pins in self.fixed[g]):
+                starts.append(self._on_coarser(groups, tied))
+        if not starts:
+            return []
+        best, machine = min(starts, key=self._cost), self.asked.machine
+        return [improve(best, machine, self.fixed, tied=tied, num_microbatches=self.asked.num_microbatches)]
+
+    def _on_coarser(self, groups: list[slice], tied: bool) -> Decisions:
+        """Solve the mesh in which each of ``groups`` is one dim; every dim of a group then cuts what that one does."""
+        mesh = tuple(math.prod(self.mesh[group]) for group in groups)
+        coarse = ExactSearch(self.graph, mesh, self.asked, [self.fixed[group.start] for group in groups])
+        decisions = coarse._cut_by_cut(Limits(), tied)
+        proof = prove(decisions, coarse._cost(decisions), self.asked.machine, coarse.fixed, tied=tied)
+        made = (decisions if proof is None else proof.decisions).choices
+        lengths = [len(self.mesh[group]) for group in groups]
+        choices = {
+            name: tuple(axis for axis, length in zip(axes, lengths, strict=True) for _ in range(length))
+            for name, axes in made.items()
+        }
+        return Decisions(self.graph, self.mesh, choices)
 
 
 def _gib(bytes_: float) -> str:

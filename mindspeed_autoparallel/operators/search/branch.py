@@ -50,7 +50,7 @@ def solve_joint(problem: JointProblem, upper: float, start: list[int] | None) ->
         bound, _, part = heapq.heappop(parts)
         if bound >= upper * (1 - _SAME) or left < 0:
             break
-        found = _least(problem, part.kept, largest)
+        found = least_among(problem, part.kept, largest)
         largest = _LARGEST_OF_PART
         if found is not None:
             picks = min(picks, found, key=problem.total_us)
@@ -86,7 +86,7 @@ def _halves(part: Dual) -> list[Dual]:
     return [part.only(v, numpy.sort(places)) for places in (order[:middle], order[middle:])]
 
 
-def _least(problem: JointProblem, kept: list[numpy.ndarray], largest: int) -> list[int] | None:
+def least_among(problem: JointProblem, kept: list[numpy.ndarray], largest: int) -> list[int] | None:
     """Return the least sum over the values ``kept``, by elimination; None where a table would exceed ``largest``."""
     graph: FactorGraph | None = exact_factors(problem, kept, largest)
     if graph is None:

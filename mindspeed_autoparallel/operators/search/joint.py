@@ -11,10 +11,10 @@ import numpy
 
 from mindspeed_autoparallel.operators.graph.counted import all_counts, counted, least_shares, orders
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
-from mindspeed_autoparallel.operators.graph.redistribution import Placements, gradient_of_output
+from mindspeed_autoparallel.operators.graph.redistribution import Placements, gradient_of_output, moved_bytes
 from mindspeed_autoparallel.operators.graph.shortest import all_pairs, is_valid
 from mindspeed_autoparallel.operators.search.factors import FactorGraph, Table
-from mindspeed_autoparallel.operators.search.pricing import Machine, edge_bytes, work_us
+from mindspeed_autoparallel.operators.search.pricing import Machine, work_us
 from mindspeed_autoparallel.operators.search.problem import shape_numbers
 from mindspeed_autoparallel.operators.search.state import Decisions
 
@@ -23,9 +23,9 @@ _ROUND = 1e-3
 """Bytes: what shares of a tensor may be short of a whole number of them."""
 _ROUNDED_OFF = 2.0
 """Bytes that whole steps may round off: a sum over devices is sent in whole bytes, other pieces always are."""
-_MOST_ALONE, _MOST_ALONE_WIDE = 2000, 100
+_MOST_ALONE, _MOST_ALONE_WIDE = 20_000, 200
 """Prices of one tensor that are searched one by one where there is no table, and on five mesh dims and more."""
-MOST_CHOICES = 700
+MOST_CHOICES = 1300
 """Choices of one operator over all mesh dims beyond which the joint problem is not stated."""
 
 
@@ -145,14 +145,19 @@ def arranged(
 ) -> list[Choice]:
     """List the choices of ``node`` with these ``counts``, up to one more than may be stated.
 
-    ``in_blocks``: only those in which the mesh dims of one axis are neighbours.
+    ``in_blocks``: only those in which the mesh dims of one axis are neighbours, where there are any.
     """
     if any(axis is not None for axis in fixed):
         wanted = set(counts)
         return [choice for choice in all_choices(node, mesh, fixed) if counted(choice, mesh) in wanted]
-    ordered = (choice for count in counts for choice in orders(count, mesh))
-    found = (choice for choice in ordered if not in_blocks or len(list(itertools.groupby(choice))) == len(set(choice)))
-    return list(itertools.islice(found, MOST_CHOICES + 1))
+    found: list[Choice] = []
+    for count in counts:
+        ordered = orders(count, mesh)
+        blocks = [c for c in ordered if len(list(itertools.groupby(c))) == len(set(c))] if in_blocks else ordered
+        found += blocks or ordered  # mesh dims of different sizes may leave no order in blocks
+        if len(found) > MOST_CHOICES:
+            break
+    return found
 
 
 def _add_reads(
@@ -208,15 +213,18 @@ def _prices(
     if shares is not None:
         whole: Table = numpy.floor(_both_ways(*shares, made, wants) * producer.output_bytes + _ROUND)
         return whole
-    different = list(dict.fromkeys(made))
-    if len(different) * len(wants) > (_MOST_ALONE if len(mesh) <= 4 else _MOST_ALONE_WIDE):
+    pairs = dict.fromkeys(itertools.product(made, [want for want, _ in wants]))
+    left = dict.fromkeys(back for _, back in wants if back is not None)
+    pairs.update(dict.fromkeys(itertools.product(left, map(gradient_of_output, made))))
+    if len(pairs) > (_MOST_ALONE if len(mesh) <= 4 else _MOST_ALONE_WIDE):
         return None
-    rows = {
-        out: numpy.array([sum(edge_bytes(producer, out, want, back, mesh)) for want, back in wants], dtype=float)
-        for out in different
-    }
-    result: Table = numpy.stack([rows[out] for out in made])
-    return result
+    states = itertools.chain(itertools.chain.from_iterable(pairs), map(gradient_of_output, made))
+    index = {state: at for at, state in enumerate(dict.fromkeys(states))}
+    table = numpy.zeros((len(index), len(index)))
+    for source, target in pairs:
+        sent = moved_bytes(source, target, producer.output_shape, producer.item_bytes, mesh)
+        table[index[source], index[target]] = sent
+    return _both_ways(index, table, made, wants)
 
 
 def _both_ways(

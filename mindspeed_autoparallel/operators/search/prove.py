@@ -1,7 +1,8 @@
 """The joint optimum over all cuts where elimination reaches it, otherwise a cheaper plan and a lower bound.
 
 First over counts, how many mesh dims cut each axis: few choices, and prices that are never above the real ones, so the
-least is a lower bound. Then over the choices whose counts may still be in a cheaper plan than the best one known.
+least is a lower bound. Then over the choices whose counts may still be in a cheaper plan than the best one known: in
+classes of equal counts, divided where their prices differ.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.operators.search.branch import solve_joint
+from mindspeed_autoparallel.operators.search.classes import by_counts, refine
 from mindspeed_autoparallel.operators.search.joint import JointProblem, arranged, build_joint
 from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.state import Decisions
@@ -61,7 +63,11 @@ def prove(
         problem = build_joint(empty, mesh, machine, pins, tied=tied, among=choices)
         if problem is None or _entries(problem) > _MOST_ENTRIES:
             continue
-        found = solve_joint(problem, upper, problem.picks(best))
+        started = problem.picks(best)
+        if among is alone or started is None:
+            found = solve_joint(problem, upper, started)
+        else:
+            found = refine(problem, by_counts(problem), upper, started)
         cost = problem.total_us(found.picks)
         if cost < upper * (1 - _SAME):
             best, upper = problem.decisions(decisions, found.picks), cost

@@ -1,7 +1,7 @@
 """Gaps of the exact mode to its bound on random modules, 2 to 64 devices, and of the other modes to it, by family.
 
-Run: python tests/benchmarks/operators/exact_gaps.py [modules|families|FAMILY ..]. ``modules``: every fifth of 500 random
-modules. ``families``, or some of ``FAMILIES``: what the plan of each mode costs above the bound of the exact mode, on 8
+Run: python tests/benchmarks/operators/exact_gaps.py [modules [DEVICES ..]|families|FAMILY ..]. ``modules``: every fifth
+of 500 random modules. ``families``, or some of ``FAMILIES``: what the plan of each mode costs above the bound of the exact mode, on 8
 devices; sharding_propagation is given the exact plan's strategy of the first product as its pin. Graphs without a bound
 are counted, not scored.
 """
@@ -30,9 +30,9 @@ def module_graph(seed):
     return capture_program(RandomModule(seed).double(), (torch.randn(8, 8, 8, dtype=torch.float64),)).graph
 
 
-def modules():
+def modules(numbers):
     print("| devices | graphs | proved optimal | within 1 % | median gap % | worst gap % | slowest s | bounds above |")
-    for devices in (2, 4, 6, 8, 12, 16, 64):
+    for devices in numbers or (2, 4, 6, 8, 12, 16, 64):
         gaps, above, slowest = [], 0, 0.0
         for seed in range(5 * (devices % 7), 500, 30):
             started = time.process_time()
@@ -91,7 +91,7 @@ def families(names):
 if __name__ == "__main__":
     asked = sys.argv[1:] or ["modules", "families"]
     if "modules" in asked:
-        modules()
+        modules([int(number) for number in asked if number.isdigit()])
     picked = list(FAMILIES) if "families" in asked else [name for name in asked if name in FAMILIES]
     if picked:
         families(picked)
