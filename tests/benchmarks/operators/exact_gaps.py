@@ -1,9 +1,9 @@
 """Gaps of the exact mode to its bound on random modules, 2 to 64 devices, and of the other modes to it, by family.
 
-Run: python tests/benchmarks/operators/exact_gaps.py [modules [DEVICES ..]|families|FAMILY ..]. ``modules``: every fifth
-of 500 random modules. ``families``, or some of ``FAMILIES``: what the plan of each mode costs above the bound of the exact mode, on 8
-devices; sharding_propagation is given the exact plan's strategy of the first product as its pin. Graphs without a bound
-are counted, not scored.
+Run: python tests/benchmarks/operators/exact_gaps.py [modules [DEVICES ..]|families|FAMILY ..]. ``modules``: 16 or 17 of
+500 random modules per number of devices. ``families``, or some of ``FAMILIES``: what the plan of each mode costs above
+the bound of the exact mode, on 8 devices; sharding_propagation is given the exact plan's strategy of the first product
+as its pin. Graphs without a bound are counted, not scored.
 """
 
 import itertools

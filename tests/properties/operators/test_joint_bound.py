@@ -161,6 +161,7 @@ def test_every_count_has_an_order_in_blocks_or_all_of_its_orders():
         assert arranged(node, mesh, none, [counts], in_blocks=True)
 
 
+@pytest.mark.long
 def test_plans_of_many_mesh_dims_go_on_from_those_of_coarser_meshes():
     """Cut by cut the sum of a tensor and its transpose ends 22.5 % above the bound on five mesh dims."""
     asked = SearchOptions(search_mode="exact", machine=Machine(1e4, 1e3, 1e2))
@@ -168,33 +169,6 @@ def test_plans_of_many_mesh_dims_go_on_from_those_of_coarser_meshes():
     assert bound is not None and bound.bound_us <= bound.cost_us
     assert bound.cost_us == pytest.approx(plan_cost(OperatorPlan(decisions, "", (), 0.0), asked.machine).total_us)
     assert bound.gap < 0.2
-
-
-def test_sums_without_a_gradient_are_priced_where_a_tensor_has_no_table():
-    """Nothing flows back to the whole tensor, which nobody wants either."""
-    graph = Graph()
-    given = (graph.add(source("x", (6, 6))), graph.add(source("w", (6, 6), parameter=True, frozen=True)))
-    made = graph.add(matrix_product("m", given, 6, 6, 6, gradient=False))
-    graph.add(pointwise("a", (made,), (6, 6)))
-    assert len(problems(graph, (2, 3))[2].reads) == 3
-
-
-def test_every_count_has_an_order_in_blocks_or_all_of_its_orders():
-    """On 5 x 3 x 2 devices the dims of 5 and 2 are no neighbours: a graph was left without any choice."""
-    node, mesh, none = matrix_product("m", ("a", "b"), 60, 60, 60), (5, 3, 2), (None, None, None)
-    for counts in all_cut_counts(node, mesh, none):
-        assert arranged(node, mesh, none, [counts], in_blocks=True)
-
-
-def test_plans_of_many_mesh_dims_go_on_from_those_of_coarser_meshes():
-    """Cut by cut the sum of a tensor and its transpose costs a fifth more on five mesh dims."""
-    asked = SearchOptions(search_mode="exact", machine=Machine(1e4, 1e3, 1e2))
-    search = ExactSearch(transposed_sums(), (2,) * 5, asked, [{}] * 5)
-    decisions, bound, _ = search.run()
-    alone = search._cut_by_cut(Limits(), tied=False)
-    assert bound is not None and bound.bound_us <= bound.cost_us
-    assert bound.cost_us == pytest.approx(plan_cost(OperatorPlan(decisions, "", (), 0.0), asked.machine).total_us)
-    assert bound.cost_us < 0.9 * search._cost(alone)
 
 
 def test_the_share_between_counts_is_never_above_that_between_placements():
