@@ -139,8 +139,11 @@ def _with_candidate(arguments: argparse.Namespace, plan: Plan, profile: Profile,
 def _print(plan: Plan, with_verdicts: bool) -> None:
     from mindspeed_autoparallel.cli.simulate import print_plan
     from mindspeed_autoparallel.report.spread import text_lines
+    from mindspeed_autoparallel.report.virtual_stages import comparison
 
     print_plan(plan)
+    if compared := comparison(plan):
+        print(compared)
     for line in text_lines(plan):
         print(line)
     for name, other in enumerate(plan.alternatives, start=2):

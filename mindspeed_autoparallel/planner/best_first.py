@@ -33,8 +33,8 @@ def silent(text: str) -> None:
 class Open(Generic[Item]):
     """Hold something that is not settled. Ties are taken in ``order``, so runs repeat."""
 
-    late: bool
-    """Taken after everything that is not, whatever the bounds."""
+    late: float
+    """Taken after everything with less, whatever the bounds."""
     bound_us: float
     """No plan behind it has a shorter step."""
     order: int

@@ -5,6 +5,8 @@ Proofs: docs/decisions/0003-outer-search.md.
 
 from __future__ import annotations
 
+import heapq
+
 from mindspeed_autoparallel.cost.buckets import least_tail_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock, updated_parameter_bytes
 from mindspeed_autoparallel.cost.sharding import units_of
@@ -12,7 +14,7 @@ from mindspeed_autoparallel.cost.step import embedding_us, post_pipeline_time
 from mindspeed_autoparallel.cost.topology import data_parallel_link
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.split import SplitProblem
-from mindspeed_autoparallel.planner.stage_times import beside_blocks_ns, block_times_ns
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster
@@ -73,6 +75,22 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
         return max(work, count * work / size, whole + count * least_beside)
     whole = max(whole_layers_bound(m.num_layers, size, count) * layer_ns[m.name] for m in profile.model.modules)
     return max(work / (1 - (1 - 1 / count) ** size), whole + count * least_beside)
+
+
+def expected_us(profile: Profile, candidate: Candidate) -> float:
+    """Return a guess, no bound, at a layout's pipeline time: whole blocks spread over the ranks, longest first, and the
+    bubble of an even split."""
+    layout, factors = candidate.layout, mean_factors(profile.variable_data)
+    blocks = []
+    for module in profile.model.modules:
+        factor = factors.get(module.name, 1.0)
+        for _, block, number in candidate.measurement.modules[module.name].parts(module.num_layers):
+            blocks += [sum(block_times_ns(PlacedBlock(name="", cost=block), factor))] * number
+    ranks = [0] * layout.pipeline_size
+    for time_ns in sorted(blocks, reverse=True):
+        heapq.heapreplace(ranks, ranks[0] + time_ns)
+    bubble = (layout.pipeline_size - 1) * sum(blocks) / layout.num_virtual_stages
+    return (candidate.num_microbatches * max(ranks) + bubble) / NS_PER_US
 
 
 def whole_layers_bound(num_layers: int, pipeline_size: int, num_microbatches: int) -> int:

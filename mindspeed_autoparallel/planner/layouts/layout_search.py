@@ -16,8 +16,11 @@ from mindspeed_autoparallel.spec import Model
 from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
 GROUP = 4
-EFFORT = 2.0
-"""Of the integer solver on one layout, in its own machine-independent seconds."""
+EFFORT, FIRST_EFFORT = 2.0, 0.2
+"""Of the solver on one layout, in its own machine-independent seconds; of a first look at one with virtual stages, for
+a plan and what the linear relaxation proves."""
+LAST = 1.0
+"""Turn of layouts that take long."""
 FEW_OPERATIONS = 20_000
 """Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
 
@@ -44,6 +47,7 @@ class LayoutSearch(Search[Candidate]):
         model: Model,
         candidates: Sequence[Candidate],
         bounds_us: Sequence[float],
+        expected_us: Sequence[float],
         *,
         workers: Workers,
         deadline: float,
@@ -56,10 +60,11 @@ class LayoutSearch(Search[Candidate]):
         """Layouts in which nothing fits, or nothing was found."""
         self.open_bounds_us: dict[str, float] = {}
         """Layouts that time or effort left open."""
-        # Chains with one chunk per stage come first: they are proved in a moment, and then bound the others.
+        # Chains with one chunk per stage come first: they are proved in a moment, and then bound the others. Those with
+        # virtual stages are looked at from the likeliest on: a good plan discards most of the rest.
         self.items = [
-            Open(not _is_chain(model, candidate), bound, order, candidate)
-            for order, (candidate, bound) in enumerate(zip(candidates, bounds_us, strict=True))
+            Open(_turn_of(model, item, expected), bound, order, item)
+            for order, (item, bound, expected) in enumerate(zip(candidates, bounds_us, expected_us, strict=True))
         ]
         self._simple: dict[str, SolvedLayout] = {}
         self._beaten: list[Open[Candidate]] = []
@@ -102,13 +107,13 @@ class LayoutSearch(Search[Candidate]):
 
     def expand(self, group: Sequence[Open[Candidate]], cutoff_us: float) -> list[Open[Candidate]]:
         """Solve the layouts of a group, each for a plan faster than ``cutoff_us``."""
-        seconds = self._deadline - time.monotonic()
+        seconds, left = self._deadline - time.monotonic(), []
         tasks = [
             Task(
                 kind=SOLVE,
                 layout=item.item.layout,
                 seconds=seconds,
-                effort=EFFORT,
+                effort=FIRST_EFFORT if _is_first_look(item) else EFFORT,
                 cutoff_us=cutoff_us if cutoff_us < inf else None,
                 only_faster=True,
             )
@@ -118,9 +123,23 @@ class LayoutSearch(Search[Candidate]):
             if outcome.proved_infeasible:
                 self._settle(item, "memory", "no split fits the memory, with any recomputation.")
                 self.without_plan.append(item.item)
+            elif _is_first_look(item) and (again := self._to_look_at_again(item, outcome)) is not None:
+                left.append(again)
             else:
                 self._solved(item, outcome)
-        return []
+        return left
+
+    def _to_look_at_again(self, item: Open[Candidate], outcome: Outcome) -> Open[Candidate] | None:
+        """Keep what a first look found, and return the layout with the bound it proved; ``None``: it is settled."""
+        bound = max(item.bound_us, outcome.lower_bound_us)
+        if outcome.beaten or (outcome.step_us is not None and bound >= outcome.step_us * (1 - ROUNDING)):
+            return None
+        if outcome.step_us is not None and outcome.step_us < self.best_us:
+            self._progress(f"{_label(item)}: {outcome.step_us / 1000:.2f} ms, at least {bound / 1000:.2f} ms")
+        known = self._simple.get(_label(item))
+        if outcome.step_us is not None and (known is None or outcome.step_us < known.step_us):
+            self._simple[_label(item)] = SolvedLayout(candidate=item.item, outcome=outcome)
+        return replace(item, late=LAST, bound_us=bound)
 
     def _threshold_of_alternatives(self) -> float:
         steps = sorted(found.step_us for found in {**self._simple, **self.found}.values())
@@ -165,7 +184,7 @@ class LayoutSearch(Search[Candidate]):
         for item in left:
             found = self.found.get(_label(item))
             if found is not None:
-                reason = "a simple split; the time limit came first."
+                reason = "the time limit came before a proof."
                 self._settle(item, "solved", reason, bound_us=item.bound_us, step_us=found.step_us)
             elif item.bound_us < best * (1 - ROUNDING):
                 self._left_open(item, item.bound_us)
@@ -216,6 +235,17 @@ class LayoutSearch(Search[Candidate]):
 
 def _label(item: Open[Candidate]) -> str:
     return item.item.layout.label()
+
+
+def _turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
+    """Return when a layout is looked at: 0, chains; up to 1, a first look at virtual stages; 1, the others."""
+    if candidate.layout.virtual_size > 1:
+        return LAST * expected_us / (1 + expected_us)
+    return 0.0 if _is_chain(model, candidate) else LAST
+
+
+def _is_first_look(item: Open[Candidate]) -> bool:
+    return item.item.layout.virtual_size > 1 and item.late < LAST
 
 
 def _is_quick(item: Open[Candidate]) -> bool:

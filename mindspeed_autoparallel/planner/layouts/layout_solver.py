@@ -17,6 +17,7 @@ from mindspeed_autoparallel.planner.layouts.short_rows import search_short_row
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, module_placement
 from mindspeed_autoparallel.planner.split import NoneBelow, SplitProblem, StoppedEarly, baselines, solve
+from mindspeed_autoparallel.planner.split.virtual_solution import Beginning
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
@@ -113,6 +114,8 @@ class _Attempts:
     cutoff_us: float
     """Pipeline time of a plan that is known."""
     best: tuple[ModulePlacement, Evaluation] | None = None
+    begin: Beginning | None = None
+    """The last solution with virtual stages."""
 
     def problem(self, limits: tuple[int, ...], *, safe: bool) -> SplitProblem:
         """Return the layout's problem with ``limits`` by pipeline rank."""
@@ -134,7 +137,11 @@ class _Attempts:
     def solve(self, problem: SplitProblem, below: int | None, options: SolveOptions) -> tuple[float, Evaluation]:
         """Return the problem's bound in microseconds, and its plan evaluated exactly."""
         seconds = max(0.1, self.deadline - time.monotonic())
-        solution = solve(problem, time_limit_s=seconds, seed=options.seed, below=below, effort=options.effort)
+        solution = solve(
+            problem, time_limit_s=seconds, seed=options.seed, below=below, effort=options.effort, begin=self.begin
+        )
+        if solution.cuts:
+            self.begin = Beginning(placement=solution.placement, cuts=solution.cuts)
         placement = module_placement(self.profile, self.candidate.measurement, solution.placement)
         found = evaluate(
             self.profile,

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
-from mindspeed_autoparallel.planner.layouts.bounds import pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.bounds import expected_us, pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, LayoutSearch, SolvedLayout
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -106,6 +106,7 @@ def _explore(
             request.profile.model,
             candidates,
             bounds_us,
+            [expected_us(request.profile, item) for item in candidates],
             workers=workers,
             deadline=deadline,
             num_alternatives=options.top_k,

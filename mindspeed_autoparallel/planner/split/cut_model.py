@@ -10,10 +10,9 @@ import time
 from typing import Any
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.solution import Cut as Cut
 from mindspeed_autoparallel.planner.split.solution import Placement
 
-Cut = tuple[tuple[int, ...], tuple[int, ...], int, int]
-"""Forwards and backwards by virtual stage, the constant, and the stage whose tail follows (-1: none)."""
 ROUNDING = 1e-6
 """Of the step: how far solvers' optima may be above the true ones."""
 

@@ -51,7 +51,11 @@ def rank_cuts(problem: SplitProblem) -> list[Cut]:
 
 
 def relaxed_cuts(
-    problem: SplitProblem, deadline: float, stop_at: float | None = None, known: tuple[Cut, ...] = ()
+    problem: SplitProblem,
+    deadline: float,
+    stop_at: float | None = None,
+    known: tuple[Cut, ...] = (),
+    most_rounds: int = MOST_ROUNDS,
 ) -> tuple[dict[Cut, None], float] | None:
     """Return cuts, and a lower bound on the step time; ``None`` when even fractions of layers do not fit.
 
@@ -72,7 +76,7 @@ def relaxed_cuts(
     best: tuple[Array, float] | None = None
     bound = 0.0
     events = 2 * problem.num_virtual * problem.num_microbatches * (1 + len(BETWEEN))
-    for _ in range(max(10, min(MOST_ROUNDS, MOST_EVENTS // events))):
+    for _ in range(min(most_rounds, max(10, MOST_EVENTS // events))):
         status, found = model.solve(deadline)
         if status == "infeasible":
             return None

@@ -9,6 +9,8 @@ from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.schedule import Program, SimulatedStep, StepTimes, make_program, simulate
 
+Cut = tuple[tuple[int, ...], tuple[int, ...], int, int]
+"""Forwards and backwards by virtual stage, the constant, and the stage whose tail follows (-1: none)."""
 Placement = tuple[tuple[tuple[int, ...], ...], ...]
 """``placement[segment][kind][virtual stage]``: number of layers."""
 
@@ -35,6 +37,8 @@ class SplitSolution:
     stage_memory: tuple[int, ...]
     rounds: int
     solve_seconds: float
+    cuts: tuple[Cut, ...] = ()
+    """Critical paths learned, with virtual stages: they hold for the same pipeline with other memory, too."""
 
     def layers(self, segment: int) -> tuple[int, ...]:
         """Return layers of a segment by virtual stage."""

@@ -27,9 +27,12 @@ from mindspeed_autoparallel.planner.split.solution import (
     program_of,
     stage_memory,
 )
-from mindspeed_autoparallel.planner.split.virtual_stages import solve_virtual
+from mindspeed_autoparallel.planner.split.virtual_solution import Beginning
+from mindspeed_autoparallel.planner.split.virtual_stages import LITTLE_EFFORT, solve_virtual
 
 LABELS_PER_EFFORT = 100_000
+CUTS_KEPT = 200
+"""Of a solution with virtual stages, to begin another from."""
 
 
 def solve(
@@ -40,6 +43,7 @@ def solve(
     below: int | None = None,
     effort: float | None = None,
     excluded: Sequence[Placement] = (),
+    begin: Beginning | None = None,
 ) -> SplitSolution:
     """Return the fastest placement that fits, with a bound. Raises ``InfeasiblePlan`` with the smallest memory that
     fits.
@@ -48,6 +52,7 @@ def solve(
     ``excluded``: plans whose layers are not to be used again (beyond chains).
     ``effort``: limit that does not depend on the machine: of the integer solver's own clock (about a second each), or
     of the labels of a search.
+    ``begin``: of the same pipeline with other memory and virtual stages.
     """
     started = time.monotonic()
     deadline = started + time_limit_s
@@ -60,13 +65,18 @@ def solve(
     one_row = is_one_row(problem)
     # A row has all its placements searched; others leave half the time to the integer solver.
     until = deadline if one_row else started + time_limit_s / 2
-    found = solve_virtual(problem, until, seed=seed, below=below, effort=inf if effort is None else effort)
+    most = inf if effort is None else effort
+    found = solve_virtual(problem, until, seed=seed, below=below, effort=most, begin=begin)
     if found.impossible:
         raise _infeasible(problem)
     if found.proved and found.placement is None:
         raise NoneBelow(f"no plan takes less than {below}.")
     if found.placement is not None and (found.proved or (one_row and not found.exhausted)):
-        return _solution(problem, found.placement, found.step_time, found.lower_bound, found.rounds, started)
+        solution = _solution(problem, found.placement, found.step_time, found.lower_bound, found.rounds, started)
+        # Those of the relaxation come first.
+        return replace(solution, cuts=found.cuts[:CUTS_KEPT])
+    if one_row and below is not None and most <= LITTLE_EFFORT:
+        raise _nothing_found(time_limit_s, found.lower_bound)
     known = _Known(found.placement, found.step_time, found.lower_bound, found.cuts)
     return _solved_by_integers(problem, known, _Limits(started, time_limit_s, below, effort, seed), ())
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
 from math import ceil, comb, inf
 from typing import Any
 
@@ -19,7 +18,7 @@ from mindspeed_autoparallel.planner.split.layer_row import is_one_row
 from mindspeed_autoparallel.planner.split.local_search import Best, LocalSearch
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
-from mindspeed_autoparallel.planner.split.relaxation import cut_of, relaxed_cuts
+from mindspeed_autoparallel.planner.split.relaxation import MOST_ROUNDS, cut_of, relaxed_cuts
 from mindspeed_autoparallel.planner.split.solution import (
     Placement,
     longest_tail,
@@ -27,6 +26,7 @@ from mindspeed_autoparallel.planner.split.solution import (
     stage_times,
     tick_of,
 )
+from mindspeed_autoparallel.planner.split.virtual_solution import Beginning, VirtualSolution
 
 SIMULATED_PER_EFFORT = 6_000
 """Replays of the search per unit of effort."""
@@ -47,35 +47,26 @@ MOST_WAYS = 2_000
 """if each has at most so many ways to recompute its layers."""
 HOPELESS = 0.06
 """First placements that are slower by so much than a plan to beat are not improved."""
+LITTLE_EFFORT, FEW_ROUNDS = 0.25, 15
+"""Up to so much effort the first relaxation is all there is to the bound, and has so many rounds."""
 RELAXED_SHARE, SEARCH_SHARE = 0.3, 0.5
 """Of the time, for the first relaxation, and until the local search ends."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class VirtualSolution:
-    """``placement`` is ``None`` when no plan was found below the limit; ``proved`` then says that there is none."""
-
-    placement: Placement | None
-    step_time: int
-    lower_bound: int
-    rounds: int
-    proved: bool = False
-    impossible: bool = False
-    """Proved: nothing fits, whatever it takes."""
-    exhausted: bool = False
-    """Whether cuts over layer counts have no more to say: what is left are transients and the order of modules."""
-    cuts: tuple[Cut, ...] = ()
-    """Critical paths learned on the way."""
-
-
 def solve_virtual(
-    problem: SplitProblem, deadline: float, *, seed: int = 0, below: int | None = None, effort: float = inf
+    problem: SplitProblem,
+    deadline: float,
+    *,
+    seed: int = 0,
+    below: int | None = None,
+    effort: float = inf,
+    begin: Beginning | None = None,
 ) -> VirtualSolution:
     """Return the fastest plan found, and a bound. ``below``: plans that take as long are of no interest.
 
     ``effort``: limit that does not depend on the machine. Raises ``ConfigError``.
     """
-    return _Solve(problem, deadline, seed, below, effort).run()
+    return _Solve(problem, deadline, seed, below, effort).run(begin)
 
 
 class _Solve:
@@ -90,15 +81,18 @@ class _Solve:
         self.best: Placement | None = None
         self.best_time = -1
 
-    def run(self) -> VirtualSolution:
+    def run(self, begin: Beginning | None) -> VirtualSolution:
+        """Return what was found and proved."""
         try:
-            return self._search()
+            return self._search(begin)
         except OutOfTime:
             self._take_over()
             return self._result()
 
-    def _search(self) -> VirtualSolution:
-        relaxed = relaxed_cuts(self.problem, self.relaxed_until, stop_at=self.below)
+    def _search(self, begin: Beginning | None) -> VirtualSolution:
+        known = begin.cuts if begin is not None else ()
+        rounds = FEW_ROUNDS if self.effort <= LITTLE_EFFORT else MOST_ROUNDS
+        relaxed = relaxed_cuts(self.problem, self.relaxed_until, self.below, known, rounds)
         if relaxed is None:
             self.impossible = True
             return self._result()
@@ -109,16 +103,22 @@ class _Solve:
             self.lower = max(self.lower, self._limit(self.lower))
             self.impossible = self.best is None and self.below is None
             return self._result()
-        if self.search.start() and self._is_promising:
+        if self._started(begin) and self._is_promising:
             self.search.shake(int(min(MOST_SIMULATED, self.effort * SIMULATED_PER_EFFORT)), self.lower)
             self._take_over()
-        if not self._is_closed:
+        if not self._is_closed and self.effort > LITTLE_EFFORT:
             again = relaxed_cuts(self.problem, self.deadline, known=tuple(self.evaluator.cuts))
             if again is not None:
                 self._learn(again)
             if self._is_promising:
                 self._search_whole_layers()
         return self._result()
+
+    def _started(self, begin: Beginning | None) -> bool:
+        """Return whether the local search has found a placement that fits."""
+        if begin is not None:
+            self.search.add([self._ends_of(begin.placement)])
+        return self.search.best is not None or self.search.start()
 
     @property
     def _is_promising(self) -> bool:
@@ -244,16 +244,21 @@ class _Solve:
         used = stage_memory(self.problem, placement)
         if all(a <= b for a, b in zip(used, self.problem.memory_limit, strict=True)) and step < self._limit(inf):
             self.best, self.best_time = placement, int(step)
+        ends = self._ends_of(placement)
+        if self.evaluator.row.is_cut(ends[None])[0]:
+            self.search.deadline = self.deadline
+            self.search.add([ends])
+            self._take_over()
+
+    def _ends_of(self, placement: Placement) -> Array:
+        """Return layers done before every virtual stage, and all."""
         solid = [
             [sum(row[v] for row in kinds) for v in range(self.problem.num_virtual)]
             for kinds, segment in zip(placement, self.problem.segments, strict=True)
             if segment.beside is None
         ]
-        ends = numpy.concatenate([[0], numpy.cumsum(numpy.sum(solid, axis=0))])
-        if self.evaluator.row.is_cut(ends[None])[0]:
-            self.search.deadline = self.deadline
-            self.search.add([ends])
-            self._take_over()
+        ends: Array = numpy.concatenate([[0], numpy.cumsum(numpy.sum(solid, axis=0))])
+        return ends
 
     def _result(self) -> VirtualSolution:
         return VirtualSolution(

@@ -41,6 +41,9 @@ DEEPSEEK = {
 KIMI = {**DEEPSEEK, "heads": 64, "num_experts": 384, "num_dense_layers": 1, "vocab": 163840, "mtp_layers": 0}
 LLAMA = {"num_layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "seq": 4096,
          "swiglu": True}  # fmt: skip
+LLAMA_405B = {**LLAMA, "num_layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248, "seq": 8192}
+QWEN = {"num_layers": 94, "hidden": 4096, "heads": 64, "kv_heads": 4, "head_size": 128, "ffn": 12288, "num_experts": 128,
+        "topk": 8, "moe_ffn": 1536, "vocab": 151936, "seq": 4096, "swiglu": True}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,9 @@ LEAGUE = (
     Entry("DeepSeek-V3", DEEPSEEK, "Et*4|(t*4|)*14tmL", 8, 2, 64, 512, {"ep": 64}),
     Entry("Kimi-K2", KIMI, "Et|(tt|)*30L", 16, 2, 128, 1024, {"tp": 8, "ep": 64}),
     Entry("Llama 3 70B", LLAMA, "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL", 8, 5, 128, 64, {"tp": 4}),
+    Entry("Llama 3.1 405B", LLAMA_405B, "Et|(tt|)*62tL", 8, 8, 64, 512, {"tp": 8, "cp": 2}),
+    Entry("Llama 3.1 405B", LLAMA_405B, "Et*7|(t*8|)*14t*7L", 8, 2, 64, 512, {"tp": 8, "cp": 2}),
+    Entry("Qwen3 235B-A22B", QWEN, "Et*5|(t*6|)*14t*5L", 16, 1, 64, 512, {"tp": 4, "cp": 2, "ep": 8}),
 )
 
 
@@ -78,7 +84,7 @@ def units_of(entry: Entry) -> tuple[list[tuple[str, int, LayerTime, float, float
             "model": entry.model,
             "hw": {"gpu": "H100", "num_gpus": entry.num_devices},
             "parallel": {**parallel, "sp": entry.sizes.get("tp", 1) > 1},
-            "train": {"gbs": entry.microbatches * replicas, "mbs": 1},
+            "train": {"gbs": entry.microbatches * replicas // entry.sizes.get("cp", 1), "mbs": 1},
         }
     )
     device = find_device(work.gpu)

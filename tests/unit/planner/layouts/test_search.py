@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from small_profile import small_profile
+from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts import short_rows
+from mindspeed_autoparallel.planner.layouts.layout_search import FIRST_EFFORT
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
+from mindspeed_autoparallel.planner.layouts.tasks import Outcome, Task
+from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.profiles import Profile, VariableData
-from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, VariableData
+from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
 from mindspeed_autoparallel.units import MIB
 
 
@@ -135,4 +140,32 @@ def test_varying_microbatches_are_judged_by_the_mean_and_reported_with_percentil
     plan = search(varying, Cluster(num_nodes=1, devices_per_node=4), 16)
     assert plan.step.p50_us is not None and plan.step.p95_us is not None
     assert plan.step.p50_us <= plan.step.p95_us
+    assert plan.search.lower_bound_us <= plan.step.total_us
+
+
+def test_layouts_with_virtual_stages_are_looked_at_once_before_any_is_searched_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost = ModuleCost(layer=block(1000, saved_mib=5), post=block(1500))
+    module = Module(name="text_decoder", result_key="llm", num_layers=30)
+    profile = small_profile(
+        model=Model(name="small", modules=(module,), sequence_length=128),
+        measurements=(Measurement(at=MeasuredAt(tensor_size=1), modules={"text_decoder": cost}),),
+    )
+    asked: list[tuple[str, float | None]] = []
+    perform = Workers.perform
+
+    def note(self: Workers, tasks: Sequence[Task]) -> list[Outcome]:
+        asked.extend((task.layout.label(), task.effort) for task in tasks if task.layout.virtual_size > 1)
+        return perform(self, tasks)
+
+    monkeypatch.setattr(Workers, "perform", note)
+    monkeypatch.setattr(short_rows, "MOST_EVENTS_OF_CUTS", 0)
+    options = SearchOptions(num_workers=1, space=SpaceOptions(virtual_sizes=(1, 2, 3)), with_relaxations=False)
+    plan = search(profile, Cluster(num_nodes=1, devices_per_node=4), 16, options)
+    efforts = [effort for _, effort in asked if effort is not None]
+    assert FIRST_EFFORT in efforts
+    assert efforts == sorted(efforts)
+    labels = [verdict.layout.label() for verdict in plan.search.verdicts]
+    assert len(labels) == len(set(labels))
     assert plan.search.lower_bound_us <= plan.step.total_us

@@ -1,0 +1,44 @@
+"""1F1B beside interleaved: what virtual stages gain in the layouts that were searched."""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.spec.plan import EDITED, Plan, Verdict
+from mindspeed_autoparallel.units import format_us
+
+SEARCHED = ("solved", "bounded", "memory", "unsolved")
+"""Outcomes of layouts that were looked at."""
+
+
+def comparison(plan: Plan) -> str:
+    """Return a sentence that compares the best plans with and without virtual stages; empty where none was searched."""
+    if plan.search.status == EDITED:
+        return ""
+    with_them = [v for v in plan.search.verdicts if v.layout.virtual_size > 1]
+    searched = [v for v in with_them if v.outcome in SEARCHED]
+    if plan.layout.virtual_size > 1:
+        plain = _fastest([v for v in plan.search.verdicts if v.layout.virtual_size == 1])
+        if plain is None or plain.step_us is None:
+            return "virtual stages: without them no plan was found"
+        saved = 1 - plan.step.total_us / plain.step_us
+        return (
+            f"virtual stages save {saved:.2%}: without them {plain.layout.label()} is the best plan found, "
+            f"{format_us(plain.step_us)}"
+        )
+    if not searched:
+        excluded = any(v.outcome == "excluded" for v in with_them)
+        return "virtual stages were not searched: they must be asked for (--virtual-sizes 1,2,4)" if excluded else ""
+    unsettled = [v.lower_bound_us for v in searched if v.outcome == "unsolved" and v.lower_bound_us is not None]
+    if unsettled:
+        return (
+            f"virtual stages: no faster plan was found; {len(unsettled)} layouts with them are not settled, none below "
+            f"{format_us(min(unsettled))}"
+        )
+    best = _fastest(searched)
+    found = "" if best is None or best.step_us is None else f"; the best found is {best.layout.label()}, "
+    time = "" if best is None or best.step_us is None else format_us(best.step_us)
+    return f"virtual stages gain nothing: no plan with them is faster{found}{time}"
+
+
+def _fastest(verdicts: list[Verdict]) -> Verdict | None:
+    """Return the one with the shortest step found."""
+    return min((v for v in verdicts if v.step_us is not None), key=lambda v: v.step_us or 0.0, default=None)

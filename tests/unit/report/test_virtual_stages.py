@@ -1,0 +1,70 @@
+"""1F1B beside interleaved in what is printed and drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from small_profile import block, small_profile
+
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile
+from mindspeed_autoparallel.report.data import report_data
+from mindspeed_autoparallel.report.virtual_stages import comparison
+from mindspeed_autoparallel.spec import Cluster, Model, Module, Plan
+from mindspeed_autoparallel.units import format_us
+
+CLUSTER = Cluster(num_nodes=1, devices_per_node=2)
+
+
+def _profile() -> Profile:
+    """Eight equal layers whose parameters are too many to hold all on one device."""
+    module = Module(name="text_decoder", result_key="llm", num_layers=8)
+    cost = ModuleCost(layer=block(1000, saved_mib=5))
+    return small_profile(
+        capacity_mib=180,
+        model=Model(name="small", modules=(module,), sequence_length=128),
+        measurements=(Measurement(at=MeasuredAt(tensor_size=1), modules={"text_decoder": cost}),),
+    )
+
+
+def _plan(*virtual_sizes: int) -> Plan:
+    options = SearchOptions(space=SpaceOptions(virtual_sizes=virtual_sizes, distributed_optimizer=False))
+    return search(_profile(), CLUSTER, 4, options)
+
+
+def test_what_virtual_stages_gain_is_told_against_the_best_plan_without_them() -> None:
+    both, plain = _plan(1, 2), _plan(1)
+    assert both.layout.virtual_size == 2 and plain.layout.virtual_size == 1
+    saved = 1 - both.step.total_us / plain.step.total_us
+    assert saved > 0
+    text = comparison(both)
+    assert f"save {saved:.2%}" in text
+    assert plain.layout.label() in text and format_us(plain.step.total_us) in text
+    assert text in report_data(both)["limits"]
+
+
+def test_without_virtual_stages_nothing_is_said_of_them() -> None:
+    assert comparison(_plan(1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says"), [("unsolved", "1 layouts with them are not settled"), ("excluded", "must be asked for")]
+)
+def test_what_was_not_settled_or_not_searched_is_said(outcome: str, says: str) -> None:
+    both, plain = _plan(1, 2), _plan(1)
+    (other,) = (v for v in both.search.verdicts if v.layout.virtual_size == 2)
+    open_one = replace(other, outcome=outcome, step_us=None, lower_bound_us=1000.0)
+    plan = replace(plain, search=replace(plain.search, verdicts=(*plain.search.verdicts, open_one)))
+    assert says in comparison(plan)
+
+
+def test_virtual_stages_that_gain_nothing() -> None:
+    both, plain = _plan(1, 2), _plan(1)
+    (other,) = (v for v in both.search.verdicts if v.layout.virtual_size == 2)
+    slower = replace(other, step_us=2 * plain.step.total_us)
+    plan = replace(plain, search=replace(plain.search, verdicts=(*plain.search.verdicts, slower)))
+    text = comparison(plan)
+    assert "gain nothing" in text and format_us(2 * plain.step.total_us) in text
