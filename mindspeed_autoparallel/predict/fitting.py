@@ -93,18 +93,6 @@ def least_squares(
     return Solution(point, np.sqrt(np.diag(covariance)))
 
 
-def fit_log_errors(
-    device: Device,
-    stack: str,
-    works: Sequence[Workload],
-    measured_ms: NDArray[Any],
-    weights: NDArray[Any],
-    free: Sequence[Free],
-) -> Device:
-    """Return ``device`` with the efficiencies ``free`` fitted to measured steps, each weighted."""
-    return values_of(device, stack, solve(device, stack, works, measured_ms, weights, free), free)
-
-
 def values_of(device: Device, stack: str, solution: Solution, free: Sequence[Free]) -> Device:
     """Return ``device`` with the values that a fit found."""
     return with_values(device, stack, _values(solution.point, free))

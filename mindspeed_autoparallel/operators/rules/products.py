@@ -92,16 +92,3 @@ def attention(
     axes = (Axis("batch", batch), Axis("heads", math.gcd(heads, kv_heads)))
     flops = 4 * rows * sequence * heads * head
     return Node(name, "attention", axes, (rows, heads * head), (0, 1), inputs, ((0, 1),) * 3, role=role, flops=flops)
-
-
-def gather_cuts(
-    table: tuple[int, ...], index: tuple[int, ...], devices: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return cuts of a gather on its own: the index first, as far as its first dim divides, then the first dim of the
-    table.
-
-    A table of one dim is not cut: there is no row to gather from a piece.
-    """
-    on_index = math.gcd(devices, index[0])
-    on_table = math.gcd(devices // on_index, table[0]) if len(table) > 1 else 1
-    return (on_table, *(1,) * (len(table) - 1)), (on_index, *(1,) * (len(index) - 1))

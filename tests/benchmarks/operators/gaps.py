@@ -2,11 +2,16 @@
 
 import random
 import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+
+from greedy_cuts import solve_greedy
 
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, pointwise, source
 from mindspeed_autoparallel.operators.search.exact import solve_exact
-from mindspeed_autoparallel.operators.search.greedy import solve_greedy
 from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.problem import build_problem
 from mindspeed_autoparallel.operators.search.propagation import solve_propagation

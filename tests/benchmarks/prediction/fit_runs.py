@@ -30,7 +30,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.confidence import NOMINAL, extrapolation, features
-from mindspeed_autoparallel.predict.fitting import Free, fit_log_errors, with_values
+from mindspeed_autoparallel.predict.fitting import Free, solve, values_of, with_values
 from mindspeed_autoparallel.predict.measured_rows import request_of_row
 from mindspeed_autoparallel.predict.scoreboard import measured_step_ms
 
@@ -107,9 +107,9 @@ def fit(device: Device, runs: Sequence[Run]) -> Device:
     used = [run for run in runs if fitted_to(run.work)]
     sizes = collections.Counter(run.group for run in used)
     weights = np.array([sizes[run.group] ** -0.25 for run in used])
-    return fit_log_errors(
-        device, STACK, [run.work for run in used], np.array([run.step_ms for run in used]), weights, NEUTRAL
-    )
+    steps_ms = np.array([run.step_ms for run in used])
+    found = solve(device, STACK, [run.work for run in used], steps_ms, weights, NEUTRAL)
+    return values_of(device, STACK, found, NEUTRAL)
 
 
 def ratios(device: Device, runs: Sequence[Run]) -> np.ndarray:

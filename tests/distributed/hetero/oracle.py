@@ -34,11 +34,11 @@ from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
+from redistribution_volume import received_bytes  # noqa: E402
 
 from mindspeed_autoparallel.runtime.hetero import encode, macrobatches, modules, phases  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.exchange import BytesMoved  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.optimizer import build_optimizer  # noqa: E402
-from mindspeed_autoparallel.runtime.hetero.redistribution import volume  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.session import open_session  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.states import GroupMemo, ModuleStates  # noqa: E402
@@ -308,7 +308,7 @@ def bytes_by_formula(dtype):
     def counting(*args, **kwargs):
         plan = make(*args, **kwargs)
         for kind, width in (("inputs", host.PATCH), ("outputs", host.HIDDEN), ("gradients", host.HIDDEN)):
-            received = volume.received_bytes(getattr(plan, kind), dist.get_rank(), width * size)
+            received = received_bytes(getattr(plan, kind), dist.get_rank(), width * size)
             setattr(total, kind, getattr(total, kind) + received)
         return plan
 

@@ -4,12 +4,12 @@ import itertools
 import random
 
 import pytest
+from greedy_cuts import solve_greedy
 from random_operator_graphs import random_graph
 
 from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.exact import solve_exact
-from mindspeed_autoparallel.operators.search.greedy import solve_greedy
 from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.problem import build_problem
 from mindspeed_autoparallel.operators.search.propagation import solve_propagation

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
+from redistribution_volume import received_bytes, sent_bytes, standard_placement
 
 from mindspeed_autoparallel.cost.redistribution import EncoderExchange, exchange_of, moved_samples
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
@@ -14,10 +15,8 @@ from mindspeed_autoparallel.runtime.hetero.redistribution.placement import (
     closed_sets,
     num_replicas,
     replica_ranks,
-    standard_placement,
 )
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import make_plan
-from mindspeed_autoparallel.runtime.hetero.redistribution.volume import received_bytes, sent_bytes
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
 
 SIZES = (1, 2, 4)

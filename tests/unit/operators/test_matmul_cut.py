@@ -4,7 +4,7 @@ import pytest
 
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.presets import preset_graph
-from mindspeed_autoparallel.operators.rules.products import gather_cuts, matrix_product, source
+from mindspeed_autoparallel.operators.rules.products import matrix_product, source
 from mindspeed_autoparallel.operators.search.matmul_cut import INFEASIBLE, cut_costs
 from mindspeed_autoparallel.operators.strategies import search_graph
 
@@ -44,18 +44,6 @@ def test_product_after_one_pinned_by_columns_is_cut_inside():
     graph = _chain([(32768, 1024, 1024), (32768, 1024, 1024)])
     plan = search_graph(graph, 8, pins={"m0": {"columns": 8}})
     assert plan.degrees() == {"m0": {"columns": 8}, "m1": {"inner": 8}}
-
-
-@pytest.mark.parametrize(
-    ("table", "index", "cuts"),
-    [
-        ((64, 64), (64, 64), ((1, 1), (8, 1))),
-        ((1024, 128), (2, 1024), ((4, 1), (2, 1))),
-        ((128,), (4,), ((1,), (4,))),
-    ],
-)
-def test_gather_cuts_its_index_first_then_its_table(table, index, cuts):
-    assert gather_cuts(table, index, 8) == cuts
 
 
 @pytest.mark.parametrize(

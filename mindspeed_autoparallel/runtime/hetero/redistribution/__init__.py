@@ -5,5 +5,4 @@ placement  where each rank sits in a module's layout
 balance    which encoder replica computes which item
 shards     which of an item's rows a first-stage rank keeps under sequence and context parallelism
 plan       which rows go from which rank to which rank
-volume     the bytes of a plan, and of gather-then-slice, by formula
 """

@@ -19,18 +19,6 @@ class Coordinates:
 Placement = tuple[Coordinates, ...]
 
 
-def standard_placement(world_size: int, *, tensor: int = 1, context: int = 1, pipeline: int = 1) -> Placement:
-    """Return Megatron's default order, tensor fastest, then context, data, pipeline. ``ValueError`` if sizes don't
-    divide."""
-    if world_size % (tensor * context * pipeline):
-        raise ValueError(f"{world_size} ranks are not a multiple of tp {tensor} x cp {context} x pp {pipeline}")
-    data = world_size // (tensor * context * pipeline)
-    return tuple(
-        Coordinates(r % tensor, r // tensor % context, r // (tensor * context) % data, r // (tensor * context * data))
-        for r in range(world_size)
-    )
-
-
 def num_stages(placement: Placement) -> int:
     """Return the pipeline size of a placement."""
     return 1 + max(place.pipeline for place in placement)

@@ -1,12 +1,24 @@
-"""Bytes that a redistribution moves: counted from a plan, and the formula of gather-then-slice beside it."""
+"""Megatron's order of ranks, and bytes that a redistribution moves: by a plan, and by gather-then-slice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
-from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, num_replicas
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Coordinates, Placement, num_replicas
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece
+
+
+def standard_placement(world_size: int, *, tensor: int = 1, context: int = 1, pipeline: int = 1) -> Placement:
+    """Return Megatron's default order, tensor fastest, then context, data, pipeline. ``ValueError`` if sizes don't
+    divide."""
+    if world_size % (tensor * context * pipeline):
+        raise ValueError(f"{world_size} ranks are not a multiple of tp {tensor} x cp {context} x pp {pipeline}")
+    data = world_size // (tensor * context * pipeline)
+    return tuple(
+        Coordinates(r % tensor, r // tensor % context, r // (tensor * context) % data, r // (tensor * context * data))
+        for r in range(world_size)
+    )
 
 
 def received_bytes(pieces: Sequence[Piece], rank: int, row_bytes: int) -> int:
