@@ -38,6 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
             action="store_true",
             help="give the samples of every global batch to replicas and microbatches by their work: the same training",
         )
+    section.add_argument(
+        "--data-balance-max-tokens",
+        type=int,
+        default=0,
+        help="tokens that --data-balance may give a microbatch, padding included; 0: any number",
+    )
+    section.add_argument(
+        "--pack-samples",
+        action="store_true",
+        help="lay the texts of a microbatch one after another instead of padding them: each attends to itself alone",
+    )
     return foreign_flags.add_foreign_flags(parser)
 
 
@@ -51,6 +62,7 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
     pipeline_size = arguments.pipeline_model_parallel_size
     model = read_model(Path(arguments.mm_model), pipeline_size, current_job().own_pipelines)
     _check_sizes(model, arguments)
+    _check_batches(model, arguments)
     for module in current_job().encoders_of_host:
         check_attribute(module, (module.name,))
     foreign_flags.report(foreign_flags.given(arguments), rank=arguments.rank)
@@ -120,6 +132,20 @@ def pads_to_longest(arguments: argparse.Namespace) -> bool:
     return bool(
         getattr(arguments, "foreign_variable_seq_lengths", False) or getattr(arguments, "variable_seq_lengths", 0)
     )
+
+
+def _check_batches(model: ModelDescription, arguments: argparse.Namespace) -> None:
+    """Check what microbatches are made of."""
+    own, context = model.text.stack.attention_dropout, arguments.context_parallel_size
+    if arguments.pack_samples and context > 1 and (arguments.attention_dropout if own is None else own):
+        raise ConfigError(
+            f"--pack-samples with --context-parallel-size {context} goes without attention dropout: set "
+            "--attention-dropout 0 (model.json: attention_dropout)."
+        )
+    if arguments.data_balance_max_tokens < 0:
+        raise ConfigError(f"--data-balance-max-tokens must be at least 0, got {arguments.data_balance_max_tokens}.")
+    if arguments.data_balance_max_tokens and not getattr(arguments, "data_balance", False):
+        raise ConfigError("--data-balance-max-tokens needs --data-balance.")
 
 
 def _check_sizes(model: ModelDescription, arguments: argparse.Namespace) -> None:

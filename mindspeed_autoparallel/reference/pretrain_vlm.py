@@ -92,6 +92,7 @@ class Trainer:
                     pad_to_longest=own_arguments.pads_to_longest(args),
                     multiple=multiple,
                     with_identities=own_arguments.drops(args, model),
+                    is_packed=args.pack_samples,
                 ),
                 rearrangement=rearranged,
             )
@@ -105,6 +106,8 @@ class Trainer:
             # Every virtual stage has a stream of its own: one of them tells.
             is_logged = args.rank == 0 and not vp_stage
             rearranged = make_rearrangement(args, model, data, tokenizer, size, is_logged)
+            if args.data_balance_max_tokens < args.seq_length:
+                rearranged.check_fits(to_train)
         return stream(to_train, args.consumed_train_samples, rearranged), evaluation, None
 
     # Every rank reads the data itself: all stages need the texts, and nothing is broadcast.

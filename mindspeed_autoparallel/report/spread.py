@@ -14,11 +14,15 @@ Data = dict[str, Any]
 def section(values: Data) -> str:
     """Return steps over drawn batches, memory, what would help, and the plans that were considered."""
     mean, by_means = values["mean_us"], values["by_means_us"]
-    chance = values["oom_probability"]
+    chance, error = values["oom_probability"], values.get("mean_error_us", 0.0)
     tiles = [
         ("Mean step", format_us(mean), f"{values['num_draws']} drawn batches"),
         ("P95", format_us(values["p95_us"]), f"P50 {format_us(values['p50_us'])}"),
-        ("The spread costs", percent(mean / by_means - 1), f"{format_us(by_means)} if all samples were the mean one"),
+        (
+            "The spread costs",
+            percent(mean / by_means - 1),
+            f"{format_us(by_means)} if all samples were the mean one; standard error <= {percent(error / by_means)}",
+        ),
         ("Slowest replica", f"{values['imbalance']:.2f}", "times the mean work, in the order of the data"),
         (
             "Out of memory",
@@ -67,7 +71,8 @@ def text_lines(plan: Plan) -> list[str]:
     lines = [
         f"data: step {data.by_means_us / 1000:.3f} ms if all samples were the mean one; of {data.num_draws} drawn "
         f"steps mean {data.mean_us / 1000:.3f}, P50 {data.p50_us / 1000:.3f}, P95 {data.p95_us / 1000:.3f}: the spread "
-        f"costs {data.mean_us / data.by_means_us - 1:.1%}",
+        f"costs {data.mean_us / data.by_means_us - 1:.1%} (standard error at most "
+        f"{data.mean_error_us / data.by_means_us:.1%})",
         f"data: in the order of the data the slowest replica has {data.imbalance:.2f} times the mean work",
     ]
     if not data.is_balanced and data.balanced_mean_us < 0.999 * data.mean_us:

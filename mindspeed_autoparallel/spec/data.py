@@ -43,5 +43,7 @@ class DataRecord:
     worst_bytes: int
     """Peak of the rank likeliest to run out, if the heaviest microbatches came together."""
     worst_rank: int
+    mean_error_us: float = 0.0
+    """Standard error of ``mean_us``, an upper bound; 0: not known."""
     considered: tuple[ConsideredPlan, ...] = ()
     notes: tuple[str, ...] = ()

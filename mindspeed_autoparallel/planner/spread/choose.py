@@ -69,6 +69,12 @@ class Judged:
         """Return the mean of the steps as training takes its samples."""
         return float(self._steps.mean())
 
+    @property
+    def mean_error_us(self) -> float:
+        """Return a standard error of the mean that the draws' own is at most (Owen, Monte Carlo variance of scrambled
+        net quadrature, 1997: a Latin hypercube of n draws is no worse than n - 1 independent ones)."""
+        return float(self._steps.std() / (len(self._steps) - 1) ** 0.5)
+
     def quantile_us(self, share: float) -> float:
         """Return a quantile of these steps."""
         return float(numpy.quantile(self._steps, share))
@@ -85,13 +91,14 @@ def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, l
     names = [module.name for module in profile.model.modules]
     generator = numpy.random.default_rng(_SEED)
     for size in sorted({measurement.at.micro_batch_size for measurement in profile.measurements}):
-        drawn = data.sizes()[generator.choice(len(data.rows), (_NUM_GROUPS, size), p=data.shares())]
-        times, rows = factors.of(drawn)
+        times, sizes = factors.mean(data, size)
         if level is not None and level >= 1:
-            rows = level * factors.of(data.sizes()[:, None, :])[1]
-        sizes = rows.mean(axis=0) if level is None else numpy.quantile(rows, min(level, 1.0), axis=0)
+            sizes = level * factors.of(data.sizes()[:, None, :])[1].max(axis=0)
+        elif level is not None:
+            drawn = data.sizes()[generator.choice(len(data.rows), (_NUM_GROUPS, size), p=data.shares())]
+            sizes = numpy.quantile(factors.of(drawn)[1], level, axis=0)
         scales[size] = (
-            dict(zip(names, times.mean(axis=0).tolist(), strict=True)),
+            dict(zip(names, times.tolist(), strict=True)),
             dict(zip(names, sizes.tolist(), strict=True)),
         )
     return scaled_profile(profile, scales)
@@ -195,6 +202,7 @@ def with_record(
         p95_us=best.quantile_us(0.95),
         balanced_mean_us=float(best.drawn.balanced.mean()),
         packed_mean_us=float(packed.balanced.mean()),
+        mean_error_us=best.mean_error_us,
         imbalance=best.drawn.imbalance,
         oom_probability=best.memory.probability,
         oom_steps=options.oom_steps,

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, placed_blocks
 from mindspeed_autoparallel.planner.rank_memory import point_of, sends_of
+from mindspeed_autoparallel.planner.spread.draws import draw_batches
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
 from mindspeed_autoparallel.profiles import Profile
@@ -90,9 +91,8 @@ class PlanUnderData:
 
     def drawn(self, data: Distribution, num_draws: int = NUM_DRAWS) -> DrawnSteps:
         """Draw global batches, the same for every plan of one batch size, and return their steps."""
-        generator = numpy.random.default_rng(_SEED)
-        rows = generator.choice(len(data.rows), (num_draws, self.plan.global_batch_size), p=data.shares())
         sizes, shape, work = data.sizes(), self.shape, self.work()
+        rows = draw_batches(data, self.factors.weight(sizes), num_draws, self.plan.global_batch_size, _SEED)
         cut = (shape.num_microbatches, shape.num_replicas, shape.micro_batch_size)
         in_order = rows.reshape(num_draws, *cut).swapaxes(1, 2)
         shared = [drawn[balance(sizes[drawn], work, shape).samples] for drawn in rows]

@@ -55,6 +55,24 @@ class SampleFactors:
                 rows[:, index] = counted / self.reference_rows[index]
         return times, rows
 
+    def weight(self, sizes: Array) -> Array:
+        """Return ``[sample]``: the sum of the modules' time factors for ``sizes [sample, column]``, without padding."""
+        weight: Array = sum((work.of(sizes) for work in self.work if work is not None), numpy.zeros(len(sizes)))
+        return weight
+
+    def mean(self, data: Distribution, micro_batch_size: int) -> tuple[Array, Array]:
+        """Return the exact means of ``of`` over microbatches drawn from ``data``, ``[module]`` each."""
+        sizes, shares = data.sizes(), data.shares()
+        times, rows = self.of(sizes[:, None, :])
+        weights = numpy.repeat(shares[:, None], len(self.work), axis=1)
+        if self.padding == "longest":
+            order = numpy.argsort(sizes[:, _TOKENS], kind="stable")
+            below: Array = numpy.append(0.0, numpy.cumsum(shares[order])) ** micro_batch_size
+            # The chance that a row is the longest of a microbatch, all of which is padded to it.
+            texts = [work is not None and work.rows == "tokens" for work in self.work]
+            weights[order[:, None], numpy.flatnonzero(texts)] = numpy.diff(below)[:, None]
+        return (weights * times).sum(axis=0), (weights * rows).sum(axis=0)
+
 
 def sample_factors(profile: Profile, data: Distribution, padding: str = "longest") -> SampleFactors:
     """Return the factors of a profile's modules for the samples of ``data``.

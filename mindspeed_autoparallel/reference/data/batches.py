@@ -1,4 +1,4 @@
-"""Samples -> microbatches: padded text, patches of all images, a stand-in where a microbatch has no image or audio."""
+"""Samples -> microbatches: padded or packed text, patches of all images, a stand-in where there are none."""
 
 from __future__ import annotations
 
@@ -41,23 +41,34 @@ def identities(numbers: Sequence[int], samples: Sequence[Sample], model: ModelDe
     return batch
 
 
-def collate(samples: Sequence[Sample], model: ModelDescription, padding: int, length: int) -> Batch:
+def collate(
+    samples: Sequence[Sample], model: ModelDescription, padding: int, length: int, is_packed: bool = False
+) -> Batch:
     """Return tensors for the model's forward, and ``loss_mask [b, s]``; texts are padded on the right to ``length``
-    tokens."""
-    ids = torch.full((len(samples), length), padding, dtype=torch.long)
+    tokens.
+
+    ``is_packed``: texts lie one after another in one row, ``b`` is 1, and ``sequence_lengths [samples]`` says where
+    each ends; the row is padded to ``length``.
+    """
+    num_rows = 1 if is_packed else len(samples)
+    ids = torch.full((num_rows, length), padding, dtype=torch.long)
     labels = torch.full_like(ids, IGNORED)
-    positions = torch.arange(length).expand(3, len(samples), length).clone()
-    for row, sample in enumerate(samples):
-        size = len(sample.input_ids)
-        ids[row, :size] = torch.tensor(sample.input_ids)
-        labels[row, :size] = torch.tensor(sample.labels)
-        positions[:, row, :size] = torch.from_numpy(sample.positions)
+    positions = torch.arange(length).expand(3, num_rows, length).clone()
+    start = 0
+    for index, sample in enumerate(samples):
+        row, stop = 0 if is_packed else index, start + len(sample.input_ids)
+        ids[row, start:stop] = torch.tensor(sample.input_ids)
+        labels[row, start:stop] = torch.tensor(sample.labels)
+        positions[:, row, start:stop] = torch.from_numpy(sample.positions)
+        start = stop if is_packed else 0
     batch = {
         "input_ids": ids,
         "position_ids": positions,
         "labels": labels.clamp(min=0),
         "loss_mask": (labels != IGNORED).float(),
     }
+    if is_packed:
+        batch["sequence_lengths"] = torch.tensor([len(sample.input_ids) for sample in samples])
     if model.vision is not None:
         vision, patches = model.vision, [patch for sample in samples for patch in sample.patches]
         grids = [grid for sample in samples for grid in sample.grids]
@@ -92,6 +103,8 @@ class StreamOptions:
     """To the longest text of a microbatch, rounded up to a ``multiple``; else to ``max_tokens``."""
     multiple: int
     with_identities: bool = False
+    is_packed: bool = False
+    """The texts of a microbatch are one row, padded to a ``multiple`` only."""
 
 
 class MicrobatchStream:
@@ -125,7 +138,8 @@ class MicrobatchStream:
 
     def _batch(self, numbers: Sequence[int]) -> Batch:
         samples = [self._sample(number) for number in numbers]
-        batch = collate(samples, self._model, self._tokenizer.padding, self._length(samples))
+        length, is_packed = self._length(samples), self._options.is_packed
+        batch = collate(samples, self._model, self._tokenizer.padding, length, is_packed)
         return {**batch, **identities(numbers, samples, self._model)} if self._options.with_identities else batch
 
     def _numbers(self, step: int) -> Sequence[int]:
@@ -136,10 +150,11 @@ class MicrobatchStream:
         return range(first, first + size)
 
     def _length(self, samples: Sequence[Sample]) -> int:
-        if not self._options.pad_to_longest:
+        lengths = [len(sample.input_ids) for sample in samples]
+        if not self._options.pad_to_longest and not self._options.is_packed:
             return self._options.max_tokens
-        longest = max(len(sample.input_ids) for sample in samples)
-        return -(-longest // self._options.multiple) * self._options.multiple
+        needed = sum(lengths) if self._options.is_packed else max(lengths)
+        return -(-needed // self._options.multiple) * self._options.multiple
 
     def _sample(self, number: int) -> Sample:
         index = self._index(number)

@@ -7,9 +7,9 @@ assignment of the next batch is computed while this one trains.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -61,11 +61,28 @@ class Rearrangement:
         assignment = self._decided[batch].result().assignment
         return [first + int(index) for index in assignment.samples[rank, place]]
 
+    def check_fits(self, records: Iterable[Record]) -> None:
+        """Raise ``ConfigError`` that names the first record no microbatch can hold by the limit of tokens."""
+        limit = self.shape.max_tokens
+        for record in records if limit else ():
+            tokens = self._size(record).tokens
+            if tokens > limit:
+                raise ConfigError(
+                    f"{record.name} has {tokens} tokens and fits nowhere: --data-balance-max-tokens allows a "
+                    f"microbatch {limit}. Raise it, or lower --seq-length to cut texts."
+                )
+
     def decide(self, batch: int, records: list[Record]) -> Decision:
         """Return the decision for the records of a global batch."""
         sizes = numpy.array([self._size(record) for record in records], dtype=numpy.int64)
         began = time.perf_counter()
-        assignment = balance(sizes, self._work, self.shape)
+        try:
+            assignment = balance(sizes, self._work, self.shape)
+        except ConfigError as error:
+            # Every sample fits alone (checked before training): no reason to end a run hours in.
+            if self._log_every:
+                print(f"data balance: batch {batch} goes beyond the limit of tokens: {error}", flush=True)
+            assignment = balance(sizes, self._work, replace(self.shape, max_tokens=0))
         took = 1000 * (time.perf_counter() - began)
         before = in_order(sizes, self._work, self.shape)
         return Decision(assignment=assignment, imbalance_before=before.imbalance, milliseconds=took)
@@ -115,6 +132,8 @@ def make_rearrangement(
         num_replicas=num_ranks,
         num_microbatches=arguments.global_batch_size // (size * num_ranks),
         micro_batch_size=size,
+        is_padded=not getattr(arguments, "pack_samples", False),
+        max_tokens=getattr(arguments, "data_balance_max_tokens", 0),
     )
     media = MediaSizes(
         patch_size=model.vision.patch_size if model.vision else 0,

@@ -34,6 +34,15 @@ def own_tokens(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return tensor.index_select(dim, torch.tensor(positions, device=tensor.device))
 
 
+def pack_boundaries(sequence_lengths: torch.Tensor | None, length: int) -> list[int] | None:
+    """Return where the texts of a packed row of ``length`` tokens begin and end; padding at its end is a text of its
+    own. Nothing for rows that are not packed."""
+    if sequence_lengths is None:
+        return None
+    boundaries: list[int] = [0, *sequence_lengths.cumsum(0).tolist()]
+    return boundaries if boundaries[-1] == length else [*boundaries, length]
+
+
 def over_context(total: torch.Tensor, num_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return loss sum and number of tokens for a schedule that divides one by the other and averages gradients over all
     ranks.

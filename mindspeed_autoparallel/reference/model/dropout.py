@@ -8,6 +8,7 @@ the same element.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference.configuration.data import ITEMS_PER_SAMPLE
 from mindspeed_autoparallel.runtime.attention.context_parallel import ContextParallelAttention, gather_rows
+from mindspeed_autoparallel.runtime.attention.shards import zigzag_positions
 
 ROWS_PER_ITEM = 2**20
 """Of one sample or item: rows are numbered inside it."""
@@ -53,6 +55,14 @@ def token_rows(sample_numbers: torch.Tensor, length: int) -> torch.Tensor:
     """Return ``[length, b]`` row keys of whole sequences; ``sample_numbers [b]``."""
     positions = torch.arange(length, device=sample_numbers.device)
     return positions[:, None] + sample_numbers[None, :] * (ITEMS_PER_SAMPLE * ROWS_PER_ITEM)
+
+
+def packed_token_rows(sample_numbers: torch.Tensor, boundaries: Sequence[int]) -> torch.Tensor:
+    """Return ``[length, 1]`` row keys of a packed row, each text's as if it lay alone; padding at its end takes keys
+    that no sample has."""
+    sizes = torch.tensor(boundaries, device=sample_numbers.device).diff()
+    padding = sample_numbers.new_full((len(sizes) - len(sample_numbers),), -1)
+    return item_rows(torch.cat((sample_numbers, padding)) * ITEMS_PER_SAMPLE, sizes)
 
 
 def drop(values: torch.Tensor, rate: float, identity: torch.Tensor) -> torch.Tensor:
@@ -177,6 +187,11 @@ class DroppingContextAttention(ContextParallelAttention):
         self._row_keys = attention_mask
         output: torch.Tensor = super().forward(query, key, value, None, *args, **kwargs)
         return output
+
+    def _holders(self, packed: Any, causal: bool, size: int) -> tuple[list[int], list[list[int]]]:
+        # The row is split as any other row of text, wherever its texts end.
+        boundaries = packed.boundaries
+        return boundaries, [zigzag_positions(boundaries[-1], size, rank) for rank in range(size)]
 
     def _attend(self, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
         rates = attention_rates(self.config, self.training)

@@ -14,8 +14,9 @@ from mindspeed_autoparallel.data.media import num_audio_tokens, num_conv_rows
 from mindspeed_autoparallel.reference.configuration import ModelDescription, StackDescription
 from mindspeed_autoparallel.reference.model import stage_tensor
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder
-from mindspeed_autoparallel.reference.model.context import own_tokens
-from mindspeed_autoparallel.reference.model.dropout import drop_embeddings, token_rows
+from mindspeed_autoparallel.reference.model.context import own_tokens, pack_boundaries
+from mindspeed_autoparallel.reference.model.core_attention import PackedRows
+from mindspeed_autoparallel.reference.model.dropout import drop_embeddings, packed_token_rows, token_rows
 from mindspeed_autoparallel.reference.model.text import TextDecoder
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 
@@ -77,10 +78,11 @@ class VisionLanguageModel(MegatronModule):
         image_grid_thw: torch.Tensor | None = None,
         audio_features: torch.Tensor | None = None,
         audio_num_frames: torch.Tensor | None = None,
+        sequence_lengths: torch.Tensor | None = None,
         **identities: torch.Tensor,
     ) -> torch.Tensor:
         """Run ``input_ids``, ``labels [b, s]``, ``position_ids [3, b, s]``; encoder inputs as the encoders take
-        them.
+        them. ``sequence_lengths [texts]``: the texts of a packed row (``b`` is 1); each attends to itself alone.
 
         ``identities``: ``sample_numbers [b]``, ``image_keys``, ``audio_keys``, where anything is dropped.
         Returns the loss of every token ``[b, s / cp]`` (logits ``[b, s / cp, vocabulary / tp]`` without ``labels``) on
@@ -88,12 +90,19 @@ class VisionLanguageModel(MegatronModule):
         """
         received, self.received = self.received, None
         numbers = identities.get("sample_numbers")
-        row_keys = None if numbers is None else token_rows(numbers, input_ids.shape[1])
+        boundaries = pack_boundaries(sequence_lengths, input_ids.shape[1])
+        if numbers is None:
+            row_keys = None
+        elif boundaries is None:
+            row_keys = token_rows(numbers, input_ids.shape[1])
+        else:
+            row_keys = packed_token_rows(numbers, boundaries)
+        pack = None if boundaries is None else PackedRows(boundaries)
         model, first_text = self.description, self.description.text.stack.stages.first_chunk
         if self.chunk > first_text:
             assert self.text_decoder is not None
             self.text_decoder.set_input_tensor(received)
-            return self._decode(input_ids, position_ids, None, labels, row_keys)
+            return self._decode(input_ids, position_ids, None, labels, row_keys, pack)
         streams: dict[str, torch.Tensor] = {}
         if received is not None:
             streams = stage_tensor.unpack(received, self._arriving(image_grid_thw, audio_num_frames))
@@ -124,10 +133,16 @@ class VisionLanguageModel(MegatronModule):
         embeddings = own_tokens(embeddings, 0)
         if self.config.sequence_parallel:
             embeddings = scatter_to_sequence_parallel_region(embeddings)
-        return self._decode(input_ids, position_ids, embeddings, labels, row_keys)
+        return self._decode(input_ids, position_ids, embeddings, labels, row_keys, pack)
 
     def _decode(
-        self, input_ids: Any, position_ids: Any, embeddings: Any, labels: Any, row_keys: torch.Tensor | None = None
+        self,
+        input_ids: Any,
+        position_ids: Any,
+        embeddings: Any,
+        labels: Any,
+        row_keys: torch.Tensor | None,
+        pack: PackedRows | None,
     ) -> torch.Tensor:
         assert self.text_decoder is not None
         if labels is not None:
@@ -141,6 +156,7 @@ class VisionLanguageModel(MegatronModule):
             attention_mask=None if row_keys is None else own_tokens(row_keys, 0),
             decoder_input=embeddings,
             labels=labels,
+            packed_seq_params=pack,
         )
         return output
 

@@ -165,14 +165,18 @@ class ContextParallelAttention(torch.nn.Module):
         mask: torch.Tensor = self._positions[signature]
         return mask
 
+    def _holders(self, packed: Any, causal: bool, size: int) -> tuple[list[int], list[list[int]]]:
+        """Return where sequences begin and end, and the rows that every context rank holds."""
+        padded = getattr(packed, "cu_seqlens_q_padded", None)
+        boundaries = (packed.cu_seqlens_q if padded is None else padded).tolist()
+        return boundaries, [shards.packed_positions(boundaries, size, rank, causal=causal) for rank in range(size)]
+
     def _packed(self, query: Any, key: Any, value: Any, packed: Any, causal: bool, size: int) -> torch.Tensor:
         """Return one sequence after another: queries of the own shard against all keys of the same sequence."""
         squeeze = query.dim() == 4
         if squeeze:
             query, key, value = (t.squeeze(1) for t in (query, key, value))
-        padded = getattr(packed, "cu_seqlens_q_padded", None)
-        boundaries = (packed.cu_seqlens_q if padded is None else padded).tolist()
-        holders = [shards.packed_positions(boundaries, size, rank, causal=causal) for rank in range(size)]
+        boundaries, holders = self._holders(packed, causal, size)
         mine = holders[torch.distributed.get_rank(self.group)]
         if len(mine) != query.shape[0]:
             raise ConfigError(

@@ -55,11 +55,11 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
     padding = flags.auto_parallel_data_padding
     if padding is None:
         varies = getattr(arguments, "foreign_variable_seq_lengths", getattr(arguments, "variable_seq_lengths", False))
-        padding = "longest" if varies else "sequence"
-        _LOGGER.info(
-            f"texts are taken as padded to the {padding}, {'with' if varies else 'without'} --variable-seq-lengths; "
-            "--auto-parallel-data-padding says otherwise"
-        )
+        padding, why = "longest" if varies else "sequence", f"{'with' if varies else 'without'} --variable-seq-lengths"
+        if getattr(arguments, "pack_samples", False):
+            padding, why = "none", "with --pack-samples"
+        taken = "packed" if padding == "none" else f"padded to the {padding}"
+        _LOGGER.info(f"texts are taken as {taken}, {why}; --auto-parallel-data-padding says otherwise")
     options = SpreadOptions(
         padding=padding,
         is_balanced=bool(getattr(arguments, "data_balance", False)),

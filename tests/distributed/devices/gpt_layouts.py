@@ -42,6 +42,7 @@ from megatron.core.distributed import (  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
@@ -82,6 +83,11 @@ CASES: dict[str, Case] = {
         "experts": 4,
         "config": {**ALLGATHER, "sequence_parallel": True},
     },
+    "rope": {"rope": True},
+    "packed-rope": {"packed": True, "rope": True},
+    "packed-tp2-sp-dp2": {"tp": 2, "packed": True, "config": {"sequence_parallel": True}},
+    "packed-pp2-recompute": {"pp": 2, "packed": True, "config": FULL},
+    "packed-cp2-tp2": {"cp": 2, "tp": 2, "packed": True},
     # 0.12 saves with a private function of torch that has changed since.
     "checkpoint": {"pp": 2, "tp": 2, "checkpoint": True, "since": (0, 13)},
 }
@@ -207,6 +213,7 @@ def _chunk(case: Case, config: Any, index: int) -> Any:
         pre_process=ends(ps.is_pipeline_first_stage),
         post_process=ends(ps.is_pipeline_last_stage),
         share_embeddings_and_output_weights=bool(case.get("tied")),
+        position_embedding_type="rope" if case.get("rope") else "learned_absolute",
         **options,
     )
     for name, parameter in model.named_parameters():
@@ -254,6 +261,29 @@ def _microbatches(step: int, batch: int) -> Any:
         yield tokens[:, own].cuda(), tokens[:, own + 1].cuda()
 
 
+def _packed_microbatches(step: int, batch: int) -> Any:
+    """Pairs of the microbatches, one sequence after the other in one row."""
+    iterator = _microbatches(step, batch)
+    for (tokens, labels), (more_tokens, more_labels) in zip(iterator, iterator, strict=True):
+        yield torch.cat((tokens, more_tokens), 1), torch.cat((labels, more_labels), 1)
+
+
+def _packed_step(iterator: Any, model: Any) -> Any:
+    tokens, labels = next(iterator)
+    ends = torch.tensor([0, SEQUENCE, 2 * SEQUENCE], dtype=torch.int32).cuda()
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=SEQUENCE, max_seqlen_kv=SEQUENCE
+    )
+    positions = _own_positions("cuda").repeat(1, 2)
+    losses = model(tokens, positions, None, labels=labels, packed_seq_params=packed)
+
+    def reduce(output: Any) -> Any:
+        loss = output.float().sum() / (2 * SEQUENCE)
+        return loss, {"loss": loss.detach().clone()}
+
+    return losses, reduce
+
+
 def _forward_step(iterator: Any, model: Any) -> Any:
     tokens, labels = next(iterator)
     mask = torch.triu(torch.ones(1, 1, SEQUENCE, SEQUENCE, device=torch.cuda.current_device()), 1).bool()
@@ -271,16 +301,17 @@ def _train_step(case: Case, config: Any, chunks: list[Any], optimizer: Any, step
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
     size, batch = ps.get_data_parallel_world_size(), case.get("batch", BATCH)
-    iterators = [_microbatches(step, batch) for _ in chunks]
+    packed = bool(case.get("packed"))
+    iterators = [(_packed_microbatches if packed else _microbatches)(step, batch) for _ in chunks]
     several = len(chunks) > 1
     reports = get_forward_backward_func()(
-        forward_step_func=_forward_step,
+        forward_step_func=_packed_step if packed else _forward_step,
         data_iterator=iterators if several else iterators[0],
         model=chunks if several else chunks[0],
-        num_microbatches=batch // size,
-        seq_length=SEQUENCE,
+        num_microbatches=batch // size // (1 + packed),
+        seq_length=SEQUENCE * (1 + packed),
         micro_batch_size=1,
-        decoder_seq_length=SEQUENCE,
+        decoder_seq_length=SEQUENCE * (1 + packed),
         forward_only=False,
     )
     loss = None

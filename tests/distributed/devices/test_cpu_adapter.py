@@ -20,6 +20,8 @@ REFERENCES = {
         "tp2-pp2-full-recompute",
         "tp2-selective-recompute",
         "tp2-sp-output-recompute",
+        "packed-tp2-sp-dp2",
+        "packed-cp2-tp2",
     ],
     "dense-rms-norm": ["tp2-sp-rms-norm"],
     "dense-tied": ["tp2-pp2-tied"],

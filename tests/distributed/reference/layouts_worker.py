@@ -134,12 +134,14 @@ LAYOUTS: dict[str, Values] = {
 }
 
 
-STEPS = {"ten": 10}
+STEPS = {"ten": 10, "pairs": 10}
 """Of a family; others take ``NUM_STEPS``."""
 BALANCED = {"balance": True}
 """By the reference training's own stream."""
 EXCHANGED = {"exchange": True}
 """By the flag for any host: whole microbatches."""
+PACKED = {"size": 2, "pack": True}
+"""Two samples of a microbatch in one row, without padding between them."""
 LAYOUTS |= {
     "ten/dp4": {},
     "ten/balanced, dp 4": {**BALANCED},
@@ -148,6 +150,11 @@ LAYOUTS |= {
     "ten/balanced cp2-dp2": {"cp": 2, **BALANCED},
     "ten/exchanged, dp 4": {**EXCHANGED},
     "ten/exchanged pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]], **EXCHANGED},
+}
+LAYOUTS |= {
+    "pairs/dp4": {"size": 2},
+    "pairs/packed, dp 4": {**PACKED},
+    "pairs/packed cp2-tp2-sp": {"cp": 2, "tp": 2, "sp": True, **PACKED},
 }
 ON_REQUEST: dict[str, Values] = {
     "ten/balanced tp2-dp2": {"tp": 2, **BALANCED},
@@ -172,6 +179,28 @@ ON_REQUEST: dict[str, Values] = {
         **EXCHANGED,
     },
     "ten/exchanged pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3], **EXCHANGED},
+    "pairs/packed tp2-dp2": {"tp": 2, **PACKED},
+    "pairs/packed tp2-sp-pp2": {"tp": 2, "pp": 2, "sp": True, "vit": [2, 2], "llm": [0, 4], **PACKED},
+    "pairs/packed pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3], **PACKED},
+    "pairs/packed pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]], **PACKED},
+    "pairs/packed pp2-recompute": {
+        "pp": 2,
+        "vit": [3, 1],
+        "llm": [0, 4],
+        "vision": {**FULL, "recompute_num_layers": [2, 0]},
+        "text": {**FULL, "recompute_num_layers": [0, 3]},
+        **PACKED,
+    },
+    "pairs/packed pp2-distributed-optimizer": {
+        "pp": 2,
+        "vit": [4, 0],
+        "llm": [2, 2],
+        "distributed_optimizer": True,
+        **PACKED,
+    },
+    "pairs/packed cp2-dp2": {"cp": 2, **PACKED},
+    "pairs/packed cp2-pp2": {"cp": 2, "pp": 2, "vit": [3, 1], "llm": [0, 4], **PACKED},
+    "pairs/packed cp4": {"cp": 4, **PACKED},
 }
 """Run only where words of the command line choose them."""
 
@@ -264,7 +293,9 @@ def microbatches(model: Any, layout: Values) -> Any:
     object.__setattr__(data, "files", (file,))
     object.__setattr__(data, "folder", EXAMPLE / "data")
     size = parallel_state.get_data_parallel_world_size()
-    init_num_microbatches_calculator(0, None, NUM_MICROBATCHES, 1, size) if not _calculator_ready() else None
+    samples = layout.get("size", 1)
+    if not _calculator_ready():
+        init_num_microbatches_calculator(0, None, NUM_MICROBATCHES * samples, samples, size)
     return iter(
         MicrobatchStream(
             read_records(data),
@@ -272,7 +303,7 @@ def microbatches(model: Any, layout: Values) -> Any:
             data,
             ByteTokenizer(),
             StreamOptions(
-                size=1,
+                size=samples,
                 rank=parallel_state.get_data_parallel_rank(),
                 num_ranks=size,
                 start=0,
@@ -280,6 +311,7 @@ def microbatches(model: Any, layout: Values) -> Any:
                 max_tokens=128,
                 pad_to_longest=True,
                 multiple=layout.get("tp", 1) * 2 * layout.get("cp", 1),
+                is_packed=layout.get("pack", False),
             ),
             rearrangement=rearrangement(model, data, size) if layout.get("balance") else None,
         )

@@ -131,6 +131,14 @@ def test_rearranged_batches_give_the_losses_and_norms_of_ten_steps_in_order(layo
     assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["packed, dp 4", "packed cp2-tp2-sp"])
+def test_packed_samples_give_the_losses_and_norms_of_padded_ones(layouts: dict[str, Any], name: str) -> None:
+    expected, got = layouts["pairs/dp4"], layouts[f"pairs/{name}"]
+    assert len(got["losses"]) == 10
+    assert got["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+    assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
+
+
 def test_freezing_changes_what_is_trained(layouts: dict[str, Any]) -> None:
     plain, frozen = layouts["plain/dp4"], layouts["frozen/dp4"]
     text_only = layouts["everything but text frozen/dp4"]

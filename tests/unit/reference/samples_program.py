@@ -34,6 +34,8 @@ from mindspeed_autoparallel.reference.data.rearrange import describe, make_rearr
 from mindspeed_autoparallel.reference.data.records import read_records  # noqa: E402
 from mindspeed_autoparallel.reference.data.samples import IGNORED, make_sample  # noqa: E402
 from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
+from mindspeed_autoparallel.reference.model.context import pack_boundaries  # noqa: E402
+from mindspeed_autoparallel.reference.model.dropout import packed_token_rows, token_rows  # noqa: E402
 from mindspeed_autoparallel.reference.model.grid import lay_out_rows  # noqa: E402
 from mindspeed_autoparallel.reference.model.text import multimodal_positions  # noqa: E402
 from mindspeed_autoparallel.reference.model.vlm import put_at_tokens  # noqa: E402
@@ -317,6 +319,46 @@ def _() -> None:
         "--calculate-per-token",
     )
     fails(lambda: make_rearrangement(arguments(rampup_batch_size=[1]), MODEL, DATA, TOKENIZER, 2, False), "--rampup")
+
+
+@check("packed texts lie one after another with their own positions and labels")
+def _() -> None:
+    records = read_records(DATA)
+    samples = [make_sample(record, MODEL, DATA, TOKENIZER, 128) for record in records[:3]]
+    lengths = [len(sample.input_ids) for sample in samples]
+    length = sum(lengths) + 5
+    packed, padded = collate(samples, MODEL, 0, length, True), collate(samples, MODEL, 0, 128)
+    assert packed["sequence_lengths"].tolist() == lengths
+    assert packed["input_ids"].shape == (1, length) and packed["position_ids"].shape == (3, 1, length)
+    start = 0
+    for row, size in enumerate(lengths):
+        for name in ("input_ids", "labels", "loss_mask", "position_ids"):
+            assert torch.equal(packed[name][..., 0, start : start + size], padded[name][..., row, :size]), name
+        start += size
+    assert packed["loss_mask"][0, start:].sum() == 0
+    assert torch.equal(packed["pixel_values"], padded["pixel_values"])
+    assert pack_boundaries(packed["sequence_lengths"], length) == [0, *itertools.accumulate(lengths), length]
+    assert pack_boundaries(packed["sequence_lengths"], start) == [0, *itertools.accumulate(lengths)]
+    keys = packed_token_rows(torch.tensor([7, 3]), [0, 4, 6, 9])
+    apart = token_rows(torch.tensor([7, 3]), 4)
+    assert keys[:6, 0].tolist() == [*apart[:, 0].tolist(), *apart[:2, 1].tolist()]
+    assert len(set(keys[:, 0].tolist())) == 9
+
+
+@check("a sample beyond the limit of tokens is named, a batch beyond it is trained")
+def _() -> None:
+    given = argparse.Namespace(
+        micro_batch_size=2, global_batch_size=8, seq_length=128, calculate_per_token_loss=True, log_interval=1, rank=0
+    )
+    given.pack_samples, given.data_balance_max_tokens = True, 60
+    records = read_records(DATA)
+    made = make_rearrangement(given, MODEL, DATA, TOKENIZER, 2, False)
+    fails(lambda: made.check_fits(records), "tokens and fits nowhere", "--data-balance-max-tokens", "pictures.json[")
+    given.data_balance_max_tokens = 100
+    made = make_rearrangement(given, MODEL, DATA, TOKENIZER, 2, False)
+    made.check_fits(records)
+    rows = made.decide(0, records[:8]).assignment.samples
+    assert sorted(rows.flatten().tolist()) == list(range(8))
 
 
 @check("rearranging makes work even, and says how even")

@@ -14,6 +14,7 @@ from mindspeed_autoparallel.patching import call_after_import
 from mindspeed_autoparallel.runtime.devices.cpu.dataset_helpers import compile_dataset_helpers
 from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
 from mindspeed_autoparallel.runtime.devices.cpu.latent_attention import let_local_attention_take_two_head_sizes
+from mindspeed_autoparallel.runtime.devices.cpu.packed_attention import let_local_attention_take_packed_sequences
 
 
 def install(edits: Edits) -> None:
@@ -25,6 +26,7 @@ def install(edits: Edits) -> None:
         ("megatron.core.transformer.moe.moe_utils", _dispatcher_splits),
         ("megatron.core.models.vision.clip_vit_model", _vision_norm),
         ("megatron.core.transformer.dot_product_attention", let_local_attention_take_two_head_sizes),
+        ("megatron.core.transformer.dot_product_attention", let_local_attention_take_packed_sequences),
         ("megatron.core.transformer.multi_latent_attention", _no_transformer_engine),
         ("megatron.core.tensor_parallel.inference_layers", _no_inference_layers),
         ("megatron.core.fp8_utils", _empty_fp8_lists),

@@ -1,7 +1,8 @@
 """The work of a microbatch: operations of every module for the rows that its tensors have.
 
 Only ratios count: how many times the work of one microbatch another has. Rows of text are those of the padded ids; rows
-of pictures are patches. Attention of text adds up squares of sequences, that of pictures squares of each.
+of pictures are patches. Attention of text adds up squares of sequences (of the texts in a packed row), that of pictures
+squares of each.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from mindspeed_autoparallel.runtime.megatron.description import Description
 
 _TEXTS = ("input_ids", "tokens", "text")
 _PICTURES = ("pixel_values", "images", "image")
+_PACKED_LENGTHS, _PACKED_ENDS = "sequence_lengths", "cu_seqlens"
+"""Of the texts in packed rows: the reference training's, and Megatron's."""
 _GRIDS = "image_grid_thw"
 _SOUNDS = ("audio_features", "input_features")
 _SOUND_ROWS = "audio_num_frames"
@@ -57,8 +60,7 @@ class BatchWork:
                 f"--data-balance and --order-microbatches find the texts of a microbatch as {', '.join(_TEXTS)}, but "
                 f"the loader gives {', '.join(map(str, batch))}. Train without them."
             )
-        length = int(ids.shape[-1])
-        work = self.text.linear * ids.numel() + self.text.quadratic * ids.numel() * length
+        work = self.text.linear * ids.numel() + self.text.quadratic * _text_pairs(batch, ids)
         for rows, stack in ((_picture_rows(batch), self.pictures), (_sound_rows(batch), self.sounds)):
             work += stack.linear * sum(rows) + stack.quadratic * sum(row * row for row in rows)
         return float(work)
@@ -102,6 +104,17 @@ def _stack_work(
     weights = hidden * (4 * hidden + (3 if gated else 2) * feed_forward)
     pairs = 2 * hidden if kind == "text" else 4 * hidden
     return StackWork(linear=float(passes * num_layers * 2 * weights), quadratic=float(passes * num_layers * pairs))
+
+
+def _text_pairs(batch: Mapping[str, Any], ids: Any) -> int:
+    """Return pairs of tokens of the same text: those of packed rows end where their texts do."""
+    lengths = batch.get(_PACKED_LENGTHS)
+    if not _is_tensor(lengths) and _is_tensor(batch.get(_PACKED_ENDS)):
+        # Filled up with the last one, so that rows have as many.
+        lengths = batch[_PACKED_ENDS].diff(dim=-1)
+    if not _is_tensor(lengths):
+        return int(ids.numel()) * int(ids.shape[-1])
+    return sum(length * length for length in lengths.reshape(-1).tolist())
 
 
 def _picture_rows(batch: Mapping[str, Any]) -> list[int]:

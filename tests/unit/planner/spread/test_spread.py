@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.spread import choose
 from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan, mean_profile
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
+from mindspeed_autoparallel.planner.spread.draws import draw_batches
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
 from mindspeed_autoparallel.planner.spread.memory import out_of_memory, rank_bytes, windows
 from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
@@ -124,6 +126,50 @@ def test_rearranging_shortens_drawn_steps() -> None:
     drawn = PlanUnderData(profile, one_plan(profile, batch=32), sample_factors(profile, data)).drawn(data, 16)
     assert drawn.imbalance > 1.05
     assert (drawn.balanced < drawn.in_order).all()
+
+
+@pytest.mark.parametrize("padding", ["longest", "sequence", "none"])
+def test_mean_factors_are_those_of_every_microbatch_there_is(padding: str) -> None:
+    samples = [sample(50, 16), sample(300, 4), sample(300), sample(1000, 64)]
+    data = data_of([*samples, samples[1]])
+    factors = sample_factors(profile_of(), data, padding)
+    sizes, shares = data.sizes(), data.shares()
+    for size in (1, 2, 3):
+        every = numpy.array(list(itertools.product(range(len(sizes)), repeat=size)))
+        chances = shares[every].prod(axis=1)
+        expected = [chances @ of for of in factors.of(sizes[every])]
+        for found, wanted in zip(factors.mean(data, size), expected, strict=True):
+            assert found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_few_drawn_batches_have_the_mean_of_the_distribution_and_each_place_its_spread() -> None:
+    data = data_of(long_tail(2000))
+    tokens, shares = data.sizes()[:, 0].astype(float), data.shares()
+    mean = float(tokens @ shares)
+    for seed in range(5):
+        rows = draw_batches(data, tokens, 64, 32, seed)
+        assert tokens[rows].mean() == pytest.approx(mean, rel=2e-3)
+        # At every place: the median and the upper quarter of the distribution, within a slice of it.
+        for place in (0, 31):
+            drawn = numpy.sort(tokens[rows[:, place]])
+            for share in (0.5, 0.75):
+                below = shares[tokens <= drawn[int(64 * share)]].sum()
+                assert below == pytest.approx(share, abs=0.04)
+        # Samples of a batch are independent: neighbours do not go together.
+        assert abs(numpy.corrcoef(tokens[rows[:, 0]], tokens[rows[:, 1]])[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_spread_costs_nothing_where_nothing_waits(seed: int) -> None:
+    data = data_of(long_tail(2000, seed))
+    plan = choose_plan(
+        profile_of(),
+        data,
+        SpreadOptions(max_oom_probability=1.0),
+        searched(Cluster(num_nodes=1, devices_per_node=1), 32),
+    )
+    assert plan.data is not None and plan.data.mean_error_us > 0
+    assert plan.data.mean_us == pytest.approx(plan.data.by_means_us, rel=2e-3)
 
 
 @pytest.mark.parametrize(("pipeline", "factor"), [(1, 1.0), (2, 1.0), (2, 3.0), (4, 0.4), (4, 2.0)])

@@ -53,6 +53,14 @@ def test_work_of_text_is_its_rows_and_their_squares() -> None:
     assert work.of(two) == 2 * work.of(one)
 
 
+def test_texts_of_a_packed_row_attend_to_themselves_alone() -> None:
+    work = batch_work(describe_model(argparse.Namespace(**SCRIPT)), argparse.Namespace(**SCRIPT))
+    (row,) = texts(9)
+    expected = work.text.linear * 9 + work.text.quadratic * (4 + 9 + 16)
+    assert work.of({**row, "sequence_lengths": torch.tensor([2, 3, 4])}) == expected
+    assert work.of({**row, "cu_seqlens": torch.tensor([[0, 2, 5, 9, 9, 9]], dtype=torch.int32)}) == expected
+
+
 def test_pictures_are_counted_by_grids_by_patches_or_by_pixels() -> None:
     work = batch_work(describe_model(argparse.Namespace(**SCRIPT)), argparse.Namespace(**SCRIPT))
     work = type(work)(text=work.text, pictures=work.text, sounds=work.text)

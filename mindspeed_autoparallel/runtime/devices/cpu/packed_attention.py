@@ -1,0 +1,41 @@
+"""Packed sequences without Transformer Engine: Megatron's local attention refuses them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from types import ModuleType
+from typing import Any
+
+from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+
+
+def let_local_attention_take_packed_sequences(edits: Edits, module: ModuleType) -> None:
+    """Let ``DotProductAttention`` take ``PackedSeqParams`` (``thd``), as Transformer Engine's does: ``query [t, n, d]``
+    -> ``[t, 1, n * d]``, one sequence after another, each by Megatron's own forward."""
+    import torch
+    from megatron.core.transformer.enums import AttnMaskType
+
+    attention: Any = module.DotProductAttention
+    forward = attention.forward
+    causal_kinds = {AttnMaskType.causal, getattr(AttnMaskType, "padding_causal", AttnMaskType.causal)}
+
+    @functools.wraps(forward)
+    def packed_forward(self: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        packed = kwargs.get("packed_seq_params")
+        if getattr(packed, "qkv_format", None) != "thd":
+            return forward(self, query, key, value, *args, **kwargs)
+        padded = getattr(packed, "cu_seqlens_q_padded", None)
+        boundaries = (packed.cu_seqlens_q if padded is None else padded).tolist()
+        kind = kwargs.get("attn_mask_type") or self.attn_mask_type
+        parts = []
+        for start, stop in itertools.pairwise([*boundaries, query.shape[0]]):
+            # Boundaries are filled up with the last one; rows after it are padding.
+            if stop > start:
+                rows = (tensor[start:stop].unsqueeze(1).contiguous() for tensor in (query, key, value))
+                length = stop - start
+                mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).triu(1)
+                parts.append(forward(self, *rows, mask if kind in causal_kinds else None))
+        return torch.cat(parts)
+
+    edits.set(attention, "forward", packed_forward)
