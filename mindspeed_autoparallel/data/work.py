@@ -19,26 +19,32 @@ _ROWS = {"tokens": None, "patches": "squared_patches", "frames": "squared_frames
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleWork:
-    """Time of one module for one sample, in any unit: ``linear`` x rows + ``quadratic`` x sum of squares."""
+    """Time of one module for one sample, in any unit: ``fixed`` + ``linear`` x rows + ``quadratic`` x sum of
+    squares."""
 
     name: str
     rows: str
     """``tokens``, ``patches`` or ``frames``."""
     linear: float
     quadratic: float = 0.0
+    fixed: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rows not in _ROWS:
             raise ConfigError(f"{self.name}: rows must be {', '.join(_ROWS)}, got {self.rows!r}.")
-        if not (0 <= self.linear < math.inf and 0 <= self.quadratic < math.inf) or self.linear + self.quadratic == 0:
-            raise ConfigError(f"{self.name}: linear {self.linear} and quadratic {self.quadratic} cannot be its work.")
+        parts = (self.fixed, self.linear, self.quadratic)
+        if not all(0 <= part < math.inf for part in parts) or sum(parts) == 0:
+            raise ConfigError(
+                f"{self.name}: fixed {self.fixed}, linear {self.linear} and quadratic {self.quadratic} cannot be its "
+                "work."
+            )
 
     def of(self, sizes: Array) -> Array:
         """Return the work of every sample of ``sizes [sample, column]``."""
         rows = sizes[:, COLUMNS.index(self.rows)].astype(numpy.float64)
         squares = _ROWS[self.rows]
         squared = rows**2 if squares is None else sizes[:, COLUMNS.index(squares)]
-        work: Array = self.linear * rows + self.quadratic * squared
+        work: Array = self.fixed + self.linear * rows + self.quadratic * squared
         return work
 
 

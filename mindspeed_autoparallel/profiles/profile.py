@@ -66,6 +66,8 @@ class Profile:
     measurements: tuple[Measurement, ...]
     provenance: Provenance
     variable_data: VariableData | None = None
+    time_by_rows: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """By module, of several microbatches: rows of a sample, and the time of the layers over that of the block costs."""
     memory_semantics: str = "program_points"
     """``program_points``: peaks at every block of forward and backward; ``mindspeed``: that tool's single formula."""
     interleaved_sends: str = "freed"
@@ -83,6 +85,9 @@ class Profile:
             raise ProfileError(
                 f"unknown interleaved_sends {self.interleaved_sends!r}; known: {', '.join(INTERLEAVED_SENDS)}."
             )
+        for name, measured in self.time_by_rows.items():
+            if any(rows <= 0 or time < 0 for rows, time in measured):
+                raise ProfileError(f"time_by_rows of {name}: rows must be above 0 and times at least 0.")
         names = {module.name for module in self.model.modules}
         points = [measurement.at for measurement in self.measurements]
         if len(set(points)) != len(points):

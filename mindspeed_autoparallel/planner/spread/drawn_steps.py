@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
 
 from mindspeed_autoparallel.data.balance import BatchShape, balance
 from mindspeed_autoparallel.data.distribution import Distribution
-from mindspeed_autoparallel.data.work import ModuleWork, WorkModel
+from mindspeed_autoparallel.data.work import WorkModel
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, placed_blocks
 from mindspeed_autoparallel.planner.rank_memory import point_of, sends_of
@@ -79,7 +79,7 @@ class PlanUnderData:
         """Return the work of a sample: the time of all modules, one phase."""
         totals = self._times.sum(axis=(0, 1))
         works = [
-            ModuleWork(name=work.name, rows=work.rows, linear=work.linear * total, quadratic=work.quadratic * total)
+            replace(work, fixed=work.fixed * total, linear=work.linear * total, quadratic=work.quadratic * total)
             for work, total in zip(self.factors.work, totals.tolist(), strict=True)
             if work is not None and total > 0
         ]

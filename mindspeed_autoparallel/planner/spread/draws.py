@@ -22,7 +22,7 @@ def draw_batches(data: Distribution, weight: Array, num_draws: int, batch_size: 
     """
     generator = numpy.random.default_rng(seed)
     order = numpy.argsort(weight, kind="stable")
-    cumulative = numpy.cumsum(data.shares()[order])
+    cumulative: Array = numpy.cumsum(data.shares()[order])
     slices = numpy.argsort(generator.random((num_draws, batch_size)), axis=0)
     parts = numpy.argsort(generator.random((num_draws, batch_size)), axis=1)
     inside = (parts[slices, numpy.arange(batch_size)] + generator.random((num_draws, batch_size))) / batch_size

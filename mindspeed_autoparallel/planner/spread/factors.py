@@ -1,8 +1,9 @@
 """Time and memory of a module for a sample, relative to the profile's point.
 
-Memory is linear in rows (fused attention). Time is linear in rows, plus attention by the sum of squares: its share at
-the profile's point is that of its operations, 4 x hidden size x rows (half of it where attention is causal) beside 2 x
-parameters for each row of a layer. Formula X1 in docs/data.md.
+Memory is linear in rows (fused attention). Time is linear in rows, plus attention by the sum of squares: fitted to
+times at several lengths where the profile has them (``measured_work``); else its share at the profile's point is that
+of its operations, 4 x hidden size x rows (half of it where attention is causal) beside 2 x parameters for each row of a
+layer. Formula X1 in docs/data.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.data.sample import COLUMNS
 from mindspeed_autoparallel.data.work import ModuleWork
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.spread.measured_work import measured_work
 from mindspeed_autoparallel.profiles import Profile
 
 Array = Any
@@ -118,8 +120,10 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
         if not share:
             notes.append(f"{module.name}: without hidden size or parameters its time is taken as linear in {rows}.")
         squared = reference**2 if rows == "tokens" else reference * items
-        whole = reference + share * squared
-        works.append(ModuleWork(name=module.name, rows=rows, linear=1 / whole, quadratic=share / whole))
+        works.append(
+            measured_work(module.name, rows, profile.time_by_rows.get(module.name, ()), share, squared / reference)
+            or _computed_work(module.name, rows, reference, share, squared)
+        )
         references.append(reference)
     return SampleFactors(
         work=tuple(works),
@@ -128,6 +132,11 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
         sequence_length=length,
         notes=tuple(notes),
     )
+
+
+def _computed_work(name: str, rows: str, reference: float, share: float, squared: float) -> ModuleWork:
+    whole = reference + share * squared
+    return ModuleWork(name=name, rows=rows, linear=1 / whole, quadratic=share / whole)
 
 
 def _mean_rows(data: Distribution, rows: str) -> tuple[float, float]:

@@ -21,8 +21,8 @@ class DataFlags(FlagGroup):
     )
     auto_parallel_data_padding: Literal["longest", "sequence", "none"] | None = flag(
         None,
-        "Texts are padded to the longest of their microbatch, to the sequence length, or packed. Default: none with the "
-        "reference training's --pack-samples, longest with --variable-seq-lengths, else sequence.",
+        "Texts are padded to the longest of their microbatch, to the sequence length, or packed. Default: none with "
+        "the reference training's --pack-samples, longest with --variable-seq-lengths, else sequence.",
     )
     auto_parallel_data_max_oom_probability: float = flag(
         1e-3,

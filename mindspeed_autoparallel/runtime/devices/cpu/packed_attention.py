@@ -22,7 +22,7 @@ def let_local_attention_take_packed_sequences(edits: Edits, module: ModuleType) 
 
     @functools.wraps(forward)
     def packed_forward(self: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        packed = kwargs.get("packed_seq_params")
+        packed: Any = kwargs.get("packed_seq_params")
         if getattr(packed, "qkv_format", None) != "thd":
             return forward(self, query, key, value, *args, **kwargs)
         padded = getattr(packed, "cu_seqlens_q_padded", None)

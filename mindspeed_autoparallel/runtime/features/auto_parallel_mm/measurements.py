@@ -46,6 +46,9 @@ class Measurements:
             "num_devices": request.num_measuring,
             "arguments": _arguments_that_matter(sys.argv[1:]),
         }
+        with_lengths = request.sample_data is not None
+        if with_lengths:
+            key["lengths"] = True
         digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
         self.folder = request.work_dir / "measurements" / digest
         self._task = MeasureTask(
@@ -53,6 +56,7 @@ class Measurements:
             result_dir=str(self.folder),
             num_layers={module.name: MIN_LAYERS for module in request.description.modules},
             model=None,
+            with_lengths=with_lengths,
         )
 
     def read(self) -> dict[MeasuredAt, dict[str, Any]]:

@@ -108,7 +108,7 @@ def _stack_work(
 
 def _text_pairs(batch: Mapping[str, Any], ids: Any) -> int:
     """Return pairs of tokens of the same text: those of packed rows end where their texts do."""
-    lengths = batch.get(_PACKED_LENGTHS)
+    lengths: Any = batch.get(_PACKED_LENGTHS)
     if not _is_tensor(lengths) and _is_tensor(batch.get(_PACKED_ENDS)):
         # Filled up with the last one, so that rows have as many.
         lengths = batch[_PACKED_ENDS].diff(dim=-1)

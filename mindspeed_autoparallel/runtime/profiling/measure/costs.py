@@ -31,8 +31,14 @@ class Run:
     """One microbatch: its marks by name, and the intervals of the blocks."""
 
     def __init__(
-        self, marks: Sequence[Mark], stacks: Sequence[Stack], side_bytes: Mapping[str, tuple[int, int]] | None = None
+        self,
+        marks: Sequence[Mark],
+        stacks: Sequence[Stack],
+        side_bytes: Mapping[str, tuple[int, int]] | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
+        self.shapes = shapes or {}
+        """Of the hidden states at boundaries, as ``Recorder`` names them."""
         self.marks = {mark.name: mark for mark in marks}
         self.side_bytes = side_bytes or {}
         order = [mark.name for mark in marks]

@@ -19,6 +19,7 @@ from mindspeed_autoparallel.profiles.records import (
     StepsRecord,
 )
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run, batch_bytes, block_costs, blocks_of
+from mindspeed_autoparallel.runtime.profiling.measure.lengths import rows_of, runs_at_lengths, times_by_rows
 from mindspeed_autoparallel.runtime.profiling.measure.recorder import Recorder
 from mindspeed_autoparallel.runtime.profiling.measure.relayout import Built
 from mindspeed_autoparallel.runtime.profiling.measure.sampling import largest_of_next, samples_differ
@@ -51,6 +52,7 @@ def measure_point(
     for _ in range(task.num_warmup):
         microbatch.run(tracked=False)
     timed = [microbatch.run(tracked=False) for _ in range(task.num_repeats)]
+    at_lengths = [*timed, *runs_at_lengths(microbatch)] if task.with_lengths else []
     finalize_us, optimizer_us = _step(chunks, built.optimizer, device)
     # After the step: everything a training keeps is there now, and what is more is the host's own.
     if samples_differ(arguments):
@@ -71,6 +73,7 @@ def measure_point(
         bytes_per_trained_parameter=bytes_per_parameter(model, built.optimizer, shards),
         optimizer=OptimizerRecord(step_us=optimizer_us, finalize_us=finalize_us, parameter_bytes=trained // shards),
         steps=whole_steps(built, forward_step, arguments, device) if task.with_steps else StepsRecord(),
+        time_by_rows=times_by_rows(at_lengths, costs, arguments, device.seconds_between),
         relative_times=_relative_times(timed, device.seconds_between),
         tied_embeddings=ties_embeddings(model, arguments),
         workspace_bytes=workspace_bytes(),
@@ -132,7 +135,7 @@ class Microbatch:
         self.device.synchronize()
         self.shapes.update(recorder.shapes)
         side = {name: inputs.total_and_kept_bytes() for name, inputs in recorder.side.items()}
-        return Run(recorder.marks, self.stacks, side)
+        return Run(recorder.marks, self.stacks, side, dict(recorder.shapes))
 
 
 def _step(chunks: list[Any], optimizer: Any, device: Any) -> tuple[float, float]:
@@ -170,9 +173,6 @@ def describe_stack(
     """Return a stack as a module: sizes, and figures and parameters by block; ``costs``: as ``block_costs`` gives."""
     config, arguments = stack.config, microbatch.arguments
     shape = microbatch.shapes.get(f"{stack.name} 1", ())
-    # [sequence, batch, hidden]; a packed encoder has batch 1 and all tokens of the microbatch in the sequence.
-    split = arguments.tensor_model_parallel_size if getattr(config, "sequence_parallel", False) else 1
-    tokens = shape[0] * shape[1] * split * arguments.context_parallel_size if len(shape) == 3 else 0
     layers = Counter(map(layer_block, stack.kinds))
     return ModuleRecord(
         name=stack.name,
@@ -181,7 +181,7 @@ def describe_stack(
         num_layers=len(stack.layers),
         kinds=stack.kinds,
         hidden_size=int(shape[-1]) if shape else 0,
-        tokens_per_sample=tokens // arguments.micro_batch_size,
+        tokens_per_sample=rows_of(stack, microbatch.shapes, arguments) // arguments.micro_batch_size,
         num_heads=int(getattr(config, "num_attention_heads", 0) or 0),
         num_kv_heads=int(getattr(config, "num_query_groups", 0) or 0),
         num_experts=int(getattr(config, "num_moe_experts", 0) or 0),

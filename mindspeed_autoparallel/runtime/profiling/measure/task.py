@@ -27,6 +27,8 @@ class MeasureTask:
     num_repeats: int = 5
     with_steps: bool = False
     """Whether whole steps are timed as well."""
+    with_lengths: bool = False
+    """Whether layers are timed at several lengths as well."""
     kinds: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of every layer of the whole model, by stack, where it is known which compute alike."""
 

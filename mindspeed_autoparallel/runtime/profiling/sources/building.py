@@ -66,6 +66,7 @@ def build_profile(
         ),
         provenance=provenance,
         variable_data=_variable_data(first),
+        time_by_rows=dict(first.time_by_rows),
         interleaved_sends=interleaved_sends(arguments),
     )
 

@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 
+from mindspeed_autoparallel.runtime.profiling.measure.lengths import spread_of_next
 from mindspeed_autoparallel.runtime.profiling.measure.sampling import largest_of_next, num_bytes
 
 torch = pytest.importorskip("torch")
@@ -60,3 +61,11 @@ def test_an_iterator_with_next_alone_will_do():
 @pytest.mark.parametrize("iterator", [None, [iter(()), iter(())]])
 def test_ranks_without_an_iterator_of_their_own_keep_what_they_have(iterator):
     assert largest_of_next(iterator) is iterator
+
+
+def test_short_middling_and_long_batches_are_chosen_of_the_next():
+    batches = iter([batch(rows) for rows in (4, 9, 1, 3, 7, 2)])
+    given = spread_of_next(batches, 5)
+    assert [len(item["images"][0]) for item in given] == [1, 4, 9]
+    assert len(next(batches)["images"][0]) == 2
+    assert spread_of_next(None) == spread_of_next([iter(())]) == spread_of_next(iter(())) == []

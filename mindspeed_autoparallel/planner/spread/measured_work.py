@@ -1,0 +1,62 @@
+"""The time of a module as a function of a sample's rows, fitted to what was measured at several lengths."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.data.work import ModuleWork
+
+Array = Any
+"""A numpy array."""
+_MIN_SPREAD = 1.2
+"""The longest over the shortest: nearer ones tell noise, not growth."""
+
+
+def measured_work(
+    name: str, rows: str, points: Sequence[tuple[float, float]], share: float, per_row: float
+) -> ModuleWork | None:
+    """Return the work that fits ``points`` (rows of a sample, time) best in relative terms, none of its parts below 0.
+
+    Of text the squares are a part of their own. Of pictures and sounds only the rows of a microbatch are known, not of
+    each: attention has the ``share`` that its operations have, with ``per_row`` rows of one picture for a row. Nothing
+    where lengths are too near one another.
+    """
+    found = numpy.array(points, dtype=numpy.float64).reshape(-1, 2)
+    found = found[found[:, 1] > 0]
+    if len(found) < 3 or found[:, 0].max() < _MIN_SPREAD * found[:, 0].min():
+        return None
+    count, times = found[:, 0], found[:, 1]
+    if rows == "tokens":
+        columns = numpy.stack((numpy.ones(len(found)), count, count**2), axis=1)
+        fixed, linear, quadratic = _not_negative_fit(columns / times[:, None]).tolist()
+    else:
+        columns = numpy.stack((numpy.ones(len(found)), count * (1 + share * per_row)), axis=1)
+        fixed, linear = _not_negative_fit(columns / times[:, None]).tolist()
+        quadratic = share * linear
+    if fixed + linear + quadratic <= 0:
+        return None
+    return ModuleWork(name=name, rows=rows, linear=linear, quadratic=quadratic, fixed=fixed)
+
+
+def _not_negative_fit(columns: Array) -> Array:
+    """Return weights of ``columns [point, part]``, none below 0, whose sums are nearest to 1 at every point.
+
+    Few parts: every set of them is tried.
+    """
+    number = columns.shape[1]
+    best: Array = numpy.zeros(number)
+    least = float(len(columns))
+    scale = numpy.abs(columns).max(axis=0)
+    for size in range(1, number + 1):
+        for chosen in itertools.combinations(range(number), size):
+            parts = columns[:, chosen] / scale[list(chosen)]
+            weights = numpy.linalg.lstsq(parts, numpy.ones(len(columns)), rcond=None)[0]
+            error = float(((parts @ weights - 1) ** 2).sum())
+            if (weights >= 0).all() and error < least * (1 - 1e-9):
+                least, best = error, numpy.zeros(number)
+                best[list(chosen)] = weights / scale[list(chosen)]
+    return best

@@ -1,0 +1,90 @@
+"""Times of a module's layers at several lengths: of the next microbatches the shortest, the median and the longest."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_autoparallel.profiles import layer_block
+from mindspeed_autoparallel.runtime.profiling.measure.costs import Run
+from mindspeed_autoparallel.runtime.profiling.measure.sampling import NUM_SAMPLED, num_bytes
+from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.runtime.profiling.measure.point import Microbatch
+
+_NUM_LENGTHS, _NUM_REPEATS = 3, 3
+Costs = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""By stack, block and name, as ``block_costs`` gives them."""
+
+
+def rows_of(stack: Stack, shapes: Mapping[str, tuple[int, ...]], arguments: Any) -> int:
+    """Return the rows of a microbatch that entered the stack's layers, of all ranks; 0 where they are not known."""
+    shape = shapes.get(f"{stack.name} 1", ())
+    if len(shape) != 3:
+        return 0
+    # [sequence, batch, hidden]; a packed encoder has batch 1 and all tokens of the microbatch in the sequence.
+    split = arguments.tensor_model_parallel_size if getattr(stack.config, "sequence_parallel", False) else 1
+    return int(shape[0] * shape[1] * split * arguments.context_parallel_size)
+
+
+def runs_at_lengths(microbatch: Microbatch) -> list[Run]:
+    """Run short, middling and long microbatches, each some times, after one run of each that is thrown away.
+
+    As many runs on every rank, also on those that are sent their batches.
+    """
+    iterator = microbatch.iterator
+    chosen = spread_of_next(iterator) or [None] * _NUM_LENGTHS
+    runs = []
+    for batch in chosen:
+        for repeat in range(1 + _NUM_REPEATS):
+            if batch is not None:
+                microbatch.iterator = iter([copy.deepcopy(batch)])
+            run = microbatch.run(tracked=False)
+            runs += [run] if repeat else []
+    microbatch.iterator = iterator
+    return runs
+
+
+def spread_of_next(iterator: Any, count: int = NUM_SAMPLED) -> list[Any]:
+    """Return, of the next ``count`` of ``iterator``, those with least, middling and most tensor bytes; nothing where it
+    is no single iterator (``None`` on ranks that are sent their batches, a list under virtual stages)."""
+    if not hasattr(iterator, "__next__"):
+        return []
+    ordered = sorted(itertools.islice(iterator, count), key=num_bytes)
+    if not ordered:
+        return []
+    return [ordered[index * (len(ordered) - 1) // (_NUM_LENGTHS - 1)] for index in range(_NUM_LENGTHS)]
+
+
+def times_by_rows(
+    runs: Sequence[Run], costs: Costs, arguments: Any, seconds_between: Callable[[Any, Any], float]
+) -> dict[str, tuple[tuple[float, float], ...]]:
+    """Return by stack, of every run: rows of a sample, and the time of all layers, forward and backward, over that of
+    ``costs``."""
+    found: dict[str, tuple[tuple[float, float], ...]] = {}
+    for stack in runs[0].stacks if runs else ():
+        layers = Counter(map(layer_block, stack.kinds))
+        times = costs[stack.name]
+        whole = sum(
+            count * (times[block]["forward_us"] + times[block]["backward_us"]) for block, count in layers.items()
+        )
+        rows = [rows_of(stack, run.shapes, arguments) / arguments.micro_batch_size for run in runs]
+        if whole > 0 and all(rows):
+            found[stack.name] = tuple(
+                (number, _layers_us(run, stack, layers, seconds_between) / whole)
+                for number, run in zip(rows, runs, strict=True)
+            )
+    return found
+
+
+def _layers_us(
+    run: Run, stack: Stack, blocks: Mapping[str, int], seconds_between: Callable[[Any, Any], float]
+) -> float:
+    intervals = [
+        item for block in blocks for direction in (run.forward, run.backward) for item in direction(stack, block)
+    ]
+    return 1e6 * sum(seconds_between(item.start.clock, item.end.clock) for item in intervals)
