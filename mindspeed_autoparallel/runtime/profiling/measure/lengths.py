@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.profiles import layer_block
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run
-from mindspeed_autoparallel.runtime.profiling.measure.sampling import NUM_SAMPLED, num_bytes
+from mindspeed_autoparallel.runtime.profiling.measure.sampling import NUM_SAMPLED, next_of, num_bytes
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def spread_of_next(iterator: Any, count: int = NUM_SAMPLED) -> list[Any]:
     is no single iterator (``None`` on ranks that are sent their batches, a list under virtual stages)."""
     if not hasattr(iterator, "__next__"):
         return []
-    ordered = sorted(itertools.islice(iterator, count), key=num_bytes)
+    ordered = sorted(next_of(iterator, count), key=num_bytes)
     if not ordered:
         return []
     return [ordered[index * (len(ordered) - 1) // (_NUM_LENGTHS - 1)] for index in range(_NUM_LENGTHS)]

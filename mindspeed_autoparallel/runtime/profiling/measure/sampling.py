@@ -28,19 +28,22 @@ def largest_of_next(iterator: Any, count: int = NUM_SAMPLED) -> Any:
 
 
 def _largest(iterator: Any, count: int) -> bytes:
-    largest = next(iterator)
-    for _ in range(count - 1):
-        try:
-            following = next(iterator)
-        except StopIteration:
-            break
-        if num_bytes(following) > num_bytes(largest):
-            largest = following
-    return pickle.dumps(largest)
+    return pickle.dumps(max(next_of(iterator, count), key=num_bytes))
 
 
 def _made_when_asked(pickled: bytes) -> Iterator[Any]:
     yield pickle.loads(pickled)
+
+
+def next_of(iterator: Any, count: int) -> Iterator[Any]:
+    """Return at most the next ``count`` of ``iterator``, which need be no iterable: Megatron's own has ``__next__``
+    alone."""
+    for _ in range(count):
+        try:
+            following = next(iterator)
+        except StopIteration:
+            return
+        yield following
 
 
 def num_bytes(batch: Any) -> int:

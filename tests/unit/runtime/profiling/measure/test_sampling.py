@@ -68,4 +68,11 @@ def test_short_middling_and_long_batches_are_chosen_of_the_next():
     given = spread_of_next(batches, 5)
     assert [len(item["images"][0]) for item in given] == [1, 4, 9]
     assert len(next(batches)["images"][0]) == 2
+
+    class Bare:  # Megatron's RerunDataIterator is no iterable
+        def __next__(self):
+            return next(batches)
+
+    batches = iter([batch(2), batch(1)])
+    assert [len(item["images"][0]) for item in spread_of_next(Bare())] == [1, 1, 2]
     assert spread_of_next(None) == spread_of_next([iter(())]) == spread_of_next(iter(())) == []
