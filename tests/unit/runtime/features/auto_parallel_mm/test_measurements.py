@@ -70,6 +70,7 @@ def measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measurement
     monkeypatch.setattr(sys, "argv", ["train.py"])
     description = types.SimpleNamespace(model_hash="m", model_file=None, modules=())
     request: Any = types.SimpleNamespace(
+        sample_data=None,
         description=description,
         distributed_optimizer=False,
         num_measuring=1,
