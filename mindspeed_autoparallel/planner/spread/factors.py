@@ -101,6 +101,11 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
             continue
         mean, items = _mean_rows(data, rows)
         reference = float(module.tokens_per_sample or (length if rows == "tokens" else mean))
+        if not mean and reference > 0:
+            notes.append(
+                f"no sample has {rows}: {module.name} is planned with little or no time and memory. If it is trained on "
+                "some, describe those records (--mm-data)."
+            )
         if not module.tokens_per_sample:
             said = "its sequence length" if rows == "tokens" else "the data's mean"
             notes.append(f"the profile does not say how many {rows} {module.name} was measured with: {said} is taken.")

@@ -268,6 +268,11 @@ def test_where_nothing_is_safe_the_longest_sample_is_named(monkeypatch: pytest.M
         choose_plan(profile_of(), data, SpreadOptions(), searched(cluster, 4))
 
 
+def test_a_modality_without_samples_is_said() -> None:
+    notes = " ".join(sample_factors(profile_of(), data_of([sample(50), sample(90)])).notes)
+    assert "no sample has patches: image_encoder is planned with little or no time" in notes
+
+
 def test_samples_longer_than_the_measured_one_are_said_to_be_extrapolated() -> None:
     profile = profile_of()
     encoder, decoder = profile.model.modules
