@@ -103,8 +103,8 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
         reference = float(module.tokens_per_sample or (length if rows == "tokens" else mean))
         if not mean and reference > 0:
             notes.append(
-                f"no sample has {rows}: {module.name} is planned with little or no time and memory. If it is trained on "
-                "some, describe those records (--mm-data)."
+                f"no sample has {rows}: {module.name} is planned with little or no time and memory. If it is trained "
+                "on some, describe those records (--mm-data)."
             )
         if not module.tokens_per_sample:
             said = "its sequence length" if rows == "tokens" else "the data's mean"
