@@ -1,6 +1,6 @@
 """Compare the plan chosen by the distribution with the plan by means, on three shapes of data.
 
-PYTHONPATH=. python tests/benchmarks/data/plans.py
+PYTHONPATH=. python tests/benchmarks/data/plans.py [shape ...]
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def main() -> None:
     )
     print("| --- | --- | --- | --- | --- |")
     for name, draw in SHAPES.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         sizes = draw(NUM_SAMPLES, 0)
         sizes[:, 0] = numpy.minimum(sizes[:, 0], SEQUENCE)
         source = DataSource(
@@ -72,8 +74,8 @@ def main() -> None:
         failing = share_of_failing_steps(profile, by_means, data)
         print(
             f"| {name} | {means.label}: {means.by_means_us / 1e6:.2f} s, {means.mean_us / 1e6:.2f} s, "
-            f"{means.oom_probability:.2g}, {failing:.3f} | {plan.layout.label()}: {record.mean_us / 1e6:.2f} s, "
-            f"{record.p95_us / 1e6:.2f} s, {record.oom_probability:.2g} | {record.balanced_mean_us / 1e6:.2f} s | "
+            f"{means.oom_probability:.2g}, {failing:.3f} | {plan.layout.label()}: {record.mean_us / 1e6:.2f} s "
+            f"+- {record.mean_error_us / 1e6:.2f}, {record.p95_us / 1e6:.2f} s, {record.oom_probability:.2g} | {record.balanced_mean_us / 1e6:.2f} s | "
             f"{record.packed_mean_us / 1e6:.2f} s |",
             flush=True,
         )
