@@ -1,10 +1,10 @@
 """200 short trainings of random samples under a memory limit, against the bound on running out of memory.
 
-PYTHONPATH=. python tests/benchmarks/data/memory_runs.py FOLDER [runs]
+PYTHONPATH=. python tests/benchmarks/data/memory_runs.py FOLDER [runs [limit in MiB]]
 
 The search measures the reference model at the longest text (and once more at a short one); then one process trains runs
 of ``STEPS`` steps of samples drawn independently, every storage of the CPU device counted, and the peak of a run says
-whether it would have failed under a limit. One limit is set for real, too.
+whether it would have failed under a limit. With a limit given, the same runs train on a device that has it.
 """
 
 from __future__ import annotations
@@ -169,6 +169,26 @@ def peaks_of_runs(number: int, data: Distribution, kept: Path) -> Array:
     return numpy.array(done)
 
 
+def failures(number: int, data: Distribution, limit_bytes: int, kept: Path) -> Array:
+    """Return whether each of ``number`` runs, the same as those of ``peaks_of_runs``, ends on a device of that limit."""
+    from mindspeed_autoparallel.runtime.devices.cpu.storages import OutOfMemoryError, TrackedStorages
+
+    done = [int(line) for line in kept.read_text().split()] if kept.exists() else []
+    training, tokens, shares = Training(), data.sizes()[:, 0], data.shares()
+    with TrackedStorages(limit_bytes, 0.0) as memory, kept.open("a") as lines:
+        training.step([SHORT] * BATCH)
+        memory.take_peak_bytes()
+        for run in range(len(done), number):
+            try:
+                for drawn in numpy.random.default_rng(1000 + run).choice(tokens, (STEPS, BATCH), p=shares).tolist():
+                    training.step(drawn)
+                done.append(0)
+            except OutOfMemoryError:
+                done.append(1)
+            print(done[-1], file=lines, flush=True)
+    return numpy.array(done, dtype=bool)
+
+
 def main() -> None:
     """Print one row per limit and profile."""
     folder, number = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 200
@@ -176,6 +196,14 @@ def main() -> None:
     source = DataSource(kind="lengths", files=("x",), sha256="", tokens_by="given", num_records=2000, num_read=2000)
     data = make_distribution(source, [SampleSize(tokens=int(one)) for one in lengths(2000, 0)])
     peaks = peaks_of_runs(number, data, folder / "peaks.txt")
+    if len(sys.argv) > 3:
+        limit = round(float(sys.argv[3]) * 2**20)
+        failed = failures(number, data, limit, folder / f"failed_{limit}.txt")
+        print(
+            f"limit {sys.argv[3]} MiB set: {failed.sum()} of {number} runs failed; other than their peaks say: ", end=""
+        )
+        print(int((failed != (peaks > limit)).sum()))
+        return
     print(f"{number} runs of {STEPS} steps x {BATCH} microbatches; peaks {peaks.min() / 2**20:.2f} to ", end="")
     print(f"{peaks.max() / 2**20:.2f} MiB")
     print("| measured at | limit MiB | certificate: at most | failed runs | share |")
