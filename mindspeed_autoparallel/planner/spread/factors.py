@@ -19,6 +19,7 @@ from mindspeed_autoparallel.data.work import ModuleWork
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.spread.measured_work import measured_work
 from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec.model import Module
 
 Array = Any
 """A numpy array."""
@@ -101,23 +102,10 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
             continue
         mean, items = _mean_rows(data, rows)
         reference = float(module.tokens_per_sample or (length if rows == "tokens" else mean))
-        if not mean and reference > 0:
-            notes.append(
-                f"no sample has {rows}: {module.name} is planned with little or no time and memory. If it is trained "
-                "on some, describe those records (--mm-data)."
-            )
-        if not module.tokens_per_sample:
-            said = "its sequence length" if rows == "tokens" else "the data's mean"
-            notes.append(f"the profile does not say how many {rows} {module.name} was measured with: {said} is taken.")
-        if rows == "tokens" and longest > reference:
-            notes.append(
-                f"{module.name} was measured at {reference:g} tokens, the longest sample has {longest}: its time and "
-                "memory are extrapolated, memory as linear in tokens."
-            )
+        notes += _notes_on(module, rows, mean, reference, longest)
         if reference <= 0:
             works.append(None)
             references.append(1.0)
-            notes.append(f"no sample has {rows}: {module.name} is planned as measured.")
             continue
         parameters = measurement.modules[module.name].layer.dense.num_parameters * measurement.at.tensor_size
         causal = 0.5 if rows == "tokens" else 1.0
@@ -137,6 +125,27 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
         sequence_length=length,
         notes=tuple(notes),
     )
+
+
+def _notes_on(module: Module, rows: str, mean: float, reference: float, longest: int) -> list[str]:
+    """Return what the user is told of a module that was measured with ``reference`` rows; samples have ``mean``."""
+    notes = []
+    if reference <= 0:
+        notes.append(f"no sample has {rows}: {module.name} is planned as measured.")
+    elif not mean:
+        notes.append(
+            f"no sample has {rows}: {module.name} is planned with little or no time and memory. If it is trained on "
+            "some, describe those records (--mm-data)."
+        )
+    if not module.tokens_per_sample:
+        said = "its sequence length" if rows == "tokens" else "the data's mean"
+        notes.append(f"the profile does not say how many {rows} {module.name} was measured with: {said} is taken.")
+    if rows == "tokens" and longest > reference:
+        notes.append(
+            f"{module.name} was measured at {reference:g} tokens, the longest sample has {longest}: its time and "
+            "memory are extrapolated, memory as linear in tokens."
+        )
+    return notes
 
 
 def _computed_work(name: str, rows: str, reference: float, share: float, squared: float) -> ModuleWork:

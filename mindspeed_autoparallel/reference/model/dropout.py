@@ -51,18 +51,18 @@ def item_rows(keys: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     return (torch.repeat_interleave(keys, sizes) * ROWS_PER_ITEM + rows).unsqueeze(1)
 
 
-def token_rows(sample_numbers: torch.Tensor, length: int) -> torch.Tensor:
-    """Return ``[length, b]`` row keys of whole sequences; ``sample_numbers [b]``."""
+def token_rows(sample_numbers: torch.Tensor, length: int, boundaries: Sequence[int] | None = None) -> torch.Tensor:
+    """Return ``[length, b]`` row keys of whole sequences; ``sample_numbers [b]``.
+
+    With ``boundaries`` ``[length, 1]`` of a packed row: each text's as if it lay alone; padding at its end takes keys
+    that no sample has.
+    """
+    if boundaries is not None:
+        sizes = torch.tensor(boundaries, device=sample_numbers.device).diff()
+        padding = sample_numbers.new_full((len(sizes) - len(sample_numbers),), -1)
+        return item_rows(torch.cat((sample_numbers, padding)) * ITEMS_PER_SAMPLE, sizes)
     positions = torch.arange(length, device=sample_numbers.device)
     return positions[:, None] + sample_numbers[None, :] * (ITEMS_PER_SAMPLE * ROWS_PER_ITEM)
-
-
-def packed_token_rows(sample_numbers: torch.Tensor, boundaries: Sequence[int]) -> torch.Tensor:
-    """Return ``[length, 1]`` row keys of a packed row, each text's as if it lay alone; padding at its end takes keys
-    that no sample has."""
-    sizes = torch.tensor(boundaries, device=sample_numbers.device).diff()
-    padding = sample_numbers.new_full((len(sizes) - len(sample_numbers),), -1)
-    return item_rows(torch.cat((sample_numbers, padding)) * ITEMS_PER_SAMPLE, sizes)
 
 
 def drop(values: torch.Tensor, rate: float, identity: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.reference.model import stage_tensor
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.context import own_tokens, pack_boundaries
 from mindspeed_autoparallel.reference.model.core_attention import PackedRows
-from mindspeed_autoparallel.reference.model.dropout import drop_embeddings, packed_token_rows, token_rows
+from mindspeed_autoparallel.reference.model.dropout import drop_embeddings, token_rows
 from mindspeed_autoparallel.reference.model.text import TextDecoder
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 
@@ -91,12 +91,7 @@ class VisionLanguageModel(MegatronModule):
         received, self.received = self.received, None
         numbers = identities.get("sample_numbers")
         boundaries = pack_boundaries(sequence_lengths, input_ids.shape[1])
-        if numbers is None:
-            row_keys = None
-        elif boundaries is None:
-            row_keys = token_rows(numbers, input_ids.shape[1])
-        else:
-            row_keys = packed_token_rows(numbers, boundaries)
+        row_keys = None if numbers is None else token_rows(numbers, input_ids.shape[1], boundaries)
         pack = None if boundaries is None else PackedRows(boundaries)
         model, first_text = self.description, self.description.text.stack.stages.first_chunk
         if self.chunk > first_text:

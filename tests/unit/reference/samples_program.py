@@ -35,7 +35,7 @@ from mindspeed_autoparallel.reference.data.records import read_records  # noqa: 
 from mindspeed_autoparallel.reference.data.samples import IGNORED, make_sample  # noqa: E402
 from mindspeed_autoparallel.reference.data.tokens import ByteTokenizer  # noqa: E402
 from mindspeed_autoparallel.reference.model.context import pack_boundaries  # noqa: E402
-from mindspeed_autoparallel.reference.model.dropout import packed_token_rows, token_rows  # noqa: E402
+from mindspeed_autoparallel.reference.model.dropout import token_rows  # noqa: E402
 from mindspeed_autoparallel.reference.model.grid import lay_out_rows  # noqa: E402
 from mindspeed_autoparallel.reference.model.text import multimodal_positions  # noqa: E402
 from mindspeed_autoparallel.reference.model.vlm import put_at_tokens  # noqa: E402
@@ -339,7 +339,7 @@ def _() -> None:
     assert torch.equal(packed["pixel_values"], padded["pixel_values"])
     assert pack_boundaries(packed["sequence_lengths"], length) == [0, *itertools.accumulate(lengths), length]
     assert pack_boundaries(packed["sequence_lengths"], start) == [0, *itertools.accumulate(lengths)]
-    keys = packed_token_rows(torch.tensor([7, 3]), [0, 4, 6, 9])
+    keys = token_rows(torch.tensor([7, 3]), 9, [0, 4, 6, 9])
     apart = token_rows(torch.tensor([7, 3]), 4)
     assert keys[:6, 0].tolist() == [*apart[:, 0].tolist(), *apart[:2, 1].tolist()]
     assert len(set(keys[:, 0].tolist())) == 9

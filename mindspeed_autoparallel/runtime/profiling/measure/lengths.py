@@ -5,19 +5,25 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from mindspeed_autoparallel.profiles import layer_block
 from mindspeed_autoparallel.runtime.profiling.measure.costs import Run
 from mindspeed_autoparallel.runtime.profiling.measure.sampling import NUM_SAMPLED, next_of, num_bytes
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
-if TYPE_CHECKING:
-    from mindspeed_autoparallel.runtime.profiling.measure.point import Microbatch
-
 _NUM_LENGTHS, _NUM_REPEATS = 3, 3
 Costs = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By stack, block and name, as ``block_costs`` gives them."""
+
+
+class Microbatches(Protocol):
+    """Runs the host's step with the next microbatch of ``iterator`` (``point.Microbatch``)."""
+
+    iterator: Any
+
+    def run(self, tracked: bool) -> Run:
+        """Run one microbatch; ``tracked`` also follows live memory."""
 
 
 def rows_of(stack: Stack, shapes: Mapping[str, tuple[int, ...]], arguments: Any) -> int:
@@ -30,7 +36,7 @@ def rows_of(stack: Stack, shapes: Mapping[str, tuple[int, ...]], arguments: Any)
     return int(shape[0] * shape[1] * split * arguments.context_parallel_size)
 
 
-def runs_at_lengths(microbatch: Microbatch) -> list[Run]:
+def runs_at_lengths(microbatch: Microbatches) -> list[Run]:
     """Run short, middling and long microbatches, each some times, after one run of each that is thrown away.
 
     As many runs on every rank, also on those that are sent their batches.
