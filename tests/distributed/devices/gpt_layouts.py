@@ -129,13 +129,7 @@ class _groups:  # noqa: N801  # a context
         if exception[0] is not None:
             return
         dist.barrier()
-        if WITHOUT_PLUGIN:
-            ps.destroy_model_parallel()
-        else:
-            from mindspeed_autoparallel.runtime.profiling.measure.relayout import tear_down
-
-            # Megatron only forgets its groups: their threads would have the cores to themselves.
-            tear_down(ps)
+        ps.destroy_model_parallel()
         for name in vars(ps):
             if name.endswith("_GLOBAL_RANKS"):
                 setattr(ps, name, None)  # 0.12 forgets these
