@@ -29,7 +29,8 @@ def _check(profile: Profile, num_stages: int, num_chunks: int, num_microbatches:
     if num_stages * num_chunks > layers:
         raise ConfigError(
             f"{num_stages * num_chunks} stages (pipeline {num_stages} x {num_chunks} chunks) are more than the "
-            f"{layers} layers: an empty stage cannot run. Lower --pipeline-size to {layers} or below."
+            f"{layers} layers: an empty stage cannot run. Lower --pipeline-size to {max(1, layers // num_chunks)} or "
+            "below, or take fewer chunks."
         )
 
 

@@ -136,7 +136,8 @@ class SplitProblem:
         if not self.allow_empty_stages and layers < self.num_virtual:
             raise ConfigError(
                 f"{self.num_virtual} stages (pipeline {self.num_stages} x {self.num_chunks} chunks) are more than the "
-                f"{layers} layers: an empty stage cannot run. Lower the pipeline size to {max(1, layers)} or below."
+                f"{layers} layers: an empty stage cannot run. Lower the pipeline size to "
+                f"{max(1, layers // self.num_chunks)} or below, or take fewer chunks."
             )
 
     @property

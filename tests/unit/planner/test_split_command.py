@@ -391,3 +391,12 @@ def test_virtual_stages_that_cannot_run_are_named(
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_more_chunks_than_layers_names_the_pipeline_size_that_has_enough(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"schedule": "interleaved", "virtual_pipeline_size": 4, "num_microbatches": 6}
+    assert main(command(file, **more)) == 2
+    assert "Lower --pipeline-size to 2 or below, or take fewer chunks." in capsys.readouterr().err
+    assert split(file, capsys, pipeline_size=2, **more)["status"] in ("optimal", "feasible")
