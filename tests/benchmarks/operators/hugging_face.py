@@ -12,14 +12,14 @@ sys.path.insert(0, str(TESTS / "helpers"))
 
 from ranks import run_ranks  # noqa: E402
 
-WORKER = TESTS / "distributed" / "operators" / "hugging_face_ways_worker.py"
+WORKER = TESTS / "distributed" / "operators" / "hugging_face_worker.py"
 
 
 def main():
     print("| model | ranks | way | worst difference | with |")
     for name in sys.argv[1:] or ("llama", "qwen2", "mixtral", "vit", "bert"):
         for ranks in (2, 4):
-            rows = run_ranks(ranks, WORKER, "styles,sequence,planned", name, timeout_s=900)[0].result
+            rows = run_ranks(ranks, WORKER, f"{name}:styles,sequence,planned", timeout_s=900)[0].result
             for _, way, error, told, _ in rows:
                 shown = "none" if error is None else f"{error:.1e}"
                 print(f"| {name} | {ranks} | {way} | {shown} | {', '.join(told)} |", flush=True)

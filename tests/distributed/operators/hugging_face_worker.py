@@ -1,4 +1,8 @@
-"""Unchanged Hugging Face models, lowered to styles of parallelize_module, trained beside one process."""
+"""Unchanged Hugging Face models, lowered in the ways of torch's own tensor parallelism, trained beside one process.
+
+Arguments: ``MODEL:WAY,WAY``; ways are ``styles``, ``sequence`` (styles with sequence parallelism) and ``planned``
+(``distribute_module`` by a plan that styles cannot say).
+"""
 
 import sys
 import warnings
@@ -6,6 +10,7 @@ import warnings
 import torch
 import torch.distributed as dist
 import transformers
+from plan_checks import random_plan
 from ranks import leave_with
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -15,37 +20,40 @@ from mindspeed_autoparallel.operators.lowering.roles import DATA, TENSOR
 from mindspeed_autoparallel.operators.lowering.uniform import uniform_decisions
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.torch.capture import capture_program
+from mindspeed_autoparallel.operators.torch.distribute import distribute_plan
 from mindspeed_autoparallel.operators.torch.parallelize import nearest_styled, parallelize_plan
+from mindspeed_autoparallel.operators.torch.sequence_parallel import with_sequence_parallel
 
 warnings.filterwarnings("ignore")
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**SIZES, "vocab_size": 64, "num_key_value_heads": 2, "use_cache": False, "pad_token_id": 0}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+IMAGE_SIZE = 24
+"""Of the vision transformer: ten rows a picture, which two ranks can halve."""
 MODELS = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", TEXT),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", TEXT),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**TEXT, **EXPERTS}),
-    "vit": ("ViTForImageClassification", "ViTConfig", {**SIZES, **QUIET, "image_size": 32, "patch_size": 8}),
+    "vit": ("ViTForImageClassification", "ViTConfig", {**SIZES, **QUIET, "image_size": IMAGE_SIZE, "patch_size": 8}),
     "bert": ("BertForMaskedLM", "BertConfig", {**TEXT, **QUIET}),
 }
 STEPS, RATE = 3, 0.1
 
 
-def build(name, **changes):
-    """Make the model; ``changes`` of its configuration."""
+def build(name):
     model, config, options = MODELS[name]
     torch.manual_seed(0)
-    built = getattr(transformers, model)(getattr(transformers, config)(**{**options, **changes})).double().train()
+    built = getattr(transformers, model)(getattr(transformers, config)(**options)).double().train()
     if name == "mixtral":
         built.set_experts_implementation("batched_mm")
     return built
 
 
-def inputs_of(name, image_size=32):
+def inputs_of(name):
     torch.manual_seed(1)
     if name == "vit":
-        return {"pixel_values": torch.randn(8, 3, image_size, image_size, dtype=torch.float64)}
+        return {"pixel_values": torch.randn(8, 3, IMAGE_SIZE, IMAGE_SIZE, dtype=torch.float64)}
     return {"input_ids": torch.randint(1, 64, (8, 8))}
 
 
@@ -71,29 +79,62 @@ def train(model, given, replicas=1, group=None):
     return torch.stack(losses) / replicas
 
 
+def mesh_of(lowered):
+    return init_device_mesh("cpu", (lowered.data_size, lowered.tensor_size), mesh_dim_names=("dp", "tp"))
+
+
+def by_styles(model, given, lowered):
+    """Train by styles; give the losses and the names of the styles."""
+    mesh = mesh_of(lowered)
+    parallelize_module(model, mesh["tp"], lowered.styles)
+    mine = {key: value.chunk(lowered.data_size)[mesh.get_coordinate()[0]] for key, value in given.items()}
+    found = train(model, mine, lowered.data_size, mesh.get_group("dp"))
+    return found, sorted({type(style).__name__ for style in lowered.styles.values()})
+
+
+def by_plan(captured, model, given):
+    """Train by a plan that cuts every operator at random; give the losses and what styles could not say of it."""
+    plan = random_plan(captured.graph, {2: (2,), 4: (2, 2)}[dist.get_world_size()], 0)
+    refused = parallelize_plan(captured, model, plan).not_expressed
+    distribute_plan(captured, plan, model, init_device_mesh("cpu", plan.decisions.mesh))
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return train(model, given), list(refused[:1])
+
+
 def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rows = []
-    for name in sys.argv[1:] or MODELS:
+    for name, ways in (asked.split(":") for asked in sys.argv[1:]):
         model, given = build(name), inputs_of(name)
         captured = capture_program(model, (), given)
-        roles = {2: (TENSOR,), 4: (DATA, TENSOR)}[dist.get_world_size()]
-        decisions = uniform_decisions(captured.graph, (2,) * len(roles), roles, sequence_parallel=False)
-        plan, whole = nearest_styled(captured, model, OperatorPlan(decisions, "uniform", (), 0.0))
-        lowered = parallelize_plan(captured, model, plan)
-        if lowered.not_expressed:
-            rows.append((name, None, lowered.not_expressed[:3], 0, len(whole), []))
-            continue
         expected = train(build(name), given)
-        mesh = init_device_mesh("cpu", (lowered.data_size, lowered.tensor_size), mesh_dim_names=("dp", "tp"))
-        parallelize_module(model, mesh["tp"], lowered.styles)
-        mine = {key: value.chunk(lowered.data_size)[mesh.get_coordinate()[0]] for key, value in given.items()}
-        found = train(model, mine, lowered.data_size, mesh.get_group("dp"))
-        error = float(((found - expected) / expected).abs().max())
-        styles = sorted({type(style).__name__ for style in lowered.styles.values()})
-        rows.append((name, error, (lowered.data_size, lowered.tensor_size), styles, len(whole), expected.tolist()))
+        lowered = None
+        for way in ways.split(","):
+            model = build(name)
+            if way == "planned":
+                captured = capture_program(model, (), given)
+                found, told = by_plan(captured, model, given)
+            else:
+                lowered = lowered or lowered_styles(captured, build(name))
+                used = with_sequence_parallel(captured, model, lowered) if way == "sequence" else lowered
+                if used.not_expressed:
+                    rows.append((name, way, None, list(used.not_expressed[:3]), []))
+                    continue
+                found, told = by_styles(model, given, used)
+            error = float(((found - expected) / expected).abs().max())
+            rows.append((name, way, error, told, expected.tolist()))
     leave_with(rows)
+
+
+def lowered_styles(captured, model):
+    """Lower the uniform plan of two-fold tensor parallelism, and data parallelism of what is left."""
+    roles = {2: (TENSOR,), 4: (DATA, TENSOR)}[dist.get_world_size()]
+    decisions = uniform_decisions(captured.graph, (2,) * len(roles), roles, sequence_parallel=False)
+    plan, _ = nearest_styled(captured, model, OperatorPlan(decisions, "uniform", (), 0.0))
+    lowered = parallelize_plan(captured, model, plan)
+    assert lowered.not_expressed or (lowered.data_size, lowered.tensor_size) == (dist.get_world_size() // 2, 2)
+    return lowered
 
 
 if __name__ == "__main__":
