@@ -63,7 +63,7 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
     model = read_model(Path(arguments.mm_model), pipeline_size, current_job().own_pipelines)
     _check_sizes(model, arguments)
     _check_batches(model, arguments)
-    for module in current_job().encoders_of_host:
+    for module in current_job().modules_of_host:
         check_attribute(module, (module.name,))
     foreign_flags.report(foreign_flags.given(arguments), rank=arguments.rank)
     stack = model.text.stack
@@ -116,7 +116,8 @@ def padded_vocab_size(arguments: argparse.Namespace, model: ModelDescription) ->
 
 def drops(arguments: argparse.Namespace, model: ModelDescription) -> bool:
     """Return whether any module drops anything, by model.json or the command line."""
-    stacks = [one.stack for one in (model.vision, model.audio, model.text) if one is not None]
+    modules = (model.vision, model.audio, model.text, model.generator)
+    stacks = [one.stack for one in modules if one is not None]
     return any(
         given if own is None else own
         for stack in stacks
@@ -156,6 +157,14 @@ def _check_sizes(model: ModelDescription, arguments: argparse.Namespace) -> None
         stacks["image_encoder.vision_encoder"] = model.vision.stack
     if model.audio is not None and "audio_encoder" not in model.own_layouts:
         stacks["audio_encoder.audio_encoder"] = model.audio.stack
+    if model.generator is not None and "image_generator" not in model.own_layouts:
+        stacks["image_generator"] = model.generator.stack
+        if arguments.sequence_parallel or arguments.context_parallel_size > 1:
+            raise ConfigError(
+                f"{model.file}: image_generator takes whole images, but --sequence-parallel and "
+                "--context-parallel-size cut them. Leave them out, or give it a layout of its own "
+                "(--hetero-parallel)."
+            )
     for name, stack in stacks.items():
         for key in ("num_attention_heads", "num_query_groups", "ffn_hidden_size"):
             if getattr(stack, key) % size:

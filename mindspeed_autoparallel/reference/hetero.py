@@ -1,8 +1,9 @@
-"""The reference model's encoders for hetero parallel: how they are built, and how they meet batches."""
+"""The reference model's encoders and generator for hetero parallel: how they are built, and how they meet batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,14 +14,19 @@ from mindspeed_autoparallel.reference.arguments import drops
 from mindspeed_autoparallel.reference.configuration import ModelDescription
 from mindspeed_autoparallel.reference.data.batches import STAND_IN_FRAMES
 from mindspeed_autoparallel.reference.model.audio import AudioEncoder
+from mindspeed_autoparallel.reference.model.generator import ImageGenerator
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_of
-from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, LocalItem
+from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, GeneratorAdapter, LocalItem
 
 
 def hosts(model: ModelDescription) -> dict[str, Any]:
     """Return what the reference training offers (``HostModule`` by block name)."""
-    return {"image_encoder": ImageHost(model), "audio_encoder": AudioHost(model)}
+    return {
+        "image_encoder": ImageHost(model),
+        "audio_encoder": AudioHost(model),
+        "image_generator": GeneratorHost(model),
+    }
 
 
 def _config(arguments: Any) -> Any:
@@ -65,6 +71,19 @@ class AudioHost:
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
         return AudioAdapter(self._model, arguments.params_dtype, drops(arguments, self._model))
+
+
+class GeneratorHost:
+    """``image_generator``."""
+
+    def __init__(self, model: ModelDescription) -> None:
+        self._model = model
+
+    def build(self, arguments: Any) -> Any:
+        return ImageGenerator(_config(arguments), self._model)
+
+    def adapter(self, module: Any, arguments: Any) -> GeneratorAdapter:
+        return ImageGeneratorAdapter(self._model, arguments.params_dtype, drops(arguments, self._model))
 
 
 class ImageAdapter:
@@ -118,6 +137,41 @@ class ImageAdapter:
         cost = patches * (6.0 * self._hidden + height * width)
         meta = (frames, height, width, *key)
         return LocalItem(place.sample, patches, patches // self._merge**2, cost, meta, place.first_token, length)
+
+
+class ImageGeneratorAdapter:
+    """Items are images; target rows are patches, the decoder's rows stand before the image's tokens; ``meta`` is
+    (number of tokens, then with dropout the image's key)."""
+
+    def __init__(self, model: ModelDescription, dtype: torch.dtype, with_keys: bool = False) -> None:
+        vision = model.vision
+        assert vision is not None
+        self._images = ImageAdapter(model, dtype, with_keys)
+        self._with_keys, self._per_token = with_keys, vision.spatial_merge_size**2
+        self.meta_size = 1 + with_keys
+        self.input_shape, self.input_dtype = self._images.input_shape, self._images.input_dtype
+        self.output_shape, self.output_dtype = self._images.output_shape, dtype
+
+    def items(self, batch: Mapping[str, torch.Tensor]) -> list[LocalItem]:
+        return [self._before(image) for image in self._images.items(batch)]
+
+    def rows(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._images.rows(batch)
+
+    def generate(self, module: Any, hidden: torch.Tensor, targets: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
+        tokens = torch.tensor([item.meta[0] for item in items], device=hidden.device)
+        losses: torch.Tensor = module(hidden, targets, tokens, *_keys_of(items, 1, self._with_keys, hidden.device))
+        return losses
+
+    def dummy(self) -> tuple[torch.Tensor, torch.Tensor, list[LocalItem]]:
+        item = LocalItem(0, self._per_token, 1, 1.0, (1,) + (0,) * self._with_keys)
+        hidden = torch.zeros((1, *self.output_shape), dtype=self.output_dtype).cuda()
+        return hidden, torch.zeros((self._per_token, *self.input_shape)).cuda(), [item]
+
+    def _before(self, image: LocalItem) -> LocalItem:
+        first = None if image.first_token is None else image.first_token - 1
+        meta = (image.output_rows, *image.meta[3:])
+        return replace(image, cost=float(image.output_rows), meta=meta, first_token=first)
 
 
 class AudioAdapter:

@@ -120,7 +120,8 @@ class Trainer:
         batch = {name: tensor.cuda(non_blocking=True) for name, tensor in next(batches).items()}
         loss_mask = own_tokens(batch.pop("loss_mask"), 1)
         by_token = get_model_config(model).calculate_per_token_loss
-        return model(**batch), partial(token_loss, loss_mask, by_token)
+        generator = self.model.generator
+        return model(**batch), partial(token_loss, loss_mask, by_token, generator.loss_weight if generator else 0.0)
 
     def embedding_ranks(self, ranks: list[int], *unused: Any) -> list[int]:
         """Return the pipeline ranks that hold a tied embedding: the text decoder's first and the last."""
@@ -128,19 +129,32 @@ class Trainer:
         return sorted({ranks[first], ranks[-1]})
 
 
-def token_loss(loss_mask: torch.Tensor, by_token: bool, losses: torch.Tensor) -> LossAndReport:
+def token_loss(
+    loss_mask: torch.Tensor,
+    by_token: bool,
+    generator_weight: float,
+    losses: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+) -> LossAndReport:
     """Sum of the wanted tokens' losses and their number; Megatron divides. ``losses``, ``loss_mask``: ``[b, s / cp]``.
 
-    ``by_token``: Megatron divides by the tokens of the whole step instead of each microbatch's.
+    ``by_token``: Megatron divides by the tokens of the whole step instead of each microbatch's. With a generator
+    ``losses`` holds its rows' losses besides; weighed, they join the sum, and the number stays that of the tokens.
     """
+    generated = None
+    if not isinstance(losses, torch.Tensor):
+        losses, generated = losses
     total = torch.sum(losses.float() * loss_mask)
     num_tokens = loss_mask.sum().to(torch.int)
     if mpu.get_context_parallel_world_size() == 1:
         num_tokens = num_tokens.clamp(min=1)
-    report = torch.stack((total.detach().clone(), num_tokens.to(torch.float)))
+    reports = {"lm loss": torch.stack((total.detach().clone(), num_tokens.to(torch.float)))}
+    if generated is not None:
+        total = total + generator_weight * generated.sum()
+        num_rows = torch.tensor(float(generated.numel()), device=total.device)
+        reports["image_generator loss"] = torch.stack((generated.detach().sum(), num_rows))
     if not by_token:
         total, num_tokens = over_context(total, num_tokens)
-    return total, num_tokens, {"lm loss": report}
+    return total, num_tokens, reports
 
 
 def main() -> None:

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Coordinates, Placement, num_replicas
-from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
+
+_SCALAR_BYTES = 4
+"""Of a loss, and of its weight: fp32."""
 
 
 def standard_placement(world_size: int, *, tensor: int = 1, context: int = 1, pipeline: int = 1) -> Placement:
@@ -52,3 +55,23 @@ def gather_then_slice_bytes(
         for replica in range(dp_encoder)
     ]
     return (dp_backbone - 1) * max(inputs) * input_row_bytes + (dp_encoder - 1) * max(outputs) * output_row_bytes
+
+
+def generator_bytes(
+    plan: RedistributionPlan,
+    losses: RedistributionPlan,
+    rank: int,
+    *,
+    target_row_bytes: int,
+    row_bytes: int,
+    trains: bool,
+) -> dict[str, int]:
+    """Return bytes a generator's microbatch brings to ``rank``, by kind: targets, the decoder's rows and their weights
+    are its inputs, the losses (by the plan ``losses``) its outputs, the rows' gradients go back."""
+    weight_bytes = _SCALAR_BYTES if trains else 0
+    rows = received_bytes(plan.gradients, rank, row_bytes + weight_bytes)
+    return {
+        "inputs": received_bytes(plan.inputs, rank, target_row_bytes) + rows,
+        "outputs": received_bytes(losses.outputs, rank, _SCALAR_BYTES),
+        "gradients": received_bytes(plan.outputs, rank, row_bytes) if trains else 0,
+    }

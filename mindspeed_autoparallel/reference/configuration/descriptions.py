@@ -46,6 +46,12 @@ class VisionDescription:
     window_size: int
     full_attention_layers: tuple[int, ...]
 
+    @property
+    def token_features(self) -> int:
+        """Return pixel values behind one token of the text."""
+        patch = self.num_channels * self.temporal_patch_size * self.patch_size**2
+        return patch * self.spatial_merge_size**2
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectorDescription:
@@ -79,8 +85,16 @@ class TextDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GeneratorDescription:
+    """The image head behind the text decoder, on its last stage unless it has a layout of its own."""
+
+    stack: StackDescription
+    loss_weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """The whole model; ``vision`` or ``audio`` is ``None`` where the file has no such encoder."""
+    """The whole model; ``vision``, ``audio`` or ``generator`` is ``None`` where the file has no such module."""
 
     file: Path
     vision: VisionDescription | None
@@ -94,7 +108,8 @@ class ModelDescription:
     audio_start_token_id: int
     audio_end_token_id: int
     own_layouts: frozenset[str] = frozenset()
-    """Encoders that train under a layout of their own (``--hetero-parallel``): on no stage of the text's pipeline."""
+    """Modules that train under a layout of their own (``--hetero-parallel``): on no stage of the text's pipeline."""
+    generator: GeneratorDescription | None = None
 
     @property
     def virtual_size(self) -> int:

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.reference.configuration import accepted_keys
 from mindspeed_autoparallel.reference.configuration.descriptions import (
     AudioDescription,
+    GeneratorDescription,
     ModelDescription,
     ProjectorDescription,
     StackDescription,
@@ -84,6 +85,7 @@ def describe_model(
         ),
         audio_end_token_id=root.integer("audio_end_token_id", min(151648, last_id - 5), at_least=0, at_most=last_id),
         own_layouts=frozenset(own_pipelines),
+        generator=_generator(root, vision, file) if "image_generator" in root else None,
     )
     root.report_unknown_keys()
     _check_order(model)
@@ -242,6 +244,19 @@ def _audio(root: Section, pipeline: PipelineSizes) -> AudioDescription:
         num_mel_bins=section.integer("num_mel_bins", 128),
         num_window_frames=section.integer("n_window", 100, at_least=2),
         freeze_projector=projector.flag("freeze", stack.freeze),
+    )
+
+
+def _generator(root: Section, vision: VisionDescription | None, file: Path) -> GeneratorDescription:
+    section = root.child("image_generator")
+    if vision is None:
+        raise ConfigError(
+            f"{file}: image_generator learns the patches that image_encoder reads, but the file has no "
+            "image_encoder. Describe one, or leave image_generator out."
+        )
+    return GeneratorDescription(
+        stack=_stack(section, PipelineSizes(1, 1), text=False, normalization="LayerNorm"),
+        loss_weight=section.number("loss_weight", 1.0),
     )
 
 

@@ -66,6 +66,8 @@ def num_parameters(model: ModelDescription, chunk: int, tensor_size: int, padded
             total += _norm(stack) if last else 0
     if "image_encoder" in stacks_of(model):
         total += _vision_ends(model, chunk, tensor_size)
+    if model.generator is not None and "image_generator" not in model.own_layouts:
+        total += _generator(model, tensor_size) if chunk == len(model.text.stack.stages.flat) - 1 else 0
     if model.audio is not None and "audio_encoder" in stacks_of(model):
         stack, stages = model.audio.stack, model.audio.stack.stages
         hidden = stack.hidden_size
@@ -102,6 +104,14 @@ def _vision_ends(model: ModelDescription, chunk: int, tensor_size: int) -> int:
         ffn = projector.ffn_hidden_size // tensor_size
         total += _norm(stack) + ffn * (stack.hidden_size * vision.spatial_merge_size**2 + 1) + (ffn + 1) * out
     return total
+
+
+def _generator(model: ModelDescription, tensor_size: int) -> int:
+    vision, generator = model.vision, model.generator
+    assert vision is not None and generator is not None
+    stack = generator.stack
+    ends = (model.text.stack.hidden_size + 1) * stack.hidden_size + (stack.hidden_size + 1) * vision.token_features
+    return stack.num_layers * layer_parameters(stack, tensor_size) + _norm(stack) + ends
 
 
 def _norm(stack: StackDescription) -> int:

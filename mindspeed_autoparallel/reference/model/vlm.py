@@ -1,7 +1,8 @@
-"""One pipeline chunk of the whole model: encoders, then the text decoder with their embeddings at their tokens."""
+"""One pipeline chunk of the whole model: encoders, the text decoder with their embeddings at their tokens, the head."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.context import own_tokens, pack_boundaries
 from mindspeed_autoparallel.reference.model.core_attention import PackedRows
 from mindspeed_autoparallel.reference.model.dropout import drop_embeddings, token_rows
+from mindspeed_autoparallel.reference.model.generator import ImageGenerator, rows_before
 from mindspeed_autoparallel.reference.model.text import TextDecoder
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 
@@ -27,9 +29,10 @@ except ImportError:
 
 
 class VisionLanguageModel(MegatronModule):
-    """``image_encoder``, ``audio_encoder`` and ``text_decoder``: each is ``None`` on chunks that hold none of it.
+    """``image_encoder``, ``audio_encoder``, ``text_decoder`` and ``image_generator``: each is ``None`` on chunks that
+    hold none of it.
 
-    An encoder in ``model.own_layouts`` is left ``None``: who gives it a layout of its own hangs it here.
+    A module in ``model.own_layouts`` is left ``None``: who gives it a layout of its own hangs it here.
 
     ``base``: Megatron's config of the whole pipeline; ``chunk``: position in the order data takes (virtual stage x
     pipeline size + pipeline rank).
@@ -59,6 +62,14 @@ class VisionLanguageModel(MegatronModule):
             chunk == first_text,
             self.text_decoder is not None and (self.text_decoder.post_process),
         )
+        own_generator = "image_generator" in model.own_layouts
+        self.image_generator = (
+            ImageGenerator(base, model) if model.generator and self.post_process and not own_generator else None
+        )
+        self._last_hidden: torch.Tensor | None = None
+        if model.generator and self.post_process:
+            assert self.text_decoder is not None
+            self.text_decoder.decoder.register_forward_hook(self._keep_hidden)
         self.share_embeddings_and_output_weights = not model.text.untie_embeddings
 
     def shared_embedding_or_output_weight(self) -> Any:
@@ -80,14 +91,40 @@ class VisionLanguageModel(MegatronModule):
         audio_num_frames: torch.Tensor | None = None,
         sequence_lengths: torch.Tensor | None = None,
         **identities: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Run ``input_ids``, ``labels [b, s]``, ``position_ids [3, b, s]``; encoder inputs as the encoders take
         them. ``sequence_lengths [texts]``: the texts of a packed row (``b`` is 1); each attends to itself alone.
 
         ``identities``: ``sample_numbers [b]``, ``image_keys``, ``audio_keys``, where anything is dropped.
         Returns the loss of every token ``[b, s / cp]`` (logits ``[b, s / cp, vocabulary / tp]`` without ``labels``) on
-        the last chunk, the tensor for the next chunk before it.
+        the last chunk, the tensor for the next chunk before it. With a generator the last chunk also returns the loss
+        of every row it is given on this rank, ``[rows]``.
         """
+        output = self._run(
+            input_ids,
+            position_ids,
+            labels,
+            pixel_values,
+            image_grid_thw,
+            audio_features,
+            audio_num_frames,
+            identities,
+        )
+        if self.description.generator is None or not self.post_process or labels is None:
+            return output
+        return output, self._generate(input_ids, pixel_values, image_grid_thw, identities)
+
+    def _run(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        labels: torch.Tensor | None,
+        pixel_values: torch.Tensor | None,
+        image_grid_thw: torch.Tensor | None,
+        audio_features: torch.Tensor | None,
+        audio_num_frames: torch.Tensor | None,
+        identities: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
         received, self.received = self.received, None
         numbers = identities.get("sample_numbers")
         boundaries = pack_boundaries(sequence_lengths, input_ids.shape[1])
@@ -154,6 +191,21 @@ class VisionLanguageModel(MegatronModule):
             packed_seq_params=pack,
         )
         return output
+
+    def _keep_hidden(self, module: Any, inputs: Any, output: torch.Tensor) -> None:
+        self._last_hidden = output
+
+    def _generate(
+        self, input_ids: torch.Tensor, pixel_values: Any, grid: Any, identities: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the generator's losses of this rank's rows; who gave it a layout of its own answers the call."""
+        hidden, self._last_hidden = self._last_hidden, None
+        assert hidden is not None and self.image_generator is not None and self.description.vision is not None
+        at = input_ids == self.description.image_token_id
+        rows = rows_before(hidden, at, sequence_parallel=self.config.sequence_parallel)
+        tokens = grid.prod(dim=1) // self.description.vision.spatial_merge_size**2
+        losses: torch.Tensor = self.image_generator(rows, pixel_values, tokens, *_given(identities.get("image_keys")))
+        return losses
 
     def _arriving(self, grid: torch.Tensor | None, num_frames: torch.Tensor | None) -> dict[str, tuple[int, int]]:
         """Return (rows, width) of the streams that the chunk before this one sends."""

@@ -30,21 +30,22 @@ def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     states, layout = job.states, job.layout
     bound = inspect.signature(wrapped).bind(*args, **kwargs)
     provider = bound.arguments["model_provider_func"]
-    hosts = [_host(module) for module in layout.encoders]
-    job.encoders, job.session = [], None
-    for module, host in zip(layout.encoders, hosts, strict=True):
-        job.encoders.append(_build_encoder(module, host))
+    hosts = [_host(module) for module in layout.others]
+    job.encoders, job.generators, job.session = [], [], None
+    for module, host in zip(layout.others, hosts, strict=True):
+        (job.generators if module.role == "generator" else job.encoders).append(_build_encoder(module, host))
         provider = getattr(host, "without_encoders", _unchanged)(provider)
     bound.arguments["model_provider_func"] = _attaching(provider, hosts)
-    with frozen(job.encoders):
+    others = [*job.encoders, *job.generators]
+    with frozen(others):
         chunks = wrapped(*bound.args, **bound.kwargs)
-    for encoder in job.encoders:
+    for module, encoder in zip(layout.others, others, strict=True):
         broadcast_parameters(states, encoder)
         if hasattr(chunks[0], "ddp_config"):
-            build_ddp(states, encoder, chunks[0].ddp_config)
+            build_ddp(states, encoder, chunks[0].ddp_config, may_overlap=module.role == "encoder")
         _save_under_own_state(encoder.name, encoder.module)
     if hasattr(chunks[0], "zero_grad_buffer"):
-        _zero_together(chunks[0], [encoder.ddp for encoder in job.encoders if encoder.ddp is not None])
+        _zero_together(chunks[0], [encoder.ddp for encoder in others if encoder.ddp is not None])
     job.chunks = list(chunks)
     job.session = open_session(
         states,
@@ -53,6 +54,7 @@ def build_model(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
         balance=job.arguments.hetero_balance,
         memory=job.arguments.hetero_memory,
         sequence_parallel=job.arguments.sequence_parallel,
+        generators=job.generators,
     )
     return chunks
 
@@ -69,7 +71,9 @@ def build_optimizer(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     def make(own: list[Any]) -> Any:
         return wrapped(**{**bound.arguments, "model_chunks": own})
 
-    return optimizer.build_optimizer(job.states, job.layout.backbone.name, job.encoders, make, chunks)
+    return optimizer.build_optimizer(
+        job.states, job.layout.backbone.name, [*job.encoders, *job.generators], make, chunks
+    )
 
 
 def _build_encoder(module: ModuleLayout, host: Any) -> Any:
@@ -91,7 +95,7 @@ def _build_encoder(module: ModuleLayout, host: Any) -> Any:
             f"{module.name}: sp true, but {type(adapter).__name__} does not say that its encoder can split its rows "
             "over tensor ranks. Leave sp out, or give the adapter runs_sequence_parallel = True."
         )
-    return Encoder(module.name, built, adapter, job.scales[module.name], _megatron_config(built))
+    return Encoder(module.name, built, adapter, job.scales.get(module.name, 1), _megatron_config(built))
 
 
 def _megatron_config(module: Any) -> Any:
@@ -144,7 +148,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _attaching(provider: Callable[..., Any], hosts: list[Any]) -> Callable[..., Any]:
-    """Return the host's model provider; the first chunk it returns gets the encoders."""
+    """Return the host's model provider; the first chunk it returns gets the other modules."""
     job = current_job()
     attached: list[Any] = []
 
@@ -153,7 +157,7 @@ def _attaching(provider: Callable[..., Any], hosts: list[Any]) -> Callable[..., 
         if not attached:
             attached.append(chunk)
             assert job.layout is not None
-            for module, encoder, host in zip(job.layout.encoders, job.encoders, hosts, strict=True):
+            for module, encoder, host in zip(job.layout.others, [*job.encoders, *job.generators], hosts, strict=True):
                 _attach(chunk, module, encoder.module)
                 getattr(host, "attached", _unchanged)(chunk)
         return chunk

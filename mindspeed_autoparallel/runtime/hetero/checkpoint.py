@@ -70,7 +70,7 @@ def _layout() -> dict[str, dict[str, int]]:
     assert job.layout is not None
     sizes = {
         module.name: {"tp": module.tensor_size, "pp": module.pipeline_size, "cp": module.context_size}
-        for module in (*job.layout.encoders, job.layout.backbone)
+        for module in (*job.layout.others, job.layout.backbone)
     }
     return {"world": {"size": torch.distributed.get_world_size()}, **sizes}
 
@@ -80,7 +80,7 @@ def _own_states() -> dict[str, Any]:
     job = current_job()
     assert job.random is not None
     states = {}
-    for encoder in job.encoders:
+    for encoder in (*job.encoders, *job.generators):
         generators = job.random.generators(encoder.name)
         states[encoder.name] = {
             "host": _text(generators.default.host),

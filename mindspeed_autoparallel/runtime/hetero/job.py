@@ -65,6 +65,7 @@ class HeteroJob:
         self.states: ModuleStates | None = None
         self.random: ModuleRandomStates | None = None
         self.encoders: list[Encoder] = []
+        self.generators: list[Encoder] = []
         self.chunks: list[Any] = []
         self.session: HeteroSession | None = None
 
@@ -83,7 +84,7 @@ class HeteroJob:
 
     def check_hosts(self) -> None:
         """Raise ``ConfigError`` where nobody says how to build an encoder; to be asked before anything is built."""
-        for module in self.layout.encoders if self.layout is not None else ():
+        for module in self.layout.others if self.layout is not None else ():
             if module.name not in self.hosts and self.adapter_of(module) is None:
                 offered = ", ".join(self.hosts) or "none"
                 raise ConfigError(
@@ -93,20 +94,20 @@ class HeteroJob:
                 )
 
     @property
-    def encoders_of_host(self) -> tuple[ModuleLayout, ...]:
-        """Return the encoders whose block names no adapter: the host builds them."""
-        encoders = self.layout.encoders if self.layout is not None else ()
-        return tuple(module for module in encoders if module.adapter is None)
+    def modules_of_host(self) -> tuple[ModuleLayout, ...]:
+        """Return the modules beside the backbone whose block names no adapter: the host builds them."""
+        modules = self.layout.others if self.layout is not None else ()
+        return tuple(module for module in modules if module.adapter is None)
 
     @property
     def own_layouts(self) -> frozenset[str]:
-        """Return names of the encoders with a layout of their own; empty while the job is inactive."""
+        """Return names of the modules with a layout of their own; empty while the job is inactive."""
         return frozenset(self.own_pipelines)
 
     @property
     def own_pipelines(self) -> dict[str, int]:
-        """Return the pipeline size of each encoder with a layout of its own, by name."""
-        return {m.name: m.pipeline_size for m in self.layout.encoders} if self.layout is not None else {}
+        """Return the pipeline size of each module with a layout of its own, by name."""
+        return {m.name: m.pipeline_size for m in self.layout.others} if self.layout is not None else {}
 
 
 def current_job() -> HeteroJob:
@@ -115,7 +116,7 @@ def current_job() -> HeteroJob:
 
 
 def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's ``initialize_model_parallel``: the backbone's groups as asked for, then every encoder's."""
+    """Wrap the host's ``initialize_model_parallel``: the backbone's groups as asked for, then every other module's."""
     job = current_job()
     if job.layout is None:
         return wrapped(*args, **kwargs)
@@ -130,7 +131,7 @@ def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
         result = wrapped(**given)
     states.adopt(job.layout.backbone.name)
     known = inspect.signature(wrapped).parameters
-    for encoder in job.layout.encoders:
+    for encoder in job.layout.others:
         own = {**given, **{name: value for name, value in _ENCODER_GROUPS.items() if name in known}}
         own["tensor_model_parallel_size"], own["context_parallel_size"] = encoder.tensor_size, encoder.context_size
         own["pipeline_model_parallel_size"] = encoder.pipeline_size
@@ -164,7 +165,7 @@ def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
         }
         return {name: value for name, value in values.items() if seen(name)}
 
-    overlays = {module.name: of_encoder(module) for module in layout.encoders}
+    overlays = {module.name: of_encoder(module) for module in layout.others}
     names = next(iter(overlays.values()))
     return {**overlays, layout.backbone.name: {name: getattr(job.arguments, name) for name in names}}
 

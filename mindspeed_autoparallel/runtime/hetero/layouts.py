@@ -2,7 +2,8 @@
 
 A top-level block that carries ``tp``, ``pp`` or ``cp``, itself or in a block inside it, is a module and trains under
 these sizes as a whole (an image encoder with its projector); its name is the default attribute of the model, and an
-optional ``"hetero": {"attr", "role", "adapter"}`` in the block overrides. Exactly one module is the backbone.
+optional ``"hetero": {"attr", "role", "adapter"}`` in the block overrides. Exactly one module is the backbone; a block
+whose name ends in ``_generator`` is behind it, the others are encoders before it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mindspeed_autoparallel.files import shown
 _MOST_RANKS = 2**20
 SIZES = ("tp", "pp", "cp")
 BACKBONE = "text_decoder"
+ROLES = ("backbone", "encoder", "generator")
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,16 @@ class ModuleLayout:
 
 @dataclass(frozen=True)
 class HeteroLayout:
-    """The backbone and the encoders of one job, in file order."""
+    """The backbone, the encoders before it and the generators behind it, each in file order."""
 
     backbone: ModuleLayout
     encoders: tuple[ModuleLayout, ...]
+    generators: tuple[ModuleLayout, ...] = ()
+
+    @property
+    def others(self) -> tuple[ModuleLayout, ...]:
+        """Return the modules beside the backbone."""
+        return (*self.encoders, *self.generators)
 
 
 def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "model.json") -> HeteroLayout:
@@ -63,8 +71,9 @@ def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "
             f"{source}: hetero parallel needs exactly one backbone, found {names}. Give tp/pp/cp to {BACKBONE!r}, "
             'or mark one block with "hetero": {"role": "backbone"}.'
         )
-    encoders = tuple(m for m in modules if m.role != "backbone")
-    if not encoders:
+    encoders = tuple(m for m in modules if m.role == "encoder")
+    generators = tuple(m for m in modules if m.role == "generator")
+    if not encoders and not generators:
         raise ConfigError(f"{source}: no block besides {backbones[0].name!r} carries tp/pp/cp; add them to encoders.")
     for module in modules:
         size = module.tensor_size * module.pipeline_size * module.context_size
@@ -73,7 +82,38 @@ def read_layout(model: Mapping[str, object], *, world_size: int, source: str = "
                 f"{source}: {module.name}: {world_size} ranks are not a multiple of tp {module.tensor_size} x pp "
                 f"{module.pipeline_size} x cp {module.context_size} = {size}. Change the sizes or the number of ranks."
             )
-    return HeteroLayout(backbones[0], encoders)
+    _check_generators(generators, backbones[0], model, source)
+    return HeteroLayout(backbones[0], encoders, generators)
+
+
+def _check_generators(
+    generators: Sequence[ModuleLayout], backbone: ModuleLayout, model: Mapping[str, object], source: str
+) -> None:
+    """Refuse what generators cannot do, with the way out."""
+    if len(generators) > 1:
+        raise ConfigError(
+            f"{source}: {', '.join(m.name for m in generators)} lie behind {backbone.name}, but one generator can train "
+            "under a layout of its own. Take tp/pp/cp out of the other blocks: they train on the last stage."
+        )
+    for module in generators:
+        for key, size in (("pp", module.pipeline_size), ("cp", module.context_size), ("sp", module.sequence_parallel)):
+            if size > 1 or size is True:
+                raise ConfigError(
+                    f"{source}: {module.name}.{key} is {str(size).lower()}, but a generator runs between the last "
+                    "stage's forward and backward of one microbatch, whole on its ranks. Use tp (and dp) only."
+                )
+        if module.micro_batch_size is not None:
+            raise ConfigError(
+                f"{source}: {module.name}.mbs is {module.micro_batch_size}, but a generator takes the backbone's "
+                "microbatches one by one. Leave it out."
+            )
+    block = model.get(backbone.name)
+    counts = block.get("pipeline_num_layers") if isinstance(block, Mapping) else None
+    if generators and isinstance(counts, list) and len(counts) > 1 and isinstance(counts[0], list):
+        raise ConfigError(
+            f"{source}: {generators[0].name} follows the 1F1B schedule, but {backbone.name}.pipeline_num_layers gives "
+            f"the backbone {len(counts)} virtual stages. Give it one list of layer counts."
+        )
 
 
 def _blocks(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
@@ -122,9 +162,10 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], source: str) -> Mod
         raise ConfigError(
             f"{source}: {where}.hetero.attr is {shown(attribute)}; it must be names of attributes with dots between."
         )
-    role = extra.get("role", "backbone" if path[0] == BACKBONE else "encoder")
-    if role not in ("backbone", "encoder"):
-        raise ConfigError(f"{source}: {where}.hetero.role is {role!r}; it must be 'backbone' or 'encoder'.")
+    own_role = "generator" if path[0].endswith("_generator") else "encoder"
+    role = extra.get("role", "backbone" if path[0] == BACKBONE else own_role)
+    if role not in ROLES:
+        raise ConfigError(f"{source}: {where}.hetero.role is {role!r}; it must be one of {', '.join(ROLES)}.")
     num_layers = block.get("num_layers")
     if role == "encoder" and isinstance(num_layers, int) and num_layers < sizes["pp"]:
         raise ConfigError(

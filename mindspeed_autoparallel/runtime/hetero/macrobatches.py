@@ -160,7 +160,9 @@ class EncoderStep:
         window = self._windows[k]
         if self.train:
             assert window.macro is not None
-            with self._encoding("encoder_backward"):
+            reduction = self.encoder.reduction
+            overlap = reduction.during(is_last=k == len(self) - 1) if reduction else contextlib.nullcontext()
+            with self._encoding("encoder_backward"), overlap:
                 window.macro.finish_backward()
         window.macro = None
 

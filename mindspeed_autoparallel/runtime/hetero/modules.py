@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter
+from mindspeed_autoparallel.runtime.hetero.gradient_overlap import OrderedReduction
 from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 
 
@@ -28,6 +29,8 @@ class Encoder:
     config: Any = None
     """Megatron config of the module; ``module.config`` by default."""
     ddp: Any = None
+    reduction: OrderedReduction | None = None
+    """Where gradients are reduced during the last backward."""
     trainable: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,8 +77,9 @@ def agree_trainable(states: ModuleStates, encoder: Encoder) -> None:
     encoder.trainable = bool(flag.item())
 
 
-def build_ddp(states: ModuleStates, encoder: Encoder, ddp_config: Any) -> None:
-    """Give a trainable encoder its DDP: a pure sum over data x context ranks, once after its last backward."""
+def build_ddp(states: ModuleStates, encoder: Encoder, ddp_config: Any, *, may_overlap: bool = False) -> None:
+    """Give a trainable encoder its DDP: a pure sum over data x context ranks, once after its last backward, or
+    (``may_overlap``, where the host overlaps and the encoder has no pipeline) bucket by bucket during it."""
     from megatron.core.distributed import DistributedDataParallel
 
     agree_trainable(states, encoder)
@@ -85,11 +89,15 @@ def build_ddp(states: ModuleStates, encoder: Encoder, ddp_config: Any) -> None:
     # DDP must not average: the backbone's factor is applied afterwards (docs/hetero-parallel.md, the gradient rule).
     config.calculate_per_token_loss = True
     own = copy.copy(ddp_config)
-    own.overlap_grad_reduce = False
+    with states.use(encoder.name):
+        stages = states.parallel_state.get_pipeline_model_parallel_world_size()
+    own.overlap_grad_reduce = bool(ddp_config.overlap_grad_reduce and may_overlap and stages == 1)
     own.overlap_param_gather = False
     own.average_in_collective = False
     with states.use(encoder.name):
         encoder.ddp = DistributedDataParallel(config, own, encoder.module)
+    if own.overlap_grad_reduce:
+        encoder.reduction = OrderedReduction(encoder.ddp)
 
 
 def finalize_gradients(states: ModuleStates, encoder: Encoder, factor: Any) -> None:

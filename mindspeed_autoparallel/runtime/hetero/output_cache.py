@@ -66,6 +66,13 @@ class EncoderOutputCache:
 
 
 @contextlib.contextmanager
+def replaced_forward(module: Any, forward: Any) -> Iterator[None]:
+    """Let calls of ``module`` inside the block run ``forward``."""
+    with _attribute(module, "forward", forward):
+        yield
+
+
+@contextlib.contextmanager
 def _attribute(module: Any, name: str, value: Any) -> Iterator[None]:
     fields = module.__dict__
     missing = object()

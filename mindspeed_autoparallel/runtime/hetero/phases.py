@@ -16,6 +16,8 @@ import torch
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.encoder_schedule import UpfrontSchedule, WindowedSchedule
+from mindspeed_autoparallel.runtime.hetero.generator_schedule import GeneratorSchedule
+from mindspeed_autoparallel.runtime.hetero.generators import GeneratorStep
 from mindspeed_autoparallel.runtime.hetero.layouts import check_scale
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
 from mindspeed_autoparallel.runtime.hetero.metadata import local_items
@@ -43,12 +45,18 @@ def run(
             check_scale(encoder.scale, num_microbatches)
     with session.times.during("metadata"):
         everyones = _everyones_items(session, batches)
+    num_encoders = len(session.encoder_comms)
     steps = [
         EncoderStep(session, comm, batches, items, num_microbatches, forward_only)
-        for comm, items in zip(session.encoder_comms, everyones, strict=True)
+        for comm, items in zip(session.encoder_comms, everyones[:num_encoders], strict=True)
+    ]
+    generator_steps = [
+        GeneratorStep(session, comm, batches, items, num_microbatches, forward_only)
+        for comm, items in zip(session.generator_comms, everyones[num_encoders:], strict=True)
     ]
     chunks = model if isinstance(model, list) else [model]
     schedule = _encoder_schedule(session, steps, num_microbatches, len(chunks))
+    generator_schedule = _generator_schedule(session, generator_steps, num_microbatches, len(chunks), forward_only)
     factor: list[Any] = []
     schedule.before()
     with contextlib.ExitStack() as stack:
@@ -56,22 +64,27 @@ def run(
         stack.enter_context(session.states.use(session.backbone))
         for step in steps:
             stack.enter_context(step.outputs.patched_forward())
+        for generator_step in generator_steps:
+            stack.enter_context(generator_step.answering())
         stack.enter_context(_observe_finalize(chunks[0], session.backbone_data_context, factor))
         result = forward_backward(
-            forward_step_func=_telling(forward_step_func, chunks[0], steps, schedule),
+            forward_step_func=_telling(forward_step_func, chunks[0], steps, schedule, generator_schedule),
             data_iterator=iterators,
             model=model,
             num_microbatches=num_microbatches,
             forward_only=forward_only,
             **kwargs,
         )
+        generator_schedule.after()
     if session.first_stage:
         for step in steps:
             step.outputs.check_all_used()
+    if session.last_stage:
+        _report(result, generator_steps)
     schedule.after()
     if not forward_only:
         with session.times.during("finalize"):
-            for encoder in session.encoders:
+            for encoder in (*session.encoders, *session.generators):
                 finalize_gradients(
                     session.states, encoder, factor[0] if factor else 1.0 / session.backbone_data_context
                 )
@@ -97,9 +110,40 @@ def _encoder_schedule(
     )
 
 
+def _generator_schedule(
+    session: HeteroSession,
+    steps: list[GeneratorStep],
+    num_microbatches: int,
+    num_chunks: int,
+    forward_only: bool,
+) -> GeneratorSchedule:
+    if steps and num_chunks > 1:
+        raise ConfigError(
+            f"{steps[0].name} follows the 1F1B schedule, but the backbone has {num_chunks} virtual stages on each "
+            "rank. Leave out the virtual stages."
+        )
+    return GeneratorSchedule(
+        steps,
+        stage=session.backbone_placement[session.rank].pipeline,
+        num_stages=session.num_stages,
+        num_microbatches=num_microbatches,
+        forward_only=forward_only,
+    )
+
+
+def _report(result: Any, steps: list[GeneratorStep]) -> None:
+    """Add each generator's losses to what the loss function reported, ``[sum, number]`` as the host sums them."""
+    for step in steps:
+        for report, losses in zip(result, step.reports, strict=False):
+            if isinstance(report, dict):
+                report[f"{step.name} loss"] = losses
+
+
 def _everyones_items(session: HeteroSession, batches: Any) -> list[list[Item]]:
-    """Return per encoder the items of all ranks that exchange with this one (collective where sizes must travel)."""
-    adapters = [encoder.adapter for encoder in session.encoders]
+    """Return per encoder, then per generator, the items of all ranks that exchange with this one (collective where
+    sizes must travel)."""
+    modules = [*session.encoders, *session.generators]
+    adapters = [module.adapter for module in modules]
     found = [local_items(adapter, batches, session.dp_replica) if batches is not None else [] for adapter in adapters]
     assert session.batch_owner_ranks is not None
     contributes = session.rank == session.batch_owner_ranks[session.dp_replica][0]
@@ -107,7 +151,7 @@ def _everyones_items(session: HeteroSession, batches: Any) -> list[list[Item]]:
         everyones = gather.gather(
             [found[number] if contributes else [] for number in numbers],
             [adapters[number].meta_size for number in numbers],
-            next(session.encoders[numbers[0]].module.parameters()).device,
+            next(modules[numbers[0]].module.parameters()).device,
         )
         for number, items in zip(numbers, everyones, strict=True):
             found[number] = items
@@ -128,17 +172,22 @@ def _telling(
     first_chunk: Any,
     steps: list[EncoderStep],
     schedule: UpfrontSchedule | WindowedSchedule,
+    generator_schedule: GeneratorSchedule,
 ) -> Callable[..., Any]:
-    """Return ``forward_step`` that tells encoders and schedule which microbatch the first model chunk is at."""
+    """Return ``forward_step`` that tells encoders, generators and schedules which microbatch the first model
+    chunk is at."""
     counter = itertools.count()
 
     def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if model is first_chunk:
-            count = next(counter)
-            schedule.at_forward(count)
-            for encoder_step in steps:
-                encoder_step.outputs.current = count
-        return forward_step(data_iterator, model, *args, **kwargs)
+        if model is not first_chunk:
+            return forward_step(data_iterator, model, *args, **kwargs)
+        count = next(counter)
+        schedule.at_forward(count)
+        for encoder_step in steps:
+            encoder_step.outputs.current = count
+        generator_schedule.before_forward(count)
+        output, loss_function = forward_step(data_iterator, model, *args, **kwargs)
+        return generator_schedule.after_forward(count, output), loss_function
 
     return step
 

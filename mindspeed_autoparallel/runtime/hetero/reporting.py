@@ -23,7 +23,7 @@ def log(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     if iteration % interval == 0:
         text = summary(session, interval)
         session.times.reset()
-        for comm in session.encoder_comms:
+        for comm in session.comms:
             comm.exchange.moved.reset()
             comm.seconds = dict.fromkeys(comm.seconds, 0.0)
         # Where the host prints its own line.
@@ -43,7 +43,7 @@ def summary(session: HeteroSession, num_steps: int) -> str:
     moved = "; ".join(
         f"{comm.encoder.name} "
         + ", ".join(f"{kind} {size / num_steps / MIB:.3f}" for kind, size in vars(comm.exchange.moved).items())
-        for comm in session.encoder_comms
+        for comm in session.comms
     )
     times = milliseconds(vars(session.times))
     return f" hetero ms per step on rank {session.rank}: {times} | {encoders} | received MiB per step: {moved}"

@@ -28,7 +28,7 @@ MEMORY_MODES = ("upfront", "recompute", "window")
 
 @dataclass
 class EncoderComm:
-    """One encoder's exchange partners."""
+    """The exchange partners of one module beside the backbone."""
 
     encoder: Encoder
     placement: Placement
@@ -55,6 +55,7 @@ class HeteroSession:
     balance: str
     memory: str
     rank: int
+    generator_comms: list[EncoderComm] = field(default_factory=list)
     sequence_parallel: bool = False
     """Of the backbone: its first stage then keeps only its share of the rows."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
@@ -67,6 +68,15 @@ class HeteroSession:
         return [comm.encoder for comm in self.encoder_comms]
 
     @property
+    def generators(self) -> list[Encoder]:
+        return [comm.encoder for comm in self.generator_comms]
+
+    @property
+    def comms(self) -> list[EncoderComm]:
+        """Return those of the encoders, then those of the generators."""
+        return [*self.encoder_comms, *self.generator_comms]
+
+    @property
     def dp_replica(self) -> int:
         """Return this rank's data-parallel replica of the backbone."""
         return self.backbone_placement[self.rank].data
@@ -74,6 +84,15 @@ class HeteroSession:
     @property
     def first_stage(self) -> bool:
         return self.backbone_placement[self.rank].pipeline == 0
+
+    @property
+    def num_stages(self) -> int:
+        """Return the backbone's pipeline size."""
+        return num_stages(self.backbone_placement)
+
+    @property
+    def last_stage(self) -> bool:
+        return self.backbone_placement[self.rank].pipeline == self.num_stages - 1
 
     @property
     def backbone_data_context(self) -> int:
@@ -99,16 +118,14 @@ class HeteroSession:
             )
 
     def gathers(self) -> list[tuple[ItemGather, list[int]]]:
-        """Return how sizes travel: each with the encoders (their numbers) it serves, in the same order on every
-        rank."""
+        """Return how sizes travel: each with the modules (their numbers in ``comms``) it serves, in the same order on
+        every rank."""
         if self._gathers is None:
             by_ranks: dict[tuple[int, ...], list[int]] = {}
-            for number, comm in enumerate(self.encoder_comms):
+            for number, comm in enumerate(self.comms):
                 if self._needs_metadata(comm):
                     by_ranks.setdefault(tuple(comm.ranks), []).append(number)
-            self._gathers = [
-                (ItemGather(self.encoder_comms[numbers[0]].group), numbers) for numbers in by_ranks.values()
-            ]
+            self._gathers = [(ItemGather(self.comms[numbers[0]].group), numbers) for numbers in by_ranks.values()]
         return self._gathers
 
     def _needs_metadata(self, comm: EncoderComm) -> bool:
@@ -131,6 +148,7 @@ def open_session(
     balance: str = "local",
     memory: str = "upfront",
     sequence_parallel: bool = False,
+    generators: Sequence[Encoder] = (),
 ) -> HeteroSession:
     """Ask every module's placement and make the exchange groups (collective; same order on every rank)."""
     if balance not in MODES:
@@ -139,14 +157,14 @@ def open_session(
         raise ConfigError(f"hetero memory mode {memory!r} must be one of {', '.join(MEMORY_MODES)}.")
     rank = torch.distributed.get_rank()
     placement = states.placement(backbone)
-    encoder_comms = []
-    for encoder in encoders:
+    comms = []
+    for encoder in (*encoders, *generators):
         own = states.placement(encoder.name)
         sets = closed_sets([own, placement]) if balance != "global" else [list(range(len(own)))]
         groups = {tuple(ranks): states.groups.of_ranks(ranks) for ranks in sets}
         mine = next(ranks for ranks in sets if rank in ranks)
         group = groups[tuple(mine)]
-        encoder_comms.append(
+        comms.append(
             EncoderComm(
                 encoder,
                 own,
@@ -158,4 +176,5 @@ def open_session(
                 num_stages(own),
             )
         )
-    return HeteroSession(states, backbone, placement, encoder_comms, balance, memory, rank, sequence_parallel)
+    before, behind = comms[: len(encoders)], comms[len(encoders) :]
+    return HeteroSession(states, backbone, placement, before, balance, memory, rank, behind, sequence_parallel)

@@ -18,6 +18,7 @@ class PhaseTimes:
     encode: float = 0.0
     redistribute: float = 0.0
     backbone: float = 0.0
+    generate: float = 0.0
     encoder_backward: float = 0.0
     finalize: float = 0.0
 

@@ -34,6 +34,12 @@ def modules_of_file(content: Mapping[str, Any], path: Path) -> tuple[ModuleBlock
     """
     _refuse_other_models(content, path)
     found = [block for name, value in content.items() if (block := _block(content, name, value, path)) is not None]
+    behind = [block.name for block in found if block.name.endswith("_generator")]
+    if behind:
+        raise ConfigError(
+            f"{path}: {behind[0]} lies behind {BACKBONE}; searches and plans know encoders before it only. Give every "
+            "module its sizes by hand and train with --hetero-parallel (docs/hetero-parallel.md)."
+        )
     if all(block.name != BACKBONE for block in found):
         raise ConfigError(f"{path}: {BACKBONE} has no num_layers, so it cannot be cut into stages.")
     return tuple(sorted(found, key=lambda block: block.name == BACKBONE))

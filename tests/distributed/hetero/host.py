@@ -140,11 +140,26 @@ class ImageEncoder(MegatronModule):
         return x
 
 
-class VisionLanguageModel(MegatronModule):
-    """``image_encoder`` and ``text_decoder`` as hosts name them."""
+class ImageGenerator(MegatronModule):
+    """A tensor-parallel perceptron from the decoder's rows at the image tokens to the pixels, and its losses."""
 
-    def __init__(self, encoder, cfg, *, pre, post, vp_stage=None):
+    def __init__(self, cfg):
         super().__init__(cfg)
+        common = {"config": cfg, "init_method": cfg.init_method, "bias": True, "skip_bias_add": False}
+        self.fc1 = tensor_parallel.ColumnParallelLinear(HIDDEN, 4 * HIDDEN, gather_output=False, **common)
+        self.fc2 = tensor_parallel.RowParallelLinear(4 * HIDDEN, PATCH, input_is_parallel=True, **common)
+
+    def forward(self, rows, targets):
+        told = self.fc2(torch.nn.functional.gelu(self.fc1(rows)[0]))[0]
+        return (told - targets).float().square().mean(dim=1)
+
+
+class VisionLanguageModel(MegatronModule):
+    """``image_encoder``, ``text_decoder`` and ``image_generator`` as hosts name them."""
+
+    def __init__(self, encoder, cfg, *, pre, post, vp_stage=None, generator=None):
+        super().__init__(cfg)
+        self.hidden = []
         self.pre_process, self.post_process, self.share_embeddings_and_output_weights = pre, post, False
         if encoder is not None:
             self.image_encoder = encoder
@@ -161,6 +176,11 @@ class VisionLanguageModel(MegatronModule):
             **extra,
         )
         self.vp_stage = vp_stage
+        self.generates = generator is not None and post
+        if generator is not None:
+            self.image_generator = generator
+        if self.generates:
+            self.text_decoder.decoder.register_forward_hook(lambda module, given, output: self.hidden.append(output))
 
     def set_input_tensor(self, tensor):
         self.text_decoder.set_input_tensor(tensor)
@@ -179,9 +199,17 @@ class VisionLanguageModel(MegatronModule):
             embeddings = embeddings.transpose(0, 1)[mine].contiguous()
             if self.config.sequence_parallel:
                 embeddings = tensor_parallel.scatter_to_sequence_parallel_region(embeddings)
-        return self.text_decoder(
+        output = self.text_decoder(
             ids[:, mine], positions[:, mine], None, decoder_input=embeddings, labels=labels[:, mine]
         )
+        if not self.generates:
+            return output
+        own = (ids == IMAGE)[:, mine]
+        if self.config.sequence_parallel:
+            size = mpu.get_tensor_model_parallel_world_size()
+            own = own.chunk(size, dim=1)[mpu.get_tensor_model_parallel_rank()]
+        rows = self.hidden.pop().transpose(0, 1)[own]
+        return output, self.image_generator(rows, torch.cat([s["pixels"] for s in batch]))
 
 
 def forward_step(losses, per_token=False):
@@ -190,9 +218,13 @@ def forward_step(losses, per_token=False):
         output = model(batch)
 
         def loss_function(per_token_loss, *args, **kwargs):
+            generated = 0.0
+            if isinstance(per_token_loss, tuple):
+                per_token_loss, generated = per_token_loss[0], 0.5 * per_token_loss[1].sum()
             total = per_token_loss.float().sum() if per_token_loss.dtype != torch.float64 else per_token_loss.sum()
             count = len(batch) * SEQUENCE
             losses.append(total.item() / count)
+            total = total + generated
             if per_token:
                 local = torch.tensor(per_token_loss.numel(), dtype=torch.int)
                 return total, local, {"loss": torch.stack([total.detach(), local.to(total.dtype)])}
@@ -231,6 +263,17 @@ class ImageAdapter:
 
     def embeddings(self, rows):
         return rows
+
+
+class GeneratorAdapter(ImageAdapter):
+    """Targets are the pixels, rows those of the decoder at the image tokens."""
+
+    def generate(self, module, hidden, targets, items):
+        return module(hidden, targets)
+
+    def dummy(self):
+        rows, items = super().dummy()
+        return torch.zeros(1, HIDDEN, dtype=self.output_dtype), rows, items
 
 
 def fill(module, *, tensor, rank, layer_offset=0, prefix=""):

@@ -36,6 +36,7 @@ def differences(found, reference):
         "spread": found["spread"],
         "image_encoder": 0.0,
         "text_decoder": 0.0,
+        "image_generator": 0.0,
         "weights": 0.0,
     }
     for mine, right in zip(found["gradients"][:1], reference["gradients"][:1], strict=False):

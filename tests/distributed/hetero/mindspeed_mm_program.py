@@ -77,14 +77,14 @@ class VLMModel(VisionLanguageModel):
         return self._decode(input_ids, position_ids, embeddings, labels)
 
 
-def model_provider(pre_process=True, post_process=True, modules=None):
+def model_provider(pre_process=True, post_process=True, modules=None, vp_stage=None):
     """As in MindSpeed-MM's script: builds the modules it is told to, under the parallel state that is current."""
     args, model = get_args(), TRAINER[0].model
     base = core_transformer_config_from_args(args)
     base.num_layers, base.variable_seq_lengths = model.text.stack.num_layers, args.pipeline_model_parallel_size > 1
     vocab_size = own_arguments.padded_vocab_size(args, model)
     modules = modules or ["image_encoder", "audio_encoder", "text_decoder"]
-    return VLMModel(base, model, vocab_size, current_chunk(None), modules)
+    return VLMModel(base, model, vocab_size, current_chunk(vp_stage), modules)
 
 
 class Trainer(pretrain_vlm.Trainer):
@@ -99,7 +99,7 @@ class Trainer(pretrain_vlm.Trainer):
         current_job().arguments.mm = types.SimpleNamespace(model=described)
 
     def build(self, pre_process=True, post_process=True, vp_stage=None, modules=None, **unused):
-        return model_provider(pre_process, post_process, modules)
+        return model_provider(pre_process, post_process, modules, vp_stage)
 
     def data(self, num_samples, vp_stage=None):
         batches, *rest = super().data(num_samples, vp_stage)

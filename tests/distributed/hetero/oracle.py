@@ -7,6 +7,7 @@ A case without "encoder" is the reference: no hetero parallel at all, one proces
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import importlib
 import json
@@ -36,7 +37,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # n
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from redistribution_volume import received_bytes  # noqa: E402
 
-from mindspeed_autoparallel.runtime.hetero import encode, macrobatches, modules, phases  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero import encode, generators, macrobatches, modules, phases  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.exchange import BytesMoved  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.optimizer import build_optimizer  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.rng import ModuleRandomStates  # noqa: E402
@@ -71,8 +72,15 @@ def make_encoder(case, cfg):
     return encoder
 
 
-def make_chunks(case, cfg, encoder):
-    """The host's model chunks on this rank; the encoder hangs on the first."""
+def make_generator(cfg):
+    generator = host.ImageGenerator(cfg).to(cfg.params_dtype)
+    rank = mpu.get_tensor_model_parallel_rank()
+    host.fill(generator, tensor=cfg.tensor_model_parallel_size, rank=rank, prefix="image_generator.")
+    return generator
+
+
+def make_chunks(case, cfg, encoder, generator):
+    """The host's model chunks on this rank; encoder and generator hang on the first."""
     vp = cfg.virtual_pipeline_model_parallel_size
     chunks = []
     for v in range(vp or 1):
@@ -86,6 +94,7 @@ def make_chunks(case, cfg, encoder):
             pre=position == 0,
             post=position == last,
             vp_stage=v if vp and "vp_stage" in GPTModel.__init__.__code__.co_varnames else None,
+            **({} if generator is None else {"generator": generator}),
         ).to(cfg.params_dtype)
         chunk.model_type = ModelType.encoder_or_decoder
         per = LAYERS // (last + 1)
@@ -173,6 +182,9 @@ def train_counting(case, planned, groups):
         dtype=dtype,
         dropout=case.get("dropout", 0.0),
     )
+    g = case.get("generator")
+    generator, generator_part = None, None
+    generator_cfg = host.config(LAYERS, tensor=g.get("tp", 1), dtype=dtype) if g is not None else None
     cfg = make(
         tensor=b.get("tp", 1),
         pipeline=b.get("pp", 1),
@@ -188,16 +200,25 @@ def train_counting(case, planned, groups):
             initialize_backbone()
         states.adopt("backbone")
         states.build("image_encoder", functools.partial(initialize, **e, tied=False))
+        if g is not None:
+            states.build("image_generator", functools.partial(initialize, **g, tied=False))
         ModuleRandomStates(states).seed(7)
         with states.use("image_encoder"):
             encoder = make_encoder(case, encoder_cfg)
+        if g is not None:
+            with states.use("image_generator"):
+                generator = make_generator(generator_cfg)
     else:
         initialize_backbone()
         tensor_parallel.model_parallel_cuda_manual_seed(7)
         encoder = make_encoder(case, encoder_cfg)
-    chunks = make_chunks(case, cfg, encoder)
+        generator = make_generator(generator_cfg) if g is not None else None
+    chunks = make_chunks(case, cfg, encoder, generator)
     ddp_config = DistributedDataParallelConfig(
-        overlap_grad_reduce=False, use_distributed_optimizer=case.get("distributed_optimizer", False)
+        overlap_grad_reduce=False,
+        # Several where the reduction overlaps, so that ranks could start them in different orders.
+        bucket_size=4000,
+        use_distributed_optimizer=case.get("distributed_optimizer", False),
     )
     wrap = lambda chunk: DistributedDataParallel(cfg, ddp_config, chunk)
     opt_config = optimizer_config(case)
@@ -205,15 +226,22 @@ def train_counting(case, planned, groups):
         part = modules.Encoder(
             "image_encoder", encoder, host.ImageAdapter(dtype, encoder), case.get("scale", 1), encoder_cfg
         )
+        parts = [part]
+        if generator is not None:
+            adapter = host.GeneratorAdapter(dtype, generator)
+            generator_part = modules.Encoder("image_generator", generator, adapter, 1, generator_cfg)
+            parts.append(generator_part)
         if case.get("one_ddp"):
             models = [wrap(chunk) for chunk in chunks]
             optimizer = get_megatron_optimizer(opt_config, models)
         else:
-            with modules.frozen([part]):
+            with modules.frozen(parts):
                 models = [wrap(chunk) for chunk in chunks]
-            modules.build_ddp(states, part, ddp_config)
+            for one in parts:
+                own = dataclasses.replace(ddp_config, overlap_grad_reduce=case.get("overlap", False))
+                modules.build_ddp(states, one, own, may_overlap=one is part)
             optimizer = build_optimizer(
-                states, "backbone", [part], lambda m: get_megatron_optimizer(opt_config, m), models
+                states, "backbone", parts, lambda m: get_megatron_optimizer(opt_config, m), models
             )
         session = open_session(
             states,
@@ -222,6 +250,7 @@ def train_counting(case, planned, groups):
             balance=case.get("balance", "local"),
             memory=case.get("memory", "upfront"),
             sequence_parallel=cfg.sequence_parallel,
+            generators=parts[1:],
         )
         schedule = functools.partial(phases.run, session)
     else:
@@ -238,13 +267,16 @@ def train_counting(case, planned, groups):
         sample["pixels"] = sample["pixels"].to(dtype)
     record = {"loss": [], "norm": [], "gradients": [], "weights": [], "spread": 0.0, "world": world}
     named = [("image_encoder", encoder), ("backbone", torch.nn.ModuleList([c.text_decoder for c in chunks]))]
+    if generator is not None:
+        named.append(("image_generator", generator))
     use = states if hetero else None
     for _ in range(case.get("steps", 1)):
         losses = []
         for model in models:
             model.zero_grad_buffer()
-        if part is not None and part.ddp is not None:
-            part.ddp.zero_grad_buffer()
+        for one in (part, generator_part):
+            if one is not None and one.ddp is not None:
+                one.ddp.zero_grad_buffer()
         optimizer.zero_grad()
 
         def iterator():
@@ -288,10 +320,17 @@ def train_counting(case, planned, groups):
         record["weights"].append(weights)
         record["spread"] = max(record["spread"], spread)
     if session is not None:
-        moved, times = session.encoder_comms[0].exchange.moved, session.times
+        moved, times = BytesMoved(), session.times
+        for comm in session.comms:
+            for kind, size in vars(comm.exchange.moved).items():
+                setattr(moved, kind, getattr(moved, kind) + size)
         counts = [None] * world
         dist.all_gather_object(counts, (vars(moved), vars(planned)))
         record["moved"], record["planned"] = [c for c, _ in counts], [c for _, c in counts]
+        reduction = part.reduction
+        starts = [None] * world
+        dist.all_gather_object(starts, reduction and (reduction.num_by_hooks, reduction.num_in_all))
+        record["starts"] = starts
         record["times"] = dict(vars(times))
         record["groups"] = (states.groups.num_requested, states.groups.num_created)
     everyone = [None] * world
@@ -312,11 +351,21 @@ def bytes_by_formula(dtype):
             setattr(total, kind, getattr(total, kind) + received)
         return plan
 
-    macrobatches.make_plan = counting
+    plans = generators.GeneratorStep._plans
+
+    def counting_generator(self, items):
+        plan, losses = plans(self, items)
+        sizes = {"target_row_bytes": host.PATCH * size, "row_bytes": host.HIDDEN * size}
+        trains = not self.forward_only
+        for kind, received in volume.generator_bytes(plan, losses, dist.get_rank(), **sizes, trains=trains).items():
+            setattr(total, kind, getattr(total, kind) + received)
+        return plan, losses
+
+    macrobatches.make_plan, generators.GeneratorStep._plans = counting, counting_generator
     try:
         yield total
     finally:
-        macrobatches.make_plan = make
+        macrobatches.make_plan, generators.GeneratorStep._plans = make, plans
 
 
 def broadcasting(step, case):

@@ -62,21 +62,32 @@ DP4_OVER_TP2PP2 = {
     "image": {"tp": 1},
     "audio": {"tp": 2, "sp": True},
     "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]},
+    "generator": {"tp": 2},
 }
 CP2_OVER_CP2TP2 = {
     "image": {"cp": 2, "pp": 2, "pipeline_num_layers": [1, 3]},
     "audio": {"cp": 2, "pp": 2},
     "text": {"tp": 2, "cp": 2},
+    "generator": {"tp": 4},
 }
-TP2_OVER_VPP = {
+TP2_OVER_PP2 = {
     "image": {"tp": 2, "pp": 2, "sp": True, "pipeline_num_layers": [2, 2]},
     "audio": {"tp": 1, "mbs": 4},
-    "text": {"pp": 2, "pipeline_num_layers": [[1, 1], [1, 1]]},
+    "text": {"pp": 2, "pipeline_num_layers": [2, 2]},
+    "generator": {"tp": 1},
+}
+GENERATOR = {
+    "num_layers": 1,
+    "hidden_size": 32,
+    "ffn_hidden_size": 64,
+    "num_attention_heads": 4,
+    "activation_func": "gelu",
+    "loss_weight": 0.5,
 }
 
 
 def model_file(folder: Path, name: str, blocks: dict[str, dict[str, Any]]) -> str:
-    """The example with an image and an audio encoder, and these keys in its blocks."""
+    """The example with an image and an audio encoder, and these keys in its blocks; an image generator if named."""
     model = json.loads((EXAMPLE / "model_audio.json").read_text())
     model["image_encoder"]["vision_encoder"].update(blocks.get("image", {}))
     model["audio_encoder"].update(blocks.get("audio", {}))
@@ -84,6 +95,8 @@ def model_file(folder: Path, name: str, blocks: dict[str, dict[str, Any]]) -> st
         # Without it the stages share the layers evenly.
         del model["audio_encoder"]["audio_encoder"]["pipeline_num_layers"]
     model["text_decoder"].update(blocks.get("text", {}))
+    if "generator" in blocks:
+        model["image_generator"] = {**GENERATOR, **blocks["generator"]}
     file = folder / f"{name}.json"
     file.write_text(json.dumps(model))
     return str(file)
@@ -120,6 +133,11 @@ def steps_of(output: str) -> dict[int, tuple[float, float]]:
     return {int(step): (float(loss), float(norm)) for step, loss, norm in re.findall(pattern, output)}
 
 
+def generated_of(output: str) -> list[float]:
+    """The generator's loss of every step."""
+    return [float(loss) for loss in re.findall(r"iteration +\d+/.*?image_generator loss: ([0-9.E+-]+) ", output)]
+
+
 def evaluations_of(output: str) -> dict[int, float]:
     return {
         int(step): float(loss)
@@ -138,7 +156,7 @@ def assert_same(found: dict[int, tuple[float, float]], expected: dict[int, tuple
 def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Weights saved by one process (layouts start differently by themselves), and its next steps."""
     folder = tmp_path_factory.mktemp("hetero_host")
-    plain, data, weights = model_file(folder, "plain", {}), data_file(folder), str(folder / "weights")
+    plain, data, weights = model_file(folder, "plain", {"generator": {}}), data_file(folder), str(folder / "weights")
     train(1, "--mm-model", plain, "--mm-data", data, "--train-iters=1", "--save", weights, "--save-interval=1")
     load = ["--load", weights, "--finetune", "--no-load-optim", "--no-load-rng"]
     common = ["--mm-data", data, f"--train-iters={STEPS}"]
@@ -146,7 +164,17 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output = train(1, "--mm-model", plain, *common, *load, *save)
     alone, evaluated = steps_of(output), evaluations_of(output)
     assert len({loss for loss, _ in alone.values()}) == STEPS
-    return {"folder": folder, "common": common, "load": load, "alone": alone, "evaluated": evaluated}
+    generated = generated_of(output)
+    assert len(set(generated)) == STEPS
+    assert generated[-1] < generated[0], "it learns"
+    return {
+        "folder": folder,
+        "common": common,
+        "load": load,
+        "alone": alone,
+        "evaluated": evaluated,
+        "generated": generated,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +198,7 @@ def test_encoders_under_their_own_layouts_train_as_one_process_does(
     job: dict[str, Any], over_tensor_and_pipeline: str
 ) -> None:
     assert_same(steps_of(over_tensor_and_pipeline), job["alone"])
+    assert generated_of(over_tensor_and_pipeline) == pytest.approx(job["generated"], rel=LOSS_TOLERANCE)
 
 
 def test_evaluation_gives_the_loss_of_one_process(job: dict[str, Any], over_tensor_and_pipeline: str) -> None:
@@ -190,8 +219,8 @@ def test_each_step_says_what_its_phases_took_and_what_moved(over_tensor_and_pipe
         assert "image_encoder inputs 0.000, outputs 0.000" in moved, "the last stage needs neither"
 
 
-def test_virtual_stages_whole_world_balance_and_recompute_change_nothing(job: dict[str, Any]) -> None:
-    model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
+def test_whole_world_balance_and_recompute_change_nothing(job: dict[str, Any]) -> None:
+    model = model_file(job["folder"], "tp2_over_pp2", TP2_OVER_PP2)
     output = train(
         4,
         "--mm-model",
@@ -203,10 +232,11 @@ def test_virtual_stages_whole_world_balance_and_recompute_change_nothing(job: di
         "--hetero-balance=global",
         "--hetero-memory=recompute",
         "--save",
-        str(job["folder"] / "vpp"),
+        str(job["folder"] / "pp2"),
         "--save-interval=2",
     )
     assert_same(steps_of(output), job["alone"])
+    assert generated_of(output) == pytest.approx(job["generated"], rel=LOSS_TOLERANCE)
 
 
 def test_context_parallel_encoders_over_a_context_parallel_decoder_train_as_one_process_does(
@@ -225,18 +255,19 @@ def test_context_parallel_encoders_over_a_context_parallel_decoder_train_as_one_
         "--hetero-balance=off",
     )
     assert_same(steps_of(output), job["alone"])
+    assert generated_of(output) == pytest.approx(job["generated"], rel=LOSS_TOLERANCE)
 
 
-def test_a_host_like_mindspeed_mm_trains_through_its_adapters(job: dict[str, Any]) -> None:
+def test_a_host_like_mindspeed_mm_trains_through_its_adapters_with_virtual_stages(job: dict[str, Any]) -> None:
     """Its adapters know no samples, so nothing is dropped; neither is in the one process it is compared with."""
-    plain = ["--mm-model", str(job["folder"] / "plain.json"), *job["common"], *job["load"], *NO_DROPOUT]
-    alone = steps_of(train(1, *plain))
+    plain = model_file(job["folder"], "without_generator", {})
+    alone = steps_of(train(1, "--mm-model", plain, *job["common"], *job["load"], *NO_DROPOUT))
     assert alone[1] != job["alone"][1], "dropout makes a difference"
     adapters = "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:"
     blocks = {
         "image": {"tp": 1, "hetero": {"adapter": adapters + "ImageEncoder"}},
         "audio": {"tp": 2, "hetero": {"adapter": adapters + "AudioEncoder"}},
-        "text": {"tp": 2, "pp": 2, "pipeline_num_layers": [1, 3]},
+        "text": {"pp": 2, "pipeline_num_layers": [[1, 1], [1, 1]]},
     }
     model = model_file(job["folder"], "mindspeed_mm", blocks)
     output = train(
@@ -265,10 +296,10 @@ def tensors_of(checkpoint: Path, scratch: Path) -> dict[str, Any]:
 
 def test_a_resumed_run_in_the_same_layout_goes_on_bit_by_bit(job: dict[str, Any], tmp_path: Path) -> None:
     """After the run above: from its middle to its end again, weights and Adam's moments of every module."""
-    through = job["folder"] / "vpp"
+    through = job["folder"] / "pp2"
     if not through.exists():
         pytest.skip("needs the checkpoints of the run above")
-    model = model_file(job["folder"], "tp2_over_vpp", TP2_OVER_VPP)
+    model = model_file(job["folder"], "tp2_over_pp2", TP2_OVER_PP2)
     output = train(
         4,
         "--mm-model",
@@ -306,7 +337,7 @@ def assert_goes_on(output: str, alone: dict[int, tuple[float, float]]) -> None:
 
 
 def test_one_process_goes_on_from_a_hetero_checkpoint_with_its_optimizer(job: dict[str, Any]) -> None:
-    saved = job["folder"] / "vpp"
+    saved = job["folder"] / "pp2"
     if not saved.exists():
         pytest.skip("needs the checkpoints of a run above")
     plain = str(job["folder"] / "plain.json")

@@ -27,12 +27,13 @@ def _announce(request: HeteroRequest, arguments: argparse.Namespace) -> None:
         f"{module.name} tp {module.tensor_size}{' sp' if module.sequence_parallel else ''} pp {module.pipeline_size} "
         f"cp {module.context_size} dp {module.data_parallel_size(request.world_size)}"
         + (f", {request.scales[module.name]} microbatches at a time" if module.name in request.scales else "")
-        for module in (*request.layout.encoders, request.layout.backbone)
+        for module in (*request.layout.encoders, request.layout.backbone, *request.layout.generators)
     ]
     print("hetero parallel: " + "; ".join(lines), flush=True)
-    if getattr(arguments, "overlap_grad_reduce", False):
+    late = [m.name for m in request.layout.others if m.role == "generator" or m.pipeline_size > 1]
+    if late and getattr(arguments, "overlap_grad_reduce", False):
         print(
-            "hetero parallel: --overlap-grad-reduce is for the backbone; encoders reduce their gradients after "
-            "their last backward.",
+            f"hetero parallel: --overlap-grad-reduce does not reach {', '.join(late)}: gradients of a generator, and "
+            "of an encoder with pp above 1, are reduced after the last backward.",
             flush=True,
         )

@@ -32,6 +32,11 @@ _REFUSED = {
     "lazy_mpu_init": "the groups of all modules are made at once; leave --lazy-mpu-init out",
 }
 """Arguments of Megatron that cannot go with it, and why."""
+_VIRTUAL_FLAGS = (
+    "virtual_pipeline_model_parallel_size",
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +56,13 @@ def _check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout
     all."""
     if getattr(arguments, "ckpt_format", None) != "torch" or not getattr(arguments, "save", None):
         return
-    staged = [module for module in layout.encoders if module.pipeline_size > 1]
+    staged = [module for module in layout.others if module.pipeline_size > 1]
     if staged:
         raise ConfigError(
             "--ckpt-format torch writes one file per tensor and pipeline rank of the backbone, but "
             f"{staged[0].name} has pp {staged[0].pipeline_size}: parts would be lost. Use --ckpt-format torch_dist."
         )
-    split = [module for module in layout.encoders if layout.backbone.tensor_size % module.tensor_size]
+    split = [module for module in layout.others if layout.backbone.tensor_size % module.tensor_size]
     if split or getattr(arguments, "use_distributed_optimizer", False):
         why = (
             f"{split[0].name} has tp {split[0].tensor_size}, which does not divide the backbone's tp "
@@ -75,8 +80,7 @@ def _check_window(arguments: argparse.Namespace, model: Mapping[str, Any], backb
     """Refuse ``--hetero-memory window`` beside virtual stages, by the flags or by nested layer counts in model.json."""
     if getattr(arguments, "hetero_memory", None) != "window":
         return
-    flags = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
-    given = [name for name in (*flags, "num_virtual_stages_per_pipeline_rank") if getattr(arguments, name, None)]
+    given = [name for name in _VIRTUAL_FLAGS if getattr(arguments, name, None)]
     block = model.get(backbone)
     counts = block.get("pipeline_num_layers") if isinstance(block, Mapping) else None
     nested = isinstance(counts, list) and len(counts) > 1 and isinstance(counts[0], list)
@@ -85,6 +89,24 @@ def _check_window(arguments: argparse.Namespace, model: Mapping[str, Any], backb
         raise ConfigError(
             f"--hetero-memory window follows the 1F1B schedule, but {said_by} gives the backbone virtual stages. Use "
             "--hetero-memory recompute, or leave out the virtual stages."
+        )
+
+
+def _check_generators(arguments: argparse.Namespace, layout: HeteroLayout, num_microbatches: int) -> None:
+    """Refuse what generators cannot go with: virtual stages by flag, and fewer microbatches than stages."""
+    if not layout.generators:
+        return
+    name, stages = layout.generators[0].name, layout.backbone.pipeline_size
+    given = [flag for flag in _VIRTUAL_FLAGS if getattr(arguments, flag, None)]
+    if given:
+        raise ConfigError(
+            f"{name} follows the 1F1B schedule, but --{given[0].replace('_', '-')} gives the backbone virtual stages. "
+            "Leave it out."
+        )
+    if num_microbatches < stages:
+        raise ConfigError(
+            f"{name} needs at least as many microbatches as the backbone has stages, but a step has "
+            f"{num_microbatches} for {stages} stages. Raise --global-batch-size or lower pp of {layout.backbone.name}."
         )
 
 
@@ -113,7 +135,7 @@ def read_request(arguments: argparse.Namespace) -> HeteroRequest:
     layout = read_layout(model, world_size=world_size, source=str(path))
     backbone = layout.backbone
     _check_window(arguments, model, backbone.name)
-    for module in layout.encoders:
+    for module in layout.others:
         if module.adapter is not None:
             known = getattr(adapter_class(module.name, module.adapter), "attributes", None)
             if known is not None:
@@ -134,4 +156,5 @@ def read_request(arguments: argparse.Namespace) -> HeteroRequest:
         said_by = "--hetero-encoder-mbs-scale" if module.micro_batch_size is None else f"{path}: {own}"
         check_scale(scales[module.name], num_microbatches, said_by)
     _check_checkpoint_format(arguments, layout)
+    _check_generators(arguments, layout, num_microbatches)
     return HeteroRequest(layout=layout, scales=scales, micro_batch_size=micro_batch_size, world_size=world_size)

@@ -69,8 +69,33 @@ class SequenceParallelAdapter(EncoderAdapter, Protocol):
     runs_sequence_parallel: bool
 
 
+class GeneratorAdapter(Protocol):
+    """The seam between a host's generator and hetero parallel. ``input_*`` speak of a row of targets, ``output_*`` of a
+    row of the decoder; an item's ``first_token`` is the token of its first decoder row, which sequence and context
+    parallelism need."""
+
+    input_shape: tuple[int, ...]
+    input_dtype: Any
+    output_shape: tuple[int, ...]
+    output_dtype: Any
+    meta_size: int
+
+    def items(self, batch: Any) -> Sequence[LocalItem]:
+        """Return items of one microbatch in the order in which the host calls the generator with their rows."""
+
+    def rows(self, batch: Any) -> Any:
+        """Return target rows of all items of the microbatch, ``[sum(input_rows), *input_shape]``."""
+
+    def generate(self, module: Any, hidden: Any, targets: Any, items: Sequence[Any]) -> Any:
+        """Return the loss of every row of ``hidden [sum(output_rows), *output_shape]``, fp32 ``[rows]``."""
+
+    def dummy(self) -> tuple[Any, Any, Sequence[LocalItem]]:
+        """Return the cheapest legal rows, targets and items, for a rank without items while others generate."""
+
+
 class HostModule(Protocol):
-    """How a host builds one of its encoders. Offered by the host, or named in model.json as ``"module:Class"``.
+    """How a host builds an encoder or generator of its own. Offered by the host, or named in model.json as
+    ``"module:Class"``.
 
     A class may list ``attributes``: where encoders of its kind can hang on the host's model. Then another ``attr`` in
     model.json is refused before start-up, otherwise once the model is built.
@@ -81,7 +106,7 @@ class HostModule(Protocol):
         encoder's parallel state; ``arguments`` (and ``get_args()``) carry the encoder's tp, pp, cp and sp."""
 
     def adapter(self, module: Any, arguments: Any) -> EncoderAdapter:
-        """Return the adapter of what ``build`` returned."""
+        """Return the adapter (a generator's: ``GeneratorAdapter``) of what ``build`` returned."""
 
 
 class HostModel(Protocol):

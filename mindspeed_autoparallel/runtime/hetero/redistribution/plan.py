@@ -106,24 +106,27 @@ def make_plan(
     ranks: Sequence[int],
     mode: str,
     sequence_parallel: bool = False,
+    stage: int = 0,
     batch_owner_ranks: Mapping[int, Sequence[int]] | None = None,
 ) -> RedistributionPlan:
     """Return the plan for ``items`` over ``ranks`` (a closed set of ranks, or the world).
 
     ``batch_owner_ranks``: for each replica, the ranks that hold its batches; all ranks of the replica by default.
     ``sequence_parallel``: of the backbone; rows then go only to the rank that keeps their tokens, where it is known.
+    ``stage``: of the backbone, whose ranks take the outputs and send the gradients; its first behind an encoder, its
+    last before a generator, which takes the decoder's rows as "gradients" come back and gives theirs as "outputs" go.
     """
     owners = assign(items, encoder, backbone, ranks, mode)
     members_of = by_replica(encoder, pipeline=num_stages(encoder) - 1)
     takers_of = by_replica(encoder, pipeline=0)
     readers = {**by_replica(backbone), **{replica: held for replica, held in (batch_owner_ranks or {}).items() if held}}
-    first_stage = by_replica(backbone, pipeline=0)
+    on_stage = by_replica(backbone, pipeline=stage)
     members = [members_of[owner] for owner in owners]
     inputs = deliver(
         [(rank, i, (0, item.input_rows)) for i, item in enumerate(items) for rank in takers_of[owners[i]]],
         {i: readers[item.dp_replica] for i, item in enumerate(items)},
     )
-    shards = [shards_of(item, first_stage[item.dp_replica], backbone, sequence_parallel) for item in items]
+    shards = [shards_of(item, on_stage[item.dp_replica], backbone, sequence_parallel) for item in items]
     needs = [
         (rank, i, rows) for i, parts in enumerate(shards) for part in parts for rank in part.ranks for rows in part.rows
     ]

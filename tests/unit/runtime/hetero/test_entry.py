@@ -64,6 +64,18 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
         ({"micro_batch_size": 3, "global_batch_size": 24}, "audio_encoder.mbs is 4, which is not a multiple"),
         ({"model": [1]}, "must hold a JSON object"),
         (
+            {"model": {**MODEL, "image_generator": {"tp": 1}}, "num_virtual_stages_per_pipeline_rank": 2},
+            "image_generator follows the 1F1B schedule, but --num-virtual-stages-per-pipeline-rank",
+        ),
+        (
+            {
+                "model": {**MODEL, "audio_encoder": {"tp": 2}, "image_generator": {"tp": 1}},
+                "global_batch_size": 4,
+                "hetero_encoder_mbs_scale": 1,
+            },
+            "image_generator needs at least as many microbatches as .* has 1 for 2 stages",
+        ),
+        (
             {"model": {**MODEL, "audio_encoder": {"tp": 4}}, "ckpt_format": "torch", "save": "out"},
             r"audio_encoder has tp 4, which does not divide the backbone's tp 2: .* Use --ckpt-format torch_dist",
         ),

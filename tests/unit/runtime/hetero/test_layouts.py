@@ -53,12 +53,31 @@ def test_a_top_level_block_with_sizes_in_it_is_a_module_and_its_name_its_attribu
         ({"text_decoder": {"tp": 2, "sp": True}}, r"backbone's sequence parallelism is --sequence-parallel"),
         ({"audio_encoder": {"tp": 0}}, "whole number from 1 up"),
         ({"audio_encoder": {"tp": 1, "hetero": {"path": "x"}}}, r"unknown keys \['path'\]"),
-        ({"audio_encoder": {"tp": 1, "hetero": {"role": "decoder"}}}, "must be 'backbone' or 'encoder'"),
+        ({"audio_encoder": {"tp": 1, "hetero": {"role": "decoder"}}}, "must be one of backbone, encoder, generator"),
+        ({"image_generator": {"tp": 2, "pp": 2}}, r"image_generator\.pp is 2, but a generator runs between"),
+        ({"image_generator": {"tp": 1, "cp": 2}}, r"image_generator\.cp is 2, .* Use tp \(and dp\) only"),
+        ({"image_generator": {"tp": 2, "sp": True}}, r"image_generator\.sp is true"),
+        ({"image_generator": {"tp": 2, "mbs": 2}}, r"mbs is 2, but a generator takes the backbone's microbatches one"),
+        ({"a_generator": {"tp": 1}, "b_generator": {"tp": 1}}, "a_generator, b_generator lie behind text_decoder"),
+        (
+            {"image_generator": {"tp": 1}, "text_decoder": {"pp": 2, "pipeline_num_layers": [[1, 1], [1, 1]]}},
+            "image_generator follows the 1F1B schedule, but .* 2 virtual stages",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_with_its_numbers(change, message):
     with pytest.raises(ConfigError, match=message):
         read_layout({**GOOD, **change}, world_size=8)
+
+
+def test_a_block_named_generator_or_called_one_lies_behind_the_backbone():
+    layout = read_layout({**GOOD, "image_generator": {"tp": 4}}, world_size=8)
+    assert [(module.name, module.role, module.tensor_size) for module in layout.generators] == [
+        ("image_generator", "generator", 4)
+    ]
+    assert [module.name for module in layout.others] == ["image_encoder", "audio_encoder", "image_generator"]
+    named = read_layout({**GOOD, "vocoder": {"tp": 2, "hetero": {"role": "generator"}}}, world_size=8)
+    assert [module.name for module in named.generators] == ["vocoder"]
 
 
 def test_a_job_without_encoders_is_refused():
