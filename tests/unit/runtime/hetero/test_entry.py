@@ -151,7 +151,10 @@ def test_a_missing_file_is_told_with_the_flag_that_gave_it(job, tmp_path, flag):
         entry.prepare(arguments(tmp_path, **{"mm_model": None, flag: "none.json"}))
 
 
-def test_overlap_of_gradient_reduction_is_said_to_be_the_backbones(job, tmp_path, monkeypatch, capsys):
+def test_it_is_said_which_modules_reduce_their_gradients_after_the_last_backward(job, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     entry.prepare(arguments(tmp_path, overlap_grad_reduce=True))
-    assert "--overlap-grad-reduce is for the backbone" in capsys.readouterr().out
+    assert "--overlap-grad-reduce" not in capsys.readouterr().out
+    model = {**MODEL, "audio_encoder": {"tp": 2, "pp": 2}, "image_generator": {"tp": 1}}
+    entry.prepare(arguments(tmp_path, model=model, overlap_grad_reduce=True))
+    assert "--overlap-grad-reduce does not reach audio_encoder, image_generator" in capsys.readouterr().out
