@@ -100,16 +100,13 @@ class VisionLanguageModel(MegatronModule):
         the last chunk, the tensor for the next chunk before it. With a generator the last chunk also returns the loss
         of every row it is given on this rank, ``[rows]``.
         """
-        output = self._run(
-            input_ids,
-            position_ids,
-            labels,
-            pixel_values,
-            image_grid_thw,
-            audio_features,
-            audio_num_frames,
-            identities,
-        )
+        media = {
+            "pixel_values": pixel_values,
+            "image_grid_thw": image_grid_thw,
+            "audio_features": audio_features,
+            "audio_num_frames": audio_num_frames,
+        }
+        output = self._run(input_ids, position_ids, labels, media, identities)
         if self.description.generator is None or not self.post_process or labels is None:
             return output
         return output, self._generate(input_ids, pixel_values, image_grid_thw, identities)
@@ -119,12 +116,10 @@ class VisionLanguageModel(MegatronModule):
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
         labels: torch.Tensor | None,
-        pixel_values: torch.Tensor | None,
-        image_grid_thw: torch.Tensor | None,
-        audio_features: torch.Tensor | None,
-        audio_num_frames: torch.Tensor | None,
+        media: Mapping[str, torch.Tensor | None],
         identities: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
+        """Return what ``forward`` does without the generator's losses."""
         received, self.received = self.received, None
         numbers = identities.get("sample_numbers")
         boundaries = pack_boundaries(sequence_lengths, input_ids.shape[1])
@@ -137,13 +132,15 @@ class VisionLanguageModel(MegatronModule):
             return self._decode(input_ids, position_ids, None, labels, row_keys, pack)
         streams: dict[str, torch.Tensor] = {}
         if received is not None:
-            streams = stage_tensor.unpack(received, self._arriving(image_grid_thw, audio_num_frames))
+            streams = stage_tensor.unpack(received, self._arriving(media["image_grid_thw"], media["audio_num_frames"]))
         if self.image_encoder is not None:
-            rows = streams.get("image", pixel_values)
-            streams["image"] = self.image_encoder(rows, image_grid_thw, *_given(identities.get("image_keys")))
+            rows = streams.get("image", media["pixel_values"])
+            streams["image"] = self.image_encoder(rows, media["image_grid_thw"], *_given(identities.get("image_keys")))
         if self.audio_encoder is not None:
-            rows = streams.get("audio", audio_features)
-            streams["audio"] = self.audio_encoder(rows, audio_num_frames, *_given(identities.get("audio_keys")))
+            rows = streams.get("audio", media["audio_features"])
+            streams["audio"] = self.audio_encoder(
+                rows, media["audio_num_frames"], *_given(identities.get("audio_keys"))
+            )
         if self.text_decoder is None:
             if not streams:
                 # Nothing has begun yet (leading stages without layers): hand on something of the right kind.

@@ -92,7 +92,7 @@ def _check_generators(
     """Refuse what generators cannot do, with the way out."""
     if len(generators) > 1:
         raise ConfigError(
-            f"{source}: {', '.join(m.name for m in generators)} lie behind {backbone.name}, but one generator can train "
+            f"{source}: {', '.join(m.name for m in generators)} lie behind {backbone.name}, but only one can train "
             "under a layout of its own. Take tp/pp/cp out of the other blocks: they train on the last stage."
         )
     for module in generators:

@@ -45,15 +45,7 @@ def run(
             check_scale(encoder.scale, num_microbatches)
     with session.times.during("metadata"):
         everyones = _everyones_items(session, batches)
-    num_encoders = len(session.encoder_comms)
-    steps = [
-        EncoderStep(session, comm, batches, items, num_microbatches, forward_only)
-        for comm, items in zip(session.encoder_comms, everyones[:num_encoders], strict=True)
-    ]
-    generator_steps = [
-        GeneratorStep(session, comm, batches, items, num_microbatches, forward_only)
-        for comm, items in zip(session.generator_comms, everyones[num_encoders:], strict=True)
-    ]
+    steps, generator_steps = _steps(session, batches, everyones, num_microbatches, forward_only)
     chunks = model if isinstance(model, list) else [model]
     schedule = _encoder_schedule(session, steps, num_microbatches, len(chunks))
     generator_schedule = _generator_schedule(session, generator_steps, num_microbatches, len(chunks), forward_only)
@@ -89,6 +81,25 @@ def run(
                     session.states, encoder, factor[0] if factor else 1.0 / session.backbone_data_context
                 )
     return result
+
+
+def _steps(
+    session: HeteroSession,
+    batches: Any,
+    everyones: list[list[Item]],
+    num_microbatches: int,
+    forward_only: bool,
+) -> tuple[list[EncoderStep], list[GeneratorStep]]:
+    num_encoders = len(session.encoder_comms)
+    encoder_steps = [
+        EncoderStep(session, comm, batches, items, num_microbatches, forward_only)
+        for comm, items in zip(session.encoder_comms, everyones[:num_encoders], strict=True)
+    ]
+    generator_steps = [
+        GeneratorStep(session, comm, batches, items, num_microbatches, forward_only)
+        for comm, items in zip(session.generator_comms, everyones[num_encoders:], strict=True)
+    ]
+    return encoder_steps, generator_steps
 
 
 def _encoder_schedule(

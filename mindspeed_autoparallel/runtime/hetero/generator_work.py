@@ -1,0 +1,147 @@
+"""What a generator computes of one microbatch on one rank, from the rows that arrive to what goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mindspeed_autoparallel.runtime.hetero.exchange import Arrived, Transfer
+from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
+from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
+from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
+from mindspeed_autoparallel.runtime.hetero.session import EncoderComm, HeteroSession
+
+Places = Mapping[tuple[int, int], tuple[int, int]]
+"""Where runs of items lie among the rows that a rank keeps, by (item, first row of the run)."""
+
+
+@dataclass
+class GivenRows:
+    """What the model gave for one microbatch on a rank of the last stage."""
+
+    rows: torch.Tensor
+    weights: torch.Tensor | None = None
+    """Gradient of the step's loss with respect to each row's loss; ``None`` when nothing is trained."""
+
+
+class GeneratorWork:
+    """One microbatch on one rank: what arrives for the items this rank's replica owns, and what it computes."""
+
+    def __init__(
+        self,
+        session: HeteroSession,
+        comm: EncoderComm,
+        plan: RedistributionPlan,
+        items: Sequence[Item],
+        *,
+        original: Callable[..., Any],
+        trains: bool,
+    ) -> None:
+        """``original``: the module's own forward, whatever answers its calls now."""
+        self._session, self._comm, self._plan, self._items = session, comm, plan, items
+        self._original, self._trains = original, trains
+        self._module = comm.encoder.module
+        self._adapter: Any = comm.encoder.adapter
+        self._mine = plan.owned_by(comm.placement[session.rank].data)
+        self._first: dict[int, int] = {}
+        self._num_rows = 0
+        for item in self._mine:
+            self._first[item] = self._num_rows
+            self._num_rows += items[item].output_rows
+        self._device = next(self._module.parameters()).device
+        self._targets: list[torch.Tensor] = []
+        self._rows: torch.Tensor = torch.empty(0)
+        self._weights: torch.Tensor | None = None
+
+    def transfer(
+        self, pieces: Sequence[Piece], rows_of: Callable[[Piece], torch.Tensor], kind: str, *, scalar: bool = False
+    ) -> Transfer:
+        """Send rows as the decoder has them, or (``scalar``) one fp32 number for each."""
+        shape = () if scalar else self._adapter.output_shape
+        dtype = torch.float32 if scalar else self._adapter.output_dtype
+        return self._comm.exchange.start(pieces, rows_of, row_shape=shape, dtype=dtype, device=self._device, kind=kind)
+
+    def cut(self, rows: torch.Tensor, piece: Piece) -> torch.Tensor:
+        first = self._first[piece.item]
+        return rows[first + piece.start : first + piece.stop]
+
+    def start(
+        self,
+        targets: dict[int, torch.Tensor],
+        given: GivenRows | None,
+        places: Places,
+    ) -> None:
+        """Bring targets, rows and weights to their owners."""
+        adapter, plan = self._adapter, self._plan
+
+        def held(values: torch.Tensor, piece: Piece) -> torch.Tensor:
+            start, stop = places[piece.item, piece.start]
+            return values[start:stop]
+
+        arriving = self._comm.exchange.start(
+            plan.inputs,
+            lambda piece: targets[piece.item][piece.start : piece.stop],
+            row_shape=adapter.input_shape,
+            dtype=adapter.input_dtype,
+            device=self._device,
+            kind="inputs",
+        )
+        rows = self.transfer(plan.gradients, lambda piece: held(_rows(given), piece), "inputs")
+        weights = (
+            self.transfer(plan.gradients, lambda piece: held(_weights(given), piece), "inputs", scalar=True)
+            if self._trains
+            else None
+        )
+        self._targets = [values for _, values in sorted(arriving.finish(), key=lambda pair: pair[0].item)]
+        self._rows = self._placed(rows.finish(), adapter.output_shape, adapter.output_dtype)
+        self._weights = self._placed(weights.finish(), (), torch.float32) if weights is not None else None
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the losses of this replica's rows and, where it trains, the rows' gradients."""
+        session, name, adapter = self._session, self._comm.encoder.name, self._adapter
+        items: Sequence[Any] = [self._items[i] for i in self._mine]
+        rows, targets, weights = self._rows, self._targets, self._weights
+        if not items:
+            # Nobody waits for a dummy's losses: they weigh nothing, but all collectives are issued.
+            rows, own_targets, items = adapter.dummy()
+            weights = None if weights is None else torch.zeros(rows.shape[0], device=self._device)
+            targets = [own_targets]
+        original = replaced_forward(self._module, self._original)
+        with session.states.use(name), session.states.drawing(name), original, torch.enable_grad():
+            if weights is None:
+                with torch.no_grad():
+                    return adapter.generate(self._module, rows, torch.cat(targets), items), None
+            leaf = rows.detach().requires_grad_(True)
+            losses = adapter.generate(self._module, leaf, torch.cat(targets), items)
+            torch.autograd.backward((losses * weights).sum())
+        assert leaf.grad is not None
+        return losses.detach(), leaf.grad
+
+    def _placed(self, arrived: Arrived, shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+        rows = torch.zeros((self._num_rows, *shape), dtype=dtype, device=self._device)
+        for piece, values in arrived:
+            self.cut(rows, piece).copy_(values)
+        return rows
+
+
+def places_of_rank(pieces: Sequence[Piece], rank: int) -> Places:
+    """Return where runs of items lie among the rows that ``rank`` keeps, by (item, first row of the run)."""
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    start = 0
+    for piece in sorted((p for p in pieces if p.target == rank), key=lambda p: (p.item, p.start)):
+        places[piece.item, piece.start] = (start, start + piece.stop - piece.start)
+        start += piece.stop - piece.start
+    return places
+
+
+def _rows(given: GivenRows | None) -> torch.Tensor:
+    assert given is not None, "rows come from the last stage"
+    return given.rows
+
+
+def _weights(given: GivenRows | None) -> torch.Tensor:
+    assert given is not None and given.weights is not None
+    return given.weights
