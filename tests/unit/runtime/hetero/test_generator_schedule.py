@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.schedule.messages import SendReceive, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
+from mindspeed_autoparallel.schedule.walk import take_all
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -80,25 +81,25 @@ def test_every_stage_reaches_every_exchange_between_the_last_stages_forward_and_
 ) -> None:
     """Messages and exchanges both wait for the other side; the replay must not stop, whatever waits."""
     steps = [steps_of(stage, num_stages, num_stages + more) for stage in range(num_stages)]
-    place, arrived = [0] * num_stages, [0] * num_stages
+    arrived, forwards = [0] * num_stages, 0
     posted: set[object] = set()
-    moved = True
-    while moved:
-        moved = False
-        for stage in range(num_stages):
-            while place[stage] < len(steps[stage]):
-                step = steps[stage][place[stage]]
-                if isinstance(step, SendReceive):
-                    posted.update(step.messages)
-                    if any(message.other_side not in posted for message in step.messages):
-                        break
-                elif isinstance(step, tuple) and step[0] == "exchange":
-                    arrived[stage] = step[1] + 1
-                    if min(arrived) <= step[1]:
-                        break
-                place[stage] += 1
-                moved = True
-    assert place == [len(own) for own in steps]
+
+    def take(stage: int, step: object) -> bool:
+        nonlocal forwards
+        if isinstance(step, SendReceive):
+            posted.update(step.messages)
+            return all(message.other_side in posted for message in step.messages)
+        if isinstance(step, tuple) and step[0] == "exchange":
+            arrived[stage] = step[1] + 1
+            return min(arrived) > step[1]
+        if isinstance(step, Action) and stage == num_stages - 1:
+            forwards += step.kind == "F"
+            done = min(arrived)
+            assert done == (step.microbatch if step.kind == "F" else step.microbatch + 1)
+        return True
+
+    take_all(steps, take)
+    assert forwards == num_stages + more
 
 
 def test_fewer_microbatches_than_stages_are_refused() -> None:
