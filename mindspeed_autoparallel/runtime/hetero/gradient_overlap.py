@@ -22,6 +22,7 @@ class OrderedReduction:
         self._starts = [group.start_grad_sync for group in groups]
         self._ready = [False] * len(groups)
         self._num_started = 0
+        self._ordering = False
         self.num_by_hooks = 0
         """Reductions that started during a backward, since the beginning."""
         self.num_in_all = 0
@@ -36,16 +37,21 @@ class OrderedReduction:
             with self._ddp.no_sync():
                 yield
             return
+        self._ready, self._num_started = [False] * len(self._starts), 0
+        self._ordering = True
         yield
         self.num_by_hooks += self._num_started
         self.num_in_all += len(self._starts)
         self._ready = [True] * len(self._starts)
         self._start()
-        self._ready = [False] * len(self._starts)
-        self._num_started = 0
+        self._ordering = False
 
-    def _is_ready(self, number: int, *unused: Any, **also_unused: Any) -> None:
+    def _is_ready(self, number: int, *arguments: Any, **named: Any) -> None:
         """Stand in for a bucket's ``start_grad_sync``."""
+        if not self._ordering:
+            # Megatron asks again where it does not know that the reduction began: on the first step.
+            self._starts[number](*arguments, **named)
+            return
         self._ready[number] = True
         self._start()
 
