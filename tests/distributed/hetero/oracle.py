@@ -216,8 +216,6 @@ def train_counting(case, planned, groups):
     chunks = make_chunks(case, cfg, encoder, generator)
     ddp_config = DistributedDataParallelConfig(
         overlap_grad_reduce=False,
-        # Several where the reduction overlaps, so that ranks could start them in different orders.
-        bucket_size=4000,
         use_distributed_optimizer=case.get("distributed_optimizer", False),
     )
     wrap = lambda chunk: DistributedDataParallel(cfg, ddp_config, chunk)
@@ -238,7 +236,8 @@ def train_counting(case, planned, groups):
             with modules.frozen(parts):
                 models = [wrap(chunk) for chunk in chunks]
             for one in parts:
-                own = dataclasses.replace(ddp_config, overlap_grad_reduce=case.get("overlap", False))
+                # Several buckets, so that ranks could start them in different orders.
+                own = dataclasses.replace(ddp_config, overlap_grad_reduce=case.get("overlap", False), bucket_size=4000)
                 modules.build_ddp(states, one, own, may_overlap=one is part)
             optimizer = build_optimizer(
                 states, "backbone", parts, lambda m: get_megatron_optimizer(opt_config, m), models
