@@ -40,7 +40,7 @@ class GeneratorWork:
         original: Callable[..., Any],
         trains: bool,
     ) -> None:
-        """``original``: the module's own forward, whatever answers its calls now."""
+        """Take what one microbatch needs; ``original``: the module's own forward, whatever answers its calls now."""
         self._session, self._comm, self._plan, self._items = session, comm, plan, items
         self._original, self._trains = original, trains
         self._module = comm.encoder.module

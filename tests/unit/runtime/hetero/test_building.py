@@ -8,7 +8,7 @@ import pytest
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero import building
 from mindspeed_autoparallel.runtime.hetero.job import HeteroJob
-from mindspeed_autoparallel.runtime.hetero.layouts import ModuleLayout
+from mindspeed_autoparallel.runtime.hetero.layouts import HeteroLayout, ModuleLayout
 
 
 def chunk():
@@ -44,7 +44,7 @@ def test_an_unknown_attribute_path_names_what_there_is(path):
 )
 def test_an_encoder_that_nobody_can_build_is_refused(monkeypatch, adapter, message):
     job = HeteroJob()
-    job.layout = types.SimpleNamespace(encoders=(module(adapter=adapter),))
+    job.layout = HeteroLayout(ModuleLayout("text_decoder", "text_decoder", 1, 1, 1), (module(adapter=adapter),))
     monkeypatch.setattr(building, "current_job", lambda: job)
     job.offer({"audio_encoder": object()})
     with pytest.raises(ConfigError, match=message):
