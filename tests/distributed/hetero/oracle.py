@@ -35,7 +35,7 @@ from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
-from redistribution_volume import received_bytes  # noqa: E402
+from redistribution_volume import generator_bytes, received_bytes  # noqa: E402
 
 from mindspeed_autoparallel.runtime.hetero import encode, generators, macrobatches, modules, phases  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.exchange import BytesMoved  # noqa: E402
@@ -356,7 +356,7 @@ def bytes_by_formula(dtype):
         plan, losses = plans(self, items)
         sizes = {"target_row_bytes": host.PATCH * size, "row_bytes": host.HIDDEN * size}
         trains = not self.forward_only
-        for kind, received in volume.generator_bytes(plan, losses, dist.get_rank(), **sizes, trains=trains).items():
+        for kind, received in generator_bytes(plan, losses, dist.get_rank(), **sizes, trains=trains).items():
             setattr(total, kind, getattr(total, kind) + received)
         return plan, losses
 

@@ -67,7 +67,7 @@ CASES = [
         **DP4_TP2,
         "recompute": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     },
-    {"name": "distributed_optimizer", **DP4_TP2, "distributed_optimizer": True, "overlap": True, "steps": 5},
+    {"name": "distributed_optimizer", **DP4_TP2, "distributed_optimizer": True, "steps": 5},
     {"name": "global_balance", **DP4_TP2, "balance": "global"},
     {"name": "no_balance", **DP4_TP2, "balance": "off"},
     {"name": "only_first_tensor_rank_reads", **DP4_TP2, "first_tensor_rank_holds": True},
@@ -204,7 +204,6 @@ CORE = [
     "dp4_over_vpp",
     "distributed_optimizer",
     "encoder_tp2pp2_over_pp2_recompute",
-    "generator_tp2_over_tp2pp2",
 ]
 
 
