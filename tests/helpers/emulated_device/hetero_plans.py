@@ -28,7 +28,6 @@ from mindspeed_autoparallel.profiles import (
     Profile,
     Provenance,
     RecomputeCost,
-    SharedBytes,
     StateBytes,
 )
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module, ModuleLayout, Plan
@@ -38,8 +37,6 @@ FOUR = Cluster(num_nodes=1, devices_per_node=4)
 LATENCY_US, BYTES_PER_S = 20.0, 25e9
 OUTPUT_BYTES = 4 * MIB
 """Of one sample, from encoder or stage."""
-INPUT_BYTES = 1 * MIB
-"""Of one sample's pixels, where an encoder's replica does not have them."""
 IMAGE_TP2, TEXT_TP2 = 0.65, 0.55
 """Time under TP2, relative to TP1: small layers gain less."""
 VIT_LAYERS, TEXT_LAYERS = 8, 16
@@ -97,7 +94,6 @@ def profile_of(load: Load, scale: int = 1, slower_link: int = 1) -> Profile:
                     "image_encoder": ModuleCost(layer=_block(scale * load.image_layer_us(samples, tensor), samples)),
                     "text_decoder": ModuleCost(layer=_block(scale * load.text_layer_us(samples, tensor), samples)),
                 },
-                batch=SharedBytes(kept_bytes=INPUT_BYTES * samples),
             )
             for tensor in (1, 2)
             for samples in (1, 2, 4)
@@ -242,6 +238,5 @@ def hetero_case(load: Load, plan: Plan, sleeping: bool, scale: int) -> HeteroCas
         encoder_ns_per_sample=OUTPUT_BYTES / BYTES_PER_S * 1e9,
         transfer_ns=round(LATENCY_US * 1000),
         transfer_ns_per_sample=OUTPUT_BYTES / BYTES_PER_S * 1e9,
-        input_ns_per_sample=INPUT_BYTES / BYTES_PER_S * 1e9,
         sleeping=sleeping,
     )
