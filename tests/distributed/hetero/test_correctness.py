@@ -60,7 +60,7 @@ CASES = [
         "sp": True,
         "memory": "window",
     },
-    {"name": "window_without_pipeline", **DP4_TP2, "memory": "window", "balance": "global", "overlap": True},
+    {"name": "window_without_pipeline", **DP4_TP2, "memory": "window", "balance": "global"},
     {"name": "dp4_over_vpp", "encoder": {"tp": 1}, "backbone": {"pp": 2, "vp": 2}},
     {
         "name": "backbone_recompute",
