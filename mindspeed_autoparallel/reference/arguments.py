@@ -143,6 +143,11 @@ def _check_batches(model: ModelDescription, arguments: argparse.Namespace) -> No
             f"--pack-samples with --context-parallel-size {context} goes without attention dropout: set "
             "--attention-dropout 0 (model.json: attention_dropout)."
         )
+    if arguments.pack_samples and model.generator is not None:
+        raise ConfigError(
+            f"--pack-samples does not go with image_generator in {model.file}: a row before an image would be another "
+            "sample's. Leave one of them out."
+        )
     if arguments.data_balance_max_tokens < 0:
         raise ConfigError(f"--data-balance-max-tokens must be at least 0, got {arguments.data_balance_max_tokens}.")
     if arguments.data_balance_max_tokens and not getattr(arguments, "data_balance", False):
