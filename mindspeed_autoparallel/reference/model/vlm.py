@@ -100,13 +100,14 @@ class VisionLanguageModel(MegatronModule):
         the last chunk, the tensor for the next chunk before it. With a generator the last chunk also returns the loss
         of every row it is given on this rank, ``[rows]``.
         """
-        media = {
+        batch = {
             "pixel_values": pixel_values,
             "image_grid_thw": image_grid_thw,
             "audio_features": audio_features,
             "audio_num_frames": audio_num_frames,
+            "sequence_lengths": sequence_lengths,
         }
-        output = self._run(input_ids, position_ids, labels, media, identities)
+        output = self._run(input_ids, position_ids, labels, batch, identities)
         if self.description.generator is None or not self.post_process or labels is None:
             return output
         return output, self._generate(input_ids, pixel_values, image_grid_thw, identities)
@@ -116,13 +117,13 @@ class VisionLanguageModel(MegatronModule):
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
         labels: torch.Tensor | None,
-        media: Mapping[str, torch.Tensor | None],
+        batch: Mapping[str, torch.Tensor | None],
         identities: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """Return what ``forward`` does without the generator's losses."""
         received, self.received = self.received, None
         numbers = identities.get("sample_numbers")
-        boundaries = pack_boundaries(sequence_lengths, input_ids.shape[1])
+        boundaries = pack_boundaries(batch["sequence_lengths"], input_ids.shape[1])
         row_keys = None if numbers is None else token_rows(numbers, input_ids.shape[1], boundaries)
         pack = None if boundaries is None else PackedRows(boundaries)
         model, first_text = self.description, self.description.text.stack.stages.first_chunk
@@ -132,14 +133,14 @@ class VisionLanguageModel(MegatronModule):
             return self._decode(input_ids, position_ids, None, labels, row_keys, pack)
         streams: dict[str, torch.Tensor] = {}
         if received is not None:
-            streams = stage_tensor.unpack(received, self._arriving(media["image_grid_thw"], media["audio_num_frames"]))
+            streams = stage_tensor.unpack(received, self._arriving(batch["image_grid_thw"], batch["audio_num_frames"]))
         if self.image_encoder is not None:
-            rows = streams.get("image", media["pixel_values"])
-            streams["image"] = self.image_encoder(rows, media["image_grid_thw"], *_given(identities.get("image_keys")))
+            rows = streams.get("image", batch["pixel_values"])
+            streams["image"] = self.image_encoder(rows, batch["image_grid_thw"], *_given(identities.get("image_keys")))
         if self.audio_encoder is not None:
-            rows = streams.get("audio", media["audio_features"])
+            rows = streams.get("audio", batch["audio_features"])
             streams["audio"] = self.audio_encoder(
-                rows, media["audio_num_frames"], *_given(identities.get("audio_keys"))
+                rows, batch["audio_num_frames"], *_given(identities.get("audio_keys"))
             )
         if self.text_decoder is None:
             if not streams:
