@@ -83,7 +83,8 @@ class SearchRequest(MeasuringRequest):
         limit = min(self.num_processes_per_node, self.cluster_devices_per_node)
         while size <= limit:
             fits_world = self.num_measuring % (size * self.context_size) == 0
-            if fits_world and all(heads % size == 0 for heads in self.num_heads):
+            fits_experts = size == 1 or self.num_measuring % (size * self.expert_size) == 0
+            if fits_world and fits_experts and all(heads % size == 0 for heads in self.num_heads):
                 yield size
             size *= 2
 
