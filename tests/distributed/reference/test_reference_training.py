@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import run_ranks
 
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
@@ -61,11 +62,18 @@ def _environment() -> dict[str, str]:
 
 
 def _run(*command: str, processes: int = 0) -> str:
-    start = [sys.executable]
     if processes:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        script, *words = command
+        ranks = run_ranks(processes, Path(script), *words, python_path=[ROOT], timeout_s=900, cwd=ROOT)
+        return "".join(rank.stdout + rank.stderr for rank in ranks)
     done = subprocess.run(
-        [*start, *command], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout + done.stderr

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+from ranks import run_ranks
+
 # Looked for in files: importing it here would come before this package's own import.
 HAS_TRAINING = any((Path(folder) / "megatron" / "training").is_dir() for folder in sys.path)
 
@@ -62,15 +62,7 @@ def train(
     state: tuple[str, ...] = WEIGHTS_ONLY,
 ) -> list[str]:
     """Losses up to iteration ``until``, as printed. ``state``: flags that say what is loaded and saved beside the weights."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(tensor * pipeline),
-        "-m",
-        "mindspeed_autoparallel.reference.pretrain_vlm",
+    words = [
         "--mm-model",
         str(model),
         "--mm-data",
@@ -125,17 +117,18 @@ def train(
         *state,
     ]
     if save is not None:
-        command += ["--save", str(save), "--save-interval", str(save_interval or until)]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
-    }
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    losses = re.findall(r"lm loss: ([0-9.E+-]+)", done.stdout)
-    assert losses, done.stdout[-4000:]
+        words += ["--save", str(save), "--save-interval", str(save_interval or until)]
+    ranks = run_ranks(
+        tensor * pipeline,
+        ROOT / "docs" / "examples" / "pretrain_vlm.py",
+        *words,
+        python_path=[ROOT],
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        timeout_s=400,
+        cwd=ROOT,
+    )
+    losses = [loss for rank in ranks for loss in re.findall(r"lm loss: ([0-9.E+-]+)", rank.stdout)]
+    assert losses, ranks[-1].stdout[-4000:]
     return losses
 
 
