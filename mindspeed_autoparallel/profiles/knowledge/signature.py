@@ -161,7 +161,7 @@ def _content(value: Any) -> Content:
         if isinstance(first, str):
             return OfModel(first, str(second))
         args, kwargs = _argument(first), _argument(second)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError, RecursionError) as error:
         raise _unknown(value) from error
     if not isinstance(args, tuple) or not isinstance(kwargs, NamedArguments):
         raise _unknown(value)
@@ -181,7 +181,10 @@ def _argument(value: Any) -> Argument:
         return ConstantArgument(str(value["constant"]))
     if "number" in value:
         return float(value["number"])
-    return NamedArguments(tuple((str(name), _argument(item)) for name, item in value.get("map", {}).items()))
+    named = value.get("map", {})
+    if not isinstance(named, Mapping):
+        raise TypeError("arguments by name are a map")
+    return NamedArguments(tuple((str(name), _argument(item)) for name, item in named.items()))
 
 
 def _unknown(value: object) -> ProfileError:

@@ -65,7 +65,7 @@ class VLMModel(VisionLanguageModel):
         if not self.pre_process:
             assert not self.add_image_encoder
             self.text_decoder.set_input_tensor(self.received)
-            return self._decode(input_ids, position_ids, None, labels)
+            return self._decode(input_ids, position_ids, None, labels, None, None)
         embeddings = self.text_decoder.embedding(input_ids=input_ids, position_ids=position_ids)
         if self.add_image_encoder and pixel_values is not None:
             rows = self.image_encoder(pixel_values, image_grid_thw)
@@ -74,7 +74,7 @@ class VLMModel(VisionLanguageModel):
         if "input_features" in audio:
             rows = self.audio_encoder(audio["input_features"], audio["feature_attention_mask"])
             embeddings = put_at_tokens(embeddings, rows[:, None], input_ids == self.description.audio_token_id)
-        return self._decode(input_ids, position_ids, embeddings, labels)
+        return self._decode(input_ids, position_ids, embeddings, labels, None, None)
 
 
 def model_provider(pre_process=True, post_process=True, modules=None, vp_stage=None):

@@ -162,7 +162,17 @@ def test_an_export_holds_no_json_as_text_and_one_of_an_earlier_release_is_read(t
         assert copy.entries() == base.entries()
 
 
-@pytest.mark.parametrize("signature", ["[1, 2", [1, 2, 3], {"tier": "intra"}, 7, [["x"], ["y"]]])
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "[1, 2",
+        [1, 2, 3],
+        {"tier": "intra"},
+        7,
+        [["x"], ["y"]],
+        [["x"], {"map": 0.5}],
+    ],
+)
 def test_what_is_no_signature_is_named_in_a_line(tmp_path: Path, signature: object) -> None:
     entry = {"device": "d", "software": "s", "name": "aten.mm", "signature": signature, "sizes": []}
     (tmp_path / "all.json").write_text(json.dumps({"schema_version": 2, "samples": [entry]}))
