@@ -25,6 +25,8 @@ SILENCE_S = 15.0
 LONGEST_WAIT_S = 25.0
 """What a rank whose communication failed waits for the name of the one that died."""
 _TICK_S = 1.0
+_FAREWELL_S = 5.0
+"""What the end of a training waits for the last word with the store."""
 _PUBLISHED, _ENDED = "died", "ended"
 _PEER_WORDS = ("gloo", "nccl", "hccl", "connection", "peer", "store")
 
@@ -75,6 +77,7 @@ class _RankThread:
 
     def __init__(self) -> None:
         self._watch: RankWatch | None = None
+        self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._told = threading.Event()
         self._tell_at_once, self._left = True, False
@@ -94,7 +97,9 @@ class _RankThread:
         self._previous_hook = sys.excepthook
         sys.excepthook = self._failed
         atexit.register(self._end)
-        threading.Thread(target=self._run, args=(self._watch, silence_s), daemon=True, name="rank watch").start()
+        arguments = (self._watch, silence_s)
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True, name="rank watch")
+        self._thread.start()
 
     def _run(self, watch: RankWatch, silence_s: float) -> None:
         while not self._over.wait(_TICK_S):
@@ -137,6 +142,9 @@ class _RankThread:
 
     def _end(self) -> None:
         self._over.set()
+        if self._thread is not None:
+            # An interpreter that ends while a thread is in the store's C++ aborts the process.
+            self._thread.join(_FAREWELL_S)
         if not self._told.is_set():
             self._leave(None)
 

@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from mindspeed_autoparallel.runtime.launch import liveness
+from mindspeed_autoparallel.runtime.launch import liveness, rank_watch
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 from mindspeed_autoparallel.runtime.launch.rank_watch import RankWatch
 
@@ -59,6 +61,33 @@ def test_a_rank_that_ends_is_not_missed_and_one_that_fails_is_named_with_its_rea
     assert ranks.of[0].found.endswith("ended with ValueError: loss is NaN")
 
 
+def test_the_end_of_a_training_waits_for_the_last_word_with_the_store(monkeypatch):
+    """A thread that is still inside the store's C++ when the interpreter ends aborts the process."""
+    asked = threading.Event()
+
+    class SlowStore:
+        def __init__(self):
+            self._store = torch.distributed.HashStore()
+
+        def check(self, keys):
+            asked.set()
+            time.sleep(0.5)
+            return self._store.check(keys)
+
+        def __getattr__(self, name):
+            return getattr(self._store, name)
+
+    monkeypatch.setattr(rank_watch, "_TICK_S", 0.01)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    ends = []
+    monkeypatch.setattr(rank_watch.atexit, "register", ends.append)
+    rank_watch._RankThread().start(SlowStore, 0, 2, 15.0)
+    assert asked.wait(10)
+    (end,) = ends
+    end()
+    assert "rank watch" not in [thread.name for thread in threading.enumerate()]
+
+
 SCRIPT = """
 import os, signal, sys, torch
 from mindspeed_autoparallel.runtime.launch.rank_watch import watch_ranks
@@ -71,6 +100,7 @@ if os.environ["RANK"] == sys.argv[1]:
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[1] != "none":
     torch.distributed.all_reduce(one)
+torch.distributed.destroy_process_group()  # what is left behind aborts rank 0 now and then: torch's own
 """
 
 
