@@ -66,13 +66,15 @@ def nearest_plan(
 ) -> Nearest | None:
     """Return the plan of least memory among ``candidates``, as far as time allows; ``None``: none was found at all."""
     search = _Search(profile, cluster, global_batch_size, min(deadline, time.monotonic() + MOST_SECONDS))
-    # Most stages and most sharding need least, as a rule.
-    likely = sorted(
-        candidates, key=lambda item: (-item.layout.pipeline_size * item.layout.tensor_size, item.layout.label())
-    )
-    for candidate in likely:
+    for candidate in candidates:
         search.least[candidate.layout.label()] = search.even_share(candidate)
-    likely.sort(key=lambda item: search.least[item.layout.label()])
+
+    def order(item: Candidate) -> tuple[int, int, str]:
+        # Among equals most stages and most sharding need least, as a rule.
+        layout = item.layout
+        return search.least[layout.label()], -layout.pipeline_size * layout.tensor_size, layout.label()
+
+    likely = sorted(candidates, key=order)
     for candidate in likely[:FIRST]:
         search.take_simple(candidate)
     for candidate in likely:
