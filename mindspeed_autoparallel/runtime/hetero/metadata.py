@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter
+from mindspeed_autoparallel.runtime.hetero.adapters.protocol import ItemAdapter
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 
 _NUM_FIELDS = 8
 
 
-def local_items(adapter: EncoderAdapter, batches: Sequence[Any], replica: int) -> list[Item]:
+def local_items(adapter: ItemAdapter, batches: Sequence[Any], replica: int) -> list[Item]:
     """Return items of this rank's microbatches; ``ConfigError`` names the sample whose sizes cannot be."""
     items = []
     for microbatch, batch in enumerate(batches):

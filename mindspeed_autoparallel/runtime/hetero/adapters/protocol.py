@@ -26,8 +26,9 @@ class LocalItem:
     """Length of the sample's padded sequence, with ``first_token``."""
 
 
-class EncoderAdapter(Protocol):
-    """The seam between a host model and hetero parallel; tensors keep items along dimension 0."""
+class ItemAdapter(Protocol):
+    """What hetero parallel asks about the items of an encoder's and of a generator's microbatches; tensors keep items
+    along dimension 0."""
 
     input_shape: tuple[int, ...]
     """Shape of one input row."""
@@ -39,10 +40,15 @@ class EncoderAdapter(Protocol):
     """Length of every item's ``meta``."""
 
     def items(self, batch: Any) -> Sequence[LocalItem]:
-        """Return items of one microbatch as the data iterator gave it."""
+        """Return items of one microbatch as the data iterator gave it; a generator's in the order in which the host
+        calls it with their rows."""
 
     def rows(self, batch: Any) -> Any:
         """Return input rows of all items of the microbatch, ``[sum(input_rows), *input_shape]``."""
+
+
+class EncoderAdapter(ItemAdapter, Protocol):
+    """The seam between a host model's encoder and hetero parallel."""
 
     def encode(self, module: Any, rows: Any, items: Sequence[Any]) -> Any:
         """Run the encoder on these items' rows; ``[sum(output_rows), *output_shape]``, complete on every rank."""
@@ -69,22 +75,10 @@ class SequenceParallelAdapter(EncoderAdapter, Protocol):
     runs_sequence_parallel: bool
 
 
-class GeneratorAdapter(Protocol):
-    """The seam between a host's generator and hetero parallel. ``input_*`` speak of a row of targets, ``output_*`` of a
-    row of the decoder; an item's ``first_token`` is the token of its first decoder row, which sequence and context
+class GeneratorAdapter(ItemAdapter, Protocol):
+    """The seam between a host's generator and hetero parallel. Input rows are those of targets, output rows those of
+    the decoder; an item's ``first_token`` is the token of its first decoder row, which sequence and context
     parallelism need."""
-
-    input_shape: tuple[int, ...]
-    input_dtype: Any
-    output_shape: tuple[int, ...]
-    output_dtype: Any
-    meta_size: int
-
-    def items(self, batch: Any) -> Sequence[LocalItem]:
-        """Return items of one microbatch in the order in which the host calls the generator with their rows."""
-
-    def rows(self, batch: Any) -> Any:
-        """Return target rows of all items of the microbatch, ``[sum(input_rows), *input_shape]``."""
 
     def generate(self, module: Any, hidden: Any, targets: Any, items: Sequence[Any]) -> Any:
         """Return the loss of every row of ``hidden [sum(output_rows), *output_shape]``, fp32 ``[rows]``."""
