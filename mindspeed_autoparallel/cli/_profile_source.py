@@ -19,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="file",
         help="analytic: no profile and no accelerator, computed for --model on --device (default: file)",
     )
-    parser.add_argument("--model", type=Path, metavar="FILE", help="with analytic: the shapes as JSON")
+    parser.add_argument(
+        "--model", type=Path, metavar="FILE", help="with analytic: sizes as JSON, or a Hugging Face config.json"
+    )
+    parser.add_argument("--seq-length", type=int, help="with analytic: the decoder's tokens, where --model has none")
     parser.add_argument("--device", metavar="NAME", help="with analytic: of the catalogue, as H100 or 910B")
     parser.add_argument(
         "--device-file", type=Path, action="append", default=[], help="with analytic: a device of your own (repeatable)"
@@ -35,8 +38,8 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
         raise ConfigError(f"--profile-tensor-size must be at least 1, got {arguments.profile_tensor_size}.")
     if arguments.profile_source == "analytic":
         return _analytic(arguments)
-    for flag in ("model", "device"):
-        if getattr(arguments, flag) is not None:
+    for flag in ("model", "device", "seq-length"):
+        if getattr(arguments, flag.replace("-", "_")) is not None:
             raise ConfigError(f"--{flag} is for --profile-source analytic; a profile has its model and device.")
     if arguments.profile is None:
         raise ConfigError(
@@ -57,13 +60,15 @@ def _analytic(arguments: argparse.Namespace) -> Profile:
         raise ConfigError(f"--inter-node-gbps must be above 0, got {arguments.inter_node_gbps:g}.")
     if arguments.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node must be at least 1, got {arguments.nproc_per_node}.")
+    if arguments.seq_length is not None and arguments.seq_length < 1:
+        raise ConfigError(f"--seq-length must be at least 1, got {arguments.seq_length}.")
     from mindspeed_autoparallel.cost.catalogue import find_device, read_device
     from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
     from mindspeed_autoparallel.predict.model_file import read_model_file
 
     device = find_device(arguments.device, tuple(read_device(path) for path in arguments.device_file))
     profile = analytic_profile(
-        read_model_file(arguments.model),
+        read_model_file(arguments.model, arguments.seq_length),
         device,
         arguments.nproc_per_node,
         network_gbit_per_s=arguments.inter_node_gbps,

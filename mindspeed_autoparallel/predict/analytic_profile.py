@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import Iterator, Sequence
 
-from mindspeed_autoparallel.cost.analytic.activations import (
-    backward_transient_bytes,
-    head_bytes,
-    layer_activation_bytes,
-)
-from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
-from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
-from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.analytic_blocks import module_cost
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.profiles import (
-    BlockCost,
     Collective,
     DeviceCost,
     LinkTier,
     MeasuredAt,
     Measurement,
-    ModuleCost,
     Profile,
     Provenance,
-    RecomputeCost,
-    StateBytes,
 )
 from mindspeed_autoparallel.spec.model import RESULT_KEYS, Model, Module
 
@@ -65,7 +53,7 @@ def analytic_profile(
         works = _works(sections, device, point, devices_per_node)
         if works is not None:
             costs = {
-                section.name: _module_cost(work, device, fabric, section.frozen, is_last=section is sections[-1])
+                section.name: module_cost(work, device, fabric, section.frozen, is_last=section is sections[-1])
                 for section, work in zip(sections, works, strict=True)
             }
             measurements.append(Measurement(at=point, modules=costs))
@@ -135,9 +123,9 @@ def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measur
     modules, total = [], 0
     for section, work in zip(sections, whole, strict=True):
         cost = plain.modules[section.name]
-        blocks = [(cost.layer, work.model.num_layers), (cost.pre, 1), (cost.post, 1)]
         total += sum(
-            number * (block.dense.num_parameters + block.expert.num_parameters) for block, number in blocks if block
+            number * (block.dense.num_parameters + block.expert.num_parameters)
+            for _, block, number in cost.parts(work.model.num_layers)
         )
         modules.append(
             Module(
@@ -182,84 +170,4 @@ def _device_cost(device: Device, fabric: Fabric) -> DeviceCost:
         inter=tier(fabric.inter_latency_us, fabric.inter_bytes_per_us / fabric.devices_per_node),
         optimizer_step_us_per_byte=optimizer,
         optimizer_step_fixed_us=efficiency.step_us,
-    )
-
-
-def _module_cost(work: Workload, device: Device, fabric: Fabric, frozen: bool, *, is_last: bool) -> ModuleCost:
-    layer = _layer(work, device, fabric, frozen)
-    if not is_last:
-        return ModuleCost(layer=layer)
-    return ModuleCost(layer=layer, pre=_embedding(work, device, layer, frozen), post=_head(work, device, layer, frozen))
-
-
-def _state(count: float, frozen: bool) -> StateBytes:
-    number = round(count)
-    if frozen:
-        return StateBytes(num_parameters=number, parameter_bytes=2 * number)
-    return StateBytes(
-        num_parameters=number, parameter_bytes=2 * number, gradient_bytes=4 * number, optimizer_bytes=12 * number
-    )
-
-
-def _layer(work: Workload, device: Device, fabric: Fabric, frozen: bool) -> BlockCost:
-    parameters = layer_parameters(work)
-    efficiency = device.efficiency(work.stack)
-    plain = layer_time(work, device, efficiency, fabric)
-    output = round(work.tokens * work.model.hidden * work.element_bytes / _split(work))
-    recompute = {}
-    whole, transient = round(layer_activation_bytes(work)), round(backward_transient_bytes(work))
-    for kind in ("none", "selective", "full"):
-        changed = dataclasses.replace(work, recompute=kind)
-        saved = round(layer_activation_bytes(changed))
-        recompute[kind] = RecomputeCost(
-            saved_bytes=saved,
-            extra_backward_us=layer_time(changed, device, efficiency, fabric).backward_us - plain.backward_us,
-            forward_peak_bytes=whole - saved,
-            # What was not kept is there again before the layer's backward begins.
-            backward_peak_bytes=whole - saved + transient,
-        )
-    if frozen:
-        # Nothing before it is trained: no backward, and nothing is kept for one.
-        recompute = {"none": RecomputeCost(saved_bytes=0, forward_peak_bytes=whole)}
-    return BlockCost(
-        forward_us=plain.forward_us,
-        backward_us=0.0 if frozen else plain.backward_us,
-        recompute=recompute,
-        output_bytes=output,
-        dense=_state(parameters.shared, frozen),
-        expert=_state(parameters.expert, frozen),
-    )
-
-
-def _split(work: Workload) -> int:
-    return work.tensor_size if work.sequence_parallel else 1
-
-
-def _embedding(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor_size
-    look_up = memory_pass_us(device, device.efficiency(work.stack), 2 * layer.output_bytes)
-    return BlockCost(
-        forward_us=look_up,
-        backward_us=0.0 if frozen else 2 * look_up,
-        recompute={"none": RecomputeCost(saved_bytes=0, backward_peak_bytes=layer.output_bytes)},
-        output_bytes=layer.output_bytes,
-        dense=_state(table, frozen),
-    )
-
-
-def _head(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
-    time = head_time(work, device, device.efficiency(work.stack))
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor_size
-    logits = round(work.tokens * padded_vocabulary(work) / work.tensor_size * work.element_bytes)
-    return BlockCost(
-        forward_us=time.forward_us,
-        backward_us=time.backward_us,
-        # The loss is computed in place of the logits; the final norm keeps its input and its output.
-        recompute={
-            "none": RecomputeCost(
-                saved_bytes=logits + 2 * layer.output_bytes,
-                backward_peak_bytes=max(0, round(head_bytes(work)) - logits) + layer.output_bytes,
-            )
-        },
-        dense=_state(work.model.hidden + (0 if work.model.tied else table), frozen),
     )

@@ -10,7 +10,8 @@ from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SI
 from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
-from mindspeed_autoparallel.predict.megatron_arguments import Arguments, own_masks, request_of_arguments
+from mindspeed_autoparallel.predict.arguments import Arguments
+from mindspeed_autoparallel.predict.megatron_arguments import own_masks, request_of_arguments
 from mindspeed_autoparallel.predict.predict import predict_one
 
 _NAMES = {

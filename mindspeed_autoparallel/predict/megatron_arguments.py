@@ -12,8 +12,8 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.placement import unfold_layout
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.arguments import Arguments
 
-_NO = ("false", "none", "null", "")
 _REFUSED = {
     "use_megatron_fsdp": "fully sharded parameters are not modelled",
     "use_custom_fsdp": "fully sharded parameters are not modelled",
@@ -45,39 +45,6 @@ _EXCHANGE_OVERLAPS = (
 )
 
 
-class Arguments:
-    """Megatron's arguments by name, whatever their spelling: ``--num-layers`` and ``num_layers`` are one."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = {str(name).lstrip("-").replace("-", "_"): value for name, value in values.items()}
-
-    def has(self, name: str) -> bool:
-        """Return whether ``name`` is there and says something."""
-        return name in self._values and str(self._values[name]).lower() not in _NO
-
-    def flag(self, name: str) -> bool:
-        """Return whether a switch is on."""
-        return self.has(name)
-
-    def denied(self, name: str) -> bool:
-        """Return whether ``name`` is there and off."""
-        return name in self._values and not self.has(name)
-
-    def text(self, *names: str) -> str | None:
-        """Return the first of ``names`` that says something."""
-        return next((str(self._values[name]) for name in names if self.has(name)), None)
-
-    def integer(self, *names: str) -> int | None:
-        """Return the first of ``names`` that says something, as a whole number."""
-        text = self.text(*names)
-        if text is None:
-            return None
-        try:
-            return int(float(text))
-        except ValueError as error:
-            raise ConfigError(f"--{names[0].replace('_', '-')} is {text!r}, must be a whole number.") from error
-
-
 def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request that a run with arguments ``values`` on ``hardware`` (a request's ``hw``) makes.
 
@@ -100,6 +67,13 @@ def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any])
     sections = {"model": _model(arguments), "parallel": _parallel(arguments), "train": _train(arguments)}
     kept = {name: {key: value for key, value in part.items() if value is not None} for name, part in sections.items()}
     return {**kept, "hw": dict(hardware)}
+
+
+def model_of_arguments(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the request's ``model`` that the arguments describe; query groups count without their switch, too."""
+    grouped = {"group_query_attention": True} if values.get("num_query_groups") else {}
+    model = _model(Arguments({**grouped, **values}))
+    return {key: value for key, value in model.items() if value is not None}
 
 
 def _model(arguments: Arguments) -> dict[str, Any]:
@@ -148,7 +122,7 @@ def _model(arguments: Arguments) -> dict[str, Any]:
         }
         model["mamba"] = {key: value for key, value in sizes.items() if value is not None}
     if arguments.has("moe_expert_capacity_factor") and experts:
-        model["capacity_factor"] = float(arguments.text("moe_expert_capacity_factor") or 0)
+        model["capacity_factor"] = arguments.number("moe_expert_capacity_factor")
     if arguments.flag("enable_dsa_indexer"):
         model["dsa"] = {
             "topk": arguments.integer("index_topk"),
@@ -249,8 +223,8 @@ def _train(arguments: Arguments) -> dict[str, Any]:
         "optimizer": arguments.text("optimizer"),
         "loss_slices": arguments.integer("output_layer_slice_num"),
     }  # fmt: skip
-    rate = arguments.text("attention_dropout", "hidden_dropout")
-    train["dropout"] = rate is None or float(rate) > 0
+    rate = arguments.number("attention_dropout", "hidden_dropout")
+    train["dropout"] = rate is None or rate > 0
     swapped = [name for name in ("swap-optimizer", "swap-attention") if arguments.flag(name.replace("-", "_"))]
     train["offload"] = swapped or None
     if arguments.integer("lora_r", "lora_rank"):

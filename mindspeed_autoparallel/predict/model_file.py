@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.predict.model_words import in_request_words
 
 _OWN_KEYS = ("name", "frozen")
 
@@ -22,28 +24,32 @@ class Section:
     frozen: bool = False
 
 
-def read_model_file(path: Path) -> tuple[Section, ...]:
-    """Return the modules in ``path``: a request's ``model``, a whole request, or ``{"modules": [...]}``, encoders
-    first.
+def read_model_file(path: Path, sequence_length: int | None = None) -> tuple[Section, ...]:
+    """Return the modules in ``path``: one model, a whole request, or ``{"modules": [...]}``, encoders first.
 
-    Raises ``ConfigError`` with file and key.
+    Each is in the words of a request, of Megatron's flags, or of a Hugging Face config.json. ``sequence_length``:
+    tokens of the text decoder, over what the file says. Raises ``ConfigError`` with file and key.
     """
     content = read_json(path, "model file")
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         content = content["model"]
     if not isinstance(content, dict):
-        raise ConfigError(f"model file {path} must be an object with num_layers, hidden, heads and seq, or modules.")
+        raise ConfigError(f"model file {path} must be an object: one model's sizes, or modules.")
     modules = content.get("modules", [{"name": "text_decoder", **content}])
     if not isinstance(modules, list) or not modules or not all(isinstance(module, dict) for module in modules):
         raise ConfigError(f"model file {path}: modules must be a list of objects, the text decoder last.")
     for index, module in enumerate(modules):
         if not isinstance(module.get("name"), str) or not module["name"]:
             raise ConfigError(f"model file {path}: modules[{index}].name is missing.")
-    return tuple(
-        Section(
-            name=module["name"],
-            shape={key: value for key, value in module.items() if key not in _OWN_KEYS},
-            frozen=bool(module.get("frozen", False)),
-        )
-        for module in modules
-    )
+    sections = [_section(module, f"model file {path}") for module in modules]
+    decoder = sections[-1]
+    if sequence_length is not None:
+        sections[-1] = dataclasses.replace(decoder, shape={**decoder.shape, "seq": sequence_length})
+    elif "seq" not in decoder.shape and "hidden" in decoder.shape:
+        raise ConfigError(f"model file {path} says no sequence length; give --seq-length.")
+    return tuple(sections)
+
+
+def _section(module: Mapping[str, Any], where: str) -> Section:
+    sizes = {key: value for key, value in module.items() if key not in _OWN_KEYS}
+    return Section(name=module["name"], shape=in_request_words(sizes, where), frozen=bool(module.get("frozen", False)))

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.answers import Answer, Predictions, StageAnswer
 from mindspeed_autoparallel.predict.confidence import half_width, peak_half_width
+from mindspeed_autoparallel.predict.model_words import request_in_own_words
 
 SCHEMA_VERSION = 1
 _GIB = 2**30
@@ -26,6 +27,10 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
     ``status`` is ``ok``; ``out_of_memory`` (figures are still given, ``reason`` names the stage); or ``error`` with the
     reason, for what no run could be started with. ``notes`` name keys that are not known.
     """
+    try:
+        request = request_in_own_words(request) if isinstance(request, Mapping) else request
+    except ConfigError as error:
+        return {"id": request.get("id"), "status": "error", "reason": str(error), "notes": []}
     answer = _answer(request, extra_devices)
     unknown = unknown_keys(request) if isinstance(request, Mapping) else []
     answer["notes"] = [f"{', '.join(unknown)}: not known, and left aside"] if unknown else []

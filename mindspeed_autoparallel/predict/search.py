@@ -15,6 +15,7 @@ from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.predict.answers import Answer, Choices
+from mindspeed_autoparallel.predict.model_words import request_in_own_words
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.space import candidates
 
@@ -73,6 +74,7 @@ def search(base: Mapping[str, Mapping[str, object]], extra_devices: tuple[Device
     that needs least when none fits, ``ConfigError`` when none is legal or the device is unknown.
     """
     check_sections(base)
+    base = request_in_own_words(base)
     find_device(str((base.get("hw") or {}).get("gpu")), extra_devices)
     left_out: Counter[str] = Counter()
     fitting: list[tuple[float, float, int, dict[str, Any], Answer]] = []

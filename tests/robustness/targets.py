@@ -62,6 +62,14 @@ def targets() -> list[Target]:
             "shapes, plan", "shapes", "model.json", JSON,
             (*plan, "--profile-source", "analytic", "--model", "model.json", "--device", "H100"),
         ),
+        Target(
+            "Hugging Face sizes, plan", "shapes", "config.json", JSON,
+            (*plan, "--profile-source", "analytic", "--model", "config.json", "--device", "H100", "--seq-length", "512"),
+        ),
+        Target(
+            "Megatron sizes, plan", "shapes", "megatron.json", JSON,
+            (*plan, "--profile-source", "analytic", "--model", "megatron.json", "--device", "H100"),
+        ),
         Target("knowledge import", "knowledge", "export.json", JSON, ("knowledge", "import", "out.sqlite", "export.json")),
         Target("knowledge base", "knowledge", "base.sqlite", mutations.mutated_bytes, ("knowledge", "show", "base.sqlite")),
         Target("YAML", "shapes", "operators.yaml", YAML, ("operators", "--layers", "2", "--config", "operators.yaml")),
@@ -144,6 +152,24 @@ def _shapes(folder: Path) -> None:
     _write(folder / "device.json", {**device, "name": "Own", "aliases": ["own"]})
     _write(folder / "own.json", {"requests": [{**request, "hw": {**request["hw"], "gpu": "Own"}}]})
     _write(folder / "model.json", {"num_layers": 4, "hidden": 512, "heads": 8, "seq": 512, "vocab": 1000})
+    _write(
+        folder / "config.json",
+        {
+            "model_type": "deepseek_v3", "num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8,
+            "intermediate_size": 1024, "vocab_size": 1000, "n_routed_experts": 8, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 64,
+            "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+            "num_nextn_predict_layers": 1,
+        },
+    )  # fmt: skip
+    _write(
+        folder / "megatron.json",
+        {
+            "num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "num_query_groups": 2, "seq_length": 512,
+            "padded_vocab_size": 1024, "swiglu": True, "num_experts": 8, "moe_router_topk": 2,
+            "moe_ffn_hidden_size": 256, "moe_layer_freq": "[0]*1+[1]*3", "moe_expert_capacity_factor": 1.5,
+        },
+    )  # fmt: skip
     (folder / "operators.yaml").write_text(
         "use_parallel: true\nparallel: {parallel_mode: 2, search_mode: recursive_programming}\n"
         "parallel_config: {mem_coeff: 0.1}\n"

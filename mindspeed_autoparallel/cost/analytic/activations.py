@@ -157,12 +157,13 @@ def encoder_activation_bytes(work: Workload) -> float:
     )
 
 
-def backward_transient_bytes(work: Workload) -> float:
-    """Return the largest weight gradient before it joins the fp32 buffer, and the widest gradients of one layer."""
+def backward_transient_bytes(work: Workload, kind: LayerKind | None = None) -> float:
+    """Return the largest weight gradient before it joins the fp32 buffer, and the widest gradients of one layer of
+    ``kind`` (the most frequent)."""
     model, size = work.model, work.element_bytes
     products = 2 if model.gated else 1
     width = model.ffn / work.tensor_size
-    kind = _kind(work, None)
+    kind = _kind(work, kind)
     if kind.mlp == "experts":
         width = model.expert_ffn * max(1, model.num_experts // work.expert_size) / work.expert_tensor_size
         rows = work.routed_rows

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.errors import ConfigError
 _LARGEST = 10**12
 
 
-def integer(section: Mapping[str, Any], key: str, default: int | None, where: str, minimum: int = 1) -> int:
+def integer(section: Mapping[str, object], key: str, default: int | None, where: str, minimum: int = 1) -> int:
     """Return a whole number of at least ``minimum``; ``default`` ``None``: it must be there."""
     value = section.get(key)
     if value is None:

@@ -77,6 +77,12 @@ def _mixer_parameters(work: Workload, kind: LayerKind) -> float:
     return count + heads * latent.value_size * model.hidden
 
 
+def prediction_parameters(work: Workload) -> RankParameters:
+    """Count one layer of multi-token prediction on one rank: a layer and the product that joins two hidden states."""
+    layer = layer_parameters(work, work.model.layers[-1])
+    return RankParameters(shared=layer.shared + 2 * work.model.hidden**2, expert=layer.expert)
+
+
 def adapter_parameters(work: Workload, kind: LayerKind) -> float:
     """Count the low-rank adapters of one dense or attention layer on one rank (experts share their adapters' sizes)."""
     model, tensor = work.model, work.tensor_size
@@ -129,9 +135,8 @@ def stage_parameters(work: Workload, stage: int) -> RankParameters:
         if not (model.tied and stage == 0):
             shared += table
         if place.mtp_layers:
-            layer = layer_parameters(work, model.layers[-1])
-            shared += place.mtp_layers * (layer.shared + 2 * model.hidden**2)
-            expert += place.mtp_layers * layer.expert
+            ahead = prediction_parameters(work)
+            shared, expert = shared + place.mtp_layers * ahead.shared, expert + place.mtp_layers * ahead.expert
             if stage != 0:
                 shared += table
     return RankParameters(shared=shared, expert=expert)

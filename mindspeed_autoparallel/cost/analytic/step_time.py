@@ -129,12 +129,17 @@ def _encoder_layer_us(work: Workload, device: Device, efficiency: Efficiency, fa
     return time.forward_us + (0.0 if encoder.frozen else time.backward_us)
 
 
-def _prediction_us(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime) -> float:
+def prediction_time(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric) -> LayerTime:
     """Return one multi-token-prediction layer: a layer, the product that joins two hidden states, and the head."""
-    layer = layer_time(work, device, efficiency, fabric, work.model.layers[-1])
+    layer, head = (
+        layer_time(work, device, efficiency, fabric, work.model.layers[-1]),
+        head_time(work, device, efficiency),
+    )
     joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
-    product = joined.forward_us + joined.backward_us
-    return layer.forward_us + layer.backward_us + product + head.forward_us + head.backward_us
+    return LayerTime(
+        forward_us=layer.forward_us + joined.forward_us + head.forward_us,
+        backward_us=layer.backward_us + joined.backward_us + head.backward_us,
+    )
 
 
 def stage_times_us(
@@ -160,7 +165,8 @@ def stage_times_us(
     if work.preference == "dpo":
         stages[-1] += head.forward_us
     if work.model.mtp_layers:
-        stages[-1] += work.model.mtp_layers * _prediction_us(work, device, efficiency, fabric, head)
+        ahead = prediction_time(work, device, efficiency, fabric)
+        stages[-1] += work.model.mtp_layers * (ahead.forward_us + ahead.backward_us)
     return stages
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
+from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
@@ -57,7 +58,7 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
                 f"{' and '.join(module.name for module in description.modules)} from its flags. Measure it "
                 "(--profile-source measured)."
             )
-        return (Section("text_decoder", _of_arguments(arguments)),)
+        return (Section("text_decoder", model_of_arguments(vars(arguments))),)
     sections = []
     for module in description.modules:
         is_last = module is description.modules[-1]
@@ -81,31 +82,6 @@ def _block(content: Mapping[str, Any], module: DescribedModule) -> Mapping[str, 
 
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
-
-
-def _of_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    def value(name: str) -> Any:
-        return getattr(arguments, name, None)
-
-    grouped = value("group_query_attention") and value("num_query_groups")
-    return {
-        "swiglu": bool(value("swiglu")),
-        "tied_embeddings": not value("untie_embeddings_and_output_weights"),
-        **_given(
-            num_layers=value("num_layers"),
-            hidden=value("hidden_size"),
-            heads=value("num_attention_heads"),
-            kv_heads=grouped,
-            ffn=value("ffn_hidden_size"),
-            seq=value("seq_length"),
-            head_size=value("kv_channels"),
-            vocab=value("padded_vocab_size") or value("vocab_size"),
-            num_experts=value("num_experts"),
-            topk=value("moe_router_topk") if value("num_experts") else None,
-            moe_ffn=value("moe_ffn_hidden_size"),
-            shared_expert_ffn=value("moe_shared_expert_intermediate_size"),
-        ),
-    }
 
 
 def _of_block(block: Mapping[str, Any], arguments: argparse.Namespace, *, is_last: bool) -> dict[str, Any]:

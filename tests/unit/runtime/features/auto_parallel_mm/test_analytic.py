@@ -123,3 +123,16 @@ def test_shapes_of_encoders_come_from_model_json_and_what_is_assumed_is_said(tmp
     profile = _profile(_arguments(mm_model=str(tmp_path / "model.json")))
     assert profile.model.modules[0].tokens_per_sample == 256
     assert not any("taken as" in text for text in logged)
+
+
+def test_every_kind_of_layer_of_the_script_is_priced() -> None:
+    experts = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 512, "moe_layer_freq": [0] * 2 + [1] * 6}
+    latent = {"multi_latent_attention": True, "kv_lora_rank": 128, "q_lora_rank": 192}
+    plain = _profile(_arguments()).measurements[0].modules["text_decoder"]
+    cost = _profile(_arguments(**experts, **latent, mtp_num_layers=1)).measurements[0].modules["text_decoder"]
+    assert cost.pattern == (0, 0, 1, 1, 1, 1, 1, 1)
+    assert [kind.expert.num_parameters > 0 for kind in cost.kinds] == [False, True]
+    assert cost.kinds[0].dense.num_parameters != plain.layer.dense.num_parameters
+    assert plain.post is not None and cost.post is not None
+    assert cost.post.expert.num_parameters > 0
+    assert cost.post.forward_us > 2 * plain.post.forward_us

@@ -1,0 +1,146 @@
+"""What the blocks of a module cost by formula: layers of every kind, embedding, head and multi-token prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mindspeed_autoparallel.cost.analytic.activations import (
+    backward_transient_bytes,
+    head_bytes,
+    layer_activation_bytes,
+)
+from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
+from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
+from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary, prediction_parameters
+from mindspeed_autoparallel.cost.analytic.step_time import prediction_time
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.collectives import Fabric
+from mindspeed_autoparallel.cost.device import Device
+from mindspeed_autoparallel.profiles import BlockCost, ModuleCost, RecomputeCost, StateBytes, mean_layer
+
+
+def module_cost(work: Workload, device: Device, fabric: Fabric, frozen: bool, *, is_last: bool) -> ModuleCost:
+    """Return the blocks of a module on one rank at ``work``'s sizes; the last module has embedding, head and loss."""
+    kinds = tuple(dict.fromkeys(work.model.layers))
+    costs = tuple(_layer(work, device, fabric, frozen, kind) for kind in kinds)
+    pattern = tuple(kinds.index(kind) for kind in work.model.layers)
+    if len(costs) == 1:
+        module = ModuleCost(layer=costs[0])
+    else:
+        module = ModuleCost(layer=mean_layer(costs, pattern), kinds=costs, pattern=pattern)
+    if not is_last:
+        return module
+    post = _head(work, device, module.layer, frozen)
+    if work.model.mtp_layers:
+        post = _with_prediction(post, work, device, fabric, frozen)
+    return dataclasses.replace(module, pre=_embedding(work, device, module.layer, frozen), post=post)
+
+
+def _state(count: float, frozen: bool) -> StateBytes:
+    number = round(count)
+    if frozen:
+        return StateBytes(num_parameters=number, parameter_bytes=2 * number)
+    return StateBytes(
+        num_parameters=number, parameter_bytes=2 * number, gradient_bytes=4 * number, optimizer_bytes=12 * number
+    )
+
+
+def _layer(work: Workload, device: Device, fabric: Fabric, frozen: bool, layer: LayerKind) -> BlockCost:
+    parameters = layer_parameters(work, layer)
+    efficiency = device.efficiency(work.stack)
+    plain = layer_time(work, device, efficiency, fabric, layer)
+    output = round(work.tokens * work.model.hidden * work.element_bytes / _split(work))
+    recompute = {}
+    whole, transient = round(layer_activation_bytes(work, layer)), round(backward_transient_bytes(work, layer))
+    for kind in ("none", "selective", "full"):
+        changed = dataclasses.replace(work, recompute=kind)
+        saved = round(layer_activation_bytes(changed, layer))
+        recompute[kind] = RecomputeCost(
+            saved_bytes=saved,
+            extra_backward_us=layer_time(changed, device, efficiency, fabric, layer).backward_us - plain.backward_us,
+            forward_peak_bytes=whole - saved,
+            # What was not kept is there again before the layer's backward begins.
+            backward_peak_bytes=whole - saved + transient,
+        )
+    if frozen:
+        # Nothing before it is trained: no backward, and nothing is kept for one.
+        recompute = {"none": RecomputeCost(saved_bytes=0, forward_peak_bytes=whole)}
+    return BlockCost(
+        forward_us=plain.forward_us,
+        backward_us=0.0 if frozen else plain.backward_us,
+        recompute=recompute,
+        output_bytes=output,
+        dense=_state(parameters.shared, frozen),
+        expert=_state(parameters.expert, frozen),
+    )
+
+
+def _split(work: Workload) -> int:
+    return work.tensor_size if work.sequence_parallel else 1
+
+
+def _embedding(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
+    look_up = memory_pass_us(device, device.efficiency(work.stack), 2 * layer.output_bytes)
+    return BlockCost(
+        forward_us=look_up,
+        backward_us=0.0 if frozen else 2 * look_up,
+        recompute={"none": RecomputeCost(saved_bytes=0, backward_peak_bytes=layer.output_bytes)},
+        output_bytes=layer.output_bytes,
+        dense=_state(_table(work), frozen),
+    )
+
+
+def _head(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
+    time = head_time(work, device, device.efficiency(work.stack))
+    logits = round(work.tokens * padded_vocabulary(work) / work.tensor_size * work.element_bytes)
+    head = _copy_of_embedding(work, frozen) if work.model.tied else _state(_table(work), frozen)
+    return BlockCost(
+        forward_us=time.forward_us,
+        backward_us=time.backward_us,
+        # The loss is computed in place of the logits; the final norm keeps its input and its output.
+        recompute={
+            "none": RecomputeCost(
+                saved_bytes=logits + 2 * layer.output_bytes,
+                backward_peak_bytes=max(0, round(head_bytes(work)) - logits) + layer.output_bytes,
+            )
+        },
+        dense=_sum(_state(work.model.hidden, frozen), head),
+    )
+
+
+def _copy_of_embedding(work: Workload, frozen: bool) -> StateBytes:
+    """Return the embedding's copy on a stage that reads it too: memory, and none of the model's parameters.
+
+    With one stage there is no copy; it is counted there, too.
+    """
+    return dataclasses.replace(_state(_table(work), frozen), num_parameters=0)
+
+
+def _table(work: Workload) -> float:
+    return padded_vocabulary(work) * work.model.hidden / work.tensor_size
+
+
+def _sum(first: StateBytes, second: StateBytes) -> StateBytes:
+    names = [item.name for item in dataclasses.fields(StateBytes)]
+    return StateBytes(**{name: getattr(first, name) + getattr(second, name) for name in names})
+
+
+def _with_prediction(head: BlockCost, work: Workload, device: Device, fabric: Fabric, frozen: bool) -> BlockCost:
+    """Return ``head`` with the layers that predict further tokens, which share its stage; none is recomputed."""
+    number, layer = work.model.mtp_layers, work.model.layers[-1]
+    time = prediction_time(work, device, device.efficiency(work.stack), fabric)
+    own, cost = prediction_parameters(work), head.recompute["none"]
+    dense = _sum(head.dense, _state(number * own.shared, frozen))
+    if not work.model.tied:
+        # They read the embedding.
+        dense = _sum(dense, _copy_of_embedding(work, frozen))
+    kept = layer_activation_bytes(work, layer, False) + cost.saved_bytes
+    return dataclasses.replace(
+        head,
+        forward_us=head.forward_us + number * time.forward_us,
+        backward_us=head.backward_us + (0.0 if frozen else number * time.backward_us),
+        recompute={"none": dataclasses.replace(cost, saved_bytes=round(cost.saved_bytes + number * kept))},
+        dense=dense,
+        expert=_state(number * own.expert, frozen),
+    )

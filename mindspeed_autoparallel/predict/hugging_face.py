@@ -1,0 +1,178 @@
+"""Turns a Hugging Face ``config.json`` of a text decoder into the ``model`` of a prediction request.
+
+Keys are those of the families' configuration classes in transformers; sizes that a family keeps in its class and not in
+the file are named here with their class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.cost.analytic.fields import integer
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import shown
+
+Section = dict[str, Any]
+
+
+def decoder_of_config(config: Mapping[str, Any], where: str) -> Section:
+    """Return the request's ``model`` without ``seq``, which no config.json says.
+
+    Raises ``ConfigError`` naming the family or the key, for models of several modules too.
+    """
+    for nested in ("text_config", "thinker_config", "vision_config"):
+        if nested in config:
+            raise ConfigError(
+                f"{where} has {nested}: a model of several modules. Describe it as "
+                '{"modules": [...]}, one object per module with its tokens per sample as seq, or plan from its script.'
+            )
+    family = config.get("model_type")
+    read = _FAMILIES.get(family) if isinstance(family, str) else None
+    if read is None:
+        raise ConfigError(f"{where}: model_type {shown(family)} is not known; known: {', '.join(sorted(_FAMILIES))}.")
+    return {key: value for key, value in read(_Config(config, where)).items() if value is not None}
+
+
+class _Config:
+    """Reads sizes of a configuration; ``null`` is the same as a key that is not there."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values, self._where = values, where
+
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """Return a whole number; ``ConfigError`` where it is missing without a default, or none."""
+        present = {key: self._values[key]} if self._values.get(key) is not None else {}
+        return integer(present, key, default, self._where, least)
+
+    def first(self, *keys: str) -> int:
+        """Return the first of ``keys`` that is there, as a whole number."""
+        return self.size(next((key for key in keys if self._values.get(key) is not None), keys[0]))
+
+    def optional(self, key: str) -> int | None:
+        """Return a whole number, ``None`` where the key is missing."""
+        return self.size(key, 0, 0) or None
+
+    def switch(self, key: str, default: bool = False) -> bool:
+        """Return whether ``key`` is on."""
+        value = self._values.get(key)
+        return default if value is None else bool(value)
+
+    def kinds(self) -> list[str]:
+        """Return ``layer_types``: how each layer attends; empty where the file does not say it."""
+        kinds = self._values.get("layer_types")
+        return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
+
+
+def _dense(config: _Config) -> Section:
+    return {
+        "type": "gpt",
+        "num_layers": config.size("num_hidden_layers"),
+        "hidden": config.size("hidden_size"),
+        "heads": config.size("num_attention_heads"),
+        "kv_heads": config.optional("num_key_value_heads"),
+        "head_size": config.optional("head_dim"),
+        "ffn": config.size("intermediate_size"),
+        "vocab": config.size("vocab_size"),
+        "swiglu": True,
+        "tied_embeddings": config.switch("tie_word_embeddings"),
+    }
+
+
+def _windowed(config: _Config, layers: int) -> Section:
+    """Return window and share of the layers that have it; nothing where every token attends to all before it."""
+    kinds = config.kinds()
+    window = config.optional("sliding_window")
+    share = kinds.count("sliding_attention") / layers if kinds else 1.0
+    return {"window": window, "windowed_share": share} if window and share else {}
+
+
+def _mistral(config: _Config) -> Section:
+    model = _dense(config)
+    return {**model, **_windowed(config, model["num_layers"])}
+
+
+def _qwen2(config: _Config) -> Section:
+    return _mistral(config) if config.switch("use_sliding_window") else _dense(config)
+
+
+def _qwen3(config: _Config) -> Section:
+    # Qwen3Config keeps heads of 128 whatever the hidden size.
+    return {**_qwen2(config), "head_size": config.size("head_dim", 128), "qk_norm": True}
+
+
+def _experts(config: _Config, width: str, shared: int = 0) -> Section:
+    # Three names for one number: newer releases of transformers write another one than the models were published with.
+    return {
+        "type": "moe",
+        "num_experts": config.first("num_experts", "num_local_experts", "n_routed_experts"),
+        "topk": config.size("num_experts_per_tok"),
+        "moe_ffn": config.size(width),
+        "shared_expert_ffn": shared or None,
+    }
+
+
+def _mixtral(config: _Config) -> Section:
+    return {**_mistral(config), **_experts(config, "intermediate_size")}
+
+
+def _qwen2_moe(config: _Config) -> Section:
+    shared = config.size("shared_expert_intermediate_size")
+    return {**_qwen2(config), **_experts(config, "moe_intermediate_size", shared)}
+
+
+def _qwen3_moe(config: _Config) -> Section:
+    return {**_qwen3(config), **_experts(config, "moe_intermediate_size")}
+
+
+def _gpt_oss(config: _Config) -> Section:
+    return {
+        **_mistral(config),
+        **_experts(config, "intermediate_size"),
+        "head_size": config.size("head_dim", 64),
+        "expert_bias": True,
+        "expert_clamp": True,
+    }
+
+
+def _dense_first(config: _Config) -> Section:
+    """Return experts behind leading dense layers, and layers that predict further tokens."""
+    width = config.size("moe_intermediate_size")
+    shared = config.size("n_shared_experts", 0, 0) * width
+    return {
+        **_experts(config, "moe_intermediate_size", shared),
+        "num_dense_layers": config.optional("first_k_dense_replace"),
+        "mtp_layers": config.optional("num_nextn_predict_layers"),
+    }
+
+
+def _glm4_moe(config: _Config) -> Section:
+    return {**_dense(config), **_dense_first(config), "qk_norm": config.switch("use_qk_norm") or None}
+
+
+def _deepseek(config: _Config) -> Section:
+    latent = {
+        "q_lora_rank": config.size("q_lora_rank", 0, 0),
+        "kv_lora_rank": config.size("kv_lora_rank"),
+        "qk_nope_head_dim": config.size("qk_nope_head_dim"),
+        "qk_rope_head_dim": config.size("qk_rope_head_dim"),
+        "v_head_dim": config.size("v_head_dim"),
+    }
+    # Latent attention has a key and value of its own per head; head_dim of newer files is the rotated part's.
+    return {**_dense(config), **_dense_first(config), "kv_heads": None, "head_size": None, "mla": latent}
+
+
+_FAMILIES: Mapping[str, Callable[[_Config], Section]] = {
+    "llama": _dense,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "gpt_oss": _gpt_oss,
+    "glm4_moe": _glm4_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
+}
