@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
     )
     _plan_data.check(arguments)
+    candidate = _candidate(arguments)
     if arguments.hetero_parallel:
         from mindspeed_autoparallel.cli._plan_hetero import run_hetero
 
@@ -108,8 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
 
     plan = searched(profile, None) if arguments.data is None else _plan_data.plan(arguments, profile, searched)
-    if arguments.candidate is not None:
-        plan = _with_candidate(arguments, plan, profile, cluster)
+    if candidate is not None:
+        plan = _with_candidate(arguments, candidate, plan, profile, cluster)
     if arguments.out is not None:
         write_results(plan, arguments.out)
     if arguments.json:
@@ -119,14 +120,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _with_candidate(arguments: argparse.Namespace, plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
+def _candidate(arguments: argparse.Namespace) -> Layout | None:
+    """Return the layout of ``--candidate``, read before anything is searched."""
+    if arguments.candidate is None:
+        return None
+    if arguments.hetero_parallel:
+        raise ConfigError("--candidate is one layout for all modules; plan it without --hetero-parallel.")
+    from mindspeed_autoparallel.operators.candidate import read_candidate
+
+    return read_candidate(arguments.candidate)
+
+
+def _with_candidate(
+    arguments: argparse.Namespace, candidate: Layout, plan: Plan, profile: Profile, cluster: Cluster
+) -> Plan:
     """Return the better of ``plan`` and the layout that an operator search lowered to; says how they compare."""
-    from mindspeed_autoparallel.operators.candidate import read_candidate, with_candidate
+    from mindspeed_autoparallel.operators.candidate import with_candidate
     from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 
     plan, compared = with_candidate(
         plan,
-        read_candidate(arguments.candidate),
+        candidate,
         profile,
         cluster,
         arguments.global_batch_size,

@@ -165,6 +165,13 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def _is_part(alias: str, name: str) -> bool:
+    """Return whether ``alias``, without punctuation, is a part of ``name`` whose number ends there: H100 is one of
+    ``NVIDIA H100 80GB``, not of ``H1000``."""
+    spelled = r"[\W_]*".join(map(re.escape, alias))
+    return re.search(spelled + (r"(?!\d)" if alias[-1:].isdigit() else ""), name, re.IGNORECASE) is not None
+
+
 def find_device(name: str, extra: tuple[Device, ...] = ()) -> Device:
     """Return the device called ``name`` (``A100``, ``A100-SXM4-40GB``, ``910B``, ...); raises ``ConfigError`` listing
     all.
@@ -179,7 +186,7 @@ def find_device(name: str, extra: tuple[Device, ...] = ()) -> Device:
             plain = _plain(alias)
             if plain == wanted:
                 return device
-            if plain in wanted and len(plain) > 2 and (best is None or len(plain) > best[0]):
+            if len(plain) > 2 and plain in wanted and _is_part(plain, name) and (best is None or len(plain) > best[0]):
                 best = (len(plain), device)
     if best is not None:
         return best[1]

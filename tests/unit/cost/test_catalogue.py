@@ -20,6 +20,7 @@ _H100 = Path(catalogue.__file__).parent / "catalogue_data" / "h100.json"
         ("A100-SXM4-40GB", "A100-40GB"),
         ("a100-80gb", "A100-80GB"),
         ("H100", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
         ("H200", "H200"),
         ("B200-SXM", "B200"),
         ("Ascend 910B", "Ascend-910B"),
@@ -31,9 +32,10 @@ def test_usual_names_find_their_device(asked: str, found: str) -> None:
     assert find_device(asked).name == found
 
 
-def test_an_unknown_device_is_refused_with_the_names_known() -> None:
-    with pytest.raises(ConfigError, match=r"unknown device 'TPU-v5'.*H100.*--device-file"):
-        find_device("TPU-v5")
+@pytest.mark.parametrize("name", ["TPU-v5", "H1000", "RTX A1000", "H20"])
+def test_an_unknown_device_is_refused_with_the_names_known(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown device '{name}'.*H100.*--device-file"):
+        find_device(name)
 
 
 def test_every_device_says_where_its_figures_come_from() -> None:

@@ -53,4 +53,8 @@ def test_commands_hand_the_candidate_over(profile, tmp_path, capfd):
     assert "operator candidate PP1 TP2 DP2 MBS1" in output.err and json.loads(output.out)["layout"]
     (tmp_path / "other.json").write_text("{}")
     assert main([*plan, "--global-batch-size", "8", "--candidate", str(tmp_path / "other.json")]) == 2
-    assert "holds no Megatron configuration" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "holds no Megatron configuration" in error
+    assert "layouts to search" not in error
+    assert main([*plan, "--global-batch-size", "8", "--candidate", "other.json", "--hetero-parallel"]) == 2
+    assert "plan it without --hetero-parallel" in capfd.readouterr().err
