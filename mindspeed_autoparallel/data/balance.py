@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from mindspeed_autoparallel.data.packs import equal_packs, filled_packs
 from mindspeed_autoparallel.data.partition import loads_of, lower_bound, partition
 from mindspeed_autoparallel.data.sample import COLUMNS
 from mindspeed_autoparallel.data.work import WorkModel
@@ -29,11 +30,15 @@ class BatchShape:
     """Texts of a microbatch are padded to its longest; False: they are packed."""
     max_tokens: int = 0
     """Of a microbatch, padding included: what memory allows; 0: any number."""
+    is_filled: bool = False
+    """Packs hold any number of samples, ``micro_batch_size`` on the mean, within ``max_tokens``."""
 
     def __post_init__(self) -> None:
         for name in ("num_replicas", "num_microbatches", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.is_filled and self.is_padded:
+            raise ConfigError("microbatches that are filled to a length are packs: they are not padded.")
 
     @property
     def num_samples(self) -> int:
@@ -42,7 +47,8 @@ class BatchShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """``samples[replica, microbatch, place]``: indexes into the global batch, every one once."""
+    """``samples[replica, microbatch, place]``: indexes into the global batch, every one once; -1 where a pack that is
+    filled to a length has fewer samples than the largest one."""
 
     samples: Array
     loads: Array
@@ -75,20 +81,28 @@ def in_order(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
 
 
 def balance(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
-    """Return an assignment with equal numbers of samples everywhere and work as even as is found.
+    """Return an assignment whose work is as even as is found, with equal numbers of samples everywhere, or, filled to
+    a length, of packs.
 
     ``sizes [sample, column]``. The same answer for the same input on every rank. Inside a replica short microbatches
     come first and last. Raises ``ConfigError`` where the batch does not fill the shape, and names a sample that no
     microbatch can hold.
     """
     _check(sizes, shape)
-    groups = _microbatches(sizes, model, shape)
-    weights = _group_weights(sizes, model, groups, shape.is_padded)
-    shared = partition(weights, shape.num_replicas, shape.num_microbatches)
-    rows = [numpy.flatnonzero(shared.bins == replica) for replica in range(shape.num_replicas)]
-    totals = weights.sum(axis=1)
-    samples = numpy.stack([groups[row[short_at_the_ends(totals[row])]] for row in rows])
-    return _assignment(sizes, model, shape, samples, _bound(sizes, model, shape, weights))
+    samples = _packs(sizes, model, shape)
+    bound = None
+    if samples is None:
+        groups = _microbatches(sizes, model, shape)
+        weights = _group_weights(sizes, model, groups, shape.is_padded)
+        shared = partition(weights, shape.num_replicas, shape.num_microbatches)
+        samples = groups[numpy.argsort(shared.bins, kind="stable")].reshape(*_cut(shape), -1)
+        bound = _bound(sizes, model, shape, weights)
+    else:
+        per_replica = 0 if shape.is_filled else shape.num_microbatches * shape.micro_batch_size
+        bound = lower_bound(model.of(sizes), shape.num_replicas, per_replica)
+    totals = _group_weights(sizes, model, samples.reshape(-1, samples.shape[2]), shape.is_padded).sum(axis=1)
+    order = numpy.stack([short_at_the_ends(row) for row in totals.reshape(_cut(shape))])
+    return _assignment(sizes, model, shape, numpy.take_along_axis(samples, order[:, :, None], axis=1), bound)
 
 
 def short_at_the_ends(times: Array) -> Array:
@@ -112,6 +126,28 @@ def _check(sizes: Array, shape: BatchShape) -> None:
         )
 
 
+def _cut(shape: BatchShape) -> tuple[int, int]:
+    return shape.num_replicas, shape.num_microbatches
+
+
+def _packs(sizes: Array, model: WorkModel, shape: BatchShape) -> Array | None:
+    """Return packs ``[replica, microbatch, place]``; nothing where microbatches are single samples or padded, or where
+    packs of equal numbers must be formed before they are given to replicas, to keep within the limit."""
+    if shape.is_padded or shape.micro_batch_size == 1:
+        return None
+    work, tokens = model.of(sizes), sizes[:, _TOKENS]
+    if not shape.is_filled:
+        return equal_packs(work, tokens, shape.num_replicas, shape.micro_batch_size, shape.max_tokens)
+    packs = filled_packs(work, tokens, *_cut(shape), shape.max_tokens)
+    if packs is None:
+        raise ConfigError(
+            f"the batch has {int(tokens.sum())} tokens, its {shape.num_replicas * shape.num_microbatches} packs of "
+            f"{shape.max_tokens} hold {shape.num_replicas * shape.num_microbatches * shape.max_tokens}, and no way was "
+            "found that fits. Raise the length of a pack, or lower the micro batch size: packs are more then."
+        )
+    return packs
+
+
 def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
     """Return ``[microbatch, place]``: which samples lie together, within the limit of tokens."""
     size, number = shape.micro_batch_size, shape.num_replicas * shape.num_microbatches
@@ -123,12 +159,9 @@ def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
         groups = numpy.argsort(-tokens, kind="stable").reshape(number, size)
         used = tokens[groups].max(axis=1) * size
     else:
-        for weights in (model.of(sizes), tokens[:, None].astype(numpy.float64)):
-            bins = partition(weights, number, size).bins
-            groups = numpy.argsort(bins, kind="stable").reshape(number, size)
-            used = tokens[groups].sum(axis=1)
-            if not shape.max_tokens or used.max() <= shape.max_tokens:
-                break
+        bins = partition(tokens[:, None].astype(numpy.float64), number, size).bins
+        groups = numpy.argsort(bins, kind="stable").reshape(number, size)
+        used = tokens[groups].sum(axis=1)
     if shape.max_tokens and used.max() > shape.max_tokens:
         longest = groups[int(used.argmax())]
         raise ConfigError(
@@ -141,7 +174,9 @@ def _microbatches(sizes: Array, model: WorkModel, shape: BatchShape) -> Array:
 def _group_weights(sizes: Array, model: WorkModel, groups: Array, is_padded: bool) -> Array:
     """Return ``[microbatch, phase]``: work, that of padding included."""
     if not is_padded or groups.shape[1] == 1:
-        return model.of(sizes)[groups].sum(axis=1)
+        # What is absent has the last row.
+        of_sample: Array = numpy.concatenate((model.of(sizes), numpy.zeros((1, len(model.phases)))))
+        return of_sample[groups].sum(axis=1)
     padded = sizes[groups]
     padded[:, :, _TOKENS] = padded[:, :, _TOKENS].max(axis=1, keepdims=True)
     work: Array = model.of(padded.reshape(-1, sizes.shape[1])).reshape(*groups.shape, -1).sum(axis=1)
@@ -149,7 +184,7 @@ def _group_weights(sizes: Array, model: WorkModel, groups: Array, is_padded: boo
 
 
 def _bound(sizes: Array, model: WorkModel, shape: BatchShape, weights: Array) -> float:
-    """Return a bound over every way of forming microbatches, too.
+    """Return a bound over every way of forming padded microbatches, or equal packs, too.
 
     Padded: neighbours in length pad least, so their mean is a bound; so is the longest sample with its own padding.
     """
@@ -165,7 +200,7 @@ def _bound(sizes: Array, model: WorkModel, shape: BatchShape, weights: Array) ->
 
 
 def _assignment(sizes: Array, model: WorkModel, shape: BatchShape, samples: Array, bound: float | None) -> Assignment:
-    groups = samples.reshape(-1, shape.micro_batch_size)
+    groups = samples.reshape(-1, samples.shape[2])
     weights = _group_weights(sizes, model, groups, shape.is_padded)
     bins: Array = numpy.repeat(numpy.arange(shape.num_replicas), shape.num_microbatches)
     loads = loads_of(weights, bins, shape.num_replicas)

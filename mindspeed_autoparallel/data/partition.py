@@ -4,6 +4,9 @@ An item has a weight for every phase; what is minimised is the sum over phases o
 Karmarkar-Karp (largest differencing) and longest-processing-time give two starts, exchanges along the heaviest bins
 improve the better one. Michiels, Korst, Aarts, van Leeuwen: Performance ratios for the Karmarkar-Karp differencing
 method, 2003; Graham: Bounds on multiprocessing timing anomalies, 1969.
+
+Exchanges come in two kinds: first one in every pair of a heavy and a light bin at once, as long as squares of the loads
+fall quickly; then single ones along the heaviest bins.
 """
 
 from __future__ import annotations
@@ -14,17 +17,15 @@ from typing import Any
 
 import numpy
 
+from mindspeed_autoparallel.data.exchanges import exchange_along_heaviest, exchange_in_pairs
 from mindspeed_autoparallel.errors import ConfigError
 
 Array = Any
 """A numpy array."""
 MAX_EXCHANGES = 96
-_SOME = 64
-"""Items of the lightest bins that are looked at first for one exchange, and four times as many as of the heaviest."""
-_NEAR_ENOUGH = 5e-3
-"""Of the lower bound: nothing is gained by looking further."""
-_SPREAD = 1e-7
-"""How much the spread of all bins counts beside the heaviest one: exchanges on a plateau come to an end."""
+_FEW = 16
+_EXCHANGES = ((_FEW, 5e-3), (MAX_EXCHANGES, 1.8e-2))
+"""So many single exchanges at most, while the cost is so far above its lower bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +55,28 @@ def partition(weights: Array, num_bins: int, per_bin: int = 0, max_exchanges: in
             f"{number} items cannot be shared between {num_bins} bins" + f" of {per_bin}." * bool(per_bin)
         )
     weights = numpy.asarray(weights, dtype=numpy.float64)
-    bound = lower_bound(weights, num_bins, per_bin)
+    bounds = lower_bounds(weights, num_bins, per_bin)
+    bound = float(bounds.sum())
     total = weights.sum(axis=1)
     starts = [_longest_first(total, num_bins, per_bin)]
     if per_bin:
         starts.append(_largest_differences(total, num_bins))
     costs = [cost_of(weights, bins, num_bins) for bins in starts]
     bins = starts[costs.index(min(costs))]
-    if num_bins > 1 and min(costs) > bound * (1 + _NEAR_ENOUGH):
-        bins = _exchange(weights, bins, num_bins, bound, bool(per_bin), max_exchanges)
+    if num_bins > 1 and min(costs) > bound * (1 + _EXCHANGES[0][1]):
+        bins = _improved(weights, bins, num_bins, bounds, bool(per_bin), max_exchanges)
     return Partition(bins=bins, cost=cost_of(weights, bins, num_bins), lower_bound=bound)
+
+
+def _improved(weights: Array, bins: Array, num_bins: int, bounds: Array, is_exact: bool, max_exchanges: int) -> Array:
+    bound = float(bounds.sum())
+    if is_exact:
+        bins = exchange_in_pairs(weights, bins, bounds * (1 + _EXCHANGES[0][1]), num_bins)
+    for number, near in _EXCHANGES:
+        enough = bound * (1 + near)
+        if cost_of(weights, bins, num_bins) > enough:
+            bins = exchange_along_heaviest(weights, bins, num_bins, enough, is_exact, min(number, max_exchanges))
+    return bins
 
 
 def loads_of(weights: Array, bins: Array, num_bins: int) -> Array:
@@ -79,12 +92,19 @@ def cost_of(weights: Array, bins: Array, num_bins: int) -> float:
 
 
 def lower_bound(weights: Array, num_bins: int, per_bin: int = 0) -> float:
-    """Return a cost that no partition of ``weights [item, phase]`` is below.
+    """Return a cost that no partition of ``weights [item, phase]`` is below."""
+    return float(lower_bounds(weights, num_bins, per_bin).sum())
+
+
+def lower_bounds(weights: Array, num_bins: int, per_bin: int = 0) -> Array:
+    """Return ``[phase]``: what the heaviest bin of a phase is not below.
 
     By phase the largest of: the mean bin; and, since among the k x bins + 1 largest items k + 1 share a bin, the
-    smallest k + 1 of those. With ``per_bin`` given, such a bin is filled up with the smallest items.
+    smallest k + 1 of those. With ``per_bin`` given, such a bin is filled up with the smallest items; and of the m
+    largest items either two share such a bin, or the m bins they are in hold the smallest items beside them, each of
+    those once.
     """
-    bound = 0.0
+    bounds = []
     for column in weights.T:
         ordered = numpy.sort(column)[::-1]
         best = float(column.sum()) / num_bins
@@ -98,8 +118,20 @@ def lower_bound(weights: Array, num_bins: int, per_bin: int = 0) -> float:
             together = sums[last] - sums[last - shared]
             filled = smallest[min(per_bin - shared, len(ordered) - last)] if per_bin else 0.0
             best = max(best, float(together + filled))
-        bound += best
-    return bound
+        if per_bin > 1:
+            best = max(best, _filled_bound(sums, smallest, num_bins, per_bin))
+        bounds.append(best)
+    return numpy.array(bounds)
+
+
+def _filled_bound(sums: Array, smallest: Array, num_bins: int, per_bin: int) -> float:
+    """Return the best bound of the m largest items, m up to the bins, from the sums of the largest and of the smallest
+    items ``[count]``."""
+    count: Array = numpy.arange(1, num_bins + 1)
+    apart = (sums[count] + smallest[count * (per_bin - 1)]) / count
+    together: Array = numpy.full(num_bins, numpy.inf)
+    together[1:] = sums[count[1:]] - sums[count[1:] - 2] + smallest[per_bin - 2]
+    return float(numpy.minimum(apart, together).max())
 
 
 def _longest_first(total: Array, num_bins: int, per_bin: int) -> Array:
@@ -137,75 +169,3 @@ def _largest_differences(total: Array, num_bins: int) -> Array:
     (rows,) = members.values()
     bins[rows] = numpy.arange(num_bins)[None, :]
     return bins
-
-
-def _exchange(weights: Array, bins: Array, num_bins: int, bound: float, is_exact: bool, max_exchanges: int) -> Array:
-    """Exchange items of the heaviest bins for others, or for nothing, while the cost falls."""
-    number, bins = len(weights), bins.copy()
-    if not is_exact:
-        # An item of no weight in every bin: exchanging for it is a move.
-        weights = numpy.concatenate((weights, numpy.zeros((num_bins, weights.shape[1]))))
-        bins = numpy.concatenate((bins, numpy.arange(num_bins)))
-    loads = loads_of(weights, bins, num_bins)
-    mean = loads.mean(axis=0)
-    spread = _SPREAD / max(float(loads.mean()), 1e-300)
-    for _ in range(max_exchanges):
-        highest = loads.max(axis=0)
-        if highest.sum() <= bound * (1 + _NEAR_ENOUGH):
-            break
-        # The phase that has most to gain first; another one where nothing is gained there.
-        phases = numpy.argsort(mean - highest).tolist()
-        for phase, look_at in [(phase, _SOME) for phase in phases] + [(phase, len(weights)) for phase in phases]:
-            place = (int(loads[:, phase].argmax()), phase)
-            gain, item, other = _best_exchange(weights, bins, loads, place, spread, look_at)
-            if gain > 1e-12 * bound:
-                break
-        else:
-            break
-        here, there = bins[item], bins[other]
-        change = weights[item] - weights[other]
-        loads[here] -= change
-        loads[there] += change
-        bins[item], bins[other] = there, here
-    return bins[:number]
-
-
-def _best_exchange(
-    weights: Array, bins: Array, loads: Array, place: tuple[int, int], spread: float, look_at: int
-) -> tuple[float, int, int]:
-    """Return the largest gain of an exchange of an item of a bin that is heavy in a phase (``place``) with one of a
-    light bin, and the two items. Of ``look_at`` and more items only some are looked at."""
-    heavy, important = place
-    mine = numpy.flatnonzero(bins == heavy)
-    if len(mine) > look_at // 4:
-        mine = mine[numpy.argsort(-weights[mine, important])[:: 4 * len(mine) // look_at + 1]]
-    per_bin = max(1, len(weights) // len(loads))
-    light = numpy.argsort(loads[:, important])[: max(2, look_at // per_bin)]
-    others = numpy.flatnonzero(numpy.isin(bins, light[light != heavy]))
-    if len(others) > 2 * look_at:
-        others = others[numpy.argsort(-weights[others, important])[:: len(others) // look_at]]
-    there = bins[others]
-    rest = _highest_of_the_rest(loads, heavy)
-    cost: Array = numpy.zeros((len(mine), len(others)))
-    for phase in range(weights.shape[1]):
-        column, load = weights[:, phase], loads[:, phase]
-        change = column[mine][:, None] - column[others][None, :]
-        after, after_there = load[heavy] - change, load[there][None, :] + change
-        cost += numpy.maximum(numpy.maximum(after, after_there), rest[there, phase][None, :])
-        # after^2 + after_there^2 less what they are now
-        cost += 2 * spread * change * (load[there][None, :] - load[heavy] + change)
-    best = int(cost.argmin())
-    row, column = divmod(best, len(others))
-    return float(loads.max(axis=0).sum() - cost.flat[best]), int(mine[row]), int(others[column])
-
-
-def _highest_of_the_rest(loads: Array, heavy: int) -> Array:
-    """Return ``[bin, phase]``: the heaviest load of all bins but that one and ``heavy``; 0 where there is none."""
-    others = loads.copy()
-    others[heavy] = 0.0
-    first = others.argmax(axis=0)
-    phases = numpy.arange(loads.shape[1])
-    rest = numpy.repeat(others[first, phases][None, :], len(loads), axis=0)
-    others[first, phases] = 0.0
-    rest[first, phases] = others.max(axis=0)
-    return rest

@@ -49,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         action="store_true",
         help="lay the texts of a microbatch one after another instead of padding them: each attends to itself alone",
     )
+    section.add_argument(
+        "--pack-length",
+        type=int,
+        default=0,
+        help="with --data-balance: packs hold any number of samples, --micro-batch-size on the mean, and at most so "
+        "many tokens; 0: a pack holds --micro-batch-size samples",
+    )
     return foreign_flags.add_foreign_flags(parser)
 
 
@@ -137,6 +144,9 @@ def pads_to_longest(arguments: argparse.Namespace) -> bool:
 
 def _check_batches(model: ModelDescription, arguments: argparse.Namespace) -> None:
     """Check what microbatches are made of."""
+    if arguments.pack_length:
+        _check_pack_length(arguments)
+        arguments.pack_samples = True
     own, context = model.text.stack.attention_dropout, arguments.context_parallel_size
     if arguments.pack_samples and context > 1 and (arguments.attention_dropout if own is None else own):
         raise ConfigError(
@@ -152,6 +162,15 @@ def _check_batches(model: ModelDescription, arguments: argparse.Namespace) -> No
         raise ConfigError(f"--data-balance-max-tokens must be at least 0, got {arguments.data_balance_max_tokens}.")
     if arguments.data_balance_max_tokens and not getattr(arguments, "data_balance", False):
         raise ConfigError("--data-balance-max-tokens needs --data-balance.")
+
+
+def _check_pack_length(arguments: argparse.Namespace) -> None:
+    if arguments.pack_length < 0:
+        raise ConfigError(f"--pack-length must be at least 0, got {arguments.pack_length}.")
+    if not getattr(arguments, "data_balance", False):
+        raise ConfigError("--pack-length needs --data-balance: it says which samples lie together.")
+    if arguments.data_balance_max_tokens:
+        raise ConfigError("--pack-length limits the tokens of a pack already: leave out --data-balance-max-tokens.")
 
 
 def _check_sizes(model: ModelDescription, arguments: argparse.Namespace) -> None:

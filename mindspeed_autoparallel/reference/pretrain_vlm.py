@@ -106,7 +106,7 @@ class Trainer:
             # Every virtual stage has a stream of its own: one of them tells.
             is_logged = args.rank == 0 and not vp_stage
             rearranged = make_rearrangement(args, model, data, tokenizer, size, is_logged)
-            if args.data_balance_max_tokens < args.seq_length:
+            if rearranged.shape.max_tokens < args.seq_length:
                 rearranged.check_fits(to_train)
         return stream(to_train, args.consumed_train_samples, rearranged), evaluation, None
 

@@ -1,7 +1,7 @@
 """The best plans by means, judged by the distribution: the fastest of those that are safe enough.
 
-The search finds the best layouts for the mean sample; only those (``top_k`` + 1) are drawn. A plan outside them may be
-better for the spread: nothing is proved about it.
+The search finds the best layouts for the mean sample, and bounds or steps of all others; those whose steps are expected
+to be smallest are drawn. A plan outside them may be better for the spread: nothing is proved about it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import OutOfMemory, out_of_memory
-from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
+from mindspeed_autoparallel.planner.spread.scaled import mean_profile
+from mindspeed_autoparallel.planner.spread.waiting import expected_steps
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Layout, Plan
 from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
@@ -31,11 +32,12 @@ Array = Any
 """A numpy array."""
 Search = Callable[[Profile, "list[Layout] | None"], Plan]
 """Searches a profile, over all layouts or only those given."""
-_SEED = 20260602
-_NUM_GROUPS = 4096
-LEVELS = (None, 0.8, 0.95, 1.0, 1.2)
-"""Quantiles of microbatches that must fit everywhere at once, tried one after another until a plan is safe; the last is
-1.2 times the largest, because the bound of the memory has some slack."""
+MAX_LAYOUTS = 12
+"""That are drawn once a safe plan is known."""
+_HOPELESS = 1.25
+"""Layouts whose expected step is so many times the best safe one are not drawn."""
+_NUM_HALVINGS = 5
+_MAX_CONSIDERED = 12
 _SCOPE = "splits that hold larger microbatches than the mean one"
 
 
@@ -84,50 +86,66 @@ class Judged:
         return self.drawn.balanced if self.is_balanced else self.drawn.in_order
 
 
-def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, level: float | None = None) -> Profile:
-    """Return ``profile`` at the mean microbatch of ``data``, at each micro batch size; with a ``level``, its bytes are
-    those of that quantile of the microbatches, above 1 so many times the largest's."""
-    scales = {}
-    names = [module.name for module in profile.model.modules]
-    generator = numpy.random.default_rng(_SEED)
-    for size in sorted({measurement.at.micro_batch_size for measurement in profile.measurements}):
-        times, sizes = factors.mean(data, size)
-        if level is not None and level >= 1:
-            sizes = level * factors.of(data.sizes()[:, None, :])[1].max(axis=0)
-        elif level is not None:
-            drawn = data.sizes()[generator.choice(len(data.rows), (_NUM_GROUPS, size), p=data.shares())]
-            sizes = numpy.quantile(factors.of(drawn)[1], level, axis=0)
-        scales[size] = (
-            dict(zip(names, times.tolist(), strict=True)),
-            dict(zip(names, sizes.tolist(), strict=True)),
-        )
-    return scaled_profile(profile, scales)
-
-
 def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, search: Search) -> Plan:
     """Return the plan with the smallest mean step whose chance to run out of memory is small enough.
 
-    Where none of the plans for the mean sample is safe, plans that fit larger microbatches are searched. Raises
-    ``InfeasiblePlan`` where those are not safe either.
+    The best plans for the mean sample are drawn, then the layouts with the smallest expected steps; of those that are
+    not safe, splits that hold larger microbatches. Raises ``InfeasiblePlan`` where no layout has a safe one.
     """
     factors = sample_factors(profile, data, options.padding)
-    judged: list[Judged] = []
     at_mean = mean_profile(profile, data, factors)
-    for level in LEVELS:
+    best = search(at_mean, None)
+    layouts = [best.layout, *(other.layout for other in best.alternatives)]
+    expected = expected_steps(profile, best, data, factors, options.is_balanced)
+    ordered = [(0.0, layout) for layout in layouts] + [item for item in expected if item[1] not in layouts]
+    judged: list[Judged] = []
+    fastest: Judged | None = None
+    for number, (expected_us, layout) in enumerate(ordered):
+        if fastest is not None and (number >= MAX_LAYOUTS or expected_us > _HOPELESS * fastest.mean_us):
+            break
         try:
-            found = _plans(mean_profile(profile, data, factors, level), search)
+            plan = best if layout == best.layout else search(at_mean, [layout])
+            judged.append(judge(profile, plan, data, factors, options))
         except InfeasiblePlan:
-            if level is None:
-                raise
             continue
-        known = {plan_key(one.plan) for one in judged}
-        new = [_at_mean(at_mean, plan) if level is not None else plan for plan in found if plan_key(plan) not in known]
-        judged += [judge(profile, plan, data, factors, options) for plan in new]
+        if not is_safe(judged[-1], options):
+            if fastest is not None and judged[-1].mean_us > fastest.mean_us:
+                continue  # one that is safe is slower still
+            judged += safe_splits(profile, at_mean, layout, data, factors, options, search)
         safe = [one for one in judged if is_safe(one, options)]
-        if safe:
-            best = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()))
-            return with_record(profile, best, judged, data, factors, options)
-    raise none_is_safe(judged, options, data)
+        fastest = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
+    if fastest is None:
+        raise none_is_safe(judged, options, data)
+    return with_record(profile, fastest, judged, data, factors, options)
+
+
+def safe_splits(
+    profile: Profile,
+    at_mean: Profile,
+    layout: Layout,
+    data: Distribution,
+    factors: SampleFactors,
+    options: SpreadOptions,
+    search: Search,
+) -> list[Judged]:
+    """Return splits of a layout that are safe, the fastest last, by halving what microbatches must fit: from the mean
+    one to somewhat more than the largest."""
+    found: list[Judged] = []
+    low, high = 0.0, 1.0
+    for _ in range(_NUM_HALVINGS):
+        share = (low + high) / 2
+        try:
+            plan = _at_mean(at_mean, search(mean_profile(profile, data, factors, share), [layout]))
+        except InfeasiblePlan:
+            high = share
+            continue
+        memory = out_of_memory(profile, plan, data, factors, options.oom_steps)
+        if memory.probability <= options.max_oom_probability:
+            found.append(judge(profile, plan, data, factors, options, memory))
+            high = share
+        else:
+            low = share
+    return found
 
 
 def is_safe(judged: Judged, options: SpreadOptions) -> bool:
@@ -150,12 +168,6 @@ def none_is_safe(judged: Sequence[Judged], options: SpreadOptions, data: Distrib
     )
 
 
-def _plans(profile: Profile, search: Search) -> list[Plan]:
-    """Return the best plan, and that of each next best layout: their splits are searched again for the stages."""
-    best = search(profile, None)
-    return [best, *(search(profile, [other.layout]) for other in best.alternatives)]
-
-
 def plan_key(plan: Plan) -> str:
     """Return what tells plans apart: layout, split and recompute."""
     return plan.layout.label() + repr([(stage.layers, stage.recompute) for stage in plan.stages])
@@ -170,13 +182,21 @@ def _at_mean(profile: Profile, plan: Plan) -> Plan:
     return replace(again, search=replace(plan.search, limits=limits_of_plan(found), scope=_SCOPE))
 
 
-def judge(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors, options: SpreadOptions) -> Judged:
-    """Draw steps of ``plan`` under ``profile`` (as measured) and bound its chance to run out of memory.
+def judge(
+    profile: Profile,
+    plan: Plan,
+    data: Distribution,
+    factors: SampleFactors,
+    options: SpreadOptions,
+    memory: OutOfMemory | None = None,
+) -> Judged:
+    """Draw steps of ``plan`` under ``profile`` (as measured) and bound its chance to run out of memory, unless
+    ``memory`` is known.
 
     Raises ``ConfigError`` for layouts whose steps are not drawn.
     """
     drawn = PlanUnderData(profile, plan, factors).drawn(data)
-    memory = out_of_memory(profile, plan, data, factors, options.oom_steps)
+    memory = memory or out_of_memory(profile, plan, data, factors, options.oom_steps)
     return Judged(plan=plan, drawn=drawn, is_balanced=options.is_balanced, memory=memory)
 
 
@@ -216,8 +236,16 @@ def with_record(
                 p95_us=one.quantile_us(0.95),
                 oom_probability=one.memory.probability,
             )
-            for one in sorted(judged, key=lambda one: one.mean_us)
+            for one in _considered(best, judged)
         ),
         notes=factors.notes,
     )
     return replace(plan, data=record)
+
+
+def _considered(best: Judged, judged: Sequence[Judged]) -> list[Judged]:
+    """Return what is worth telling, by drawn steps: the best by means, the chosen one, and the fastest others."""
+    by_means = min(judged, key=lambda one: one.plan.step.total_us)
+    others = [one for one in sorted(judged, key=lambda one: one.mean_us) if one is not best and one is not by_means]
+    told = [by_means, *([best] if best is not by_means else []), *others][:_MAX_CONSIDERED]
+    return sorted(told, key=lambda one: one.mean_us)

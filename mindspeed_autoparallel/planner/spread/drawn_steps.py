@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +19,12 @@ from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns, block_times_ns
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import BatchSimulator, make_program
-from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.spec import Layout, Plan
 
 Array = Any
 """A numpy array."""
 NUM_DRAWS = 64
-_SEED = 20260601
+SEED = 20260601
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,39 +39,42 @@ class DrawnSteps:
     """Mean over the steps: work of the slowest replica over that of the mean one, in order."""
 
 
-class PlanUnderData:
-    """One plan of ``profile``, whose modules take ``factors`` times their time for a sample."""
+class StepsUnderData:
+    """Steps of a layout whose stages take ``times [pass, virtual stage, module]``, in nanoseconds for the profile's
+    sample, and ``factors`` times that for another one."""
 
-    def __init__(self, profile: Profile, plan: Plan, factors: SampleFactors) -> None:
-        """Raise ``ConfigError`` for layouts whose steps are not drawn: sharded states, pairs, encoders of their own."""
-        layout = plan.layout
+    def __init__(
+        self,
+        profile: Profile,
+        plan: Plan,
+        layout: Layout,
+        times: Array,
+        factors: SampleFactors,
+        link_us: Sequence[float],
+    ) -> None:
+        """Raise ``ConfigError`` for layouts whose steps are not drawn: sharded states, pairs, encoders of their own.
+
+        ``plan``: of the same batch, its layout may be another one; ``link_us``: messages between virtual stages.
+        """
         if layout.sharding is not None or layout.paired or layout.modules:
             raise ConfigError(f"{layout.label()}: steps of unequal samples are not modelled for this layout.")
-        self.plan, self.factors = plan, factors
-        measurement = point_of(profile, layout)
-        assert measurement is not None  # it was planned
-        placement = ModulePlacement.of_plan(plan)
-        blocks = placed_blocks(profile.model, measurement, placement)
-        names = [module.name for module in profile.model.modules]
-        self._times: Array = numpy.zeros((2, len(blocks), len(names)))
-        for v, held in enumerate(blocks):
-            for block in held:
-                self._times[:, v, names.index(block.module)] += block_times_ns(block)
-        # Gradient reduction, optimizer and messages are those of the mean sample.
-        self._rest_us = plan.step.total_us - plan.step.pipeline_us
-        program = make_program(layout.schedule, layout.pipeline_size, plan.num_microbatches, layout.virtual_size)
+        self.layout, self.factors, self._times = layout, factors, times
+        self.global_batch_size = plan.global_batch_size
+        number = plan.global_batch_size // (layout.data_size * layout.micro_batch_size)
+        program = make_program(layout.schedule, layout.pipeline_size, number, layout.virtual_size)
         message = round(profile.device.message_us(layout.schedule) * NS_PER_US)
-        link = [round(size * NS_PER_US) + message for size in plan.extra.link_us]
+        link = [round(size * NS_PER_US) + message for size in link_us]
         self._simulator = BatchSimulator(program, sends_of(profile, layout), link)
         self._beside: Array = numpy.array(beside_blocks_ns(profile.device, layout), dtype=numpy.float64)
+        self._rest_us = 0.0
 
     @property
     def shape(self) -> BatchShape:
         """Return the global batch: replicas, microbatches, samples."""
-        layout = self.plan.layout
+        layout = self.layout
         return BatchShape(
             num_replicas=layout.data_size,
-            num_microbatches=self.plan.num_microbatches,
+            num_microbatches=self.global_batch_size // (layout.data_size * layout.micro_batch_size),
             micro_batch_size=layout.micro_batch_size,
             is_padded=self.factors.padding == "longest",
         )
@@ -89,10 +93,15 @@ class PlanUnderData:
         """Return the step of one global batch ``sizes [replica, microbatch, sample, column]``: the slowest replica."""
         return float(self._steps_us(sizes[None])[0])
 
-    def drawn(self, data: Distribution, num_draws: int = NUM_DRAWS) -> DrawnSteps:
+    def step_of_factors_us(self, times: Array) -> float:
+        """Return the step of microbatches that all have the time factors ``times [module]``."""
+        of_module: Array = numpy.repeat(times[None, None, :], self.shape.num_microbatches, axis=1)
+        return float(self._pipelines_ns(of_module)[0]) / NS_PER_US + self._rest_us
+
+    def drawn(self, data: Distribution, num_draws: int = NUM_DRAWS, seed: int = SEED) -> DrawnSteps:
         """Draw global batches, the same for every plan of one batch size, and return their steps."""
         sizes, shape, work = data.sizes(), self.shape, self.work()
-        rows = draw_batches(data, self.factors.weight(sizes), num_draws, self.plan.global_batch_size, _SEED)
+        rows = draw_batches(data, self.factors.weight(sizes), num_draws, self.global_batch_size, seed)
         cut = (shape.num_microbatches, shape.num_replicas, shape.micro_batch_size)
         in_order = rows.reshape(num_draws, *cut).swapaxes(1, 2)
         shared = [drawn[balance(sizes[drawn], work, shape).samples] for drawn in rows]
@@ -108,9 +117,32 @@ class PlanUnderData:
         steps, replicas, microbatches = sizes.shape[:3]
         times, _ = self.factors.of(sizes.reshape(-1, *sizes.shape[3:]))
         of_module = times.reshape(steps * replicas, microbatches, -1)
+        found = self._pipelines_ns(of_module)
+        slowest: Array = found.reshape(steps, replicas).max(axis=1) / NS_PER_US + self._rest_us
+        return slowest
+
+    def _pipelines_ns(self, of_module: Array) -> Array:
+        """Return ``[pipeline]`` for time factors ``[pipeline, microbatch, module]``."""
         forward, backward = (
             numpy.einsum("cmj,vj->cvm", of_module, one) + self._beside[None, :, None] for one in self._times
         )
-        found = self._simulator.step_times_of_microbatches(forward, backward)
-        slowest: Array = found.reshape(steps, replicas).max(axis=1) / NS_PER_US + self._rest_us
-        return slowest
+        return self._simulator.step_times_of_microbatches(forward, backward)
+
+
+class PlanUnderData(StepsUnderData):
+    """One plan of ``profile``, whose modules take ``factors`` times their time for a sample."""
+
+    def __init__(self, profile: Profile, plan: Plan, factors: SampleFactors) -> None:
+        """Raise ``ConfigError`` for layouts whose steps are not drawn: sharded states, pairs, encoders of their own."""
+        layout = plan.layout
+        measurement = point_of(profile, layout)
+        assert measurement is not None  # it was planned
+        blocks = placed_blocks(profile.model, measurement, ModulePlacement.of_plan(plan))
+        names = [module.name for module in profile.model.modules]
+        times: Array = numpy.zeros((2, len(blocks), len(names)))
+        for v, held in enumerate(blocks):
+            for block in held:
+                times[:, v, names.index(block.module)] += block_times_ns(block)
+        super().__init__(profile, plan, layout, times, factors, plan.extra.link_us)
+        # Gradient reduction, optimizer and messages are those of the mean sample.
+        self._rest_us = plan.step.total_us - plan.step.pipeline_us

@@ -4,7 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mindspeed_autoparallel.data.distribution import Distribution
+from mindspeed_autoparallel.planner.spread.factors import SampleFactors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost, Profile, RecomputeCost, SharedBytes
+
+_LARGEST = 1.2
+"""Times the largest microbatch: the bound of the memory has some slack."""
+
+
+def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, share: float = 0.0) -> Profile:
+    """Return ``profile`` at the mean microbatch of ``data``, at each micro batch size; its bytes lie the ``share`` of
+    the way from those of the mean microbatch to 1.2 times those of the largest."""
+    scales = {}
+    names = [module.name for module in profile.model.modules]
+    largest = _LARGEST * factors.of(data.sizes()[:, None, :])[1].max(axis=0)
+    for size in sorted({measurement.at.micro_batch_size for measurement in profile.measurements}):
+        times, sizes = factors.mean(data, size)
+        sizes = sizes + share * (largest - sizes)
+        scales[size] = (
+            dict(zip(names, times.tolist(), strict=True)),
+            dict(zip(names, sizes.tolist(), strict=True)),
+        )
+    return scaled_profile(profile, scales)
 
 
 def scaled_profile(profile: Profile, factors: dict[int, tuple[dict[str, float], dict[str, float]]]) -> Profile:

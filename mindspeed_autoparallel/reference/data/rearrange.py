@@ -59,7 +59,7 @@ class Rearrangement:
                 print(describe(batch, self._decided[batch].result()), flush=True)
         first = batch * self.shape.num_samples
         assignment = self._decided[batch].result().assignment
-        return [first + int(index) for index in assignment.samples[rank, place]]
+        return [first + int(index) for index in assignment.samples[rank, place] if index >= 0]
 
     def check_fits(self, records: Iterable[Record]) -> None:
         """Raise ``ConfigError`` that names the first record no microbatch can hold by the limit of tokens."""
@@ -68,7 +68,8 @@ class Rearrangement:
             tokens = self._size(record).tokens
             if tokens > limit:
                 raise ConfigError(
-                    f"{record.name} has {tokens} tokens and fits nowhere: --data-balance-max-tokens allows a "
+                    f"{record.name} has {tokens} tokens and fits nowhere: "
+                    f"{'--pack-length' if self.shape.is_filled else '--data-balance-max-tokens'} allows a "
                     f"microbatch {limit}. Raise it, or lower --seq-length to cut texts."
                 )
 
@@ -121,6 +122,7 @@ def make_rearrangement(
 ) -> Rearrangement:
     """Return what ``--data-balance`` asks for; ``ConfigError`` where the loss would not stay the same."""
     size = arguments.micro_batch_size
+    length = getattr(arguments, "pack_length", 0)
     if size > 1 and not arguments.calculate_per_token_loss:
         raise ConfigError(
             f"--data-balance with a micro batch size of {size} changes what each sample weighs in the loss. Add "
@@ -133,7 +135,8 @@ def make_rearrangement(
         num_microbatches=arguments.global_batch_size // (size * num_ranks),
         micro_batch_size=size,
         is_padded=not getattr(arguments, "pack_samples", False),
-        max_tokens=getattr(arguments, "data_balance_max_tokens", 0),
+        max_tokens=length or getattr(arguments, "data_balance_max_tokens", 0),
+        is_filled=length > 0,
     )
     media = MediaSizes(
         patch_size=model.vision.patch_size if model.vision else 0,

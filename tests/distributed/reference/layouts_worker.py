@@ -134,7 +134,7 @@ LAYOUTS: dict[str, Values] = {
 }
 
 
-STEPS = {"ten": 10, "pairs": 10}
+STEPS = {"ten": 10, "pairs": 10, "tokens": 10}
 """Of a family; others take ``NUM_STEPS``."""
 BALANCED = {"balance": True}
 """By the reference training's own stream."""
@@ -151,9 +151,14 @@ LAYOUTS |= {
     "ten/exchanged, dp 4": {**EXCHANGED},
     "ten/exchanged pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]], **EXCHANGED},
 }
+BY_TOKEN = {"size": 3, "per_token_loss": True, "uneven": True}
+FILLED = {**BY_TOKEN, "pack": True, "balance": True, "pack_length": 150}
+"""Any number of samples in a row, up to that length: a batch given to replicas by work."""
 LAYOUTS |= {
     "pairs/dp4": {"size": 2},
     "pairs/packed, dp 4": {**PACKED},
+    "tokens/dp4": {**BY_TOKEN},
+    "tokens/filled pp2-vpp2": {"pp": 2, "vit": [[2, 1], [1, 0]], "llm": [[0, 0], [1, 3]], **FILLED},
     "pairs/packed cp2-tp2-sp": {"cp": 2, "tp": 2, "sp": True, **PACKED},
 }
 ON_REQUEST: dict[str, Values] = {
@@ -201,6 +206,20 @@ ON_REQUEST: dict[str, Values] = {
     "pairs/packed cp2-dp2": {"cp": 2, **PACKED},
     "pairs/packed cp2-pp2": {"cp": 2, "pp": 2, "vit": [3, 1], "llm": [0, 4], **PACKED},
     "pairs/packed cp4": {"cp": 4, **PACKED},
+    "tokens/filled, dp 4": {**FILLED},
+    "tokens/filled tp2-dp2": {"tp": 2, **FILLED},
+    "tokens/filled tp2-sp-pp2": {"tp": 2, "pp": 2, "sp": True, "vit": [2, 2], "llm": [0, 4], **FILLED},
+    "tokens/filled pp4": {"pp": 4, "vit": [3, 1, 0, 0], "llm": [0, 0, 1, 3], **FILLED},
+    "tokens/filled pp2-distributed-optimizer": {
+        "pp": 2,
+        "vit": [4, 0],
+        "llm": [2, 2],
+        "distributed_optimizer": True,
+        **FILLED,
+    },
+    "tokens/filled cp2-dp2": {"cp": 2, **FILLED},
+    "tokens/filled cp2-tp2-sp": {"cp": 2, "tp": 2, "sp": True, **FILLED},
+    "tokens/filled cp4": {"cp": 4, **FILLED},
 }
 """Run only where words of the command line choose them."""
 
@@ -231,6 +250,7 @@ def run_layout(name: str, layout: Values, folder: Path) -> Values:
         bias_dropout_fusion=False,
     )
     base.variable_seq_lengths = pipeline > 1
+    base.calculate_per_token_loss = layout.get("per_token_loss", False)
     if virtual:
         base.overlap_p2p_comm, base.batch_p2p_comm = True, False
     chunks = []
@@ -255,7 +275,7 @@ def run_layout(name: str, layout: Values, folder: Path) -> Values:
     optimizer = get_megatron_optimizer(
         OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=distributed_optimizer), wrapped
     )
-    iterators = [microbatches(model, layout) for _ in chunks]
+    iterators = [microbatches(model, layout, folder) for _ in chunks]
     set_exchange(layout)
     num_steps = STEPS.get(name.split("/")[0], NUM_STEPS)
     steps = [train_step(base, wrapped, optimizer, iterators, trainer) for _ in range(num_steps)]
@@ -287,9 +307,24 @@ def exchange_weights(chunks: list[Any], folder: Path, *, first: bool) -> None:
         chunk.load_state_dict(loaded[f"model{index}"])
 
 
-def microbatches(model: Any, layout: Values) -> Any:
+def uneven_records(folder: Path) -> Path:
+    """Write the example's records, two short texts before each of them."""
+    records = []
+    for place, record in enumerate(json.loads((EXAMPLE / "data" / "pictures.json").read_text())):
+        for text in ("?" * (1 + place % 3), "and then?"):
+            turns = [{"role": "user", "content": text}, {"role": "assistant", "content": "ab"[place % 2]}]
+            records.append({"messages": turns, "images": []})
+        records.append(record)
+    path = folder / f"uneven_{dist.get_rank()}.json"
+    path.write_text(json.dumps(records))
+    return path
+
+
+def microbatches(model: Any, layout: Values, folder: Path) -> Any:
     data = copy.copy(read_data(EXAMPLE / "data.json"))
     file = EXAMPLE / "data" / layout.get("data", "pictures.json")
+    if layout.get("uneven"):
+        file = uneven_records(folder)
     object.__setattr__(data, "files", (file,))
     object.__setattr__(data, "folder", EXAMPLE / "data")
     size = parallel_state.get_data_parallel_world_size()
@@ -313,7 +348,7 @@ def microbatches(model: Any, layout: Values) -> Any:
                 multiple=layout.get("tp", 1) * 2 * layout.get("cp", 1),
                 is_packed=layout.get("pack", False),
             ),
-            rearrangement=rearrangement(model, data, size) if layout.get("balance") else None,
+            rearrangement=rearrangement(model, data, size, layout) if layout.get("balance") else None,
         )
     )
 
@@ -327,11 +362,14 @@ def set_exchange(layout: Values) -> None:
         ENGINE.enable(["--data-balance"])
 
 
-def rearrangement(model: Any, data: Any, num_ranks: int) -> Any:
+def rearrangement(model: Any, data: Any, num_ranks: int, layout: Values) -> Any:
+    samples = layout.get("size", 1)
     arguments = argparse.Namespace(
-        micro_batch_size=1,
-        calculate_per_token_loss=False,
-        global_batch_size=NUM_MICROBATCHES,
+        micro_batch_size=samples,
+        calculate_per_token_loss=layout.get("per_token_loss", False),
+        global_batch_size=NUM_MICROBATCHES * samples,
+        pack_samples=layout.get("pack", False),
+        pack_length=layout.get("pack_length", 0),
         seq_length=128,
         log_interval=1,
         rank=1,

@@ -147,6 +147,13 @@ def test_packed_samples_give_the_losses_and_norms_of_padded_ones(layouts: dict[s
     assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
 
 
+def test_packs_filled_to_a_length_give_the_losses_and_norms_of_padded_pairs(layouts: dict[str, Any]) -> None:
+    expected, got = layouts["tokens/dp4"], layouts["tokens/filled pp2-vpp2"]
+    assert len(got["losses"]) == 10
+    assert got["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+    assert got["norms"] == pytest.approx(expected["norms"], rel=TOLERANCE)
+
+
 def test_freezing_changes_what_is_trained(layouts: dict[str, Any]) -> None:
     plain, frozen = layouts["plain/dp4"], layouts["frozen/dp4"]
     text_only = layouts["everything but text frozen/dp4"]

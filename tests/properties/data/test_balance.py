@@ -177,3 +177,66 @@ def test_bounds_count_items_that_must_share_a_bin() -> None:
     assert lower_bound(numpy.array([[6.0], [6.0], [6.0]]), 2) == 12
     # Two of the five share a bin of three with the smallest of the others.
     assert lower_bound(numpy.array([[9.0], [9.0], [9.0], [1.0], [2.0], [3.0]]), 2, 3) == 19
+    # The two tens are in different bins, and only one of them can have the 1 beside it: 12 is the optimum.
+    weights = numpy.array([[10.0], [10.0], [5.0], [4.0], [2.0], [1.0]])
+    assert lower_bound(weights, 3, 2) == 11.5 and optimum(weights, 3, 2) == 12
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+def test_many_bins_are_near_the_bound(phases: int) -> None:
+    """Long tails, 512 items on 64 bins: what a step of 64 replicas has to decide. Pictures are tokens, too."""
+    for seed in range(4):
+        weights = numpy.random.default_rng(seed).lognormal(0, 0.7, (512, phases))
+        weights[:, 0] += weights[:, 1:].sum(axis=1)
+        found = partition(weights, 64, 8)
+        assert found.gap < 0.02
+        assert numpy.bincount(found.bins).tolist() == [8] * 64
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(2, 4), st.booleans(), st.randoms(use_true_random=False))
+def test_packs_hold_every_sample_once(replicas: int, microbatches: int, size: int, is_filled: bool, draw) -> None:
+    number = replicas * microbatches * size
+    sizes = sizes_of([draw.randint(1, 100) for _ in range(number)], [draw.randint(0, 300) for _ in range(number)])
+    shape = BatchShape(
+        num_replicas=replicas,
+        num_microbatches=microbatches,
+        micro_batch_size=size,
+        is_padded=False,
+        is_filled=is_filled,
+        max_tokens=100 * size,
+    )
+    found = balance(sizes, BOTH, shape)
+    held = found.samples[found.samples >= 0]
+    assert found.samples.shape[:2] == (replicas, microbatches)
+    assert sorted(held.tolist()) == list(range(number))
+    assert (found.samples >= 0).any(axis=2).all()
+    tokens = numpy.append(sizes[:, 0], 0)[found.samples].sum(axis=2)
+    assert tokens.max() <= 100 * size
+    work = numpy.concatenate((BOTH.of(sizes), numpy.zeros((1, 2))))[found.samples].sum(axis=(1, 2))
+    assert found.loads == pytest.approx(work) and found.lower_bound <= found.cost * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_packs_are_as_even_as_single_samples(is_filled: bool) -> None:
+    """Replicas first, packs within them: a pack of several samples costs no evenness."""
+    tokens = numpy.clip(numpy.random.default_rng(5).lognormal(6, 0.8, 256), 16, 4000).astype(int)
+    shape = BatchShape(
+        num_replicas=16,
+        num_microbatches=4,
+        micro_batch_size=4,
+        is_padded=False,
+        is_filled=is_filled,
+        max_tokens=8000 if is_filled else 0,
+    )
+    assert balance(sizes_of(tokens.tolist()), BOTH, shape).gap < 0.02
+
+
+def test_a_batch_that_no_packs_hold_is_told() -> None:
+    shape = BatchShape(
+        num_replicas=2, num_microbatches=1, micro_batch_size=2, is_padded=False, is_filled=True, max_tokens=10
+    )
+    with pytest.raises(ConfigError, match="the batch has 24 tokens, its 2 packs of 10 hold 20"):
+        balance(sizes_of([6, 6, 6, 6]), TOKENS, shape)
+    uneven = balance(sizes_of([9, 3, 3, 3]), TOKENS, shape)
+    assert sorted(sorted(pack[pack >= 0].tolist()) for pack in uneven.samples[:, 0]) == [[0], [1, 2, 3]]

@@ -361,6 +361,23 @@ def _() -> None:
     assert sorted(rows.flatten().tolist()) == list(range(8))
 
 
+@check("packs filled to a length hold any number of samples within it")
+def _() -> None:
+    given = argparse.Namespace(
+        micro_batch_size=2, global_batch_size=8, seq_length=128, calculate_per_token_loss=True, log_interval=1, rank=0
+    )
+    given.pack_length, given.pack_samples = 60, True
+    records = read_records(DATA)
+    made = make_rearrangement(given, MODEL, DATA, TOKENIZER, 2, False)
+    fails(lambda: made.check_fits(records), "tokens and fits nowhere: --pack-length allows a microbatch 60")
+    given.pack_length = 180
+    made = make_rearrangement(given, MODEL, DATA, TOKENIZER, 2, False)
+    packs = [made.samples(step, rank, lambda rows: records[: len(rows)]) for rank in (0, 1) for step in (0, 1)]
+    assert sorted(itertools.chain(*packs)) == list(range(8)) and all(packs)
+    lengths = [len(make_sample(record, MODEL, DATA, TOKENIZER, 128).input_ids) for record in records]
+    assert max(sum(lengths[number] for number in pack) for pack in packs) <= 180
+
+
 @check("rearranging makes work even, and says how even")
 def _() -> None:
     given = argparse.Namespace(

@@ -10,16 +10,15 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.planner.spread.choose import (
-    LEVELS,
     Judged,
     is_safe,
     judge,
-    mean_profile,
     none_is_safe,
     plan_key,
     with_record,
 )
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
+from mindspeed_autoparallel.planner.spread.scaled import mean_profile
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant, Space, enumerate_space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.planner.tuner.ranking import ranked
@@ -32,6 +31,9 @@ from mindspeed_autoparallel.runtime.features.sample_data import SampleData
 
 Recommend = Callable[[SolvedConfiguration, Outcome], Recommendation]
 _Key = tuple[str, tuple[str, ...]]
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of the way from the mean microbatch to somewhat more than the largest: what must fit, tried one after another until
+enough is safe."""
 
 
 class SampledSearch:
@@ -56,11 +58,11 @@ class SampledSearch:
         samples are searched, too. Raises ``InfeasiblePlan`` where none is safe.
         """
         first: tuple[Space, Outcome] | None = None
-        for level in LEVELS:
+        for share in SHARES:
             try:
-                space, outcome = self._searched(level, count)
+                space, outcome = self._searched(share, count)
             except InfeasiblePlan:
-                if level is None:
+                if not share:
                     raise
                 continue
             first = first or (space, outcome)
@@ -68,19 +70,19 @@ class SampledSearch:
                 self._judge(found, outcome)
             if sum(is_safe(judged, self._options) for _, judged in self._judged.values()) >= min(count, 3):
                 break
-        assert first is not None  # the first level is no quantile
+        assert first is not None  # it is that of the mean microbatch
         return (*first, list(self._safe()))
 
-    def _searched(self, level: float | None, count: int) -> tuple[Space, Outcome]:
+    def _searched(self, share: float, count: int) -> tuple[Space, Outcome]:
         request, dimensions = self._request, self._profiles.plan.dimensions
-        variants = tuple(self._scaled(variant, level) for variant in self._variants.values())
+        variants = tuple(self._scaled(variant, share) for variant in self._variants.values())
         space = enumerate_space(variants, request.cluster, request.global_batch_size, dimensions)
         return space, ranked(space, request.cluster, request.global_batch_size, dimensions, count)
 
     def _judge(self, found: SolvedConfiguration, outcome: Outcome) -> None:
         configuration = found.configuration
         variant = self._variants[_key(configuration.variant)]
-        at_mean = self._scaled(variant, None)
+        at_mean = self._scaled(variant, 0.0)
         measurement = point_of(at_mean.profile, configuration.layout)
         assert measurement is not None  # it was found
         candidate = replace(configuration.candidate, measurement=measurement)
@@ -114,11 +116,11 @@ class SampledSearch:
     def _factors_of(self, variant: ProfileVariant) -> SampleFactors:
         return sample_factors(variant.profile, self._data, self._options.padding)
 
-    def _scaled(self, variant: ProfileVariant, level: float | None) -> ProfileVariant:
+    def _scaled(self, variant: ProfileVariant, share: float) -> ProfileVariant:
         factors = self._factors[_key(variant)]
 
         def scaled(profile: Profile) -> Profile:
-            return mean_profile(profile, self._data, factors, level)
+            return mean_profile(profile, self._data, factors, share)
 
         interval = (scaled(variant.interval[0]), scaled(variant.interval[1])) if variant.interval else None
         return replace(variant, profile=scaled(variant.profile), interval=interval)

@@ -1,0 +1,70 @@
+"""Which layouts are worth drawing: their steps for the mean sample, times what waiting for unequal ones adds.
+
+What waiting adds is that of stages with equal work: how it grows with replicas, stages and microbatches, before any
+split is known. An estimate that orders layouts; nothing is proved by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from mindspeed_autoparallel.data.distribution import Distribution
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.rank_memory import point_of
+from mindspeed_autoparallel.planner.spread.drawn_steps import StepsUnderData
+from mindspeed_autoparallel.planner.spread.factors import SampleFactors
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
+from mindspeed_autoparallel.profiles import BlockCost, Profile
+from mindspeed_autoparallel.spec import Layout, Plan
+
+Array = Any
+"""A numpy array."""
+_NUM_DRAWS = 16
+
+
+def expected_steps(
+    profile: Profile, best: Plan, data: Distribution, factors: SampleFactors, is_balanced: bool
+) -> list[tuple[float, Layout]]:
+    """Return every layout that the search of ``best``, the plan for the mean sample, has a step or a bound for, with
+    its expected mean step in microseconds, the smallest first."""
+    found = []
+    for verdict in best.search.verdicts:
+        step_us = verdict.step_us or verdict.lower_bound_us
+        if not step_us or point_of(profile, verdict.layout) is None:
+            continue
+        try:
+            found.append((step_us * waiting(profile, best, verdict.layout, data, factors, is_balanced), verdict.layout))
+        except ConfigError:
+            continue  # a layout whose steps are not drawn
+    return sorted(found, key=lambda item: (item[0], item[1].label()))
+
+
+def waiting(
+    profile: Profile, best: Plan, layout: Layout, data: Distribution, factors: SampleFactors, is_balanced: bool
+) -> float:
+    """Return the mean of drawn steps over the step of mean samples, for equal stages; at least 1."""
+    times = _equal_stages(profile, layout)
+    under = StepsUnderData(profile, best, layout, times, factors, [0.0] * (layout.num_virtual_stages - 1))
+    drawn = under.drawn(data, _NUM_DRAWS)
+    at_mean = under.step_of_factors_us(factors.mean(data, layout.micro_batch_size)[0])
+    return max(1.0, float((drawn.balanced if is_balanced else drawn.in_order).mean()) / at_mean)
+
+
+def _equal_stages(profile: Profile, layout: Layout) -> Array:
+    """Return ``[pass, virtual stage, module]`` in nanoseconds: every stage has the same part of every module."""
+    measurement = point_of(profile, layout)
+    assert measurement is not None  # it was looked at
+    totals: Array = numpy.zeros((2, len(profile.model.modules)))
+    for index, module in enumerate(profile.model.modules):
+        cost = measurement.modules[module.name]
+        totals[:, index] = module.num_layers * _passes(cost.layer)
+        for block in (cost.pre, cost.post):
+            totals[:, index] += _passes(block) if block is not None else 0.0
+    number = layout.num_virtual_stages
+    return numpy.repeat(totals[:, None, :], number, axis=1) / number
+
+
+def _passes(block: BlockCost) -> Array:
+    return NS_PER_US * numpy.array([block.forward_us, block.backward_us])
