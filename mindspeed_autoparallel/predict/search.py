@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.fields import counts
 from mindspeed_autoparallel.cost.analytic.layer_time import tensor_exposed
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import check_sections
 from mindspeed_autoparallel.cost.analytic.step_time import gradient_exposed
+from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -22,6 +24,12 @@ from mindspeed_autoparallel.predict.space import candidates
 SCHEMA_VERSION = 1
 
 
+_STAGE_FLAGS = {
+    "first_stage_layers": "--decoder-first-pipeline-num-layers",
+    "last_stage_layers": "--decoder-last-pipeline-num-layers",
+    "account_for_embedding": "--account-for-embedding-in-pipeline-split",
+    "account_for_loss": "--account-for-loss-in-pipeline-split",
+}
 _HIDDEN = 0.5
 """Communication of which less than this share shows is taken as overlapped, and its flag is recommended."""
 
@@ -37,9 +45,7 @@ def megatron_argv(request: Mapping[str, Any], extra_devices: tuple[Device, ...] 
         "--pipeline-model-parallel-size",
         str(work.pipeline_size),
     ]
-    if work.virtual_size > 1:
-        layers = work.model.num_layers // (work.pipeline_size * work.virtual_size)
-        argv += ["--num-layers-per-virtual-pipeline-stage", str(layers)]
+    argv += _placement_argv(request["parallel"], work)
     if work.context_size > 1:
         argv += ["--context-parallel-size", str(work.context_size)]
     if work.expert_size > 1:
@@ -67,6 +73,26 @@ def megatron_argv(request: Mapping[str, Any], extra_devices: tuple[Device, ...] 
     return argv
 
 
+def _placement_argv(parallel: Mapping[str, Any], work: Workload) -> list[str]:
+    """Return the flags that say where layers lie."""
+    argv: list[str] = []
+    if parallel.get("pipeline_layout"):
+        # Its bars say how many virtual stages there are.
+        return ["--pipeline-model-parallel-layout", str(parallel["pipeline_layout"])]
+    if parallel.get("num_layer_list"):
+        listed = counts(parallel, "num_layer_list", "parallel")
+        argv += ["--num-layer-list", ",".join(map(str, listed))]
+    if parallel.get("noop_layers"):
+        argv += ["--noop-layers", ",".join(map(str, counts(parallel, "noop_layers", "parallel")))]
+    for key, flag in _STAGE_FLAGS.items():
+        if parallel.get(key) not in (None, False):
+            argv += [flag] if parallel[key] is True else [flag, str(parallel[key])]
+    if work.virtual_size > 1:
+        layers = work.model.num_layers // (work.pipeline_size * work.virtual_size)
+        argv += ["--num-layers-per-virtual-pipeline-stage", str(layers)]
+    return argv
+
+
 def search(base: Mapping[str, Mapping[str, object]], extra_devices: tuple[Device, ...] = (), count: int = 3) -> Choices:
     """Return the ``count`` fastest layouts for ``base`` (a request without a layout), fastest first.
 
@@ -81,7 +107,7 @@ def search(base: Mapping[str, Mapping[str, object]], extra_devices: tuple[Device
     tightest: tuple[float, str] | None = None
     first_reason = ""
     number = 0
-    for number, request in enumerate(candidates(base), start=1):
+    for number, request in enumerate(candidates(base, extra_devices), start=1):
         answer = predict_one(request, extra_devices)
         if answer["status"] == "ok":
             fitting.append((answer["step_time_ms"], answer["peak_memory_gib"], number, request, answer))
@@ -100,12 +126,9 @@ def search(base: Mapping[str, Mapping[str, object]], extra_devices: tuple[Device
                 raise ConfigError(f"none of {number} layouts is legal: {first_reason}")
             rules = " ".join(f"{count} of them: {rule}" for rule, count in left_out.most_common(3))
             raise ConfigError(f"none of {number} layouts is legal. {rules} The first: {first_reason}")
-        layers, devices = cast(int, base["model"]["num_layers"]), cast(int, base["hw"]["num_gpus"])
-        sizes = ", ".join(str(size) for size in range(1, devices + 1) if devices % size == layers % size == 0)
         raise InfeasiblePlan(
-            f"none of {number} layouts fits. The one that needs least: {tightest[1]} Stages are equal here: "
-            f"{layers} layers on {devices} devices make pipelines of {sizes}; plan --profile-source analytic "
-            "splits them unequally."
+            f"none of {number} layouts fits. The one that needs least: {tightest[1]} Every stage recomputes alike "
+            "here; plan --profile-source analytic chooses layers and recompute stage by stage."
         )
     fitting.sort(key=lambda item: item[:3])
     return {

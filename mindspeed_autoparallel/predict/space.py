@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
+from mindspeed_autoparallel.predict.uneven_stages import UnevenStages
 
 _MICRO_BATCHES = (1, 2, 4, 8)
 _VIRTUAL = (1, 2, 3, 4)
@@ -30,8 +32,10 @@ def _whole(section: Mapping[str, Any], key: str, name: str) -> int:
     return value
 
 
-def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def candidates(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> Iterator[dict[str, Any]]:
     """Yield every combination of tensor, pipeline, context, expert, expert tensor, virtual, micro batch and recompute.
+
+    Layers that do not split evenly are placed so that the slowest stage takes least.
 
     ``base``: a request whose ``parallel`` may be empty; what it does name is held. Tensor sizes stay inside a node, for
     their collectives are on the critical path of every layer; expert sizes leave it where a model has many experts.
@@ -63,6 +67,7 @@ def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         [train["mbs"]] if train.get("mbs") else list(_MICRO_BATCHES),
         [train["recompute"]] if train.get("recompute") else list(_RECOMPUTE),
     )
+    stages = UnevenStages(base, extra_devices)
     for tensor, pipeline, context, expert, virtual, micro, recompute in itertools.product(*axes):
         if devices % (tensor * pipeline * context) or (virtual > 1 and pipeline == 1):
             continue
@@ -71,4 +76,5 @@ def candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         split = choices("etp", [1, tensor]) if experts and tensor > 1 else [None]
         for expert_tensor in split:
             layout = parallel if expert_tensor is None else {**parallel, "etp": expert_tensor}
+            layout = {**layout, **stages.placement(layout)}
             yield {**base, "parallel": layout, "train": {**train, "mbs": micro, "recompute": recompute}}

@@ -74,7 +74,7 @@ def optional_section(section: Mapping[str, Any], key: str, where: str) -> Mappin
     return value
 
 
-def counts(section: Mapping[str, Any], key: str, where: str) -> tuple[int, ...]:
+def counts(section: Mapping[str, object], key: str, where: str) -> tuple[int, ...]:
     """Return a list of whole numbers of at least 0, or its text form ``5,6,6``; empty where nothing is said."""
     value = section.get(key)
     if not value:
