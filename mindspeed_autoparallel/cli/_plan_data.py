@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from mindspeed_autoparallel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.planner.spread.choose import Search
+    from mindspeed_autoparallel.data.distribution import Distribution
+    from mindspeed_autoparallel.planner.spread.choose import Search, SpreadOptions
     from mindspeed_autoparallel.profiles import Profile
     from mindspeed_autoparallel.spec import Plan
 
@@ -37,15 +38,22 @@ def check(arguments: argparse.Namespace) -> None:
     """Raise ``ConfigError`` for flags that do not go together."""
     if arguments.data is None and (arguments.data_balance or arguments.mm_data is not None):
         raise ConfigError("--data-balance and --mm-data need --data: a distribution of `data describe`.")
-    if arguments.data is not None and (arguments.hetero_parallel or arguments.candidate is not None):
-        raise ConfigError("--data goes with neither --hetero-parallel nor --candidate: their steps are not drawn yet.")
+    if arguments.data is not None and arguments.candidate is not None:
+        raise ConfigError("--data does not go with --candidate: its steps are not drawn. Leave one out.")
 
 
 def plan(arguments: argparse.Namespace, profile: Profile, search: Search) -> Plan:
     """Return the plan that ``--data`` asks for."""
+    from mindspeed_autoparallel.planner.spread.choose import choose_plan
+
+    return choose_plan(profile, *read(arguments), search)
+
+
+def read(arguments: argparse.Namespace) -> tuple[Distribution, SpreadOptions]:
+    """Return the distribution and what is asked of a plan for it."""
     from mindspeed_autoparallel.data.distribution import Distribution
     from mindspeed_autoparallel.data.records import refuse_other_records
-    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_plan
+    from mindspeed_autoparallel.planner.spread.choose import SpreadOptions
 
     options = SpreadOptions(
         padding=arguments.data_padding,
@@ -56,4 +64,4 @@ def plan(arguments: argparse.Namespace, profile: Profile, search: Search) -> Pla
     data = Distribution.read(arguments.data)
     if arguments.mm_data is not None:
         refuse_other_records(arguments.data, data.source.sha256, arguments.mm_data)
-    return choose_plan(profile, data, options, search)
+    return data, options

@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec import Cluster, Layout, Plan
+
+if TYPE_CHECKING:
+    from mindspeed_autoparallel.planner.hetero.compare import Comparison
 
 
 def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster, options: SearchOptions) -> int:
     """Search, print, write; the command's exit code."""
     from mindspeed_autoparallel.cli.simulate import print_plan
-    from mindspeed_autoparallel.planner.hetero.compare import compare, comparison_result, summary, write_comparison
+    from mindspeed_autoparallel.planner.hetero.compare import comparison_result, summary, write_comparison
+    from mindspeed_autoparallel.report.spread import text_lines
     from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import (
         can_stage_encoders,
         training_flags,
@@ -30,15 +36,7 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
         description = describe(argparse.Namespace(mm_model=arguments.mm_model))
         _check_modules(profile, {module.name: module.num_layers for module in description.modules}, arguments.mm_model)
         stages = can_stage_encoders(description)
-    comparison = compare(
-        profile,
-        cluster,
-        arguments.global_batch_size,
-        options,
-        progress=lambda text: print(text, file=sys.stderr, flush=True),
-        balance=arguments.hetero_balance,
-        encoder_pipelines=stages,
-    )
+    comparison = _compared(arguments, profile, cluster, options, stages)
     model_file = None
     if arguments.mm_model is not None:
         model_file = write_hetero_model(comparison.hetero, description, arguments.out or Path.cwd())
@@ -49,6 +47,8 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
         print(json.dumps({**comparison_result(comparison, named), "plan": to_json(comparison.best)}))
         return 0
     print_plan(comparison.hetero)
+    for line in text_lines(comparison.hetero):
+        print(line)
     print(summary(comparison))
     if model_file is not None:
         print(f"train the hetero plan with: {training_flags(comparison.hetero, model_file, description)}")
@@ -58,6 +58,52 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, cluster: Cluster
         for verdict in comparison.hetero.search.verdicts:
             print(f"{verdict.layout.label()}: {verdict.outcome}: {verdict.reason}")
     return 0
+
+
+def _compared(
+    arguments: argparse.Namespace, profile: Profile, cluster: Cluster, options: SearchOptions, stages: bool
+) -> Comparison:
+    """Return both plans; ``stages``: whether encoders can run in stages."""
+    from mindspeed_autoparallel.cli import _plan_data
+    from mindspeed_autoparallel.planner.hetero.compare import compare
+    from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+    from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
+    from mindspeed_autoparallel.planner.layouts.search import search
+    from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
+
+    def progress(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    batch = arguments.global_batch_size
+    if arguments.data is None:
+        return compare(
+            profile,
+            cluster,
+            batch,
+            options,
+            progress=progress,
+            balance=arguments.hetero_balance,
+            encoder_pipelines=stages,
+        )
+
+    def homogeneous(one: Profile, layouts: list[Layout] | None) -> Plan:
+        wanted = replace(options, layouts=layouts, with_relaxations=layouts is None)
+        return search(one, cluster, batch, wanted, progress=progress)
+
+    def hetero(one: Profile, layouts: list[Layout] | None) -> Plan:
+        return search_hetero(
+            one,
+            cluster,
+            batch,
+            replace(options, layouts=layouts),
+            progress=progress,
+            memory_modes=MEMORY_MODES,
+            balance=arguments.hetero_balance,
+            encoder_space=EncoderSpace() if stages else EncoderSpace(pipeline_sizes=(1,)),
+        )
+
+    data, spread = _plan_data.read(arguments)
+    return compare_by_data(profile, data, spread, homogeneous, hetero)
 
 
 def _check_modules(profile: Profile, described: dict[str, int], path: Path) -> None:

@@ -27,7 +27,7 @@ def section(values: Data) -> str:
         (
             "Out of memory",
             f"at most {chance:.2g}" if chance else "cannot happen",
-            f"within {values['oom_steps']} steps, for samples as described",
+            values.get("memory_note") or f"within {values['oom_steps']} steps, for samples as described",
         ),
     ]
     worst = f"The heaviest samples together need {format_bytes(values['worst_bytes'])}"
@@ -87,13 +87,14 @@ def text_lines(plan: Plan) -> list[str]:
         )
     chance = f"at most {data.oom_probability:.2g}" if data.oom_probability else "0 for the samples described"
     limit = plan.memory[data.worst_rank].limit_bytes
+    chance = f"chance to run out of memory within {data.oom_steps} steps: {chance}"
     lines.append(
-        f"data: chance to run out of memory within {data.oom_steps} steps: {chance}; the heaviest samples together "
-        f"need {format_bytes(data.worst_bytes)} of {format_bytes(limit)} on pipeline rank {data.worst_rank}"
+        f"data: {data.memory_note or chance}; the heaviest samples together need {format_bytes(data.worst_bytes)} of "
+        f"{format_bytes(limit)} on pipeline rank {data.worst_rank}"
     )
     lines += [
         f"considered: {one.label}: {one.by_means_us / 1000:.2f} ms by means, {one.mean_us / 1000:.2f} drawn, "
-        f"P95 {one.p95_us / 1000:.2f}, out of memory {one.oom_probability:.2g}"
+        f"P95 {one.p95_us / 1000:.2f}" + f", out of memory {one.oom_probability:.2g}" * (not data.memory_note)
         for one in data.considered
     ]
     lines.append("only the plans considered were drawn: one that is slower by means may be faster for this spread")

@@ -47,3 +47,5 @@ class DataRecord:
     """Standard error of ``mean_us``, an upper bound; 0: not known."""
     considered: tuple[ConsideredPlan, ...] = ()
     notes: tuple[str, ...] = ()
+    memory_note: str = ""
+    """Where no probability of running out is known: what memory was planned for."""

@@ -37,14 +37,19 @@ class Comparison:
     @property
     def speed_up(self) -> float | None:
         """Return homogeneous step time by hetero step time; ``None`` where no homogeneous plan fits."""
-        return None if self.homogeneous is None else self.homogeneous.step.total_us / self.hetero.step.total_us
+        return None if self.homogeneous is None else step_us(self.homogeneous) / step_us(self.hetero)
 
     @property
     def best(self) -> Plan:
         """Return the faster one."""
-        if self.homogeneous is None or self.homogeneous.step.total_us > self.hetero.step.total_us:
+        if self.homogeneous is None or step_us(self.homogeneous) > step_us(self.hetero):
             return self.hetero
         return self.homogeneous
+
+
+def step_us(plan: Plan) -> float:
+    """Return the step that plans are compared by: of drawn samples where they differ."""
+    return plan.step.total_us if plan.data is None else plan.data.mean_us
 
 
 def compare(
@@ -75,7 +80,7 @@ def compare(
         note = str(error)
     left = replace(options, time_limit_s=max(1.0, options.time_limit_s - (time.monotonic() - started)))
     if splits is not None:
-        left = replace(left, layouts=_of_one_stage(profile, cluster, global_batch_size))
+        left = replace(left, layouts=one_stage_layouts(profile, cluster, global_batch_size))
     try:
         hetero = search_hetero(
             profile,
@@ -91,6 +96,11 @@ def compare(
             raise
         step_ms = homogeneous.step.total_us / US_PER_MS
         raise InfeasiblePlan(f"{error} ({homogeneous.layout.label()} fits, {step_ms:.1f} ms.)") from error
+    return paired(profile, hetero, homogeneous, note)
+
+
+def paired(profile: Profile, hetero: Plan, homogeneous: Plan | None, note: str) -> Comparison:
+    """Return both plans, each with the other's figures; ``note``: why there is no homogeneous one."""
     assert hetero.hetero is not None
     best = None if homogeneous is None else _best_homogeneous(profile, homogeneous)
     record = replace(hetero.hetero, homogeneous_note=note, homogeneous=best)
@@ -123,7 +133,8 @@ def _rival(hetero: Plan, record: HeteroRecord) -> HeteroBest:
     )
 
 
-def _of_one_stage(profile: Profile, cluster: Cluster, global_batch_size: int) -> list[Layout]:
+def one_stage_layouts(profile: Profile, cluster: Cluster, global_batch_size: int) -> list[Layout]:
+    """Return the backbone's layouts without a pipeline."""
     candidates, _ = enumerate_layouts(backbone_profile(profile), cluster, global_batch_size, SpaceOptions())
     return [candidate.layout for candidate in candidates if candidate.layout.pipeline_size == 1]
 
@@ -190,10 +201,10 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
 def summary(comparison: Comparison) -> str:
     """Return one line: which is faster, and by how much."""
     other = comparison.homogeneous
-    ours = f"{comparison.hetero.layout.label()}, {comparison.hetero.step.total_us / US_PER_MS:.2f} ms"
+    ours = f"{comparison.hetero.layout.label()}, {step_us(comparison.hetero) / US_PER_MS:.2f} ms"
     if other is None or comparison.speed_up is None:
         return f"hetero {ours}; no homogeneous plan fits"
-    theirs = f"{other.layout.label()}, {other.step.total_us / US_PER_MS:.2f} ms"
+    theirs = f"{other.layout.label()}, {step_us(other) / US_PER_MS:.2f} ms"
     if comparison.best is comparison.hetero:
         return f"hetero is {comparison.speed_up:.3f} times as fast: {ours}; best homogeneous plan: {theirs}"
     return f"hetero does not pay: {ours}; the best homogeneous plan is no slower: {theirs}"

@@ -105,7 +105,7 @@ class StepsUnderData:
         cut = (shape.num_microbatches, shape.num_replicas, shape.micro_batch_size)
         in_order = rows.reshape(num_draws, *cut).swapaxes(1, 2)
         shared = [drawn[balance(sizes[drawn], work, shape).samples] for drawn in rows]
-        loads = work.of(sizes)[:, 0][in_order].sum(axis=(2, 3))
+        loads = work.of(sizes).sum(axis=1)[in_order].sum(axis=(2, 3))
         return DrawnSteps(
             in_order=self._steps_us(sizes[in_order]),
             balanced=self._steps_us(sizes[numpy.stack(shared)]),
@@ -113,13 +113,16 @@ class StepsUnderData:
         )
 
     def _steps_us(self, sizes: Array) -> Array:
-        """Return ``[step]`` for ``sizes [step, replica, microbatch, sample, column]``."""
+        """Return ``[step]`` for ``sizes [step, replica, microbatch, sample, column]``: the slowest replica."""
+        slowest: Array = self._replicas_us(sizes).max(axis=1) + self._rest_us
+        return slowest
+
+    def _replicas_us(self, sizes: Array) -> Array:
+        """Return ``[step, replica]`` for ``sizes [step, replica, microbatch, sample, column]``."""
         steps, replicas, microbatches = sizes.shape[:3]
         times, _ = self.factors.of(sizes.reshape(-1, *sizes.shape[3:]))
-        of_module = times.reshape(steps * replicas, microbatches, -1)
-        found = self._pipelines_ns(of_module)
-        slowest: Array = found.reshape(steps, replicas).max(axis=1) / NS_PER_US + self._rest_us
-        return slowest
+        found = self._pipelines_ns(times.reshape(steps * replicas, microbatches, -1))
+        return found.reshape(steps, replicas) / NS_PER_US
 
     def _pipelines_ns(self, of_module: Array) -> Array:
         """Return ``[pipeline]`` for time factors ``[pipeline, microbatch, module]``."""

@@ -39,10 +39,6 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
             if getattr(flags, flag.destination) != flag.default:
                 raise ConfigError(f"{flag.name} needs --auto-parallel-data: a distribution of `data describe`.")
         return None
-    if getattr(arguments, "hetero_parallel", False) or getattr(arguments, "auto_parallel_hetero", False):
-        raise ConfigError(
-            "--auto-parallel-data does not go with --hetero-parallel: its steps are not drawn yet. Leave one out."
-        )
     # numpy and the planner: only for those who ask.
     from mindspeed_autoparallel.data.distribution import Distribution
     from mindspeed_autoparallel.data.records import refuse_other_records

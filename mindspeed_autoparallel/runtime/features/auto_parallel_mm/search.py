@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from mindspeed_autoparallel.planner.hetero.compare import Comparison, compare
+from mindspeed_autoparallel.planner.hetero.compare import Comparison, compare, one_stage_layouts
+from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
+from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search as search_layouts
 from mindspeed_autoparallel.planner.spread.choose import choose_plan
+from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import can_stage_encoders
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
@@ -25,6 +28,9 @@ def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
     _LOGGER.info(
         f"planning for {cluster.num_nodes} x {cluster.devices_per_node} devices, batch {request.global_batch_size}"
     )
+    if request.hetero_balance is not None and request.sample_data is not None:
+        data, options = request.sample_data.distribution, request.sample_data.options
+        return compare_by_data(profile, data, options, partial(_searched, request), partial(_hetero, request))
     if request.hetero_balance is not None:
         return compare(
             profile,
@@ -49,3 +55,21 @@ def _searched(request: SearchRequest, profile: Profile, layouts: list[Layout] | 
     if request.splits is not None:
         return search_given(profile, cluster, batch, request.splits, options, progress=_LOGGER.info)
     return search_layouts(profile, cluster, batch, options, progress=_LOGGER.info)
+
+
+def _hetero(request: SearchRequest, profile: Profile, layouts: list[Layout] | None) -> Plan:
+    """Return the best hetero plan under ``profile``; ``layouts`` of the backbone: among these."""
+    cluster, batch = request.cluster, request.global_batch_size
+    if request.splits is not None and layouts is None:
+        layouts = one_stage_layouts(profile, cluster, batch)
+    assert request.hetero_balance is not None
+    return search_hetero(
+        profile,
+        cluster,
+        batch,
+        SearchOptions(time_limit_s=request.time_limit_s, layouts=layouts),
+        progress=_LOGGER.info,
+        memory_modes=MEMORY_MODES,
+        balance=request.hetero_balance,
+        encoder_space=EncoderSpace() if can_stage_encoders(request.description) else EncoderSpace(pipeline_sizes=(1,)),
+    )

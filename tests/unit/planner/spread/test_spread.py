@@ -337,7 +337,6 @@ def test_the_command_says_what_the_spread_costs(files: Path, capsys: pytest.Capt
     ("flags", "words"),
     [
         (("--data-balance",), "--data-balance and --mm-data need --data"),
-        (("--data", "DATA", "--hetero-parallel"), "--data goes with neither"),
         (("--data", "DATA", "--max-oom-probability", "0"), "--max-oom-probability must be above 0"),
         (("--data", "DATA", "--oom-steps", "0"), "--oom-steps must be at least 1"),
         (("--data", "PROFILE"), "is no data distribution"),

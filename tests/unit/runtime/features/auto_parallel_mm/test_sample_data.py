@@ -73,7 +73,6 @@ def test_what_is_not_said_follows_from_the_script(tmp_path: Path) -> None:
             {"auto_parallel_data": "DATA", "auto_parallel_data_max_oom_probability": 0.0},
             "must be above 0 and at most 1",
         ),
-        ({"auto_parallel_data": "DATA", "auto_parallel_hetero": True}, "does not go with --hetero-parallel"),
         ({"auto_parallel_data": "DATA", "mm_data": "SET"}, "is of other records"),
     ],
 )

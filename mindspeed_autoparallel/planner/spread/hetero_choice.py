@@ -1,0 +1,140 @@
+"""Hetero and homogeneous plan for data whose samples differ, each the best of its kind by drawn steps.
+
+The hetero search fits microbatches that are all somewhat larger than the largest, with the times of the mean one; its
+best plans are priced again at the mean sample and drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy
+
+from mindspeed_autoparallel.data.distribution import Distribution
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.hetero.backbone import backbone_profile
+from mindspeed_autoparallel.planner.hetero.compare import Comparison, paired
+from mindspeed_autoparallel.planner.hetero.encoders import encoder_phase
+from mindspeed_autoparallel.planner.hetero.space import costs_of
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.rank_memory import point_of
+from mindspeed_autoparallel.planner.spread.choose import Search, SpreadOptions, choose_plan
+from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps
+from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
+from mindspeed_autoparallel.planner.spread.hetero_steps import HeteroPlanUnderData, backbone_plan
+from mindspeed_autoparallel.planner.spread.scaled import mean_profile
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Layout, Plan
+from mindspeed_autoparallel.spec.data import ConsideredPlan, DataRecord
+from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
+
+SearchHetero = Callable[[Profile, "list[Layout] | None"], Plan]
+"""Searches a profile, over all layouts of the backbone or only those given; not memory mode window."""
+MEMORY_NOTE = (
+    "no probability is given: planned for microbatches that are all 1.2 times the largest, with equally many samples "
+    "on every replica of an encoder"
+)
+
+
+def compare_by_data(
+    profile: Profile, data: Distribution, options: SpreadOptions, search: Search, search_hetero: SearchHetero
+) -> Comparison:
+    """Return the best plan of either kind by drawn steps. Raises ``InfeasiblePlan`` where no hetero plan fits."""
+    homogeneous, note = None, ""
+    try:
+        homogeneous = choose_plan(profile, data, options, search)
+    except InfeasiblePlan as error:
+        note = str(error)
+    return paired(profile, choose_hetero(profile, data, options, search_hetero), homogeneous, note)
+
+
+def choose_hetero(profile: Profile, data: Distribution, options: SpreadOptions, search: SearchHetero) -> Plan:
+    """Return the hetero plan with the smallest mean of drawn steps among the best one and its alternatives."""
+    factors = sample_factors(profile, data, options.padding)
+    at_mean, largest = (mean_profile(profile, data, factors, share) for share in (0.0, 1.0))
+    best = search(largest, None)
+    backbones = [replace(other.layout, modules={}) for other in best.alternatives]
+    plans = [best, *(search(largest, [layout]) for layout in backbones)]
+    priced = [_at_mean(at_mean, plan) for plan in plans]
+    drawn = [_drawn(profile, plan, data, factors) for plan in priced]
+    steps = [one.balanced if options.is_balanced else one.in_order for one in drawn]
+    chosen = min(range(len(priced)), key=lambda index: float(steps[index].mean()))
+    plan, mine = priced[chosen], steps[chosen]
+    packed = _drawn(profile, plan, data, sample_factors(profile, data, "none"))
+    worst = max(plan.memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
+    record = DataRecord(
+        sha256=data.source.sha256,
+        num_draws=NUM_DRAWS,
+        padding=options.padding,
+        is_balanced=options.is_balanced,
+        by_means_us=plan.step.total_us,
+        mean_us=float(mine.mean()),
+        p50_us=float(numpy.quantile(mine, 0.5)),
+        p95_us=float(numpy.quantile(mine, 0.95)),
+        balanced_mean_us=float(drawn[chosen].balanced.mean()),
+        packed_mean_us=float(packed.balanced.mean()),
+        mean_error_us=float(mine.std() / (len(mine) - 1) ** 0.5),
+        imbalance=drawn[chosen].imbalance,
+        oom_probability=1.0,
+        oom_steps=options.oom_steps,
+        worst_bytes=worst.peak_bytes,
+        worst_rank=worst.pipeline_rank,
+        considered=tuple(
+            ConsideredPlan(
+                label=one.layout.label(),
+                by_means_us=one.step.total_us,
+                mean_us=float(of_plan.mean()),
+                p95_us=float(numpy.quantile(of_plan, 0.95)),
+                oom_probability=1.0,
+            )
+            for one, of_plan in sorted(zip(priced, steps, strict=True), key=lambda pair: float(pair[1].mean()))
+        ),
+        notes=factors.notes,
+        memory_note=MEMORY_NOTE,
+    )
+    return replace(plan, data=record)
+
+
+def _drawn(profile: Profile, plan: Plan, data: Distribution, factors: SampleFactors) -> DrawnSteps:
+    times, _ = factors.mean(data, plan.layout.micro_batch_size)
+    return HeteroPlanUnderData(profile, plan, factors, times).drawn(data)
+
+
+def _at_mean(profile: Profile, plan: Plan) -> Plan:
+    """Return ``plan`` with the step and the encoder phases of ``profile``, that of the mean sample; its memory stays
+    that of the larger microbatches."""
+    record = plan.hetero
+    assert record is not None
+    inner = backbone_plan(plan)
+    backbone, layout = backbone_profile(profile), inner.layout
+    found = evaluate(backbone, plan.cluster, layout, ModulePlacement.of_plan(inner), plan.global_batch_size)
+    measurement = point_of(backbone, layout)
+    assert measurement is not None  # it was planned
+    candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=plan.num_microbatches)
+    phases = tuple(_phase_at_mean(profile, plan, record, phase, candidate) for phase in record.encoders)
+    again = replace(record, encoders=phases)
+    step = replace(found.step, total_us=found.step.total_us + again.total_us)
+    return replace(plan, hetero=again, step=step, extra=replace(plan.extra, link_us=found.link_us))
+
+
+def _phase_at_mean(
+    profile: Profile, plan: Plan, record: HeteroRecord, phase: EncoderPhase, candidate: Candidate
+) -> EncoderPhase:
+    """Return the phase with the times of ``profile`` and the bytes that it was planned with."""
+    module = next(module for module in profile.model.modules if module.name == phase.module)
+    sizes = phase.layout
+    costs, _ = costs_of(profile, module, plan.cluster, [sizes.tensor_size], (sizes.pipeline_size,))
+    own = [one for one in costs if one.point.context_size == sizes.context_size]
+    if not own:
+        raise ConfigError(f"{phase.module} has no costs at TP{sizes.tensor_size} CP{sizes.context_size}.")
+    mean = encoder_phase(own[0], sizes, candidate, plan.cluster, memory=record.memory, balance=record.balance)
+    return replace(
+        mean,
+        state_bytes=phase.state_bytes,
+        kept_bytes=phase.kept_bytes,
+        transient_bytes=phase.transient_bytes,
+        first_stage_bytes=phase.first_stage_bytes,
+    )
