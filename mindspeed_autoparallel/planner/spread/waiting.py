@@ -22,20 +22,21 @@ from mindspeed_autoparallel.spec import Layout, Plan
 Array = Any
 """A numpy array."""
 _NUM_DRAWS = 16
+_MAX_LAYOUTS = 64
+"""Those with the smallest steps for the mean sample."""
 
 
 def expected_steps(
     profile: Profile, best: Plan, data: Distribution, factors: SampleFactors, is_balanced: bool
 ) -> list[tuple[float, Layout]]:
-    """Return every layout that the search of ``best``, the plan for the mean sample, has a step or a bound for, with
-    its expected mean step in microseconds, the smallest first."""
+    """Return the layouts that the search of ``best``, the plan for the mean sample, has a step or a bound for, at most
+    64, with their expected mean step in microseconds, the smallest first."""
+    known = [(verdict.step_us or verdict.lower_bound_us or 0.0, verdict.layout) for verdict in best.search.verdicts]
+    known = [(step_us, layout) for step_us, layout in known if step_us and point_of(profile, layout) is not None]
     found = []
-    for verdict in best.search.verdicts:
-        step_us = verdict.step_us or verdict.lower_bound_us
-        if not step_us or point_of(profile, verdict.layout) is None:
-            continue
+    for step_us, layout in sorted(known, key=lambda item: (item[0], item[1].label()))[:_MAX_LAYOUTS]:
         try:
-            found.append((step_us * waiting(profile, best, verdict.layout, data, factors, is_balanced), verdict.layout))
+            found.append((step_us * waiting(profile, best, layout, data, factors, is_balanced), layout))
         except ConfigError:
             continue  # a layout whose steps are not drawn
     return sorted(found, key=lambda item: (item[0], item[1].label()))

@@ -202,8 +202,10 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
 
     @functools.wraps(fill)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        # Checkpoints hold the count once, and what is not a tensor is left as it is.
-        return fill(self, model_param, {"step": None, **tensors}, *args, **kwargs)
+        # Checkpoints hold the count once, and what is not a tensor is left as it is. In fp32 the optimizer's weights
+        # are views of the model's, which autograd lets nobody write to.
+        with torch.no_grad():
+            return fill(self, model_param, {"step": None, **tensors}, *args, **kwargs)
 
     edits.set(optimizer_class, "state_dict", state_dict)
     edits.set(optimizer_class, "load_state_dict", load_state_dict)
