@@ -73,6 +73,7 @@ def print_plan(plan: Plan) -> None:
             f"{stage.stage:5d}  {stage.forward_us / 1000:10.2f}  {stage.backward_us / 1000:11.2f}  {peak:8.2f}  "
             + ", ".join(cells)
         )
+    from mindspeed_autoparallel.report.virtual_stages import group_sizes
     from mindspeed_autoparallel.spec.plan import EDITED
 
     hetero = plan.hetero
@@ -101,6 +102,8 @@ def print_plan(plan: Plan) -> None:
         print("edited by hand: what was proved and compared when it was searched does not hold for this plan")
     else:
         _print_proof(plan)
+    if text := group_sizes(plan):
+        print(text)
     for limit in plan.search.limits:
         print(f"limit: {limit}")
     for relaxation in plan.search.relaxations:

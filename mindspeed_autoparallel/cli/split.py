@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_autoparallel.cli import _split_group_sizes
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.units import GIB, MIB
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--microbatch-group-size",
         type=int,
         default=0,
-        help="microbatches of one chunk in a row (interleaved; default: the pipeline size)",
+        help="microbatches of one chunk in a row (interleaved; default: searched)",
     )
     parser.add_argument("--time-limit-s", type=float, default=60.0, help="then the best plan so far, with its bound")
     parser.add_argument("--top-k", type=int, default=1, help=f"also the next best plans, up to {MAX_PLANS} in all")
@@ -45,8 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mindspeed_autoparallel.planner.split import baselines, solve
+    from mindspeed_autoparallel.planner.split import baselines
     from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
+    from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try
     from mindspeed_autoparallel.profiles import read_profile
 
     if not 0 < arguments.time_limit_s < float("inf"):
@@ -58,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     profile = read_profile(arguments.profile, p2p_gbps=arguments.p2p_gbps)
 
     def problem_of(num_microbatches: int, memory_limit_mib: float, *, virtual: bool = True) -> SplitProblem:
+        sizes = sizes_to_try(arguments.pipeline_size, num_microbatches) if arguments.schedule == "interleaved" else ()
+        group_size = arguments.microbatch_group_size or (sizes[0] if sizes else 0)
         return problem_from_profile(
             profile,
             num_stages=arguments.pipeline_size,
@@ -65,19 +69,19 @@ def run(arguments: argparse.Namespace) -> int:
             memory_limit_mib=memory_limit_mib,
             schedule=arguments.schedule if virtual else "1f1b",
             num_chunks=arguments.virtual_pipeline_size if virtual else 1,
-            microbatch_group_size=arguments.microbatch_group_size if virtual else 0,
+            microbatch_group_size=group_size if virtual else 0,
         )
 
     problem = problem_of(arguments.num_microbatches, arguments.memory_limit_mib)
     try:
-        solution = solve(problem, time_limit_s=arguments.time_limit_s, seed=arguments.seed)
+        problem, solution, sizes = _split_group_sizes.solved(problem, arguments)
     except InfeasiblePlan as error:
         failure = _infeasible(problem, error, arguments)
         if not arguments.json:
             raise InfeasiblePlan(failure["reason"]) from error
         print(json.dumps(failure))
         return error.exit_code
-    result = _result(problem, solution, baselines(problem))
+    result = _result(problem, solution, baselines(problem)) | sizes
     if problem.num_chunks > 1:
         plain = problem_of(arguments.num_microbatches, arguments.memory_limit_mib, virtual=False)
         result["without_virtual_stages"] = _without_virtual_stages(plain, solution, arguments)
@@ -243,6 +247,8 @@ def _print(result: dict[str, Any]) -> None:
         f"limits: stage {slowest} takes {limits['share_of_stage'][slowest]:.0%} of the critical path, messages "
         f"{limits['share_of_messages']:.1%}; stages that recompute to fit: {stages}"
     )
+    if text := _split_group_sizes.text(result):
+        print(text)
     plain = result.get("without_virtual_stages")
     if plain is not None and plain["step_time_ms"] is not None:
         print(f"without virtual stages {plain['step_time_ms']:.3f} ms: they save {plain['gain_fraction']:.2%}")

@@ -74,7 +74,7 @@ def evaluate(
         raise ConfigError(f"{layout.label()}: the profile has no measurement for {measured_at(layout).label()}.")
     device, size = profile.device, layout.pipeline_size
     num_microbatches = layout.num_microbatches(global_batch_size)
-    program = make_program(layout.schedule, size, num_microbatches, layout.virtual_size)
+    program = make_program(*layout.program_sizes(num_microbatches))
     blocks = placed_blocks(profile.model, measurement, placement)
     if [] in blocks:
         raise ConfigError(f"stage {blocks.index([])} holds no layer: an empty stage cannot run.")

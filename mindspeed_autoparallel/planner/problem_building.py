@@ -42,7 +42,7 @@ def build_problem(
     ``with_tails``: the step includes gradient reduction and optimizer of the rank that has most of them.
     """
     layout, measurement, num_microbatches = candidate.layout, candidate.measurement, candidate.num_microbatches
-    program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
+    program = make_program(*layout.program_sizes(num_microbatches))
     moments = moments_of(program, layout.virtual_size, safe=safe)
     # Several moments: their copies are counted by the rows of the problem.
     several = layout.virtual_size > 1 and not safe
@@ -68,6 +68,7 @@ def build_problem(
         link=link,
         schedule=layout.schedule,
         num_chunks=layout.virtual_size,
+        microbatch_group_size=layout.program_sizes(num_microbatches)[-1],
         sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
         tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),

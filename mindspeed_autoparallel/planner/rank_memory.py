@@ -100,7 +100,7 @@ def fits_rank(
     """Return whether one rank's exact peak is within its limit. The layout must be measured."""
     measurement = profile.at(measured_at(layout))
     assert measurement is not None
-    program = make_program(layout.schedule, layout.pipeline_size, num_microbatches, layout.virtual_size)
+    program = make_program(*layout.program_sizes(num_microbatches))
     (memory,) = memory_of_ranks(
         profile,
         layout,

@@ -11,7 +11,7 @@ from mindspeed_autoparallel.report.encoders import step_parts as encoder_parts
 from mindspeed_autoparallel.report.headline import headline
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.report.search_data import alternatives, baselines, relaxations, verdicts
-from mindspeed_autoparallel.report.virtual_stages import comparison
+from mindspeed_autoparallel.report.virtual_stages import comparison, group_sizes
 from mindspeed_autoparallel.spec.codec import to_json
 from mindspeed_autoparallel.spec.plan import Plan, StagePlan
 from mindspeed_autoparallel.spec.recompute import policy_of
@@ -30,7 +30,7 @@ def report_data(plan: Plan) -> Data:
         "baselines": baselines(plan),
         "alternatives": alternatives(plan),
         "verdicts": verdicts(plan),
-        "limits": [*filter(None, [comparison(plan)]), *plan.search.limits],
+        "limits": [*filter(None, [comparison(plan), group_sizes(plan)]), *plan.search.limits],
         "relaxations": relaxations(plan),
         "encoders": encoders(plan),
         "data": None if plan.data is None else to_json(plan.data),

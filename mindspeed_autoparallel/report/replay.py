@@ -69,7 +69,7 @@ def _inferred(plan: Plan) -> Replay:
         raise PlanError(
             f"{operations} operations a step are more than the {MOST_INFERRED} that are drawn of a plan without costs."
         )
-    program = make_program(layout.schedule, layout.pipeline_size, plan.num_microbatches, layout.virtual_size)
+    program = make_program(*layout.program_sizes(plan.num_microbatches))
 
     def run(message_us: float) -> SimulatedStep:
         times = StepTimes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mindspeed_autoparallel.spec.plan import EDITED, Plan, Verdict
 from mindspeed_autoparallel.units import format_us
 
@@ -37,6 +39,26 @@ def comparison(plan: Plan) -> str:
     found = "" if best is None or best.step_us is None else f"; the best found is {best.layout.label()}, "
     time = "" if best is None or best.step_us is None else format_us(best.step_us)
     return f"virtual stages gain nothing: no plan with them is faster{found}{time}"
+
+
+def group_sizes(plan: Plan) -> str:
+    """Return how many microbatches a chunk computes in a row, and among which sizes that was chosen; empty without
+    virtual stages."""
+    layout = plan.layout
+    if layout.schedule != "interleaved":
+        return ""
+    size = layout.microbatch_group_size or layout.pipeline_size
+    text = f"{size} microbatches of a chunk in a row (microbatch_group_size_per_vp_stage)"
+    if plan.search.status == EDITED:
+        return text
+    looked_at = [v.layout for v in plan.search.verdicts if v.outcome in SEARCHED]
+    same = [
+        other for other in looked_at if replace(other, microbatch_group_size=layout.microbatch_group_size) == layout
+    ]
+    others = {other.microbatch_group_size or other.pipeline_size for other in same} - {size}
+    if not others:
+        return f"{text}; no other size came near by the order alone"
+    return f"{text}; also searched: {', '.join(map(str, sorted(others)))}. Other layouts: three at most, the best found"
 
 
 def _fastest(verdicts: list[Verdict]) -> Verdict | None:

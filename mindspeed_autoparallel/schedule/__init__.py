@@ -2,7 +2,7 @@
 
 from mindspeed_autoparallel.schedule.batch import BatchPath, BatchSimulator
 from mindspeed_autoparallel.schedule.messages import SENDS
-from mindspeed_autoparallel.schedule.programs import SCHEDULES, Action, Program, in_flight, make_program
+from mindspeed_autoparallel.schedule.programs import SCHEDULES, Action, Program, group_sizes, in_flight, make_program
 from mindspeed_autoparallel.schedule.simulator import SimulatedStep, StepTimes, simulate
 from mindspeed_autoparallel.schedule.text import program_from_text, program_to_text
 
@@ -15,6 +15,7 @@ __all__ = [
     "Program",
     "SimulatedStep",
     "StepTimes",
+    "group_sizes",
     "in_flight",
     "make_program",
     "program_from_text",

@@ -44,11 +44,7 @@ def make_program(
         if num_stages < 2 or num_chunks < 2:
             raise ConfigError(f"interleaved needs 2 stages and 2 chunks or more, got {num_stages} and {num_chunks}.")
         group = microbatch_group_size or num_stages
-        if group < num_stages or 0 < num_microbatches % group < num_stages:
-            raise ConfigError(
-                f"interleaved: groups of {group} from {num_microbatches} microbatches leave fewer than {num_stages} "
-                "(the pipeline size) in a group. Give a multiple of the pipeline size."
-            )
+        _check_group_size(group, num_stages, num_microbatches)
         chunk_order = [
             (microbatch, chunk)
             for first in range(0, num_microbatches, group)
@@ -72,6 +68,33 @@ def make_program(
             actions += (forwards[warmup + step], backwards[step])
         program.append(tuple(actions + backwards[total - warmup :]))
     return tuple(program)
+
+
+def _check_group_size(group: int, num_stages: int, num_microbatches: int) -> None:
+    if group > max(num_stages, num_microbatches):
+        raise ConfigError(
+            f"interleaved: groups of {group} are more than the {num_microbatches} microbatches. Give {num_stages} (the "
+            f"pipeline size) to {num_microbatches}."
+        )
+    if not _is_group_size(group, num_stages, num_microbatches):
+        raise ConfigError(
+            f"interleaved: groups of {group} from {num_microbatches} microbatches leave fewer than {num_stages} "
+            "(the pipeline size) in a group. Give a multiple of the pipeline size."
+        )
+
+
+def _is_group_size(group: int, num_stages: int, num_microbatches: int) -> bool:
+    return group >= num_stages and not 0 < num_microbatches % group < num_stages
+
+
+def group_sizes(num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+    """Return every ``microbatch_group_size`` that Megatron runs so many microbatches with, smallest first.
+
+    It asks for at least as many as stages and at most all, with no remainder below the number of stages. None, where
+    microbatches are fewer than stages.
+    """
+    every = range(max(1, num_stages), num_microbatches + 1)
+    return tuple(size for size in every if _is_group_size(size, num_stages, num_microbatches))
 
 
 def in_flight(program: Program) -> tuple[int, ...]:

@@ -73,6 +73,8 @@ class Layout:
     """Parameters per bucket of reduction and gathering (``cost.buckets``). 0: of the reduction all that overlaps hides
     up to the length of the last backward, and nothing else does."""
     schedule: str = "1f1b"
+    microbatch_group_size: int = 0
+    """Microbatches that a chunk of the interleaved schedule computes in a row; 0: as many as pipeline ranks."""
     sharding: Sharding | None = None
     paired: bool = False
     """A forward of one microbatch runs beside a backward of another: Megatron's combined 1F1B, with EP above 1."""
@@ -86,6 +88,11 @@ class Layout:
                 raise ConfigError(f"{name}_size must be at least 1, got {getattr(self, f'{name}_size')}.")
         if self.sharding is not None and self.pipeline_size > 1:
             raise ConfigError(f"{self.sharding.label} is modelled for one pipeline stage, got {self.pipeline_size}.")
+        if self.microbatch_group_size and not self.pipeline_size <= self.microbatch_group_size:
+            raise ConfigError(
+                f"microbatch_group_size must be at least the pipeline size {self.pipeline_size} (or 0, which is that), "
+                f"got {self.microbatch_group_size}."
+            )
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"unknown schedule {self.schedule!r}; known: {', '.join(SCHEDULES)}.")
 
@@ -109,6 +116,12 @@ class Layout:
             "expert_model_parallel_size": self.expert_size,
         }
 
+    def program_sizes(self, num_microbatches: int) -> tuple[str, int, int, int, int]:
+        """Return what ``schedule.make_program`` takes: schedule, pipeline size, microbatches, chunks, group size."""
+        interleaved = self.schedule == "interleaved"
+        group_size = self.microbatch_group_size if interleaved else 0
+        return self.schedule, self.pipeline_size, num_microbatches, self.virtual_size, group_size
+
     def num_microbatches(self, global_batch_size: int) -> int:
         """Return microbatches of one step on one replica; raises ``ConfigError`` where the batch does not divide."""
         per_round = self.data_size * self.micro_batch_size
@@ -126,6 +139,8 @@ class Layout:
         for short, value in (("CP", self.context_size), ("EP", self.expert_size), ("VPP", self.virtual_size)):
             if value > 1:
                 parts.append(f"{short}{value}")
+        if self.microbatch_group_size not in (0, self.pipeline_size):
+            parts.append(f"G{self.microbatch_group_size}")
         if self.sequence_parallel:
             parts.append("SP")
         if not self.distributed_optimizer:

@@ -6,13 +6,16 @@ When the best plan is no slower than the smallest bound left (see ``best_first``
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Progress, Proof, best_first, silent
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, pipeline_bound_ns, tail_bound_us
+from mindspeed_autoparallel.planner.layouts.group_sizes import Regrouped, regrouped
 from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, LayoutSearch, SolvedLayout
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -28,6 +31,8 @@ from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
+FIRST_SHARE = 0.8
+"""Of the time, for layouts with the smallest group size, where others may follow."""
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
 
@@ -53,8 +58,16 @@ def search(
     progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
     deadline = started + options.time_limit_s
     request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=options.seed)
-    layout_search = _explore(request, candidates, options, deadline, progress)
-    ranked = sorted(layout_search.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
+    first_until = started + (FIRST_SHARE if _may_regroup(candidates, options) else 1.0) * options.time_limit_s
+    layout_search = _explore(request, candidates, options, first_until, progress)
+    ranked = _ranked(layout_search)
+    if ranked and _may_regroup(candidates, options):
+        more = _explore_group_sizes(request, ranked, options, deadline, progress)
+        candidates = [*candidates, *(item.item for item in more.items)]
+        verdicts = [*verdicts, *more.verdicts]
+        layout_search.found |= more.found
+        layout_search.open_bounds_us |= more.open_bounds_us
+        ranked = _ranked(layout_search)
     if not ranked:
         raise _infeasible(profile, cluster, global_batch_size, layout_search, deadline)
     results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + options.top_k]]
@@ -94,8 +107,11 @@ def _explore(
     options: SearchOptions,
     deadline: float,
     progress: Progress,
+    known: Sequence[Regrouped] = (),
+    known_us: float = inf,
 ) -> LayoutSearch:
-    """Search ``candidates`` until all are settled or time is up."""
+    """Search ``candidates`` until all are settled or time is up. ``known``: plans of some of them; ``known_us``: the
+    step of one of other layouts."""
     bounds_us = [
         pipeline_bound_ns(request.profile, item) / NS_PER_US + tail_bound_us(request.profile, request.cluster, item)
         for item in candidates
@@ -111,10 +127,34 @@ def _explore(
             deadline=deadline,
             num_alternatives=options.top_k,
             progress=progress,
+            known_us=known_us,
         )
+        for item in known:
+            if item.fits:
+                layout_search.know(item.candidate, item.outcome)
         layout_search.warm_up()
         best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
     return layout_search
+
+
+def _ranked(layout_search: LayoutSearch) -> list[SolvedLayout]:
+    return sorted(layout_search.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
+
+
+def _may_regroup(candidates: Sequence[Candidate], options: SearchOptions) -> bool:
+    """Return whether other group sizes are searched: of interleaved layouts, unless layouts are given."""
+    wanted = options.layouts is None and options.space.group_sizes
+    return wanted and any(item.layout.schedule == "interleaved" for item in candidates)
+
+
+def _explore_group_sizes(
+    request: Request, ranked: list[SolvedLayout], options: SearchOptions, deadline: float, progress: Progress
+) -> LayoutSearch:
+    """Search other group sizes of the best interleaved layouts found, for plans faster than the best one."""
+    found = [(each.candidate, each.outcome.placement) for each in ranked if each.outcome.placement is not None]
+    known = regrouped(request, found)
+    candidates = [item.candidate for item in known]
+    return _explore(request, candidates, options, deadline, progress, known, ranked[0].step_us)
 
 
 def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: SolvedLayout) -> LayoutResult:

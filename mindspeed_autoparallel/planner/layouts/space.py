@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.schedule import group_sizes
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS, Verdict
 
@@ -27,6 +28,8 @@ class SpaceOptions:
     bounds are weak, proving one can take longer than all others together, and so it must be asked for."""
     schedules: tuple[str, ...] = ("1f1b",)
     """Of layouts with one chunk per rank: ``1f1b``, and ``gpipe`` for a host that has it (Megatron has not)."""
+    group_sizes: bool = True
+    """Whether the host runs other groups of microbatches than the pipeline size (interleaved)."""
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
 
@@ -47,6 +50,8 @@ def enumerate_layouts(
     chosen = layouts if layouts is not None else _all_layouts(profile, cluster, options)
     candidates, verdicts = [], []
     for layout in chosen:
+        if layouts is None and options.group_sizes:
+            layout = _with_smallest_groups(layout, global_batch_size)
         reason, outcome = _illegal(profile, cluster, layout, global_batch_size), "illegal"
         measurement = None
         if not reason:
@@ -152,8 +157,29 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     operations = 2 * layout.num_virtual_stages * num_microbatches
     if operations > MOST_OPERATIONS:
         return f"{num_microbatches} microbatches: {operations} operations a step are more than {MOST_OPERATIONS}."
-    if layout.schedule == "interleaved" and num_microbatches % layout.pipeline_size:
-        return f"interleaving needs microbatches ({num_microbatches}) in multiples of PP {layout.pipeline_size}."
+    return _illegal_groups(layout, num_microbatches) if layout.schedule == "interleaved" else ""
+
+
+def _with_smallest_groups(layout: Layout, global_batch_size: int) -> Layout:
+    """Return an interleaved layout with the smallest group of microbatches that its host runs: it holds least."""
+    if layout.schedule != "interleaved" or global_batch_size % (layout.data_size * layout.micro_batch_size):
+        return layout
+    count = layout.num_microbatches(global_batch_size)
+    if count % layout.pipeline_size == 0 or count < layout.pipeline_size:
+        return layout
+    return replace(layout, microbatch_group_size=group_sizes(layout.pipeline_size, count)[0])
+
+
+def _illegal_groups(layout: Layout, num_microbatches: int) -> str:
+    """Return why the interleaved schedule does not run so many microbatches in the layout's groups, or nothing."""
+    size, group = layout.pipeline_size, layout.microbatch_group_size or layout.pipeline_size
+    if num_microbatches < size:
+        return f"interleaving needs at least as many microbatches ({num_microbatches}) as PP {size}."
+    if group > num_microbatches or 0 < num_microbatches % group < size:
+        return (
+            f"interleaving runs {num_microbatches} microbatches in groups of PP {size} to {num_microbatches} with no "
+            f"remainder below PP, not in groups of {group}."
+        )
     return ""
 
 

@@ -61,7 +61,7 @@ class StepsUnderData:
         self.layout, self.factors, self._times = layout, factors, times
         self.global_batch_size = plan.global_batch_size
         number = plan.global_batch_size // (layout.data_size * layout.micro_batch_size)
-        program = make_program(layout.schedule, layout.pipeline_size, number, layout.virtual_size)
+        program = make_program(*layout.program_sizes(number))
         message = round(profile.device.message_us(layout.schedule) * NS_PER_US)
         link = [round(size * NS_PER_US) + message for size in link_us]
         self._simulator = BatchSimulator(program, sends_of(profile, layout), link)

@@ -80,7 +80,7 @@ def rank_bytes(profile: Profile, plan: Plan) -> tuple[RankBytes, ...]:
     found = evaluate(scaled, plan.cluster, layout, placement, plan.global_batch_size, with_timeline=False)
     sent = [*boundary_bytes(profile.model, measurement, placement), 0]
     blocks = placed_blocks(profile.model, measurement, placement)
-    program = make_program(layout.schedule, layout.pipeline_size, plan.num_microbatches, layout.virtual_size)
+    program = make_program(*layout.program_sizes(plan.num_microbatches))
     ranks = []
     for memory, window in zip(found.memory, windows(program), strict=True):
         rank, size = memory.pipeline_rank, layout.pipeline_size

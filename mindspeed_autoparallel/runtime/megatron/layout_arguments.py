@@ -15,6 +15,9 @@ ArgumentValue = bool | int | float | str | list[str] | None
 LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
 """Takes any split of a language model; Megatron has it from 0.13 on."""
 FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+GROUP_ARGUMENT = "microbatch_group_size_per_vp_stage"
+_FLAGS = {GROUP_ARGUMENT: "--microbatch-group-size-per-virtual-pipeline-stage"}
+"""Of destinations that are not named as their flags are."""
 RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
@@ -116,6 +119,26 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
     return {FIRST_ARGUMENT: counts[0], LAST_ARGUMENT: counts[-1]}
 
 
+def group_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int | str | None]:
+    """Return Megatron's destination and value for the plan's group size; nothing without virtual stages.
+
+    Raises ``PlanError`` where the release of ``arguments`` runs groups of the pipeline size alone.
+    """
+    layout = plan.layout
+    if layout.schedule != "interleaved":
+        return {}
+    size = layout.microbatch_group_size or layout.pipeline_size
+    if hasattr(arguments, GROUP_ARGUMENT):
+        return {GROUP_ARGUMENT: None if size == layout.pipeline_size else size}
+    if size != layout.pipeline_size:
+        raise PlanError(
+            f"the plan runs {size} microbatches of a chunk in a row, and this Megatron always runs "
+            f"{layout.pipeline_size}: it has no {_FLAGS[GROUP_ARGUMENT]}. Set layout.microbatch_group_size to 0 in the "
+            "plan and simulate it, or use megatron-core 0.10 or newer."
+        )
+    return {}
+
+
 def _even_split_of_two_models(plan: Plan) -> dict[str, int | str | None]:
     *encoders, decoder = plan.model.modules
     misplaced = [module.name for module in encoders if any(plan.layers_of(module.name)[1:])]
@@ -138,7 +161,7 @@ def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = Non
     words: list[str] = []
     values = {**sizes(plan), **(stages or {})}
     for destination, value in values.items():
-        flag = "--" + destination.replace("_", "-")
+        flag = _FLAGS.get(destination, "--" + destination.replace("_", "-"))
         if value is True:
             words.append(flag)
         elif value not in (False, None, 1) or destination in ("micro_batch_size", "global_batch_size", *(stages or ())):

@@ -19,17 +19,19 @@ from mindspeed_autoparallel.planner.split import (
     step_of,
 )
 from mindspeed_autoparallel.planner.split.candidates import Evaluator
+from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try, solve_group_sizes, with_group_size
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
 from mindspeed_autoparallel.planner.split.rank_kinds import _least
 from mindspeed_autoparallel.planner.split.relaxation import rank_cuts
 from mindspeed_autoparallel.planner.split.solution import time_of
 from mindspeed_autoparallel.planner.split.virtual_stages import roomy_stages, solve_virtual
-from mindspeed_autoparallel.schedule import make_program
+from mindspeed_autoparallel.schedule import group_sizes, make_program
 
 
 def pipeline(drawn, stages, chunks, microbatches, layers, room):
     """Two kinds of layers, one after the other; ``room``: memory as a share of what all layers would need evenly."""
-    program = make_program("interleaved", stages, microbatches, chunks)
+    group_size = group_sizes(stages, microbatches)[0]
+    program = make_program("interleaved", stages, microbatches, chunks, group_size)
     moments = fullest_moments(program)
     first = drawn.randint(1, layers - 1)
     virtual = stages * chunks
@@ -63,6 +65,7 @@ def pipeline(drawn, stages, chunks, microbatches, layers, room):
         memory_limit=(limit,) * stages,
         link=(drawn.randint(0, 4),) * (virtual - 1),
         in_flight=moments,
+        microbatch_group_size=group_size,
         sends=drawn.choice(["eager", "freed"]),
     )
 
@@ -101,6 +104,35 @@ def test_small_cases_equal_enumeration(seed):
         return
     found = solve(problem)
     assert (found.status, found.step_time, found.lower_bound) == ("optimal", expected, expected)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_best_of_all_group_sizes_equals_enumeration_of_splits_and_sizes(seed):
+    drawn = random.Random(100 + seed)
+    problem = pipeline(drawn, 2, 2, drawn.choice([3, 4, 5]), 5, drawn.choice([0.6, 0.9, 2.0]))
+    sizes = group_sizes(2, problem.num_microbatches)
+    assert sizes == sizes_to_try(2, problem.num_microbatches)
+    steps = {size: enumerated(with_group_size(problem, size)) for size in sizes}
+    if steps[sizes[0]] is None:
+        with pytest.raises(InfeasiblePlan):
+            solve_group_sizes(problem, time_limit_s=60)
+        return
+    expected = min(step for step in steps.values() if step is not None)
+    found = solve_group_sizes(problem, time_limit_s=60)
+    assert (found.solution.status, found.solution.step_time) == ("optimal", expected)
+    assert steps[found.problem.microbatch_group_size] == expected
+    assert [one.size for one in found.tried] == list(sizes)
+    assert all(one.lower_bound <= (steps[one.size] or one.lower_bound) for one in found.tried)
+
+
+def test_a_group_size_gains_where_messages_are_long():
+    """With groups of 4 on 4 ranks, each round begins with a message that is still on its way from the last rank."""
+    problem = replace(pipeline(random.Random(2), 4, 2, 12, 16, 100.0), sends="eager", link=(30,) * 7)
+    found = solve_group_sizes(problem, time_limit_s=20)
+    (plain,) = [one.step_time for one in found.tried if one.size == 4]
+    assert found.problem.microbatch_group_size > 4
+    assert found.solution.step_time < plain
+    assert found.solution.step_time == step_of(found.problem, found.solution.placement).step_time
 
 
 @pytest.mark.parametrize(("stages", "chunks", "layers"), [(2, 2, 12), (2, 3, 11), (4, 2, 12), (3, 3, 12)])

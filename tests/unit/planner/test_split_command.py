@@ -373,12 +373,26 @@ def test_virtual_stages_are_compared_with_one_chunk_per_stage(file: Path, capsys
     first = result["placement"]["llm"][::3]
     assert f"llm {first[0]}+{first[1]} " in printed
     assert "without virtual stages" in printed
+    sizes = result["microbatch_group_sizes"]
+    assert [one["size"] for one in sizes] == [3, 6]
+    assert f"{result['microbatch_group_size']} microbatches of a chunk in a row; searched: 3, 6" in printed
+    alone = [split(file, capsys, **interleaved, microbatch_group_size=one["size"])["step_time_ms"] for one in sizes]
+    assert result["step_time_ms"] == min(alone)
+
+
+def test_a_number_of_microbatches_that_the_pipeline_size_does_not_divide_runs_in_larger_groups(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interleaved = {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 7}
+    assert [one["size"] for one in split(file, capsys, **interleaved)["microbatch_group_sizes"]] == [4, 7]
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_microbatches": 7}, "Give a multiple of the pipeline size"),
+        ({"num_microbatches": 2}, "Give a multiple of the pipeline size"),
+        ({"num_microbatches": 7, "microbatch_group_size": 3}, "Give a multiple of the pipeline size"),
+        ({"num_microbatches": 6, "microbatch_group_size": 7}, "groups of 7 are more than the 6 microbatches"),
         ({"num_microbatches": 6, "microbatch_group_size": 2}, "groups of 2"),
         ({"num_microbatches": 6, "virtual_pipeline_size": 4}, "more than the 10 layers"),
         ({"num_microbatches": 6, "virtual_pipeline_size": 1}, "2 chunks or more"),

@@ -12,8 +12,9 @@ from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.report.data import report_data
-from mindspeed_autoparallel.report.virtual_stages import comparison
+from mindspeed_autoparallel.report.virtual_stages import comparison, group_sizes
 from mindspeed_autoparallel.spec import Cluster, Model, Module, Plan
+from mindspeed_autoparallel.spec.plan import EDITED
 from mindspeed_autoparallel.units import format_us
 
 CLUSTER = Cluster(num_nodes=1, devices_per_node=2)
@@ -46,6 +47,19 @@ def test_what_virtual_stages_gain_is_told_against_the_best_plan_without_them() -
     assert text in report_data(both)["limits"]
 
 
+def test_the_group_size_and_the_others_searched_are_told() -> None:
+    plan = _plan(1, 2)
+    size = plan.layout.microbatch_group_size or 2
+    (other,) = {2, 4} - {size}
+    text = group_sizes(plan)
+    assert text.startswith(f"{size} microbatches of a chunk in a row")
+    assert f"also searched: {other}" in text
+    assert text in report_data(plan)["limits"]
+    edited = replace(plan, search=replace(plan.search, status=EDITED))
+    assert "searched" not in group_sizes(edited)
+    assert group_sizes(_plan(1)) == ""
+
+
 def test_without_virtual_stages_nothing_is_said_of_them() -> None:
     assert comparison(_plan(1)) == ""
 
@@ -55,7 +69,7 @@ def test_without_virtual_stages_nothing_is_said_of_them() -> None:
 )
 def test_what_was_not_settled_or_not_searched_is_said(outcome: str, says: str) -> None:
     both, plain = _plan(1, 2), _plan(1)
-    (other,) = (v for v in both.search.verdicts if v.layout.virtual_size == 2)
+    other = next(v for v in both.search.verdicts if v.layout.virtual_size == 2)
     open_one = replace(other, outcome=outcome, step_us=None, lower_bound_us=1000.0)
     plan = replace(plain, search=replace(plain.search, verdicts=(*plain.search.verdicts, open_one)))
     assert says in comparison(plan)
@@ -63,7 +77,7 @@ def test_what_was_not_settled_or_not_searched_is_said(outcome: str, says: str) -
 
 def test_virtual_stages_that_gain_nothing() -> None:
     both, plain = _plan(1, 2), _plan(1)
-    (other,) = (v for v in both.search.verdicts if v.layout.virtual_size == 2)
+    other = next(v for v in both.search.verdicts if v.layout.virtual_size == 2)
     slower = replace(other, step_us=2 * plain.step.total_us)
     plan = replace(plain, search=replace(plain.search, verdicts=(*plain.search.verdicts, slower)))
     text = comparison(plan)

@@ -24,6 +24,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     LAYOUT_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     ArgumentValue,
+    group_arguments,
     kind_everywhere,
     model_keys,
     native_flags,
@@ -63,6 +64,8 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
         return
     arguments.virtual_pipeline_model_parallel_size = None
     stages: Mapping[str, int | str | None] = {}
+    groups = group_arguments(plan, arguments)
+    _set_all(arguments, groups)
     if description.model_file is not None:
         _apply_to_model_file(plan, description, arguments, path)
     else:
@@ -71,7 +74,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
         _apply_to_flags(plan, arguments, stages)
     if os.environ.get("RANK", "0") == "0":
         print(f"training by the plan {path}: {plan.layout.label()}", flush=True)
-        print(f"as native flags: {shlex.join(native_flags(plan, stages))}", flush=True)
+        print(f"as native flags: {shlex.join(native_flags(plan, {**stages, **groups}))}", flush=True)
 
 
 def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, path: Path) -> None:

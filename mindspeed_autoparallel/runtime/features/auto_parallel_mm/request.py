@@ -24,6 +24,7 @@ from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid
 from mindspeed_autoparallel.spec import Cluster
@@ -52,6 +53,8 @@ class SearchRequest(MeasuringRequest):
     """With ``--hetero-parallel``: its ``--hetero-balance``; encoders' own layouts are searched, too."""
     splits: Splits | None = None
     """What the host can run of the model's splits; ``None``: all."""
+    group_sizes: bool = True
+    """Whether the host runs other groups of microbatches than the pipeline size, with virtual stages."""
     sample_data: SampleData | None = None
     """How samples differ; ``None``: they are planned as equal."""
 
@@ -122,6 +125,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         profile_file=Path(flags.auto_parallel_profile_file) if flags.auto_parallel_profile_file else None,
         hetero_balance=_hetero_balance(arguments, description),
         splits=runnable_splits(arguments, description),
+        group_sizes=hasattr(arguments, GROUP_ARGUMENT),
         sample_data=read_sample_data(arguments),
     )
     if request.target_device is None:

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_he
 from mindspeed_autoparallel.planner.layouts.given_splits import search_given
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search as search_layouts
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.spread.choose import choose_plan
 from mindspeed_autoparallel.planner.spread.hetero_choice import compare_by_data
 from mindspeed_autoparallel.profiles import Profile
@@ -36,7 +37,7 @@ def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
             profile,
             cluster,
             request.global_batch_size,
-            SearchOptions(time_limit_s=request.time_limit_s),
+            SearchOptions(time_limit_s=request.time_limit_s, space=SpaceOptions(group_sizes=request.group_sizes)),
             progress=_LOGGER.info,
             balance=request.hetero_balance,
             splits=request.splits,
@@ -51,7 +52,12 @@ def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
 def _searched(request: SearchRequest, profile: Profile, layouts: list[Layout] | None) -> Plan:
     """Return the best plan under ``profile`` whose split the host runs; ``layouts``: among these."""
     cluster, batch = request.cluster, request.global_batch_size
-    options = SearchOptions(time_limit_s=request.time_limit_s, layouts=layouts, with_relaxations=layouts is None)
+    options = SearchOptions(
+        time_limit_s=request.time_limit_s,
+        layouts=layouts,
+        space=SpaceOptions(group_sizes=request.group_sizes),
+        with_relaxations=layouts is None,
+    )
     if request.splits is not None:
         return search_given(profile, cluster, batch, request.splits, options, progress=_LOGGER.info)
     return search_layouts(profile, cluster, batch, options, progress=_LOGGER.info)

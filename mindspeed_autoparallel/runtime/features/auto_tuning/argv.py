@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    GROUP_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     recompute_arguments,
     sizes,
@@ -36,6 +37,7 @@ _TUNED = (
     _LAYOUT,
     LIST_ARGUMENT,
     *_VIRTUAL,
+    "microbatch_group_size_per_virtual_pipeline_stage",
     *RECOMPUTE_ARGUMENTS,
     "recompute_activations",
     "use_megatron_fsdp",
@@ -182,7 +184,7 @@ def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)
-    for name in (*_VIRTUAL, _LAYOUT, LIST_ARGUMENT, *RECOMPUTE_ARGUMENTS, "recompute_activations"):
+    for name in (*_VIRTUAL, GROUP_ARGUMENT, _LAYOUT, LIST_ARGUMENT, *RECOMPUTE_ARGUMENTS, "recompute_activations"):
         if hasattr(tried, name):
             setattr(tried, name, None)
     for name, value in values.items():

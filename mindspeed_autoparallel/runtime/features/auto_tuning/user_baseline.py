@@ -12,6 +12,7 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.tuner.candidates import Configuration, Space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
 from mindspeed_autoparallel.report.tuning_result import Baseline
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 from mindspeed_autoparallel.units import US_PER_MS
@@ -37,6 +38,8 @@ def user_baseline(
     for name in _OWN_STAGES:
         if own.get(name):
             return f"its stages are cut by --{name.replace('_', '-')}"
+    if own.get(GROUP_ARGUMENT):
+        return "its microbatches are grouped by --microbatch-group-size-per-virtual-pipeline-stage"
     tensor = own.get("tensor_model_parallel_size") or 1
     pipeline = own.get("pipeline_model_parallel_size") or 1
     context = own.get("context_parallel_size") or 1

@@ -64,6 +64,16 @@ def _best_of(profile: Profile, cluster: Cluster, candidate: Candidate, batch: in
     return best
 
 
+def _with_group_sizes(candidate: Candidate) -> list[Candidate]:
+    """The layout with every group size of the interleaved schedule, its own (which needs no name) first."""
+    layout, count = candidate.layout, candidate.num_microbatches
+    if layout.schedule != "interleaved":
+        return [candidate]
+    others = range(layout.pipeline_size + 1, count + 1)
+    legal = [size for size in others if not 0 < count % size < layout.pipeline_size]
+    return [candidate, *(replace(candidate, layout=replace(layout, microbatch_group_size=size)) for size in legal)]
+
+
 def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptions) -> set[str]:
     """Labels of all layouts with the cluster's number of devices that break no rule, found without the search."""
     labels = set()
@@ -71,7 +81,7 @@ def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptio
     for p, t, d, c, e, v, m, s in product(sizes, (1, 2), sizes, (1, 2), (1, 2), (1, 2, 4), (1, 2), (False, True)):
         if p * t * d * c != cluster.num_devices or p * v > NUM_LAYERS or (s and t == 1) or (v > 1 and p == 1):
             continue
-        if (d * c) % e or batch % (d * m) or (v > 1 and (batch // (d * m)) % p):
+        if (d * c) % e or batch % (d * m) or (v > 1 and batch // (d * m) < p):
             continue
         labels.add(
             Layout(
@@ -99,7 +109,8 @@ def test_every_legal_combination_has_a_true_verdict(capacity_mib: int, distribut
     candidates, _ = enumerate_layouts(profile, cluster, batch, options)
     assert {candidate.layout.label() for candidate in candidates} == _by_hand(profile, cluster, batch, options)
     assert {size for candidate in candidates for size in [candidate.layout.virtual_size]} == {1, 2}
-    truth = {item.layout.label(): _best_of(profile, cluster, item, batch) for item in candidates}
+    every = [other for item in candidates for other in _with_group_sizes(item)]
+    truth = {item.layout.label(): _best_of(profile, cluster, item, batch) for item in every}
     best = min(step for step in truth.values() if step is not None)
     plan = search(profile, cluster, batch, SearchOptions(space=options))
     assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
@@ -146,6 +157,17 @@ def test_virtual_stages_that_take_long_are_named_and_searched_when_asked_for() -
     asked = search(profile, cluster, 8, SearchOptions(space=SpaceOptions(virtual_sizes=(1, 2))))
     assert "excluded" not in {verdict.outcome for verdict in asked.search.verdicts}
     assert any(verdict.layout.virtual_size == 2 and verdict.outcome != "illegal" for verdict in asked.search.verdicts)
+
+
+def test_a_host_without_group_sizes_gets_none() -> None:
+    profile, cluster = _language_model(), Cluster(num_nodes=1, devices_per_node=2)
+    for group_sizes in (True, False):
+        space = SpaceOptions(virtual_sizes=(1, 2), group_sizes=group_sizes)
+        plan = search(profile, cluster, 3, SearchOptions(space=space))
+        grouped = [v.layout for v in plan.search.verdicts if v.layout.microbatch_group_size]
+        assert bool(grouped) == group_sizes
+        illegal = {v.reason for v in plan.search.verdicts if v.outcome == "illegal"}
+        assert any("in groups of PP 2 to 3" in reason for reason in illegal) != group_sizes
 
 
 def test_memory_decides_between_more_stages_and_more_recomputation() -> None:

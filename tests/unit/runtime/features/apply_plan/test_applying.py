@@ -13,6 +13,7 @@ from mindspeed_autoparallel.runtime.features.apply_plan.check import comparison,
 from mindspeed_autoparallel.runtime.features.apply_plan.entry import prepare
 from mindspeed_autoparallel.runtime.megatron.description import describe
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    group_arguments,
     kind_everywhere,
     model_keys,
     native_flags,
@@ -244,6 +245,29 @@ def test_megatron_reads_the_layout_string_back():
 def test_virtual_stages_are_a_list_per_chunk():
     plan = make_plan({"text_decoder": [1, 2, 3, 4]}, virtual_size=2, schedule="interleaved")
     assert model_keys(plan, "text_decoder")["pipeline_num_layers"] == [[1, 2], [3, 4]]
+
+
+def test_the_group_size_of_a_plan_is_megatrons_own_flag(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    for size, expected in ((0, None), (2, None), (4, 4)):
+        plan = make_plan(
+            {"text_decoder": [1, 2, 3, 4]}, virtual_size=2, schedule="interleaved", microbatch_group_size=size
+        )
+        plan.write(tmp_path / "plan.json")
+        arguments = argparse.Namespace(
+            num_layers=10,
+            auto_parallel_plan=str(tmp_path / "plan.json"),
+            auto_parallel_check_steps=3,
+            pipeline_model_parallel_layout=None,
+            microbatch_group_size_per_vp_stage=8,
+        )
+        prepare(arguments)
+        assert arguments.microbatch_group_size_per_vp_stage == expected
+        printed = capsys.readouterr().out
+        assert ("--microbatch-group-size-per-virtual-pipeline-stage 4" in printed) == (expected == 4)
+    with pytest.raises(PlanError, match="always runs 2"):
+        group_arguments(plan, SimpleNamespace())
 
 
 def test_every_rank_of_a_language_model_recomputes_its_own_stages_layers(tmp_path, monkeypatch):

@@ -81,6 +81,10 @@ def test_what_does_not_fit_is_told_with_its_figures():
     ("flags", "reason"),
     [
         ({"tensor_model_parallel_size": 3}, "its TP 3 x PP 1 x CP 1 does not divide 8 devices"),
+        (
+            {"microbatch_group_size_per_vp_stage": 4},
+            "its microbatches are grouped by --microbatch-group-size-per-virtual-pipeline-stage",
+        ),
         ({"pipeline_model_parallel_layout": "Et|tL"}, "its stages are cut by --pipeline-model-parallel-layout"),
         ({"pipeline_model_parallel_size": 8, "num_virtual_stages_per_pipeline_rank": 3}, "32 layers do not divide"),
         ({"context_parallel_size": 2}, "is not among the layouts searched"),

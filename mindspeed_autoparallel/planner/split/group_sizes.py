@@ -1,0 +1,132 @@
+"""How many microbatches a chunk computes in a row: the interleaved schedule's group size, chosen with the split.
+
+Larger groups leave messages more time on their way around the ranks, and hold more microbatches in flight.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.split.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.solution import (
+    NoneBelow,
+    Placement,
+    SplitSolution,
+    StoppedEarly,
+    stage_memory,
+    time_of,
+)
+from mindspeed_autoparallel.planner.split.solver import solve
+from mindspeed_autoparallel.planner.split.virtual_solution import Beginning
+from mindspeed_autoparallel.schedule import group_sizes, make_program
+
+MOST_SIZES = 8
+"""More that the schedule allows are thinned, with the smallest and the largest kept."""
+FIRST_SHARE = 0.5
+"""Of the time, for the smallest group; each other gets half of what is left, the likeliest first."""
+LEAST_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedSize:
+    """What is known of one group size."""
+
+    size: int
+    step_time: int | None
+    """Of its best plan; ``None``: none faster than that of another size was found."""
+    lower_bound: int
+    """Of all its plans that are faster than those of the sizes before."""
+    was_searched: bool = True
+    """Off where time ended before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSizeSolution:
+    """The best of all group sizes; the solution's bound is the least of ``tried``."""
+
+    problem: SplitProblem
+    """With the group size of the solution."""
+    solution: SplitSolution
+    tried: tuple[TriedSize, ...]
+
+
+def sizes_to_try(num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+    """Return at most ``MOST_SIZES`` of the legal group sizes, spread by ratio, smallest first."""
+    legal = group_sizes(num_stages, num_microbatches)
+    if len(legal) <= MOST_SIZES:
+        return legal
+    ratio = legal[-1] / legal[0]
+    wanted = (legal[0] * ratio ** (k / (MOST_SIZES - 1)) for k in range(MOST_SIZES))
+    return tuple(sorted({min(legal, key=lambda size: abs(math.log(size / goal))) for goal in wanted}))
+
+
+def with_group_size(problem: SplitProblem, size: int) -> SplitProblem:
+    """Return the same pipeline with groups of ``size``: another order, and more or fewer microbatches in flight."""
+    moments = problem.in_flight
+    if moments:
+        program = make_program("interleaved", problem.num_stages, problem.num_microbatches, problem.num_chunks, size)
+        moments = fullest_moments(program)
+    return replace(problem, microbatch_group_size=size, in_flight=moments)
+
+
+def solve_group_sizes(problem: SplitProblem, *, time_limit_s: float, seed: int = 0) -> GroupSizeSolution:
+    """Return the fastest plan over ``sizes_to_try``. Raises ``InfeasiblePlan`` where none fits the smallest group.
+
+    A bound holds for the sizes that were tried.
+    """
+    deadline = time.monotonic() + time_limit_s
+    smallest, *others = sizes_to_try(problem.num_stages, problem.num_microbatches)
+    best_problem = with_group_size(problem, smallest)
+    best = solve(best_problem, time_limit_s=FIRST_SHARE * time_limit_s if others else time_limit_s, seed=seed)
+    tried = [TriedSize(size=smallest, step_time=best.step_time, lower_bound=best.lower_bound)]
+    problems = {size: with_group_size(problem, size) for size in others}
+    for size in sorted(others, key=lambda size: _promise(problems[size], best.placement)):
+        left = (deadline - time.monotonic()) / 2
+        if left < LEAST_SECONDS:
+            tried.append(TriedSize(size=size, step_time=None, lower_bound=0, was_searched=False))
+            continue
+        found, bound = _solved_below(problems[size], best, left, seed)
+        tried.append(TriedSize(size=size, step_time=found.step_time if found else None, lower_bound=bound))
+        if found is not None and found.step_time < best.step_time:
+            best_problem, best = problems[size], found
+    seconds = time.monotonic() - deadline + time_limit_s
+    lower = min(best.step_time, *(one.lower_bound for one in tried if one.was_searched))
+    proved = lower >= best.step_time and all(one.was_searched for one in tried)
+    status = "optimal" if proved else "feasible"
+    best = replace(best, lower_bound=lower, status=status, solve_seconds=seconds)
+    return GroupSizeSolution(problem=best_problem, solution=best, tried=tuple(sorted(tried, key=lambda one: one.size)))
+
+
+def _promise(problem: SplitProblem, placement: Placement) -> tuple[bool, float]:
+    """Return what ranks a group size: whether a plan found for another fits, and the step that it takes."""
+    used = stage_memory(problem, placement)
+    return any(a > b for a, b in zip(used, problem.memory_limit, strict=True)), time_of(problem, placement)
+
+
+def _solved_below(
+    problem: SplitProblem, best: SplitSolution, seconds: float, seed: int
+) -> tuple[SplitSolution | None, int]:
+    """Return a plan faster than ``best``, if one is found, and a bound of all plans."""
+    overruns, step = _promise(problem, best.placement)
+    begin = None if overruns else Beginning(placement=best.placement, cuts=())
+    try:
+        found = solve(problem, time_limit_s=seconds, seed=seed, below=best.step_time, begin=begin)
+    except NoneBelow:
+        return None, best.step_time
+    except StoppedEarly as error:
+        # The plan known may itself be faster under this order of microbatches.
+        return _same_plan(problem, best, int(step)) if not overruns else None, error.lower_bound
+    except InfeasiblePlan:
+        return None, best.step_time
+    return found, found.lower_bound
+
+
+def _same_plan(problem: SplitProblem, best: SplitSolution, step: int) -> SplitSolution | None:
+    if step >= best.step_time:
+        return None
+    memory = stage_memory(problem, best.placement)
+    return replace(best, step_time=step, stage_memory=memory, status="feasible", cuts=())
