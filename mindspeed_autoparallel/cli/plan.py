@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both"
     )
+    parser.add_argument(
+        "--no-standalone-ends",
+        action="store_true",
+        help="keep layers beside embedding and output layer: for a host without --pipeline-model-parallel-layout",
+    )
     parser.add_argument("--num-workers", type=int, default=0, help="processes (default: one per core); same plan")
     parser.add_argument("--candidate", type=Path, help="output of `operators --json`: also plan its Megatron layout")
     parser.add_argument(
@@ -86,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         space=SpaceOptions(
             overlap_gradient_reduce=arguments.overlap_grad_reduce,
             virtual_sizes=virtual_sizes,
+            standalone_ends=not arguments.no_standalone_ends,
             schedules=_schedules(arguments.schedules),
         ),
     )

@@ -57,6 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def print_plan(plan: Plan) -> None:
     """Print one line per stage, then the step and what limits it."""
+    from mindspeed_autoparallel.report.data import end_alone
+    from mindspeed_autoparallel.report.virtual_stages import group_sizes
+    from mindspeed_autoparallel.spec.plan import EDITED
+
     print(f"{plan.layout.label()}, {plan.num_microbatches} microbatches")
     if plan.profile.source == "analytic":
         print("analytic: " + " ".join(plan.profile.notes))
@@ -71,11 +75,8 @@ def print_plan(plan: Plan) -> None:
         peak = gib(plan.memory[stage.pipeline_rank].peak_bytes)
         print(
             f"{stage.stage:5d}  {stage.forward_us / 1000:10.2f}  {stage.backward_us / 1000:11.2f}  {peak:8.2f}  "
-            + ", ".join(cells)
+            + ", ".join(cells or [end_alone(stage)])
         )
-    from mindspeed_autoparallel.report.virtual_stages import group_sizes
-    from mindspeed_autoparallel.spec.plan import EDITED
-
     hetero = plan.hetero
     for phase in hetero.encoders if hetero is not None else ():
         print(

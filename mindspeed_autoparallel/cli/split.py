@@ -18,7 +18,7 @@ from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.planner.split import Baseline, Placement, SplitProblem, SplitSolution
+    from mindspeed_autoparallel.planner.split import Placement, SplitProblem, SplitSolution
 
 NS_PER_MS = 1_000_000
 MAX_PLANS = 100
@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="microbatches of one chunk in a row (interleaved; default: searched)",
     )
+    parser.add_argument(
+        "--no-standalone-ends",
+        action="store_true",
+        help="keep layers beside embedding and output layer: for a host without --pipeline-model-parallel-layout",
+    )
     parser.add_argument("--time-limit-s", type=float, default=60.0, help="then the best plan so far, with its bound")
     parser.add_argument("--top-k", type=int, default=1, help=f"also the next best plans, up to {MAX_PLANS} in all")
     parser.add_argument("--what-if", action="store_true", help="also what more memory or microbatches gain")
@@ -46,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mindspeed_autoparallel.planner.split import baselines
     from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
     from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try
     from mindspeed_autoparallel.profiles import read_profile
@@ -59,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--seed must be 0 to {2**31 - 1}, got {arguments.seed}.")
     profile = read_profile(arguments.profile, p2p_gbps=arguments.p2p_gbps)
 
-    def problem_of(num_microbatches: int, memory_limit_mib: float, *, virtual: bool = True) -> SplitProblem:
+    def problem_of(
+        num_microbatches: int, memory_limit_mib: float, *, virtual: bool = True, alone: bool = True
+    ) -> SplitProblem:
         sizes = sizes_to_try(arguments.pipeline_size, num_microbatches) if arguments.schedule == "interleaved" else ()
         group_size = arguments.microbatch_group_size or (sizes[0] if sizes else 0)
         return problem_from_profile(
@@ -70,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             schedule=arguments.schedule if virtual else "1f1b",
             num_chunks=arguments.virtual_pipeline_size if virtual else 1,
             microbatch_group_size=group_size if virtual else 0,
+            standalone_ends=alone and not arguments.no_standalone_ends,
         )
 
     problem = problem_of(arguments.num_microbatches, arguments.memory_limit_mib)
@@ -81,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise InfeasiblePlan(failure["reason"]) from error
         print(json.dumps(failure))
         return error.exit_code
-    result = _result(problem, solution, baselines(problem)) | sizes
+    # Simple rules count layers, and leave embedding and output layer with theirs.
+    simple = problem_of(arguments.num_microbatches, arguments.memory_limit_mib, alone=False)
+    result = _result(problem, solution, simple) | sizes
     if problem.num_chunks > 1:
         plain = problem_of(arguments.num_microbatches, arguments.memory_limit_mib, virtual=False)
         result["without_virtual_stages"] = _without_virtual_stages(plain, solution, arguments)
@@ -120,7 +129,8 @@ def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argpars
     return {"status": "infeasible", "reason": reason, "smallest_memory_limit_mib": needed}
 
 
-def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseline, ...]) -> dict[str, Any]:
+def _result(problem: SplitProblem, solution: SplitSolution, simple: SplitProblem) -> dict[str, Any]:
+    from mindspeed_autoparallel.planner.split import baselines
     from mindspeed_autoparallel.planner.split.analysis import limits_of
 
     limits = limits_of(problem, solution)
@@ -136,9 +146,9 @@ def _result(problem: SplitProblem, solution: SplitSolution, simple: tuple[Baseli
             plan.name: {
                 "step_time_ms": plan.step_time / NS_PER_MS,
                 "fits": plan.fits,
-                **_by_module(problem, plan.placement),
+                **_by_module(simple, plan.placement),
             }
-            for plan in simple
+            for plan in baselines(simple)
         },
         "limits": {
             "slowest_stage": limits.slowest_stage,
@@ -216,7 +226,8 @@ def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[st
     """Return layers, and those not run plainly, by module and virtual stage (= stage without virtual stages)."""
     layers: dict[str, list[tuple[int, ...]]] = {}
     for segment, rows in zip(problem.segments, placement, strict=True):
-        if segment.beside is None:
+        # Ends that are units of their own are always on the first and the last stage.
+        if segment.beside is None and not segment.name.endswith(("_pre", "_post")):
             # A module with layers of several kinds has several segments.
             before = layers.get(segment.name) or [(0,) * problem.num_virtual] * len(rows)
             layers[segment.name] = [tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(before, rows, strict=True)]

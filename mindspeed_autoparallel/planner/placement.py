@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.cost.groups import grouped_layer
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.profiles import BlockCost, Measurement
+from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost
 from mindspeed_autoparallel.spec import Model, Plan
 from mindspeed_autoparallel.spec.recompute import in_order, policy_of
 
@@ -44,15 +44,15 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
     """Return the blocks of every virtual stage in the order they run; recomputed layers are the first of their module
     there.
 
-    A pre block sits with the module's first layer, a post block with its last. Raises ``ConfigError`` for a recompute
-    kind that was not measured.
+    A pre block sits with the module's first layer, a post block with its last; those of the only module on the first
+    and the last stage, with layers or without. Raises ``ConfigError`` for a recompute kind that was not measured.
     """
     num = len(next(iter(placement.layers.values())))
     stages: list[list[PlacedBlock]] = [[] for _ in range(num)]
     for module in model.modules:
         cost = measurement.modules[module.name]
         layers = placement.layers[module.name]
-        held = [v for v, count in enumerate(layers) if count]
+        held = _stages_of(model, cost, layers)
         index = 0
         for v in held:
             if cost.pre is not None and v == held[0]:
@@ -70,6 +70,15 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
             if cost.post is not None and v == held[-1]:
                 stages[v].append(PlacedBlock(name=f"{module.name} post", cost=cost.post, side=cost.side))
     return stages
+
+
+def _stages_of(model: Model, cost: ModuleCost, layers: tuple[int, ...]) -> list[int]:
+    """Return virtual stages that hold part of a module: with layers, or an end of the only module alone."""
+    held = {v for v, count in enumerate(layers) if count}
+    if len(model.modules) == 1:
+        held |= {0} if cost.pre is not None else set()
+        held |= {len(layers) - 1} if cost.post is not None else set()
+    return sorted(held)
 
 
 def _kinds_of(plan: Plan, module: str) -> list[str]:
@@ -97,8 +106,8 @@ def boundary_bytes(model: Model, measurement: Measurement, placement: ModulePlac
     """Return bytes of the message from every virtual stage to the next: what is running, and finished outputs still
     unused."""
     num = len(next(iter(placement.layers.values())))
-    first = {name: min(v for v, count in enumerate(row) if count) for name, row in placement.layers.items()}
-    last = {name: max(v for v, count in enumerate(row) if count) for name, row in placement.layers.items()}
+    held = {name: _stages_of(model, measurement.modules[name], row) for name, row in placement.layers.items()}
+    first, last = ({name: stages[end] for name, stages in held.items()} for end in (0, -1))
     sizes = []
     for v in range(num - 1):
         size = 0

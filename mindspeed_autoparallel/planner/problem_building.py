@@ -138,6 +138,7 @@ def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment
         factor = factors.get(module.name, 1.0)
         comes_last = module is profile.model.modules[-1] and layout.virtual_size == 1
         after = cost.post.recompute["none"].saved_bytes if cost.post is not None else 0
+        alone = layout.standalone_ends and len(profile.model.modules) == 1
         for part, block, number in cost.parts(module.num_layers):
             forward, backward = block_times_ns(_plain(block), factor)
             run = len(segments) - first
@@ -154,7 +155,7 @@ def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment
                     backward=backward,
                     predecessors=before,
                     continues=part == "layer" and run > 0,
-                    beside={"pre": first, "layer": None, "post": first + len(runs) - 1}[part],
+                    beside=None if alone else {"pre": first, "layer": None, "post": first + len(runs) - 1}[part],
                     kinds=rows.kinds(block, ways if part == "layer" else ["none"], factor, sure),
                 )
             )

@@ -52,6 +52,7 @@ def stages(plan: Plan) -> list[Data]:
                 "modules": [
                     _module(stage, module.name) for module in plan.model.modules if stage.layers.get(module.name)
                 ],
+                "end_alone": end_alone(stage),
                 "forward_us": stage.forward_us,
                 "backward_us": stage.backward_us,
                 "peak_bytes": rank.peak_bytes if rank else None,
@@ -59,6 +60,11 @@ def stages(plan: Plan) -> list[Data]:
             }
         )
     return rows
+
+
+def end_alone(stage: StagePlan) -> str:
+    """Return ``embedding`` or ``output layer`` where a stage holds no layer, else nothing."""
+    return "" if any(stage.layers.values()) else "output layer" if stage.stage else "embedding"
 
 
 def _module(stage: StagePlan, name: str) -> Data:
@@ -167,9 +173,10 @@ def _short(value: float) -> float:
 
 def rank_label(plan: Plan, rank: int) -> str:
     """Return what a rank holds: ``image_encoder 0-15, text_decoder 0-3``."""
-    held = []
+    held: list[str] = []
     for stage in plan.stages:
         if stage.pipeline_rank == rank:
+            held += filter(None, [end_alone(stage)])
             for module in plan.model.modules:
                 if stage.layers.get(module.name):
                     part = _module(stage, module.name)

@@ -52,7 +52,11 @@ def _stage_rows(plan: Plan) -> list[str]:
         parts = stage["modules"] or [None]
         for index, part in enumerate(parts):
             name = [str(stage["stage"]), str(stage["rank"])] if index == 0 else ["", ""]
-            cells = [part["name"], data.layer_range(part), _recompute(part["recompute"])] if part else ["-", "", ""]
+            cells = (
+                [part["name"], data.layer_range(part), _recompute(part["recompute"])]
+                if part
+                else [stage["end_alone"] or "-", "", ""]
+            )
             rows.append([*name, *cells, *(times if index == 0 else ["", "", ""])])
     if not virtual:
         rows = [[row[0], *row[2:]] for row in rows]

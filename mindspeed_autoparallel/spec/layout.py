@@ -75,6 +75,8 @@ class Layout:
     schedule: str = "1f1b"
     microbatch_group_size: int = 0
     """Microbatches that a chunk of the interleaved schedule computes in a row; 0: as many as pipeline ranks."""
+    standalone_ends: bool = False
+    """Whether embedding and output layer may be alone on the first and the last virtual stage (one module)."""
     sharding: Sharding | None = None
     paired: bool = False
     """A forward of one microbatch runs beside a backward of another: Megatron's combined 1F1B, with EP above 1."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from mindspeed_autoparallel.cost.analytic.placement import layout_counts
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.megatron.description import describe
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import uneven_arguments
+from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
+from mindspeed_autoparallel.spec import Layout
 
 layouts = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
 
@@ -64,3 +70,33 @@ def test_every_string_is_judged_as_megatron_judges_it() -> None:
 def test_the_rule_is_named(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         layout_counts(text, 4, 2, 2 if text.count("|") == 3 else 1)
+
+
+@pytest.mark.parametrize(("pipeline", "layers"), [(2, 6), (2, 7), (3, 12), (3, 10), (4, 16)])
+def test_splits_without_a_layout_string_are_what_megatron_builds(pipeline: int, layers: int) -> None:
+    """Every row that is searched for such a release, said in flags and read back by Megatron's own function."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    searched = runnable_splits(argparse.Namespace(num_layers=layers), describe(argparse.Namespace(num_layers=layers)))
+    assert searched is not None
+    for chunks in (1, 2):
+        layout = Layout(pipeline_size=pipeline, virtual_size=chunks, schedule="interleaved" if chunks > 1 else "1f1b")
+        for found in searched.of_layout(layout):
+            (counts,) = found.values()
+            said = uneven_arguments(counts, pipeline, chunks)
+            config = SimpleNamespace(
+                num_layers=layers,
+                num_layers_in_first_pipeline_stage=said.get("decoder_first_pipeline_num_layers"),
+                num_layers_in_last_pipeline_stage=said.get("decoder_last_pipeline_num_layers"),
+                account_for_embedding_in_pipeline_split=said.get("account_for_embedding_in_pipeline_split", False),
+                account_for_loss_in_pipeline_split=said.get("account_for_loss_in_pipeline_split", False),
+                pipeline_model_parallel_layout=None,
+                pipeline_model_parallel_size=pipeline,
+                virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+            )
+            built = [
+                get_num_layers_to_build(config, vp_stage=chunk if chunks > 1 else None, pp_rank=rank)
+                for chunk in range(chunks)
+                for rank in range(pipeline)
+            ]
+            assert tuple(built) == tuple(counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from mindspeed_autoparallel.cost.step import embedding_us
@@ -183,10 +183,13 @@ def simple_splits(
 ) -> tuple[SimpleSplit, ...]:
     """Return even and greedy split of a layout, with as much recomputation as their memory needs."""
     layout = candidate.layout
+    # Simple rules count layers, and leave embedding and output layer with theirs.
+    scarce = layout.num_virtual_stages > profile.model.num_layers
+    plain = replace(candidate, layout=replace(layout, standalone_ends=layout.standalone_ends and scarce))
     problem = build_problem(
         profile,
         cluster,
-        candidate,
+        plain,
         limits_of(profile, cluster, layout.pipeline_size),
         safe=True,
     )

@@ -30,6 +30,8 @@ class SpaceOptions:
     """Of layouts with one chunk per rank: ``1f1b``, and ``gpipe`` for a host that has it (Megatron has not)."""
     group_sizes: bool = True
     """Whether the host runs other groups of microbatches than the pipeline size (interleaved)."""
+    standalone_ends: bool = False
+    """Whether the host runs stages of an embedding or an output layer alone."""
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
 
@@ -92,6 +94,7 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
         batches |= set(_powers_of_two(max(batches)))
     else:
         virtual = (1,)
+    alone = options.standalone_ends and len(profile.model.modules) == 1 and profile.memory_semantics != "mindspeed"
     found = []
     # Attention ways and sharded norms are taken as measured: any (CP, EP, SP) of some point.
     for context, expert, sequence in sorted({(p.context_size, p.expert_size, p.sequence_parallel) for p in points}):
@@ -117,6 +120,7 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
                                 distributed_optimizer=options.distributed_optimizer,
                                 overlap_gradient_reduce=options.overlap_gradient_reduce,
                                 schedule=schedule,
+                                standalone_ends=alone,
                             )
                             for schedule in (options.schedules if chunks == 1 else ("interleaved",))
                         ]
@@ -136,8 +140,10 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     layers = profile.model.num_layers
     if layout.num_devices != cluster.num_devices:
         return f"it needs {layout.num_devices} devices; the cluster has {cluster.num_devices}."
-    if layout.num_virtual_stages > layers:
-        return f"{layout.num_virtual_stages} stages are more than the {layers} layers."
+    units = layers + (_num_ends(profile) if layout.standalone_ends else 0)
+    if layout.num_virtual_stages > units:
+        ends = f" and {units - layers} ends" if units > layers else ""
+        return f"{layout.num_virtual_stages} stages are more than the {layers} layers{ends}."
     if layout.sequence_parallel and layout.tensor_size == 1:
         return "sequence parallelism needs TP above 1."
     replicas = layout.data_size * layout.context_size
@@ -158,6 +164,12 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     if operations > MOST_OPERATIONS:
         return f"{num_microbatches} microbatches: {operations} operations a step are more than {MOST_OPERATIONS}."
     return _illegal_groups(layout, num_microbatches) if layout.schedule == "interleaved" else ""
+
+
+def _num_ends(profile: Profile) -> int:
+    """Return how many of embedding and output layer the only module has."""
+    (cost,) = profile.measurements[0].modules.values()
+    return (cost.pre is not None) + (cost.post is not None)
 
 
 def _with_smallest_groups(layout: Layout, global_batch_size: int) -> Layout:

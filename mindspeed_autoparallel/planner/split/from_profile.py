@@ -50,8 +50,10 @@ def problem_from_profile(
     schedule: str = "1f1b",
     num_chunks: int = 1,
     microbatch_group_size: int = 0,
+    standalone_ends: bool = False,
 ) -> SplitProblem:
-    """Return the problem; pre and post blocks sit with their module's first and last layer.
+    """Return the problem; pre and post blocks sit with their module's first and last layer, or, ``standalone_ends`` of
+    the only module in a profile of ours, are units of their own at either end.
 
     Memory: MindSpeed's rule for MindSpeed's file; otherwise saved bytes times in-flight microbatches, plus state, plus
     the largest transient. Messages and host time as `plan` has them. Raises ``ConfigError``.
@@ -62,7 +64,8 @@ def problem_from_profile(
     moments = fullest_moments(program) if num_chunks > 1 else ()
     held = [0] * num_stages * num_chunks if moments else list(in_flight(program))
     mindspeed = profile.memory_semantics == "mindspeed"
-    segments, link = _segments(profile, held, mindspeed)
+    alone = standalone_ends and len(profile.model.modules) == 1 and not mindspeed
+    segments, link = _segments(profile, held, mindspeed, alone)
     limit = int(memory_limit_mib * MIB) - (0 if mindspeed else profile.device.runtime_overhead_bytes)
     return SplitProblem(
         segments=tuple(segments),
@@ -79,7 +82,7 @@ def problem_from_profile(
     )
 
 
-def _segments(profile: Profile, held: list[int], mindspeed: bool) -> tuple[list[Segment], int]:
+def _segments(profile: Profile, held: list[int], mindspeed: bool, alone: bool) -> tuple[list[Segment], int]:
     """Return the runs of equal blocks of every module in chain order, and the slowest message's nanoseconds."""
     costs = profile.measurements[0].modules
     segments: list[Segment] = []
@@ -101,7 +104,7 @@ def _segments(profile: Profile, held: list[int], mindspeed: bool) -> tuple[list[
                     backward=round(block.backward_us * NS_PER_US),
                     kinds=_kinds(block, held, mindspeed, ways if is_layer else ["none"]),
                     predecessors=before,
-                    beside={"pre": first, "layer": None, "post": first + num_runs - 1}[part],
+                    beside=None if alone else {"pre": first, "layer": None, "post": first + num_runs - 1}[part],
                     continues=is_layer and len(segments) > first,
                 )
             )

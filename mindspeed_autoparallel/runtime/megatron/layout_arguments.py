@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm, split_arguments
@@ -15,6 +15,9 @@ ArgumentValue = bool | int | float | str | list[str] | None
 LAYOUT_ARGUMENT = "pipeline_model_parallel_layout"
 """Takes any split of a language model; Megatron has it from 0.13 on."""
 FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+EMBEDDING_ARGUMENT, LOSS_ARGUMENT = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
+"""Each counts as a layer of an even split, so that the first or the last stage has a layer less than others."""
+CHUNKS_ARGUMENT = "num_virtual_stages_per_pipeline_rank"
 GROUP_ARGUMENT = "microbatch_group_size_per_vp_stage"
 _FLAGS = {GROUP_ARGUMENT: "--microbatch-group-size-per-virtual-pipeline-stage"}
 """Of destinations that are not named as their flags are."""
@@ -105,18 +108,49 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
         return {LAYOUT_ARGUMENT: pipeline_layout(plan, mtp), "num_layers_per_virtual_pipeline_stage": None}
     if is_mindspeed_llm(arguments):
         return split_arguments(counts, layout.virtual_size)
+    return uneven_arguments(counts, layout.pipeline_size, layout.virtual_size)
+
+
+def uneven_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:
+    """Return how a release without layout strings says layers by virtual stage; ``width`` ranks of ``chunks`` each.
+
+    Raises ``PlanError`` for a split that it cannot run.
+    """
+    if chunks > 1:
+        return _chunk_arguments(counts, width, chunks)
     if len(set(counts)) == 1:
-        return {"num_layers_per_virtual_pipeline_stage": counts[0]} if layout.virtual_size > 1 else {}
-    if layout.virtual_size > 1 or len(set(counts[1:-1])) > 1:
-        raise PlanError(
-            f"the plan has {list(counts)} layers on its stages, and this Megatron has no "
-            "--pipeline-model-parallel-layout to run that with: its first and last stage may differ, those between may "
-            "not. Search the plan again with it, or use megatron-core 0.13 or newer."
-        )
+        return {}
+    if len(set(counts[1:-1])) > 1:
+        raise _no_layout_string(counts)
     if len(counts) == 2:
         # Megatron shares the layers that are left over the stages that are left, of which there must be one.
         return {FIRST_ARGUMENT: counts[0]}
     return {FIRST_ARGUMENT: counts[0], LAST_ARGUMENT: counts[-1]}
+
+
+def _chunk_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:
+    """Return how a release without layout strings says layers by virtual stage.
+
+    All alike; a layer less on the first, the last or both; or the same for all chunks of a rank, where ranks other than
+    the first and the last are alike.
+    """
+    least, most = min(counts), max(counts)
+    if set(counts[1:-1]) == {most} and least >= most - 1:
+        ends = {EMBEDDING_ARGUMENT: counts[0] < most, LOSS_ARGUMENT: counts[-1] < most}
+        return {"num_layers_per_virtual_pipeline_stage": most, **{name: True for name, less in ends.items() if less}}
+    of_rank = counts[:width]
+    if list(counts) != list(of_rank) * chunks or len(set(of_rank[1:-1])) > 1:
+        raise _no_layout_string(counts)
+    last = {LAST_ARGUMENT: chunks * of_rank[-1]} if width > 2 else {}
+    return {CHUNKS_ARGUMENT: chunks, FIRST_ARGUMENT: chunks * of_rank[0], **last}
+
+
+def _no_layout_string(counts: Sequence[int]) -> PlanError:
+    return PlanError(
+        f"the plan has {list(counts)} layers on its stages, and this Megatron has no "
+        "--pipeline-model-parallel-layout to run that with: its first and last stage may differ, those between may "
+        "not. Search the plan again with it, or use megatron-core 0.13 or newer."
+    )
 
 
 def group_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int | str | None]:

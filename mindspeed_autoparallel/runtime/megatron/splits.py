@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mindspeed_autoparallel.planner.host_splits import Layers, Splits
 from mindspeed_autoparallel.runtime.megatron.description import Description, is_llava
@@ -36,11 +38,10 @@ def runnable_splits(arguments: argparse.Namespace, description: Description) -> 
 
 
 def _first_and_last(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]]:
-    """List rows of at least one layer per stage; chunks of interleaved layouts are all alike."""
+    """List rows of at least one layer per stage."""
     stages = layout.num_virtual_stages
     if layout.virtual_size > 1:
-        if num_layers % stages == 0:
-            yield (num_layers // stages,) * stages
+        yield from _chunks(layout, num_layers)
         return
     if stages == 1:
         yield (num_layers,)
@@ -51,6 +52,22 @@ def _first_and_last(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]
     for between in range(1, (num_layers - 2) // (stages - 2) + 1):
         rest = num_layers - between * (stages - 2)
         yield from ((first, *(between,) * (stages - 2), rest - first) for first in range(1, rest))
+
+
+def _chunks(layout: Layout, num_layers: int) -> Iterator[tuple[int, ...]]:
+    """List rows of interleaved layouts: even but for embedding and loss, each counted as a layer or not; or alike for
+    all chunks of a rank."""
+    stages, chunks = layout.num_virtual_stages, layout.virtual_size
+    for less_first, less_last in itertools.product((0, 1), repeat=2):
+        each, rest = divmod(num_layers + less_first + less_last, stages)
+        row = (each - less_first, *(each,) * (stages - 2), each - less_last)
+        if not rest and min(row) > 0:
+            yield row
+    if num_layers % chunks == 0:
+        one_of_each = replace(layout, virtual_size=1, schedule="1f1b", microbatch_group_size=0)
+        for ranks in _first_and_last(one_of_each, num_layers // chunks):
+            if len(set(ranks)) > 1:
+                yield ranks * chunks
 
 
 def _encoder_first(layout: Layout, encoder: str, num_encoder: int, decoder: str, num_decoder: int) -> Iterator[Layers]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -14,7 +15,7 @@ from language_profile import language_profile
 from small_profile import small_profile
 
 from mindspeed_autoparallel.cli.main import main
-from mindspeed_autoparallel.planner.split import SplitProblem, solve
+from mindspeed_autoparallel.planner.split import SplitProblem, solve, time_of
 from mindspeed_autoparallel.planner.split.from_profile import problem_from_profile
 from mindspeed_autoparallel.profiles import mean_layer, read_profile
 
@@ -378,6 +379,44 @@ def test_virtual_stages_are_compared_with_one_chunk_per_stage(file: Path, capsys
     assert f"{result['microbatch_group_size']} microbatches of a chunk in a row; searched: 3, 6" in printed
     alone = [split(file, capsys, **interleaved, microbatch_group_size=one["size"])["step_time_ms"] for one in sizes]
     assert result["step_time_ms"] == min(alone)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_heavy_output_layer_is_a_stage_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], chunks: int
+) -> None:
+    profile = language_profile(num_layers=6, tensor=(1,), batches=(1,))
+    (measurement,) = profile.measurements
+    cost = measurement.modules["text_decoder"]
+    assert cost.post is not None
+    heavy = replace(cost, post=replace(cost.post, forward_us=2.5 * cost.layer.forward_us))
+    replace(profile, measurements=(replace(measurement, modules={"text_decoder": heavy}),)).write(tmp_path / "p.json")
+    sizes = {"pipeline_size": 2, "num_microbatches": 4, "memory_limit_mib": 60_000}
+    if chunks > 1:
+        sizes |= {"schedule": "interleaved", "virtual_pipeline_size": chunks, "microbatch_group_size": 2}
+    else:
+        sizes |= {"pipeline_size": 4}
+    alone = split(tmp_path / "p.json", capsys, **sizes)
+    kept = split(tmp_path / "p.json", capsys, "--no-standalone-ends", **sizes)
+    assert list(alone["placement"]) == ["llm"] and sum(alone["placement"]["llm"]) == 6
+    assert alone["placement"]["llm"][-1] == 0 < kept["placement"]["llm"][-1]
+    assert alone["step_time_ms"] < kept["step_time_ms"]
+    assert alone["baselines"] == kept["baselines"]
+    names = ("num_stages", "num_microbatches", "memory_limit_mib")
+    problem = problem_from_profile(
+        read_profile(tmp_path / "p.json"),
+        **dict(zip(names, (sizes["pipeline_size"], 4, 60_000), strict=True)),
+        schedule=sizes.get("schedule", "1f1b"),
+        num_chunks=chunks,
+        standalone_ends=True,
+    )
+    steps = []
+    for ends in itertools.combinations(range(1, 8), 3):
+        cuts = [0, *ends, 8]
+        layers = tuple(max(0, min(b, 7) - max(a, 1)) for a, b in itertools.pairwise(cuts))
+        none = (0,) * 4
+        steps.append(time_of(problem, (((1, 0, 0, 0),), (layers, none, none), ((0, 0, 0, 1),))))
+    assert (alone["status"], alone["step_time_ms"]) == ("optimal", pytest.approx(min(steps) / 1e6))
 
 
 def test_a_number_of_microbatches_that_the_pipeline_size_does_not_divide_runs_in_larger_groups(

@@ -19,9 +19,12 @@ from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
 from mindspeed_autoparallel.runtime.features.apply_plan.request import PlanRequest
 from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    CHUNKS_ARGUMENT,
+    EMBEDDING_ARGUMENT,
     FIRST_ARGUMENT,
     LAST_ARGUMENT,
     LAYOUT_ARGUMENT,
+    LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     ArgumentValue,
     group_arguments,
@@ -43,8 +46,10 @@ _OWN_SPLITS = (
     FIRST_ARGUMENT,
     LAST_ARGUMENT,
     LIST_ARGUMENT,
+    EMBEDDING_ARGUMENT,
+    LOSS_ARGUMENT,
     "num_layers_per_virtual_pipeline_stage",
-    "num_virtual_stages_per_pipeline_rank",
+    CHUNKS_ARGUMENT,
 )
 """The script's own, which a plan replaces."""
 
@@ -128,7 +133,7 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
     layout = plan.layout
     for name in _OWN_SPLITS:
         if hasattr(arguments, name):
-            setattr(arguments, name, None)
+            setattr(arguments, name, False if isinstance(getattr(arguments, name), bool) else None)
     _set_all(arguments, stages)
     for name in RECOMPUTE_ARGUMENTS:
         setattr(arguments, name, None)

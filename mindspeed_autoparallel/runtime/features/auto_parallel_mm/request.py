@@ -24,7 +24,7 @@ from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT, LAYOUT_ARGUMENT
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid
 from mindspeed_autoparallel.spec import Cluster
@@ -55,6 +55,8 @@ class SearchRequest(MeasuringRequest):
     """What the host can run of the model's splits; ``None``: all."""
     group_sizes: bool = True
     """Whether the host runs other groups of microbatches than the pipeline size, with virtual stages."""
+    standalone_ends: bool = False
+    """Whether the host runs stages of an embedding or an output layer alone: Megatron's layout strings say them."""
     sample_data: SampleData | None = None
     """How samples differ; ``None``: they are planned as equal."""
 
@@ -126,6 +128,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         hetero_balance=_hetero_balance(arguments, description),
         splits=runnable_splits(arguments, description),
         group_sizes=hasattr(arguments, GROUP_ARGUMENT),
+        standalone_ends=hasattr(arguments, LAYOUT_ARGUMENT) and description.model_file is None,
         sample_data=read_sample_data(arguments),
     )
     if request.target_device is None:

@@ -37,7 +37,7 @@ def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
             profile,
             cluster,
             request.global_batch_size,
-            SearchOptions(time_limit_s=request.time_limit_s, space=SpaceOptions(group_sizes=request.group_sizes)),
+            SearchOptions(time_limit_s=request.time_limit_s, space=_space(request)),
             progress=_LOGGER.info,
             balance=request.hetero_balance,
             splits=request.splits,
@@ -49,13 +49,17 @@ def search(request: SearchRequest, profile: Profile) -> Plan | Comparison:
     return choose_plan(profile, data, options, partial(_searched, request))
 
 
+def _space(request: SearchRequest) -> SpaceOptions:
+    return SpaceOptions(group_sizes=request.group_sizes, standalone_ends=request.standalone_ends)
+
+
 def _searched(request: SearchRequest, profile: Profile, layouts: list[Layout] | None) -> Plan:
     """Return the best plan under ``profile`` whose split the host runs; ``layouts``: among these."""
     cluster, batch = request.cluster, request.global_batch_size
     options = SearchOptions(
         time_limit_s=request.time_limit_s,
         layouts=layouts,
-        space=SpaceOptions(group_sizes=request.group_sizes),
+        space=_space(request),
         with_relaxations=layouts is None,
     )
     if request.splits is not None:

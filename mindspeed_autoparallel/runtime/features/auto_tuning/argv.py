@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    EMBEDDING_ARGUMENT,
     GROUP_ARGUMENT,
+    LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     recompute_arguments,
     sizes,
@@ -34,6 +36,8 @@ _TUNED = (
     "global_batch_size",
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
+    EMBEDDING_ARGUMENT,
+    LOSS_ARGUMENT,
     _LAYOUT,
     LIST_ARGUMENT,
     *_VIRTUAL,
@@ -184,6 +188,9 @@ def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size
     from megatron.training.arguments import validate_args
 
     tried = copy.deepcopy(arguments)
+    for name in (EMBEDDING_ARGUMENT, LOSS_ARGUMENT):
+        if hasattr(tried, name):
+            setattr(tried, name, False)
     for name in (*_VIRTUAL, GROUP_ARGUMENT, _LAYOUT, LIST_ARGUMENT, *RECOMPUTE_ARGUMENTS, "recompute_activations"):
         if hasattr(tried, name):
             setattr(tried, name, None)

@@ -15,6 +15,7 @@ from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.replay import replay
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
 from mindspeed_autoparallel.units import MIB
@@ -49,13 +50,16 @@ def _language_model(capacity_mib: int = 4000, post_us: float = 240.0) -> Profile
     )
 
 
-def _rows(num: int) -> list[tuple[int, ...]]:
-    return [row for row in product(range(1, NUM_LAYERS + 1), repeat=num) if sum(row) == NUM_LAYERS]
+def _rows(num: int, standalone_ends: bool = False) -> list[tuple[int, ...]]:
+    """All splits with a layer on every stage; the first and the last may have none where the ends may be alone."""
+    least = [0 if standalone_ends and num > 1 and v in (0, num - 1) else 1 for v in range(num)]
+    rows = product(*(range(low, NUM_LAYERS + 1) for low in least))
+    return [row for row in rows if sum(row) == NUM_LAYERS]
 
 
 def _best_of(profile: Profile, cluster: Cluster, candidate: Candidate, batch: int) -> float | None:
     best = None
-    for row in _rows(candidate.layout.num_virtual_stages):
+    for row in _rows(candidate.layout.num_virtual_stages, candidate.layout.standalone_ends):
         for again in product(*(range(count + 1) for count in row)):
             placement = ModulePlacement(layers={"text_decoder": row}, recompute={"text_decoder": {"full": again}})
             found = evaluate(profile, cluster, candidate.layout, placement, batch, with_timeline=False)
@@ -79,7 +83,12 @@ def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptio
     labels = set()
     sizes = (1, 2, 4, 8)
     for p, t, d, c, e, v, m, s in product(sizes, (1, 2), sizes, (1, 2), (1, 2), (1, 2, 4), (1, 2), (False, True)):
-        if p * t * d * c != cluster.num_devices or p * v > NUM_LAYERS or (s and t == 1) or (v > 1 and p == 1):
+        if (
+            p * t * d * c != cluster.num_devices
+            or p * v > NUM_LAYERS + 2 * options.standalone_ends
+            or (s and t == 1)
+            or (v > 1 and p == 1)
+        ):
             continue
         if (d * c) % e or batch % (d * m) or (v > 1 and batch // (d * m) < p):
             continue
@@ -101,14 +110,24 @@ def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptio
 
 
 @pytest.mark.parametrize(
-    ("capacity_mib", "distributed", "overlap"), [(4000, True, False), (330, True, True), (330, False, False)]
+    ("capacity_mib", "distributed", "overlap", "alone"),
+    [
+        (4000, True, False, False),
+        (330, True, True, False),
+        (330, False, False, False),
+        (330, True, False, True),
+        (330, False, True, True),
+    ],
 )
-def test_every_legal_combination_has_a_true_verdict(capacity_mib: int, distributed: bool, overlap: bool) -> None:
-    profile, cluster, batch = _language_model(capacity_mib), Cluster(num_nodes=2, devices_per_node=2), 8
-    options = SpaceOptions(distributed_optimizer=distributed, overlap_gradient_reduce=overlap)
+def test_every_legal_combination_has_a_true_verdict(
+    capacity_mib: int, distributed: bool, overlap: bool, alone: bool
+) -> None:
+    profile = _language_model(capacity_mib, 1900.0 if alone else 240.0)
+    cluster, batch = Cluster(num_nodes=1 if alone else 2, devices_per_node=2), 8
+    options = SpaceOptions(distributed_optimizer=distributed, overlap_gradient_reduce=overlap, standalone_ends=alone)
     candidates, _ = enumerate_layouts(profile, cluster, batch, options)
     assert {candidate.layout.label() for candidate in candidates} == _by_hand(profile, cluster, batch, options)
-    assert {size for candidate in candidates for size in [candidate.layout.virtual_size]} == {1, 2}
+    assert {candidate.layout.virtual_size for candidate in candidates} >= {1, 2}
     every = [other for item in candidates for other in _with_group_sizes(item)]
     truth = {item.layout.label(): _best_of(profile, cluster, item, batch) for item in every}
     best = min(step for step in truth.values() if step is not None)
@@ -130,6 +149,21 @@ def test_every_legal_combination_has_a_true_verdict(capacity_mib: int, distribut
         elif verdict.outcome == "solved":
             assert verdict.step_us is not None and verdict.lower_bound_us is not None and step is not None
             assert verdict.lower_bound_us <= step * (1 + 1e-9) <= verdict.step_us * (1 + 2e-9)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_heavy_output_layer_gets_a_stage_of_its_own_where_the_host_runs_that(chunks: int) -> None:
+    profile, cluster = _language_model(post_us=3000.0), Cluster(num_nodes=1, devices_per_node=2)
+    layout = Layout(pipeline_size=2, virtual_size=chunks, schedule="interleaved" if chunks > 1 else "1f1b")
+    plain, alone = (
+        search(profile, cluster, 8, SearchOptions(layouts=[replace(layout, standalone_ends=ends)]))
+        for ends in (False, True)
+    )
+    assert alone.layers_of("text_decoder")[-1] == 0 < plain.layers_of("text_decoder")[-1]
+    assert alone.step.total_us < plain.step.total_us
+    assert alone.search.status == plain.search.status == "optimal"
+    again, found = replay(alone)
+    assert again.step.total_us == pytest.approx(alone.step.total_us) and found.fits
 
 
 def test_alternatives_are_the_next_best_layouts() -> None:

@@ -193,6 +193,48 @@ def test_a_release_without_layout_strings_gets_first_and_last_stage(layers, said
     assert ("--decoder-first-pipeline-num-layers" in words) is bool(said)
 
 
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([2, 2, 2, 2], {"num_layers_per_virtual_pipeline_stage": 2}),
+        (
+            [1, 2, 2, 2],
+            {"num_layers_per_virtual_pipeline_stage": 2, "account_for_embedding_in_pipeline_split": True},
+        ),
+        ([2, 2, 2, 1], {"num_layers_per_virtual_pipeline_stage": 2, "account_for_loss_in_pipeline_split": True}),
+        ([3, 1, 3, 1], {"num_virtual_stages_per_pipeline_rank": 2, "decoder_first_pipeline_num_layers": 6}),
+    ],
+)
+def test_a_release_without_layout_strings_gets_chunks(layers, said):
+    plan = make_plan({"text_decoder": layers}, virtual_size=2, schedule="interleaved")
+    assert stage_arguments(plan, SimpleNamespace()) == said
+    for other in ([2, 1, 2, 2], [1, 3, 3, 3]):
+        with pytest.raises(PlanError, match="no --pipeline-model-parallel-layout"):
+            stage_arguments(
+                make_plan({"text_decoder": other}, virtual_size=2, schedule="interleaved"), SimpleNamespace()
+            )
+
+
+def test_the_scripts_own_split_flags_make_way_for_a_layout_string(tmp_path, monkeypatch):
+    """Megatron refuses --pipeline-model-parallel-layout beside --account-for-embedding-in-pipeline-split."""
+    make_plan({"text_decoder": [1, 3]}).write(tmp_path / "plan.json")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    own = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    arguments = argparse.Namespace(
+        num_layers=4,
+        auto_parallel_plan=str(tmp_path / "plan.json"),
+        auto_parallel_check_steps=3,
+        pipeline_model_parallel_layout=None,
+        decoder_first_pipeline_num_layers=1,
+        **own,
+    )
+    prepare(arguments)
+    assert arguments.pipeline_model_parallel_layout == "Et*1|t*3L"
+    assert arguments.decoder_first_pipeline_num_layers is None
+    assert [getattr(arguments, name) for name in own] == [False, False]
+
+
 @pytest.mark.parametrize("layers", [[3, 1], [1, 3], [2, 1, 3], [1, 2, 2, 3], [2, 2]])
 def test_a_release_without_layout_strings_reads_the_split_back(layers):
     """0.12 divided by its zero stages between two that were both given."""
@@ -240,6 +282,15 @@ def test_megatron_reads_the_layout_string_back():
     assert [[chunk.count("decoder") for chunk in rank] for rank in kinds] == [[5, 9], [11, 7]]
     assert kinds[0][0][0] == "embedding"
     assert kinds[1][1][-1] == "loss"
+
+
+def test_megatron_accepts_ends_that_are_alone():
+    """The validator of 0.13 and newer, with MTP beside the loss."""
+    layout = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    plan = make_plan({"text_decoder": [0, 4, 4, 0]}, virtual_size=2, schedule="interleaved")
+    for mtp, text in ((0, "E|t*4|t*4|L"), (1, "E|t*4|t*4|mL")):
+        assert pipeline_layout(plan, mtp) == text
+        layout.PipelineParallelLayerLayout(text, 2).validate_layer_layout(8, mtp or None)
 
 
 def test_virtual_stages_are_a_list_per_chunk():
