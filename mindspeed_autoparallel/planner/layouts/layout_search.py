@@ -53,7 +53,6 @@ class LayoutSearch(Search[Candidate]):
         deadline: float,
         num_alternatives: int,
         progress: Progress,
-        known_us: float = inf,
     ) -> None:
         self.found: dict[str, SolvedLayout] = {}
         self.verdicts: list[Verdict] = []
@@ -70,14 +69,15 @@ class LayoutSearch(Search[Candidate]):
         self._simple: dict[str, SolvedLayout] = {}
         self._beaten: list[Open[Candidate]] = []
         self._workers, self._deadline, self._progress = workers, deadline, progress
-        self._known_us = known_us
+        self.known_us = inf
+        """Step of a plan of other layouts, to be beaten."""
         self._num_alternatives, self._proving = num_alternatives, True
 
     @property
     def best_us(self) -> float:
-        """Return the step time of the best plan known, of these layouts or of others (``known_us``)."""
+        """Return the step time of the best plan known, of these layouts or of others."""
         steps = (found.step_us for found in (*self.found.values(), *self._simple.values()))
-        return min(self._known_us, min(steps, default=inf))
+        return min(self.known_us, min(steps, default=inf))
 
     def know(self, candidate: Candidate, outcome: Outcome) -> None:
         """Take a plan that fits, found elsewhere, for one of the layouts."""

@@ -58,16 +58,8 @@ def search(
     progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
     deadline = started + options.time_limit_s
     request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=options.seed)
-    first_until = started + (FIRST_SHARE if _may_regroup(candidates, options) else 1.0) * options.time_limit_s
-    layout_search = _explore(request, candidates, options, first_until, progress)
+    layout_search = _explored(request, candidates, options, deadline, progress)
     ranked = _ranked(layout_search)
-    if ranked and _may_regroup(candidates, options):
-        more = _explore_group_sizes(request, ranked, options, deadline, progress)
-        candidates = [*candidates, *(item.item for item in more.items)]
-        verdicts = [*verdicts, *more.verdicts]
-        layout_search.found |= more.found
-        layout_search.open_bounds_us |= more.open_bounds_us
-        ranked = _ranked(layout_search)
     if not ranked:
         raise _infeasible(profile, cluster, global_batch_size, layout_search, deadline)
     results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + options.top_k]]
@@ -88,7 +80,7 @@ def search(
         )
     proof = Proof(step_us=step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(
-        num_configurations=len(candidates) + len(verdicts),
+        num_configurations=len(layout_search.items) + len(verdicts),
         num_solved=len(ranked),
         verdicts=(*verdicts, *layout_search.verdicts),
         relaxations=relaxations,
@@ -127,8 +119,8 @@ def _explore(
             deadline=deadline,
             num_alternatives=options.top_k,
             progress=progress,
-            known_us=known_us,
         )
+        layout_search.known_us = known_us
         for item in known:
             if item.fits:
                 layout_search.know(item.candidate, item.outcome)
@@ -137,14 +129,26 @@ def _explore(
     return layout_search
 
 
+def _explored(
+    request: Request, candidates: list[Candidate], options: SearchOptions, deadline: float, progress: Progress
+) -> LayoutSearch:
+    """Search ``candidates``, and then other group sizes of the best interleaved ones, within the time limit."""
+    wanted = options.layouts is None and options.space.group_sizes
+    if not (wanted and any(item.layout.schedule == "interleaved" for item in candidates)):
+        return _explore(request, candidates, options, deadline, progress)
+    first_until = deadline - (1 - FIRST_SHARE) * options.time_limit_s
+    found = _explore(request, candidates, options, first_until, progress)
+    if found.found:
+        more = _explore_group_sizes(request, _ranked(found), options, deadline, progress)
+        found.items += more.items
+        found.verdicts += more.verdicts
+        found.found |= more.found
+        found.open_bounds_us |= more.open_bounds_us
+    return found
+
+
 def _ranked(layout_search: LayoutSearch) -> list[SolvedLayout]:
     return sorted(layout_search.found.values(), key=lambda found: (found.step_us, found.candidate.layout.label()))
-
-
-def _may_regroup(candidates: Sequence[Candidate], options: SearchOptions) -> bool:
-    """Return whether other group sizes are searched: of interleaved layouts, unless layouts are given."""
-    wanted = options.layouts is None and options.space.group_sizes
-    return wanted and any(item.layout.schedule == "interleaved" for item in candidates)
 
 
 def _explore_group_sizes(
