@@ -13,6 +13,7 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.analytic_blocks import module_cost
 from mindspeed_autoparallel.predict.model_file import Section
+from mindspeed_autoparallel.predict.space import MOST_EXPERT_RANKS
 from mindspeed_autoparallel.profiles import (
     Collective,
     DeviceCost,
@@ -101,10 +102,16 @@ def _works(
         return None
 
 
+def _powers_up_to(limit: int) -> list[int]:
+    return [2**power for power in range(limit.bit_length())]
+
+
 def _points(whole: Sequence[Workload], devices_per_node: int) -> Iterator[MeasuredAt]:
     """Yield ``MeasuredAt()`` first, which any possible shape allows."""
-    powers = [2**power for power in range(devices_per_node.bit_length()) if 2**power <= devices_per_node]
-    experts = powers if any(work.model.num_experts for work in whole) else [1]
+    powers = _powers_up_to(devices_per_node)
+    most = max(work.model.num_experts for work in whole)
+    # Many small experts are spread over nodes: what a rank holds of them is what memory asks for.
+    experts = _powers_up_to(max(devices_per_node, min(most, MOST_EXPERT_RANKS))) if most else [1]
     contexts = powers if whole[-1].model.sequence >= _LONG_SEQUENCE else [1]
     for context in contexts:
         for expert in experts:

@@ -14,7 +14,8 @@ from mindspeed_autoparallel.predict.uneven_stages import UnevenStages
 _MICRO_BATCHES = (1, 2, 4, 8)
 _VIRTUAL = (1, 2, 3, 4)
 _RECOMPUTE = ("none", "selective", "full")
-_MOST_EXPERT_RANKS = 64
+MOST_EXPERT_RANKS = 64
+"""Expert sizes worth trying end here, or at the node's devices."""
 
 
 def _divisors(number: int, limit: int) -> list[int]:
@@ -62,7 +63,7 @@ def candidates(base: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) 
         choices("tp", _divisors(devices, node)),
         choices("pp", [size for size in _divisors(devices, devices) if size <= layers]),
         choices("cp", _divisors(devices, 16) if long else [1]),
-        choices("ep", _divisors(devices, max(node, min(int(experts), _MOST_EXPERT_RANKS))) if experts else [1]),
+        choices("ep", _divisors(devices, max(node, min(int(experts), MOST_EXPERT_RANKS))) if experts else [1]),
         choices("vpp", list(_VIRTUAL)),
         [train["mbs"]] if train.get("mbs") else list(_MICRO_BATCHES),
         [train["recompute"]] if train.get("recompute") else list(_RECOMPUTE),

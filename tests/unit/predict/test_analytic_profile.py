@@ -111,6 +111,20 @@ def test_experts_are_planned_over_expert_ranks(tmp_path: Path) -> None:
         if (point.at.tensor_size, point.at.micro_batch_size) == (1, 1)
     }
     assert experts[8] * 8 == experts[1] > 0
+    assert max(experts) == 8  # as many as there are
+
+
+def test_many_experts_are_planned_over_several_nodes(tmp_path: Path) -> None:
+    model = {**_MODEL, "type": "moe", "num_experts": 256, "topk": 8, "moe_ffn": 512}
+    profile = analytic_profile(read_model_file(Path(_file(tmp_path, model))), find_device("H100"), 8)
+    layers = {
+        point.at.expert_size: point.modules["text_decoder"].layer
+        for point in profile.measurements
+        if (point.at.tensor_size, point.at.micro_batch_size) == (1, 1)
+    }
+    assert sorted(layers) == [1, 2, 4, 8, 16, 32, 64]
+    assert layers[64].expert.num_parameters * 64 == layers[1].expert.num_parameters
+    assert layers[64].forward_us > layers[8].forward_us  # the exchange leaves the node
 
 
 @pytest.mark.parametrize(
