@@ -27,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="longest",
         help="texts are padded to the longest of a microbatch, to the sequence length, or packed",
     )
+    parser.add_argument(
+        "--data-pack-length",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="with --data-padding none and --data-balance: packs are filled with any number of samples up to this",
+    )
     parser.add_argument("--data-balance", action="store_true", help="samples are rearranged while training")
     parser.add_argument(
         "--max-oom-probability", type=float, default=1e-3, help="of running out of memory within --oom-steps (1e-3)"
@@ -36,8 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise ``ConfigError`` for flags that do not go together."""
-    if arguments.data is None and (arguments.data_balance or arguments.mm_data is not None):
-        raise ConfigError("--data-balance and --mm-data need --data: a distribution of `data describe`.")
+    needs = arguments.data_balance or arguments.mm_data is not None or arguments.data_pack_length
+    if arguments.data is None and needs:
+        raise ConfigError(
+            "--data-balance, --data-pack-length and --mm-data need --data: a distribution of `data describe`."
+        )
+    if arguments.hetero_parallel and arguments.data_pack_length:
+        raise ConfigError("--data-pack-length does not go with --hetero-parallel: its packs have equal numbers.")
     if arguments.data is not None and arguments.candidate is not None:
         raise ConfigError("--data does not go with --candidate: its steps are not drawn. Leave one out.")
 
@@ -60,6 +72,7 @@ def read(arguments: argparse.Namespace) -> tuple[Distribution, SpreadOptions]:
         is_balanced=arguments.data_balance,
         max_oom_probability=arguments.max_oom_probability,
         oom_steps=arguments.oom_steps,
+        pack_length=arguments.data_pack_length,
     )
     data = Distribution.read(arguments.data)
     if arguments.mm_data is not None:

@@ -49,12 +49,19 @@ class SpreadOptions:
     is_balanced: bool = False
     max_oom_probability: float = 1e-3
     oom_steps: int = 10_000
+    pack_length: int = 0
+    """Tokens that packs are filled to; 0: packs have as many samples as a microbatch."""
 
     def __post_init__(self) -> None:
         if not 0 < self.max_oom_probability <= 1:
             raise ConfigError(f"--max-oom-probability must be above 0 and at most 1, got {self.max_oom_probability:g}.")
         if self.oom_steps < 1:
             raise ConfigError(f"--oom-steps must be at least 1, got {self.oom_steps}.")
+        if self.pack_length < 0 or (self.pack_length and not (self.is_balanced and self.padding == "none")):
+            raise ConfigError(
+                f"packs filled to {self.pack_length} tokens need a length of at least 1, packed texts (none) and "
+                "--data-balance, which says what lies together."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +99,7 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
     The best plans for the mean sample are drawn, then the layouts with the smallest expected steps; of those that are
     not safe, splits that hold larger microbatches. Raises ``InfeasiblePlan`` where no layout has a safe one.
     """
-    factors = sample_factors(profile, data, options.padding)
+    factors = sample_factors(profile, data, options.padding, options.pack_length)
     at_mean = mean_profile(profile, data, factors)
     best = search(at_mean, None)
     layouts = [best.layout, *(other.layout for other in best.alternatives)]
@@ -100,6 +107,7 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
     ordered = [(0.0, layout) for layout in layouts] + [item for item in expected if item[1] not in layouts]
     judged: list[Judged] = []
     fastest: Judged | None = None
+    not_drawn: ConfigError | None = None
     for number, (expected_us, layout) in enumerate(ordered):
         if fastest is not None and (number >= MAX_LAYOUTS or expected_us > _HOPELESS * fastest.mean_us):
             break
@@ -108,12 +116,17 @@ def choose_plan(profile: Profile, data: Distribution, options: SpreadOptions, se
             judged.append(judge(profile, plan, data, factors, options))
         except InfeasiblePlan:
             continue
+        except ConfigError as error:
+            not_drawn = error  # batches that packs of this micro batch size do not hold, say
+            continue
         if not is_safe(judged[-1], options):
             if fastest is not None and judged[-1].mean_us > fastest.mean_us:
                 continue  # one that is safe is slower still
             judged += safe_splits(profile, at_mean, layout, data, factors, options, search)
         safe = [one for one in judged if is_safe(one, options)]
         fastest = min(safe, key=lambda one: (one.mean_us, one.plan.layout.label()), default=None)
+    if not judged and not_drawn is not None:
+        raise not_drawn
     if fastest is None:
         raise none_is_safe(judged, options, data)
     return with_record(profile, fastest, judged, data, factors, options)

@@ -77,6 +77,8 @@ class StepsUnderData:
             num_microbatches=self.global_batch_size // (layout.data_size * layout.micro_batch_size),
             micro_batch_size=layout.micro_batch_size,
             is_padded=self.factors.padding == "longest",
+            is_filled=self.factors.pack_length > 0,
+            max_tokens=self.factors.pack_length,
         )
 
     def work(self) -> WorkModel:
@@ -104,7 +106,15 @@ class StepsUnderData:
         rows = draw_batches(data, self.factors.weight(sizes), num_draws, self.global_batch_size, seed)
         cut = (shape.num_microbatches, shape.num_replicas, shape.micro_batch_size)
         in_order = rows.reshape(num_draws, *cut).swapaxes(1, 2)
-        shared = [drawn[balance(sizes[drawn], work, shape).samples] for drawn in rows]
+        nothing = len(sizes)
+        sizes = numpy.concatenate((sizes, numpy.zeros_like(sizes[:1])))
+        shared: list[Array] = [
+            numpy.append(drawn, nothing)[balance(sizes[drawn], work, shape).samples] for drawn in rows
+        ]
+        places = max(one.shape[2] for one in shared)
+        shared = [
+            numpy.pad(one, ((0, 0), (0, 0), (0, places - one.shape[2])), constant_values=nothing) for one in shared
+        ]
         loads = work.of(sizes).sum(axis=1)[in_order].sum(axis=(2, 3))
         return DrawnSteps(
             in_order=self._steps_us(sizes[in_order]),
@@ -120,7 +130,8 @@ class StepsUnderData:
     def _replicas_us(self, sizes: Array) -> Array:
         """Return ``[step, replica]`` for ``sizes [step, replica, microbatch, sample, column]``."""
         steps, replicas, microbatches = sizes.shape[:3]
-        times, _ = self.factors.of(sizes.reshape(-1, *sizes.shape[3:]))
+        samples = sizes.reshape(-1, *sizes.shape[3:])
+        times = self.factors.of_packs(samples, self.layout.micro_batch_size)
         found = self._pipelines_ns(times.reshape(steps * replicas, microbatches, -1))
         return found.reshape(steps, replicas) / NS_PER_US
 

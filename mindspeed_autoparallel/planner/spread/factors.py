@@ -39,6 +39,25 @@ class SampleFactors:
     padding: str
     sequence_length: int
     notes: tuple[str, ...]
+    pack_length: int = 0
+    """Tokens that packs of any number of samples are filled to; 0: packs have as many samples as a microbatch."""
+
+    def of_packs(self, sizes: Array, micro_batch_size: int) -> Array:
+        """Return factors of time ``[pack, module]`` for ``sizes [pack, place, column]``, rows of zeros where a pack has
+        fewer samples than places; relative to a microbatch of ``micro_batch_size`` samples."""
+        share = sizes.shape[1] / micro_batch_size
+        times, _ = self.of(sizes)
+        # What a module takes whatever it is given comes once a microbatch.
+        fixed: Array = numpy.array([1.0 if work is None else work.fixed for work in self.work])
+        return fixed + share * (times - fixed)
+
+    def largest_pack(self, data: Distribution, micro_batch_size: int) -> Array:
+        """Return factors of bytes ``[module]`` that no pack filled to its length exceeds, each by itself."""
+        sizes = data.sizes()
+        _, rows = self.of(sizes[:, None, :])
+        per_token: Array = rows / sizes[:, [_TOKENS]].clip(1)
+        factors: Array = per_token.max(axis=0) * self.pack_length / micro_batch_size
+        return numpy.where([work is None for work in self.work], 1.0, factors)
 
     def of(self, sizes: Array) -> tuple[Array, Array]:
         """Return factors of time and of bytes ``[microbatch, module]`` for ``sizes [microbatch, sample, column]``."""
@@ -77,7 +96,9 @@ class SampleFactors:
         return (weights * times).sum(axis=0), (weights * rows).sum(axis=0)
 
 
-def sample_factors(profile: Profile, data: Distribution, padding: str = "longest") -> SampleFactors:
+def sample_factors(
+    profile: Profile, data: Distribution, padding: str = "longest", pack_length: int = 0
+) -> SampleFactors:
     """Return the factors of a profile's modules for the samples of ``data``.
 
     The reference is what the profile says of a sample (``tokens_per_sample``); where it says nothing, the mean sample.
@@ -85,6 +106,8 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
     if padding not in PADDINGS:
         raise ConfigError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}.")
     longest, length = int(data.sizes()[:, _TOKENS].max()), profile.model.sequence_length
+    if pack_length and longest > pack_length:
+        raise ConfigError(f"the longest sample has {longest} tokens and fits in no pack of {pack_length}.")
     if longest > length:
         raise ConfigError(
             f"the longest sample has {longest} tokens, the profile's sequences {length}: describe the data with "
@@ -124,6 +147,7 @@ def sample_factors(profile: Profile, data: Distribution, padding: str = "longest
         padding=padding,
         sequence_length=length,
         notes=tuple(notes),
+        pack_length=pack_length,
     )
 
 

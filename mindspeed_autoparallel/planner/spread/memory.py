@@ -182,6 +182,10 @@ def _held_distribution(rank: RankBytes, data: Distribution, factors: SampleFacto
 
     Of several samples: the padded text by the longest of them, told apart on a grid of its own; the rest adds up.
     """
+    if factors.pack_length:
+        # Whatever lies together: no pack holds more.
+        largest = float(factors.largest_pack(data, size) @ numpy.array(rank.held, dtype=numpy.float64))
+        return (numpy.array([0.0, 1.0]), largest) if largest > 0 else (numpy.array([1.0]), 0.0)
     sizes, shares = data.sizes(), data.shares()
     _, rows = factors.of(sizes[:, None, :])
     held = numpy.array(rank.held, dtype=numpy.float64)
@@ -219,6 +223,8 @@ def _folded(distribution: Array, times: int) -> Array:
 
 def _largest_factor(data: Distribution, factors: SampleFactors, size: int) -> tuple[Array, Array]:
     """Return the largest factor of a microbatch: its values in ascending order, and the chance to exceed each."""
+    if factors.pack_length:
+        return factors.largest_pack(data, size).max(keepdims=True), numpy.zeros(1)
     _, rows = factors.of(data.sizes()[:, None, :])
     values = rows.max(axis=1)
     order = numpy.argsort(values)

@@ -56,8 +56,10 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
             padding, why = "none", "with --pack-samples"
         taken = "packed" if padding == "none" else f"padded to the {padding}"
         _LOGGER.info(f"texts are taken as {taken}, {why}; --auto-parallel-data-padding says otherwise")
+    is_packed = padding == "none" and not getattr(arguments, "auto_parallel_hetero", False)
     options = SpreadOptions(
         padding=padding,
+        pack_length=int(getattr(arguments, "pack_length", 0) or 0) if is_packed else 0,
         is_balanced=bool(getattr(arguments, "data_balance", False)),
         max_oom_probability=flags.auto_parallel_data_max_oom_probability,
         oom_steps=flags.auto_parallel_data_oom_steps or int(getattr(arguments, "train_iters", 0) or 0) or _OOM_STEPS,

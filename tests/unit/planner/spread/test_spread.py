@@ -241,6 +241,38 @@ def test_the_chosen_plan_is_the_fastest_safe_one_of_those_drawn() -> None:
     assert Plan.parse(json.loads(json.dumps(_as_json(loose)))) == loose
 
 
+def test_packs_filled_to_a_length_have_the_work_of_their_samples_and_never_hold_more_than_it() -> None:
+    profile, data = profile_of(), data_of(long_tail())
+    measured = [replace(one, at=replace(one.at, micro_batch_size=4)) for one in profile.measurements]
+    profile = replace(profile, measurements=tuple(measured))
+    cluster, layout = (
+        Cluster(num_nodes=1, devices_per_node=4),
+        Layout(pipeline_size=2, data_size=2, micro_batch_size=4),
+    )
+    plan = search(profile, cluster, 64, SearchOptions(layouts=[layout], with_relaxations=False, num_workers=1))
+    fixed, filled = (sample_factors(profile, data, "none", length) for length in (0, 1200))
+    of_four = PlanUnderData(profile, plan, fixed).drawn(data, 8).balanced
+    to_length = PlanUnderData(profile, plan, filled).drawn(data, 8).balanced
+    assert to_length.mean() == pytest.approx(of_four.mean(), rel=2e-2)
+    # By hand: a pack of two samples beside one of six, in places of six; four of 1,024 tokens are the reference.
+    sizes = numpy.zeros((2, 6, len(sample(1))), dtype=numpy.int64)
+    sizes[0, :2], sizes[1, :] = sample(300, 64), sample(100, 0)
+    encoder, decoder = fixed.work
+    assert encoder is not None and decoder is not None
+    times = filled.of_packs(sizes, 4)
+    assert times[0, 1] == pytest.approx(2 * (300 * decoder.linear + 300**2 * decoder.quadratic) / 4)
+    assert times[1, 1] == pytest.approx(6 * (100 * decoder.linear + 100**2 * decoder.quadratic) / 4)
+    assert times[0, 0] == pytest.approx(2 * (64 * encoder.linear + 64**2 * encoder.quadratic) / 4)
+    assert times[1, 0] == pytest.approx(0, abs=1e-12)
+    largest = filled.largest_pack(data, 4)
+    assert largest[1] == pytest.approx(1200 / LENGTH / 4)
+    worst = out_of_memory(profile, plan, data, filled, 10**6)
+    enough = replace(plan, cluster=replace(cluster, memory_limit_bytes=worst.worst_bytes))
+    assert out_of_memory(profile, enough, data, filled, 10**6).probability == 0
+    less = replace(plan, cluster=replace(cluster, memory_limit_bytes=worst.worst_bytes - MIB))
+    assert out_of_memory(profile, less, data, filled, 10**6).probability == 1
+
+
 def test_waiting_grows_with_replicas_and_is_nothing_for_equal_samples() -> None:
     profile = profile_of()
     equal, unequal = data_of([sample(LENGTH, 64)] * 4), data_of(long_tail())
@@ -336,7 +368,12 @@ def test_the_command_says_what_the_spread_costs(files: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--data-balance",), "--data-balance and --mm-data need --data"),
+        (("--data-balance",), "--data-balance, --data-pack-length and --mm-data need --data"),
+        (("--data", "DATA", "--data-pack-length", "900"), "need a length of at least 1, packed texts"),
+        (
+            ("--data", "DATA", "--data-pack-length", "100", "--data-padding", "none", "--data-balance"),
+            "fits in no pack of 100",
+        ),
         (("--data", "DATA", "--max-oom-probability", "0"), "--max-oom-probability must be above 0"),
         (("--data", "DATA", "--oom-steps", "0"), "--oom-steps must be at least 1"),
         (("--data", "PROFILE"), "is no data distribution"),

@@ -1,0 +1,31 @@
+"""States of Megatron's distributed optimizer on the CPU device, come back from a checkpoint."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch]
+
+
+def test_weights_that_are_views_of_the_models_are_filled():
+    """In fp32 the optimizer keeps no copy of its own: Megatron writes into views of leaves that need gradients."""
+    from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
+    from mindspeed_autoparallel.runtime.devices.cpu.megatron import _resumed_distributed_optimizer
+
+    class DistributedOptimizer:
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self):
+            return None
+
+        def _set_main_param_and_optimizer_states(self, model_param, tensors):
+            model_param.view(-1)[1:3].copy_(tensors["param"])
+            return tensors
+
+    _resumed_distributed_optimizer(Edits(), SimpleNamespace(DistributedOptimizer=DistributedOptimizer))
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    filled = DistributedOptimizer()._set_main_param_and_optimizer_states(weight, {"param": torch.ones(2)})
+    assert weight.flatten().tolist() == [0, 1, 1, 0] and weight.requires_grad
+    assert filled["step"] is None
