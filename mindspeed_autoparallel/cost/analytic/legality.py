@@ -47,6 +47,13 @@ def _check_batch(work: Workload) -> None:
         )
     if work.virtual_size > 1 and group < work.pipeline_size:
         raise ConfigError(f"microbatch_group_size {group} must be at least pp {work.pipeline_size}.")
+    if work.virtual_size > 1 and (
+        group > work.num_microbatches or 0 < work.num_microbatches % group < work.pipeline_size
+    ):
+        raise ConfigError(
+            f"microbatch_group_size {group} of {work.num_microbatches} microbatches: it must be at most all of them, "
+            f"and leave no remainder below pp {work.pipeline_size}."
+        )
 
 
 def _check_experts(work: Workload) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from mindspeed_autoparallel.errors import PlanError
 
 _NUMBER = "recompute_num_layers"
 _KEYS = ("recompute_granularity", "recompute_method", _NUMBER)
@@ -19,6 +22,26 @@ def ties_embeddings(content: Mapping[str, object]) -> bool:
     """Return whether a model.json's language model shares one matrix between embedding and output layer."""
     block = content.get("text_decoder")
     return isinstance(block, dict) and not block.get("untie_embeddings_and_output_weights", True)
+
+
+def check_deepstack(content: Mapping[str, Any], encoder: Sequence[int], decoder: Sequence[int], path: Path) -> None:
+    """Raise ``PlanError`` where features of the vision layers (deepstack) would be lost; layers by virtual stage.
+
+    MindSpeed-MM adds them to the first decoder layers of the stage that ends the encoder, and sends none on: with fewer
+    layers there it trains another model without a word.
+    """
+    vision = content.get("image_encoder", {}).get("vision_encoder", {})
+    needed = len(vision.get("deepstack_visual_indexes") or ())
+    if not needed:
+        return
+    stage = max(v for v, count in enumerate(encoder) if count)
+    if any(decoder[:stage]) or decoder[stage] < needed:
+        raise PlanError(
+            f"{path}: virtual stage {stage} ends the image encoder and holds {decoder[stage]} decoder layers, and "
+            f"features of {needed} vision layers are added to the first {needed} decoder layers there "
+            f"(deepstack_visual_indexes). Move {needed - decoder[stage]} or more to it in the plan and simulate it, or "
+            "raise the memory limit and search again."
+        )
 
 
 def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:

@@ -20,11 +20,13 @@ from megatron.core.transformer.pipeline_parallel_layer_layout import PipelinePar
 from mindspeed_autoparallel.cost.analytic.activations import layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.kernels import linear_us, memory_pass_us
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, head_time, layer_time
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind as AnalyticKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary
 from mindspeed_autoparallel.cost.analytic.placement import unfold_layout
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.step_time import boundary_send_us
-from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.analytic.workload import Workload
+from mindspeed_autoparallel.cost.catalogue import Device, Efficiency, find_device
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, cut_model, solve, stage_memory
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
@@ -44,6 +46,16 @@ LLAMA = {"num_layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28
 LLAMA_405B = {**LLAMA, "num_layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248, "seq": 8192}
 QWEN = {"num_layers": 94, "hidden": 4096, "heads": 64, "kv_heads": 4, "head_size": 128, "ffn": 12288, "num_experts": 128,
         "topk": 8, "moe_ffn": 1536, "vocab": 151936, "seq": 4096, "swiglu": True}  # fmt: skip
+# Two symbols a layer: three of gated delta nets, then one of attention, each with experts.
+NEXT = {"layer_pattern": ("GE" * 3 + "*E") * 12, "hidden": 2048, "heads": 16, "kv_heads": 2, "head_size": 256,
+        "num_experts": 512, "topk": 10, "moe_ffn": 512, "shared_expert_ffn": 512, "vocab": 151936, "seq": 4096,
+        "mtp_layers": 1, "swiglu": True, "linear_attention": {"num_key_heads": 16, "num_value_heads": 32}}  # fmt: skip
+# Its indexer has 32 heads and runs in one of four layers: priced as 8 heads in each.
+GLM = {**DEEPSEEK, "num_layers": 78, "hidden": 6144, "heads": 64, "ffn": 12288, "vocab": 154880,
+       "mla": {"q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+               "v_head_dim": 256}, "dsa": {"heads": 8, "head_dim": 128, "topk": 2048}}  # fmt: skip
+GLM_TOGETHER = (1, 1) + (4,) * 19
+"""Layers that share an index: they stay on one virtual stage."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,16 @@ class Entry:
     microbatches: int
     num_devices: int
     sizes: dict[str, int] = field(default_factory=dict)
+    micro_batch: int = 1
+    group: int = 0
+    """Megatron's microbatch_group_size_per_vp_stage; 0: the pipeline size."""
+    together: tuple[int, ...] = ()
+    """Decoder layers of each unit that stays whole; empty: one."""
+
+    @property
+    def num_layers(self) -> int:
+        """Return decoder layers."""
+        return int(self.model.get("num_layers") or len(self.model["layer_pattern"]) // 2)
 
 
 LEAGUE = (
@@ -71,20 +93,55 @@ LEAGUE = (
     Entry("Llama 3.1 405B", LLAMA_405B, "Et|(tt|)*62tL", 8, 8, 64, 512, {"tp": 8, "cp": 2}),
     Entry("Llama 3.1 405B", LLAMA_405B, "Et*7|(t*8|)*14t*7L", 8, 2, 64, 512, {"tp": 8, "cp": 2}),
     Entry("Qwen3 235B-A22B", QWEN, "Et*5|(t*6|)*14t*5L", 16, 1, 64, 512, {"tp": 4, "cp": 2, "ep": 8}),
+    Entry("Qwen3-Next 80B-A3B", NEXT, "Et*4|(t*7|)*5t*8|tmL", 2, 4, 8, 64, {"ep": 32}, micro_batch=4),
+    Entry(
+        "GLM-5.2",
+        GLM,
+        "Et|t||" + "|".join(["tttt|" * 4] * 4) + "|tttt|tttt|ttttmL",
+        13,
+        2,
+        32,
+        416,
+        {"ep": 32},
+        group=16,
+        together=GLM_TOGETHER,
+    ),
+    Entry(
+        "GLM-5.2",
+        GLM,
+        "Et*6|t*4|(t*8|)*6(t*4|)*4t*4mL",
+        13,
+        1,
+        32,
+        208,
+        {"ep": 16},
+        together=GLM_TOGETHER,
+    ),
 )
 
 
 def units_of(entry: Entry) -> tuple[list[tuple[str, int, LayerTime, float, float]], float]:
     """Return (name, number, time, static bytes, bytes kept of a microbatch) in the order of the model, and a message's
     microseconds."""
-    parallel = {"pp": entry.pipeline, "vpp": entry.virtual, "pipeline_layout": entry.layout, "sp": True, **entry.sizes}
+    layout = unfold_layout(entry.layout.replace(",", ""))
+    parallel = {
+        "pp": entry.pipeline,
+        "vpp": entry.virtual,
+        # A pattern has two symbols a layer.
+        "pipeline_layout": layout.replace("t", "tt") if "layer_pattern" in entry.model else entry.layout,
+        **({"microbatch_group_size": entry.group} if entry.group else {}),
+        **entry.sizes,
+    }
     replicas = entry.num_devices // entry.pipeline // entry.sizes.get("tp", 1)
     work = read_workload(
         {
             "model": entry.model,
             "hw": {"gpu": "H100", "num_gpus": entry.num_devices},
             "parallel": {**parallel, "sp": entry.sizes.get("tp", 1) > 1},
-            "train": {"gbs": entry.microbatches * replicas // entry.sizes.get("cp", 1), "mbs": 1},
+            "train": {
+                "gbs": entry.microbatches * entry.micro_batch * replicas // entry.sizes.get("cp", 1),
+                "mbs": entry.micro_batch,
+            },
         }
     )
     device = find_device(work.gpu)
@@ -95,15 +152,16 @@ def units_of(entry: Entry) -> tuple[list[tuple[str, int, LayerTime, float, float
     table = padded_vocabulary(work) * work.model.hidden / work.tensor_size
     look_up = memory_pass_us(device, efficiency, 2 * hidden_bytes)
     units = [("E", 1, LayerTime(forward_us=look_up, backward_us=2 * look_up), table * state, 0.0)]
-    for kind, run in itertools.groupby(work.model.layers):
-        parameters = layer_parameters(work, kind)
-        static = parameters.shared * state + parameters.expert * (6 + 12 * work.expert_size / replicas)
-        kept = layer_activation_bytes(work, kind, False)
-        units.append(("t", len(list(run)), layer_time(work, device, efficiency, fabric, kind, False), static, kept))
+    priced = [_layer(work, device, efficiency, fabric, kinds, state, replicas) for kinds in _layers(work)]
+    together = entry.together or (1,) * len(priced)
+    ends = list(itertools.accumulate(together, initial=0))
+    rows = [_sum(priced[start:end]) for start, end in itertools.pairwise(ends)]
+    for (one, static, kept, number), run in itertools.groupby(rows):
+        units.append(("t" * number, len(list(run)), one, static, kept))
     head = head_time(work, device, efficiency)
     logits = work.tokens * padded_vocabulary(work) / work.tensor_size * work.element_bytes
     if work.model.mtp_layers:
-        _, _, layer, static, kept = units[-1]
+        layer, static, kept, _ = priced[-1]
         joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
         time_of_one = LayerTime(
             forward_us=layer.forward_us + joined.forward_us + head.forward_us,
@@ -114,12 +172,47 @@ def units_of(entry: Entry) -> tuple[list[tuple[str, int, LayerTime, float, float
     return units, boundary_send_us(work, fabric)
 
 
+Priced = tuple[LayerTime, float, float, int]
+"""Time, static bytes, bytes kept of a microbatch, number of layers."""
+
+
+def _layers(work: Workload) -> list[tuple[AnalyticKind, ...]]:
+    """Return the kinds that make up each decoder layer: mixer and MLP are two where a pattern says them."""
+    kinds = work.model.layers
+    if "none" not in {kinds[0].mixer, kinds[0].mlp}:
+        return [(kind,) for kind in kinds]
+    return list(zip(kinds[::2], kinds[1::2], strict=True))
+
+
+def _layer(
+    work: Workload,
+    device: Device,
+    efficiency: Efficiency,
+    fabric: Fabric,
+    kinds: tuple[AnalyticKind, ...],
+    state: float,
+    replicas: int,
+) -> Priced:
+    rows = []
+    for kind in kinds:
+        parameters, one = layer_parameters(work, kind), layer_time(work, device, efficiency, fabric, kind, False)
+        static = parameters.shared * state + parameters.expert * (6 + 12 * work.expert_size / replicas)
+        rows.append((one, static, layer_activation_bytes(work, kind, False), 0))
+    return (*_sum(rows)[:3], 1)
+
+
+def _sum(layers: list[Priced]) -> Priced:
+    times, static, kept, number = zip(*layers, strict=True)
+    forward, backward = sum(one.forward_us for one in times), sum(one.backward_us for one in times)
+    return LayerTime(forward_us=forward, backward_us=backward), sum(static), sum(kept), sum(number)
+
+
 def problem_of(entry: Entry, limit_mib: int = 2**30) -> SplitProblem:
     """Return the split of an entry's units."""
     units, send_us = units_of(entry)
     stages, virtual = entry.pipeline, entry.pipeline * entry.virtual
     schedule = "interleaved" if entry.virtual > 1 else "1f1b"
-    moments = fullest_moments(make_program(schedule, stages, entry.microbatches, entry.virtual))
+    moments = fullest_moments(make_program(schedule, stages, entry.microbatches, entry.virtual, entry.group))
     segments = []
     for index, (name, number, one, static, kept) in enumerate(units):
         held, saved = round(static / MIB), round(kept / MIB)
@@ -144,20 +237,29 @@ def problem_of(entry: Entry, limit_mib: int = 2**30) -> SplitProblem:
         link=(round(send_us),) * (virtual - 1),
         sends="eager",
         in_flight=moments if entry.virtual > 1 else (),
+        microbatch_group_size=entry.group,
+        allow_empty_stages="||" in entry.layout,
     )
+
+
+def letters_of(segment: Segment) -> str:
+    """Return what a unit of the segment is in Megatron's string."""
+    return segment.name.rstrip("0123456789")
 
 
 def placement_of(problem: SplitProblem, layout: str) -> Placement:
     """Return a layout string as rows."""
     parts = unfold_layout(layout.replace(",", "")).split("|")
-    left = [[segment.name[0], segment.num_layers] for segment in problem.segments]
+    left = [[letters_of(segment), segment.num_layers] for segment in problem.segments]
     rows = [[0] * problem.num_virtual for _ in left]
     at = 0
     for v, part in enumerate(parts):
-        for letter in part:
+        while part:
             while not left[at][1]:
                 at += 1
-            assert left[at][0] == letter, (layout, letter, left[at])
+            letters, _ = left[at]
+            assert part.startswith(letters), (layout, part, left[at])
+            part = part.removeprefix(letters)
             left[at][1] -= 1
             rows[at][v] += 1
     return tuple((tuple(row),) for row in rows)
@@ -167,13 +269,9 @@ def string_of(problem: SplitProblem, placement: Placement) -> str:
     """Return rows as a layout string, equal parts folded."""
     parts = []
     for v in range(problem.num_virtual):
-        counts = [(s.name[0], rows[0][v]) for s, rows in zip(problem.segments, placement, strict=True)]
-        layers = sum(number for letter, number in counts if letter == "t")
-        text = "".join(
-            (f"t*{layers}" if layers > 1 else "t" * layers) if letter == "t" else letter * number
-            for letter, number in dict(counts).items()
-        )
-        parts.append(text)
+        text = "".join(letters_of(s) * rows[0][v] for s, rows in zip(problem.segments, placement, strict=True))
+        layers = text.count("t")
+        parts.append(text.replace("t" * layers, f"t*{layers}") if layers > 1 else text)
     return "|".join(parts)
 
 
@@ -204,7 +302,7 @@ def main() -> None:
         found = solve(problem, time_limit_s=seconds)
         ours, peak = string_of(problem, found.placement), max(found.stage_memory)
         model = PipelineParallelLayerLayout(ours, entry.pipeline)
-        model.validate_layer_layout(entry.model["num_layers"], entry.model.get("mtp_layers") or None)
+        model.validate_layer_layout(entry.num_layers, entry.model.get("mtp_layers") or None)
         print(
             f"| {entry.name} | {entry.pipeline} x {entry.virtual} | {entry.microbatches} | {hand_step / 1e3:.1f} | "
             f"{hand_peak / 1024:.1f} | {bubble_of(problem, hand, hand_step):.1%} | {found.step_time / 1e3:.1f} | "

@@ -36,7 +36,12 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     stage_arguments,
 )
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, check_list_was_given
-from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import is_mindspeed_mm, keep_stage, ties_embeddings
+from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
+    check_deepstack,
+    is_mindspeed_mm,
+    keep_stage,
+    ties_embeddings,
+)
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
@@ -91,6 +96,9 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
         for stale in RECOMPUTE_ARGUMENTS:
             block.pop(stale, None)
         block.update(model_keys(plan, module.name))
+    if len(description.modules) > 1:
+        first, *_, last = (plan.layers_of(module.name) for module in description.modules)
+        check_deepstack(content, first, last, path)
     if is_mindspeed_mm():
         if ties_embeddings(content):
             place_embedding(plan.layers_of(description.modules[-1].name), plan.layout.pipeline_size, path)

@@ -53,6 +53,21 @@ def test_layers_lie_where_the_run_puts_them() -> None:
     assert _layers(noop_layers=[0, 15]) == [3, 4, 4, 3]
 
 
+@pytest.mark.parametrize(("size", "gbs", "runs"), [(0, 32, True), (5, 36, True), (5, 32, False), (9, 32, False)])
+def test_group_sizes_are_those_that_megatron_runs(size: int, gbs: int, runs: bool) -> None:
+    """4 to all microbatches (8, or 9 of 36 samples), with no remainder below the pipeline size."""
+    request = _with(
+        parallel={"tp": 2, "pp": 4, "vpp": 2, "microbatch_group_size": size},
+        hw={"num_gpus": 32},
+        train={"gbs": gbs},
+    )
+    if runs:
+        assert read_workload(request).num_microbatches == gbs // 4
+    else:
+        with pytest.raises(ConfigError, match=f"microbatch_group_size {size} of 8 microbatches"):
+            read_workload(request)
+
+
 def test_embedding_and_loss_count_as_layers_where_told_so() -> None:
     request = _with(model={"num_layers": 14}, parallel={"account_for_embedding": True, "account_for_loss": True})
     assert [stage.num_layers for stage in read_workload(request).stages] == [3, 4, 4, 3]

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.errors import PlanError
-from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import keep_largest, keep_stage, ties_embeddings
+from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
+    check_deepstack,
+    keep_largest,
+    keep_stage,
+    ties_embeddings,
+)
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import (
     EmbeddingStage,
     place_embedding,
@@ -80,3 +85,24 @@ def test_the_model_file_says_whether_embeddings_are_tied():
     assert ties_embeddings({"text_decoder": {"untie_embeddings_and_output_weights": False}})
     assert not ties_embeddings({"text_decoder": {"untie_embeddings_and_output_weights": True}})
     assert not ties_embeddings({"text_decoder": {}})
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "runs"),
+    [
+        ([4, 0], [3, 5], True),
+        ([4, 0], [2, 6], False),
+        ([4, 0], [0, 8], False),
+        ([2, 2], [0, 8], True),
+        ([2, 2], [1, 7], False),
+    ],
+)
+def test_features_of_vision_layers_find_their_decoder_layers_on_the_encoders_last_stage(encoder, decoder, runs):
+    """Qwen3-VL's deepstack: what the host would leave out without a word is refused."""
+    content = {"image_encoder": {"vision_encoder": {"deepstack_visual_indexes": [8, 16, 24]}}}
+    if runs:
+        check_deepstack(content, encoder, decoder, Path("plan.json"))
+    else:
+        with pytest.raises(PlanError, match="features of 3 vision layers are added to the first 3 decoder layers"):
+            check_deepstack(content, encoder, decoder, Path("plan.json"))
+    check_deepstack({"image_encoder": {"vision_encoder": {}}}, encoder, decoder, Path("plan.json"))
