@@ -262,3 +262,30 @@ def test_hundreds_of_layers_with_blocks_of_their_own_are_proved_in_tight_memory(
     found = solve(replace(problem, memory_limit=(least * 1004 // 1000,) * num), time_limit_s=60)
     assert found.status == "optimal"
     assert any(any(row) for rows in found.placement for row in rows[1:])
+
+
+@pytest.mark.parametrize("scarce", [1.0, 0.5])
+def test_blocks_and_whole_encoders_without_time_are_proved(scarce):
+    """Embedding, projector and a frozen encoder may take no time at all, and still hold memory."""
+    num, segments = 8, []
+    for forward, saved, count in ((0, 50, 1), (0, 90, 32), (0, 10, 1), (40, 300, 40), (0, 200, 1)):
+        whole = LayerKind(name="none", memory=tuple(saved * (num - stage) for stage in range(num)))
+        lean = LayerKind(name="full", memory=(saved // 4,) * num, extra_backward=forward)
+        segments.append(
+            Segment(
+                name=f"s{len(segments)}",
+                num_layers=count,
+                forward=forward,
+                backward=2 * forward,
+                kinds=(whole, lean),
+                predecessors=(len(segments) - 1,) if segments else (),
+            )
+        )
+    limit = int(scarce * sum(s.num_layers * s.kinds[0].memory[0] for s in segments) / num)
+    found = solve(
+        SplitProblem(segments=tuple(segments), num_stages=num, num_microbatches=32, memory_limit=(limit,) * num),
+        time_limit_s=60,
+    )
+    assert found.status == "optimal"
+    if scarce < 1:
+        assert any(any(row) for rows in found.placement for row in rows[1:])
