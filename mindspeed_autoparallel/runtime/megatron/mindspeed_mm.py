@@ -24,14 +24,13 @@ def ties_embeddings(content: Mapping[str, object]) -> bool:
     return isinstance(block, dict) and not block.get("untie_embeddings_and_output_weights", True)
 
 
-def check_deepstack(content: Mapping[str, Any], encoder: Sequence[int], decoder: Sequence[int], path: Path) -> None:
+def check_deepstack(content: Mapping[str, object], encoder: Sequence[int], decoder: Sequence[int], path: Path) -> None:
     """Raise ``PlanError`` where features of the vision layers (deepstack) would be lost; layers by virtual stage.
 
     MindSpeed-MM adds them to the first decoder layers of the stage that ends the encoder, and sends none on: with fewer
     layers there it trains another model without a word.
     """
-    vision = content.get("image_encoder", {}).get("vision_encoder", {})
-    needed = len(vision.get("deepstack_visual_indexes") or ())
+    needed = _num_vision_features(content)
     if not needed:
         return
     stage = max(v for v, count in enumerate(encoder) if count)
@@ -42,6 +41,13 @@ def check_deepstack(content: Mapping[str, Any], encoder: Sequence[int], decoder:
             f"(deepstack_visual_indexes). Move {needed - decoder[stage]} or more to it in the plan and simulate it, or "
             "raise the memory limit and search again."
         )
+
+
+def _num_vision_features(content: Mapping[str, object]) -> int:
+    block: object = content
+    for key in ("image_encoder", "vision_encoder", "deepstack_visual_indexes"):
+        block = block.get(key) if isinstance(block, Mapping) else None
+    return len(block) if isinstance(block, list) else 0
 
 
 def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:
