@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--virtual-sizes",
         default="auto",
-        help="chunks per rank to try, such as 1,2,4 (default: 1, and 2 and 4 in small jobs of one module)",
+        help="chunks per rank to try, such as 1,2,4 (default: these, in large jobs for seconds; if asked for, as long "
+        "as the time limit allows)",
     )
     parser.add_argument(
         "--schedules", default="1f1b", help="without virtual stages: 1f1b, or 1f1b,gpipe for a host that has both"

@@ -35,11 +35,13 @@ def build_problem(
     safe: bool,
     pipeline_cutoff_us: float = inf,
     with_tails: bool = False,
+    last_module_from: int | None = None,
 ) -> SplitProblem:
     """Return nanoseconds and bytes; ``limits`` by pipeline rank, runtime overhead included. Raises ``ConfigError``.
 
     A bound of this problem holds for every placement whose pipeline time is below ``pipeline_cutoff_us``.
     ``with_tails``: the step includes gradient reduction and optimizer of the rank that has most of them.
+    ``last_module_from``: the last module begins on this virtual stage or before; only such plans are bounded then.
     """
     layout, measurement, num_microbatches = candidate.layout, candidate.measurement, candidate.num_microbatches
     program = make_program(*layout.program_sizes(num_microbatches))
@@ -50,7 +52,7 @@ def build_problem(
     rows = _MemoryRows(profile=profile, layout=layout, held=held, safe=safe)
     segments, blocks = _segments(rows, measurement)
     overhead = profile.overhead_bytes(measurement)
-    start = latest_start(profile, candidate, pipeline_cutoff_us)
+    start = latest_start(profile, candidate, pipeline_cutoff_us) if last_module_from is None else last_module_from
     messages = message_allowance(profile, candidate, moments, start, safe=safe)
     if not rows.mindspeed:
         limits = tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))

@@ -17,6 +17,10 @@ def comparison(plan: Plan) -> str:
         return ""
     with_them = [v for v in plan.search.verdicts if v.layout.virtual_size > 1]
     searched = [v for v in with_them if v.outcome in SEARCHED]
+    unsettled = [v.lower_bound_us for v in searched if v.outcome == "unsolved" and v.lower_bound_us is not None]
+    still_open = ""
+    if unsettled:
+        still_open = f"{len(unsettled)} layouts with them are not settled, none below {format_us(min(unsettled))}"
     if plan.layout.virtual_size > 1:
         plain = _fastest([v for v in plan.search.verdicts if v.layout.virtual_size == 1])
         if plain is None or plain.step_us is None:
@@ -24,17 +28,12 @@ def comparison(plan: Plan) -> str:
         saved = 1 - plan.step.total_us / plain.step_us
         return (
             f"virtual stages save {saved:.2%}: without them {plain.layout.label()} is the best plan found, "
-            f"{format_us(plain.step_us)}"
+            f"{format_us(plain.step_us)}{'; ' * bool(still_open)}{still_open}"
         )
     if not searched:
-        excluded = any(v.outcome == "excluded" for v in with_them)
-        return "virtual stages were not searched: they must be asked for (--virtual-sizes 1,2,4)" if excluded else ""
-    unsettled = [v.lower_bound_us for v in searched if v.outcome == "unsolved" and v.lower_bound_us is not None]
-    if unsettled:
-        return (
-            f"virtual stages: no faster plan was found; {len(unsettled)} layouts with them are not settled, none below "
-            f"{format_us(min(unsettled))}"
-        )
+        return ""
+    if still_open:
+        return f"virtual stages: no faster plan was found; {still_open}"
     best = _fastest(searched)
     found = "" if best is None or best.step_us is None else f"; the best found is {best.layout.label()}, "
     time = "" if best is None or best.step_us is None else format_us(best.step_us)

@@ -10,15 +10,19 @@ from math import inf
 
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.layouts.tasks import SIMPLE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, SIMPLE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.spec import Model
 from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
 GROUP = 4
 EFFORT, FIRST_EFFORT = 2.0, 0.2
-"""Of the solver on one layout, in its own machine-independent seconds; of a first look at one with virtual stages, for
-a plan and what the linear relaxation proves."""
+"""Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
+VIRTUAL_S = 12.0
+"""Of this process, for all layouts with virtual stages that take long to prove, unless they were asked for."""
+LOOKS = (BOUND, IMPROVE, SOLVE)
+"""At a layout with virtual stages, one after the other, as long as it may hold the best plan."""
 LAST = 1.0
 """Turn of layouts that take long."""
 FEW_OPERATIONS = 20_000
@@ -53,7 +57,9 @@ class LayoutSearch(Search[Candidate]):
         deadline: float,
         num_alternatives: int,
         progress: Progress,
+        virtual_s: float = inf,
     ) -> None:
+        """``virtual_s``: processor seconds after which layouts with virtual stages that take long are left open."""
         self.found: dict[str, SolvedLayout] = {}
         self.verdicts: list[Verdict] = []
         self.without_plan: list[Candidate] = []
@@ -62,6 +68,8 @@ class LayoutSearch(Search[Candidate]):
         """Layouts that time or effort left open."""
         # Chains with one chunk per stage come first: they are proved in a moment, and then bound the others. Those with
         # virtual stages are looked at from the likeliest on: a good plan discards most of the rest.
+        self._looks: dict[str, int] = {}
+        self._model, self._virtual_s, self._virtual_until = model, virtual_s, inf
         self.items = [
             Open(_turn_of(model, item, expected), bound, order, item)
             for order, (item, bound, expected) in enumerate(zip(candidates, bounds_us, expected_us, strict=True))
@@ -98,11 +106,15 @@ class LayoutSearch(Search[Candidate]):
 
     def admits(self, item: Open[Candidate], cutoff_us: float) -> bool:
         """Return whether to solve a layout; those that cannot be the best only where that is quick."""
+        if self._proving and self._is_out_of_time(item):
+            return False
         return item.bound_us < cutoff_us and (self._proving or _is_quick(item))
 
     def discard(self, item: Open[Candidate]) -> None:
         """Keep what the best plan beats: it may be the next best."""
-        if self._proving:
+        if self._proving and item.bound_us < self.best_us * (1 - ROUNDING) and self._is_out_of_time(item):
+            self._leave(item)
+        elif self._proving:
             self._beaten.append(item)
         else:
             self._bounded(item)
@@ -115,12 +127,14 @@ class LayoutSearch(Search[Candidate]):
     def expand(self, group: Sequence[Open[Candidate]], cutoff_us: float) -> list[Open[Candidate]]:
         """Solve the layouts of a group, each for a plan faster than ``cutoff_us``."""
         seconds, left = self._deadline - time.monotonic(), []
+        if self._virtual_until == inf and any(takes_long(self._model, item.item) for item in group):
+            self._virtual_until = time.process_time() + self._virtual_s
         tasks = [
             Task(
-                kind=SOLVE,
+                kind=LOOKS[self._look_at(item)],
                 layout=item.item.layout,
-                seconds=seconds,
-                effort=FIRST_EFFORT if _is_first_look(item) else EFFORT,
+                seconds=min(seconds, self._seconds_left(item)) if self._look_at(item) == len(LOOKS) - 1 else seconds,
+                effort=FIRST_EFFORT if LOOKS[self._look_at(item)] == IMPROVE else EFFORT,
                 cutoff_us=cutoff_us if cutoff_us < inf else None,
                 only_faster=True,
             )
@@ -130,23 +144,48 @@ class LayoutSearch(Search[Candidate]):
             if outcome.proved_infeasible:
                 self._settle(item, "memory", "no split fits the memory, with any recomputation.")
                 self.without_plan.append(item.item)
-            elif _is_first_look(item) and (again := self._to_look_at_again(item, outcome)) is not None:
-                left.append(again)
+            elif LOOKS[self._look_at(item)] != SOLVE and not outcome.beaten:
+                self._looks[_label(item)] = self._look_at(item) + 1
+                if (again := self._to_look_at_again(item, outcome)) is not None:
+                    left.append(again)
+                else:
+                    self._solved(item, outcome)
             else:
                 self._solved(item, outcome)
         return left
 
+    def _look_at(self, item: Open[Candidate]) -> int:
+        """Return how a layout is looked at: a place in ``LOOKS``."""
+        if item.item.layout.virtual_size == 1:
+            return LOOKS.index(SOLVE)
+        return self._looks.get(_label(item), 0)
+
+    def _seconds_left(self, item: Open[Candidate]) -> float:
+        return self._virtual_until - time.process_time() if takes_long(self._model, item.item) else inf
+
+    def _is_out_of_time(self, item: Open[Candidate]) -> bool:
+        return self._seconds_left(item) <= 0
+
     def _to_look_at_again(self, item: Open[Candidate], outcome: Outcome) -> Open[Candidate] | None:
-        """Keep what a first look found, and return the layout with the bound it proved; ``None``: it is settled."""
+        """Keep what a look found, and return the layout with the bound it proved; ``None``: it is settled."""
         bound = max(item.bound_us, outcome.lower_bound_us)
-        if outcome.beaten or (outcome.step_us is not None and bound >= outcome.step_us * (1 - ROUNDING)):
+        if outcome.step_us is not None and bound >= outcome.step_us * (1 - ROUNDING):
             return None
         if outcome.step_us is not None and outcome.step_us < self.best_us:
             self._progress(f"{_label(item)}: {outcome.step_us / 1000:.2f} ms, at least {bound / 1000:.2f} ms")
         known = self._simple.get(_label(item))
         if outcome.step_us is not None and (known is None or outcome.step_us < known.step_us):
             self._simple[_label(item)] = SolvedLayout(candidate=item.item, outcome=outcome)
-        return replace(item, late=LAST, bound_us=bound)
+        first = LOOKS[self._look_at(item)] == IMPROVE
+        return replace(item, late=item.late + LAST / 2 if first else LAST, bound_us=bound)
+
+    def _leave(self, item: Open[Candidate]) -> None:
+        """Settle a layout whose time is over with what is known of it."""
+        simple = self._simple.get(_label(item))
+        if simple is not None:
+            self._keep(item, replace(simple, outcome=replace(simple.outcome, lower_bound_us=item.bound_us)))
+        else:
+            self._left_open(item, item.bound_us)
 
     def _threshold_of_alternatives(self) -> float:
         steps = sorted(found.step_us for found in {**self._simple, **self.found}.values())
@@ -245,14 +284,11 @@ def _label(item: Open[Candidate]) -> str:
 
 
 def _turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
-    """Return when a layout is looked at: 0, chains; up to 1, a first look at virtual stages; 1, the others."""
+    """Return when a layout is looked at: 0, chains; below 1/2, virtual stages are bounded; below 1, a plan with them is
+    searched, the likeliest layout first; 1, what takes long."""
     if candidate.layout.virtual_size > 1:
-        return LAST * expected_us / (1 + expected_us)
+        return LAST / 2 * expected_us / (1 + expected_us)
     return 0.0 if _is_chain(model, candidate) else LAST
-
-
-def _is_first_look(item: Open[Candidate]) -> bool:
-    return item.item.layout.virtual_size > 1 and item.late < LAST
 
 
 def _is_quick(item: Open[Candidate]) -> bool:

@@ -55,7 +55,7 @@ def solve_layout(
     """Solve the relaxed rows for the bound; where its plan overruns the exact peak, tighten until one fits."""
     deadline, cutoff_us = time.monotonic() + options.time_limit_s, options.cutoff_us
     tied_us = embedding_us(profile.model, candidate.measurement, candidate.layout, cluster, profile.device)
-    attempts = _Attempts(
+    attempts = Attempts(
         profile=profile,
         cluster=cluster,
         candidate=candidate,
@@ -103,8 +103,8 @@ def solve_layout(
 
 
 @dataclass(kw_only=True)
-class _Attempts:
-    """Solutions of one layout's problems, and the best plan among them that fits."""
+class Attempts:
+    """Hold solutions of one layout's problems, and the best plan among them that fits."""
 
     profile: Profile
     cluster: Cluster
@@ -116,6 +116,10 @@ class _Attempts:
     best: tuple[ModulePlacement, Evaluation] | None = None
     begin: Beginning | None = None
     """The last solution with virtual stages."""
+    last: ModulePlacement | None = None
+    """The last solution, whether it fits or not."""
+    last_module_from: int | None = None
+    """Virtual stage where the last module begins, if only such plans are looked for."""
 
     def problem(self, limits: tuple[int, ...], *, safe: bool) -> SplitProblem:
         """Return the layout's problem with ``limits`` by pipeline rank."""
@@ -127,6 +131,7 @@ class _Attempts:
             safe=safe,
             pipeline_cutoff_us=self.cutoff_us,
             with_tails=True,
+            last_module_from=self.last_module_from,
         )
 
     def take(self, placement: ModulePlacement, found: Evaluation) -> None:
@@ -152,6 +157,7 @@ class _Attempts:
             with_timeline=False,
         )
         self.take(placement, found)
+        self.last = placement
         return solution.lower_bound / NS_PER_US, found
 
     def tighten(self, limits: tuple[int, ...], found: Evaluation, below: int | None, options: SolveOptions) -> None:

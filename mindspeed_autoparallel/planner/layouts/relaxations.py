@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.layouts.layout_search import EFFORT
+from mindspeed_autoparallel.planner.layouts.layout_search import EFFORT, FIRST_EFFORT
 from mindspeed_autoparallel.planner.layouts.layout_solver import solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import improve_layout, takes_long
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.plan import Relaxation
@@ -33,11 +34,18 @@ def relaxations_of(
         ("twice the microbatches", cluster, doubled, 2 * global_batch_size, 0.5),
     ):
         options = SolveOptions(time_limit_s=time_limit_s / 2, seed=seed, effort=EFFORT / 2)
-        result = solve_layout(profile, where, candidate, batch, options)
+        if takes_long(profile.model, candidate):
+            # A plan is all that is asked for, no proof.
+            result = improve_layout(profile, where, candidate, batch, replace(options, effort=FIRST_EFFORT))
+        else:
+            result = solve_layout(profile, where, candidate, batch, options)
         if result.evaluation is None:
             found.append(Relaxation(change=change, step_us=None, gain_fraction=None))
             continue
         new_us = result.evaluation.step.total_us
+        if share == 1.0:
+            # The plan that is known fits more memory, too.
+            new_us = min(new_us, step_us)
         gain = 1 - share * new_us / step_us if step_us else 0.0
         found.append(Relaxation(change=change, step_us=new_us, gain_fraction=max(0.0, gain)))
     return tuple(found)

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us, pipeline_bound_ns, tail_bound_us
 from mindspeed_autoparallel.planner.layouts.group_sizes import Regrouped, regrouped
-from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, LayoutSearch, SolvedLayout
+from mindspeed_autoparallel.planner.layouts.layout_search import GROUP, VIRTUAL_S, LayoutSearch, SolvedLayout
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.relaxations import relaxations_of
@@ -31,8 +31,9 @@ from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
-FIRST_SHARE = 0.8
-"""Of the time, for layouts with the smallest group size, where others may follow."""
+FIRST_SHARE, REGROUPED_SHARE = 0.8, 0.25
+"""Of the time, for layouts with the smallest group size, where others may follow; and what those may take of the processor
+time of virtual stages, beside it."""
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
 
@@ -119,6 +120,7 @@ def _explore(
             deadline=deadline,
             num_alternatives=options.top_k,
             progress=progress,
+            virtual_s=_virtual_s(options) * (REGROUPED_SHARE if known else 1),
         )
         layout_search.known_us = known_us
         for item in known:
@@ -127,6 +129,10 @@ def _explore(
         layout_search.warm_up()
         best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
     return layout_search
+
+
+def _virtual_s(options: SearchOptions) -> float:
+    return VIRTUAL_S if options.space.virtual_sizes is None and options.layouts is None else inf
 
 
 def _explored(

@@ -14,8 +14,6 @@ from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import MOST_OPERATIONS, Verdict
 
 AUTOMATIC_VIRTUAL_SIZES = (1, 2, 4)
-FEW_VIRTUAL_STAGES, FEW_LAYERS = 8, 40
-"""Up to here interleaved layouts of one module are proved in a moment."""
 MAX_DEVICES = 2**20
 
 
@@ -24,8 +22,8 @@ class SpaceOptions:
     """What the outer search tries beside the sizes that follow from profile, cluster and batch."""
 
     virtual_sizes: tuple[int, ...] | None = None
-    """Chunks per rank to try. ``None``: 1, and 2 and 4 where an interleaved layout is proved in a moment; elsewhere
-    bounds are weak, proving one can take longer than all others together, and so it must be asked for."""
+    """Chunks per rank to try. ``None``: 1, 2 and 4; layouts with 2 and 4 that are not proved in a moment get a few
+    seconds together. Where they are asked for, they get all of the time limit."""
     schedules: tuple[str, ...] = ("1f1b",)
     """Of layouts with one chunk per rank: ``1f1b``, and ``gpipe`` for a host that has it (Megatron has not)."""
     group_sizes: bool = True
@@ -60,15 +58,6 @@ def enumerate_layouts(
             measurement = profile.at(measured_at(layout))
             if measurement is None:
                 outcome, reason = "unmeasured", f"the profile has no costs for {measured_at(layout).label()}."
-            elif layouts is None and options.virtual_sizes is None and _takes_long(profile, layout):
-                outcome, reason = (
-                    "excluded",
-                    (
-                        f"VPP {layout.virtual_size} would be slow to prove here and must be asked for: "
-                        f"--virtual-sizes 1,{layout.virtual_size}."
-                    ),
-                )
-                measurement = None
         if reason or measurement is None:
             verdicts.append(Verdict(layout=layout, outcome=outcome, reason=reason))
         else:
@@ -125,14 +114,6 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
                             for schedule in (options.schedules if chunks == 1 else ("interleaved",))
                         ]
     return found
-
-
-def _takes_long(profile: Profile, layout: Layout) -> bool:
-    return layout.virtual_size > 1 and (
-        len(profile.model.modules) > 1
-        or profile.model.num_layers > FEW_LAYERS
-        or layout.num_virtual_stages > FEW_VIRTUAL_STAGES
-    )
 
 
 def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:

@@ -8,12 +8,13 @@ from math import inf
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, improve_layout
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
-SIMPLE, SOLVE = "simple", "solve"
+SIMPLE, BOUND, IMPROVE, SOLVE = "simple", "bound", "improve", "solve"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class Task:
     """One thing to find out about a layout."""
 
     kind: str
-    """``simple``: the best even or greedy split that fits; ``solve``: the best of all."""
+    """``simple``: the best even or greedy split that fits; ``solve``: the best of all, proved as far as effort goes;
+    with virtual stages also ``bound``: none, but a bound; ``improve``: a good plan, and no bound."""
     layout: Layout
     seconds: float
     cutoff_us: float | None = None
@@ -65,19 +67,19 @@ def perform(request: Request, task: Task) -> Outcome:
     cutoff_us = inf if task.cutoff_us is None else task.cutoff_us
     if task.kind == SIMPLE:
         return _simple(request, candidate)
-    result = solve_layout(
-        request.profile,
-        request.cluster,
-        candidate,
-        batch,
-        SolveOptions(
-            time_limit_s=task.seconds,
-            seed=request.seed,
-            cutoff_us=cutoff_us,
-            only_faster=task.only_faster,
-            effort=task.effort,
-        ),
+    options = SolveOptions(
+        time_limit_s=task.seconds,
+        seed=request.seed,
+        cutoff_us=cutoff_us,
+        only_faster=task.only_faster,
+        effort=task.effort,
     )
+    if task.kind == BOUND:
+        result = bound_layout(request.profile, request.cluster, candidate, options)
+    elif task.kind == IMPROVE:
+        result = improve_layout(request.profile, request.cluster, candidate, batch, options)
+    else:
+        result = solve_layout(request.profile, request.cluster, candidate, batch, options)
     return Outcome(
         lower_bound_us=result.lower_bound_us,
         placement=result.placement,

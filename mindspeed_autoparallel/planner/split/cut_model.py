@@ -7,6 +7,8 @@ critical path; transients are left out, which keeps the optimum a bound.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
@@ -19,6 +21,16 @@ ROUNDING = 1e-6
 
 CLOCK = 2
 """SCIP's: 1 is processor time, which benchmarks on a busy machine take; 2 is wall time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCap:
+    """A rank holds at most so many layers of a stack."""
+
+    group: tuple[int, ...]
+    """The stack's segments."""
+    rank: int
+    most: int
 
 
 class CutModel:
@@ -142,6 +154,12 @@ class CutModel:
             row.SetCoefficient(self.step, 1.0)
             for weight, count in sums.values():
                 row.SetCoefficient(count, weight)
+
+    def cap(self, caps: Iterable[RankCap]) -> None:
+        """Add what ranks hold at most."""
+        for item in caps:
+            stages = range(item.rank, self.problem.num_virtual, self.problem.num_stages)
+            self._row([term for k in item.group for term in self._of(k, stages)], high=item.most)
 
     def run_plainly(self, stages: list[int]) -> None:
         """Leave out recomputation on stages where whatever they hold fits."""

@@ -8,15 +8,17 @@ known, where they cut deeper.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy
 
 from mindspeed_autoparallel.planner.split.cut_model import Cut as Cut
-from mindspeed_autoparallel.planner.split.cut_model import CutModel
+from mindspeed_autoparallel.planner.split.cut_model import CutModel, RankCap
 from mindspeed_autoparallel.planner.split.cut_model import tail_rows as tail_rows
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.solution import longest_tail, program_of, sends_of, stage_times, step_of
+from mindspeed_autoparallel.planner.split.whole_ranks import rank_cuts
 from mindspeed_autoparallel.schedule import BatchSimulator
 
 BETWEEN = (0.1, 0.3, 0.6)
@@ -38,32 +40,23 @@ def cut_of(problem: SplitProblem, placement: object) -> tuple[Cut, float]:
     return (step.num_forwards, step.num_backwards, round(step.step_time - path), stage), step.step_time + tail
 
 
-def rank_cuts(problem: SplitProblem) -> list[Cut]:
-    """Return one path per rank, valid in every placement: a microbatch comes down to it, the rank does all its work
-    without a pause, and the last microbatch goes back up."""
-    num, size, microbatches = problem.num_virtual, problem.num_stages, problem.num_microbatches
-    found: list[Cut] = []
-    for rank in range(size):
-        passes = [microbatches if v % size == rank else int(v < rank) for v in range(num)]
-        constant = 2 * sum(problem.link[:rank]) + 2 * sum(passes) * problem.per_operation
-        found.append((tuple(passes), tuple(passes), constant, rank if problem.tails else -1))
-    return found
-
-
 def relaxed_cuts(
     problem: SplitProblem,
     deadline: float,
     stop_at: float | None = None,
     known: tuple[Cut, ...] = (),
     most_rounds: int = MOST_ROUNDS,
+    caps: Sequence[RankCap] = (),
 ) -> tuple[dict[Cut, None], float] | None:
     """Return cuts, and a lower bound on the step time; ``None`` when even fractions of layers do not fit.
 
-    ``stop_at``: a bound that is high enough. ``known``: cuts to begin with.
+    ``stop_at``: a bound that is high enough. ``known``: cuts to begin with. ``caps``: what ranks hold at most; bound
+    and ``None`` are about the plans that keep to them.
     """
     if min(map(problem.room, range(problem.num_stages))) < 0:
         return None
     model = CutModel(problem, whole=False)
+    model.cap(caps)
     simulator: BatchSimulator | None = None
     cuts: dict[Cut, None] = {}
 
@@ -76,14 +69,14 @@ def relaxed_cuts(
     best: tuple[Array, float] | None = None
     bound = 0.0
     events = 2 * problem.num_virtual * problem.num_microbatches * (1 + len(BETWEEN))
-    for _ in range(min(most_rounds, max(10, MOST_EVENTS // events))):
+    for left in reversed(range(min(most_rounds, max(10, MOST_EVENTS // events)))):
         status, found = model.solve(deadline)
         if status == "infeasible":
             return None
         if status != "optimal":
             break
         bound = found
-        if stop_at is not None and bound >= stop_at:
+        if not left or (stop_at is not None and bound >= stop_at):
             break
         # Sorting a schedule's events takes longer than the first optimum, which may be enough.
         simulator = simulator or BatchSimulator(

@@ -28,5 +28,5 @@ class VirtualSolution:
 class Beginning:
     """What is known of the same pipeline with other memory: where to search from."""
 
-    placement: Placement
+    placement: Placement | None = None
     cuts: tuple[Cut, ...]

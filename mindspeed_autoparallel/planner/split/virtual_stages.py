@@ -14,7 +14,7 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.candidates import Evaluator, OutOfTime, Request
 from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
-from mindspeed_autoparallel.planner.split.layer_row import is_one_row
+from mindspeed_autoparallel.planner.split.layer_row import all_cuts, is_one_row
 from mindspeed_autoparallel.planner.split.local_search import Best, LocalSearch
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
@@ -27,6 +27,7 @@ from mindspeed_autoparallel.planner.split.solution import (
     tick_of,
 )
 from mindspeed_autoparallel.planner.split.virtual_solution import Beginning, VirtualSolution
+from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, roomy_stages, whole_ranks_bound
 
 SIMULATED_PER_EFFORT = 6_000
 """Replays of the search per unit of effort."""
@@ -47,8 +48,9 @@ MOST_WAYS = 2_000
 """if each has at most so many ways to recompute its layers."""
 HOPELESS = 0.06
 """First placements that are slower by so much than a plan to beat are not improved."""
-LITTLE_EFFORT, FEW_ROUNDS = 0.25, 15
-"""Up to so much effort the first relaxation is all there is to the bound, and has so many rounds."""
+LITTLE_EFFORT, FEW_ROUNDS, ROUNDS_AGAIN = 0.25, 15, 4
+"""Up to so much effort the first relaxation is all there is to the bound, and has so many rounds; fewer where cuts are
+known."""
 RELAXED_SHARE, SEARCH_SHARE = 0.3, 0.5
 """Of the time, for the first relaxation, and until the local search ends."""
 
@@ -91,7 +93,9 @@ class _Solve:
 
     def _search(self, begin: Beginning | None) -> VirtualSolution:
         known = begin.cuts if begin is not None else ()
-        rounds = FEW_ROUNDS if self.effort <= LITTLE_EFFORT else MOST_ROUNDS
+        rounds = MOST_ROUNDS
+        if self.effort <= LITTLE_EFFORT:
+            rounds = ROUNDS_AGAIN if known else FEW_ROUNDS
         relaxed = relaxed_cuts(self.problem, self.relaxed_until, self.below, known, rounds)
         if relaxed is None:
             self.impossible = True
@@ -107,16 +111,30 @@ class _Solve:
             self.search.shake(int(min(MOST_SIMULATED, self.effort * SIMULATED_PER_EFFORT)), self.lower)
             self._take_over()
         if not self._is_closed and self.effort > LITTLE_EFFORT:
-            again = relaxed_cuts(self.problem, self.deadline, known=tuple(self.evaluator.cuts))
-            if again is not None:
-                self._learn(again)
-            if self._is_promising:
+            self._relax_again()
+            if self._is_promising and not self._is_closed:
                 self._search_whole_layers()
         return self._result()
 
+    def _relax_again(self) -> None:
+        """Bound what is faster than the plan known, by its cuts and by whole layers per rank."""
+        limit, caps = self._limit(None), []
+        if limit is not None:
+            known = rank_caps(self.problem, limit - 1)
+            if known is None:
+                self._raise_to(limit)
+                return
+            caps = known
+            self._raise_to(whole_ranks_bound(self.problem, self.lower, limit - 1))
+        again = relaxed_cuts(self.problem, self.deadline, limit, tuple(self.evaluator.cuts), caps=caps)
+        if again is not None:
+            self._learn(again if limit is None else (again[0], min(again[1], limit)))
+        elif limit is not None:
+            self._raise_to(limit)
+
     def _started(self, begin: Beginning | None) -> bool:
         """Return whether the local search has found a placement that fits."""
-        if begin is not None:
+        if begin is not None and begin.placement is not None:
             self.search.add([self._ends_of(begin.placement)])
         return self.search.best is not None or self.search.start()
 
@@ -203,6 +221,7 @@ class _Solve:
         self.rounds += 1
         limit = self._limit(None)
         model = CutModel(self.problem, whole=True, on_boundaries=on_boundaries)
+        model.cap((rank_caps(self.problem, limit) or ()) if limit is not None else ())
         for cut in self._cuts_near(limit):
             model.add(cut)
         if limit is not None:
@@ -271,30 +290,3 @@ class _Solve:
             exhausted=self.exhausted,
             cuts=tuple(self.evaluator.cuts),
         )
-
-
-def roomy_stages(problem: SplitProblem, step: int) -> list[int]:
-    """Return stages that hold their layers whole in every plan that takes at most ``step``: so many fit, in any
-    mixture."""
-    found = []
-    for stage in range(problem.num_stages):
-        most, transient = 0.0, 0
-        for segment in problem.segments:
-            plain, work = segment.kinds[0], segment.forward + segment.backward
-            layers = min(segment.num_layers, step / problem.num_microbatches / work if work else inf)
-            chunks = range(stage, problem.num_virtual, problem.num_stages)
-            largest = max(problem.most_memory(plain, v) for v in chunks)
-            most, transient = most + layers * largest, max(transient, plain.transient)
-        if most + transient <= problem.room(stage) and not any(s.kinds[0].extra_backward for s in problem.segments):
-            found.append(stage)
-    return found
-
-
-def all_cuts(num_layers: int, num_virtual: int, least: int) -> Array:
-    """Return every ``[num_virtual + 1]`` row of boundaries."""
-    rows = [[0]]
-    for v in range(1, num_virtual):
-        rows = [
-            [*row, end] for row in rows for end in range(row[-1] + least, num_layers - least * (num_virtual - v) + 1)
-        ]
-    return numpy.array([[*row, num_layers] for row in rows], dtype=numpy.int64)

@@ -22,9 +22,10 @@ from mindspeed_autoparallel.planner.split.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.group_sizes import sizes_to_try, solve_group_sizes, with_group_size
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
 from mindspeed_autoparallel.planner.split.rank_kinds import _least
-from mindspeed_autoparallel.planner.split.relaxation import rank_cuts
+from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.solution import time_of
-from mindspeed_autoparallel.planner.split.virtual_stages import roomy_stages, solve_virtual
+from mindspeed_autoparallel.planner.split.virtual_stages import solve_virtual
+from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, rank_cuts, roomy_stages, whole_ranks_bound
 from mindspeed_autoparallel.schedule import group_sizes, make_program
 
 
@@ -246,6 +247,42 @@ def test_the_paths_through_a_ranks_work_are_no_longer_than_any_plan(schedule, ch
                 held = sum(counts[last::stages])
                 path = sum(count * (7 * f + 13 * b) for count, f, b in zip(counts, forwards, backwards, strict=True))
                 assert path + constant + held * tail.by_segment[0] <= step
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_plan_within_a_step_holds_more_than_the_caps_of_its_ranks(seed):
+    drawn = random.Random(seed)
+    problem = pipeline(drawn, 2, 2, 4, 6, drawn.choice([0.35, 0.6, 100.0]))
+    evaluator = Evaluator(problem)
+    cuts = numpy.array([[0, *ends, 6] for ends in itertools.combinations(range(1, 6), 3)])
+    fitting = evaluator.candidates(cuts, numpy.ones(4))
+    steps, held = evaluator.steps(fitting), evaluator.row.held(fitting.ends).reshape(-1, 2, 2, 2).sum(axis=1)
+    for limit in sorted(set(steps.tolist())):
+        caps = rank_caps(problem, limit)
+        assert caps is not None
+        for cap in caps:
+            assert held[steps <= limit][:, cap.rank, list(cap.group)].sum(axis=1).max() <= cap.most
+    if len(steps):
+        assert whole_ranks_bound(problem, 0, 2 * steps.max()) <= steps.min()
+    relaxed = relaxed_cuts(problem, time.monotonic() + 60)
+    if len(steps) and relaxed is not None:
+        again = relaxed_cuts(problem, time.monotonic() + 60, caps=rank_caps(problem, steps.min()))
+        assert again is not None and again[1] <= steps.min()
+
+
+def test_ranks_that_cannot_share_their_layers_in_fractions_bound_higher_than_fractions():
+    kind = LayerKind(name="none", memory=(0,) * 8)
+    layer = Segment(name="layer", num_layers=20, forward=10, backward=20, kinds=(kind,))
+    loss = Segment(name="loss", num_layers=1, forward=14, backward=28, kinds=(kind,), predecessors=(0,))
+    problem = SplitProblem(
+        segments=(layer, loss), num_stages=4, num_chunks=2, num_microbatches=16, schedule="interleaved",
+        memory_limit=(1,) * 4,
+    )  # fmt: skip
+    (_, fractions) = relaxed_cuts(problem, time.monotonic() + 60, most_rounds=1)
+    bound = whole_ranks_bound(problem, fractions, 1.3 * fractions)
+    found = solve(problem, time_limit_s=60)
+    # 20 layers and a loss of 1.4 on four ranks: 5.35 each in fractions, but some rank holds six.
+    assert fractions < 16 * 30 * 5.5 and 0.97 * 16 * 30 * 6 <= bound <= found.step_time
 
 
 def test_a_deadline_that_has_passed_ends_the_search_with_what_is_proved():

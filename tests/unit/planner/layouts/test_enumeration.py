@@ -183,14 +183,13 @@ def test_all_forward_all_backward_is_searched_where_the_host_has_it() -> None:
     assert plan.step.total_us <= search(profile, cluster, 16).step.total_us * (1 + 1e-9)
 
 
-def test_virtual_stages_that_take_long_are_named_and_searched_when_asked_for() -> None:
+def test_virtual_stages_are_searched_unasked_and_left_out_when_not_asked_for() -> None:
     profile, cluster = small_profile(), Cluster(num_nodes=1, devices_per_node=2)
-    plan = search(profile, cluster, 8)
-    excluded = [verdict for verdict in plan.search.verdicts if verdict.outcome == "excluded"]
-    assert excluded and all("--virtual-sizes" in verdict.reason for verdict in excluded)
-    asked = search(profile, cluster, 8, SearchOptions(space=SpaceOptions(virtual_sizes=(1, 2))))
-    assert "excluded" not in {verdict.outcome for verdict in asked.search.verdicts}
-    assert any(verdict.layout.virtual_size == 2 and verdict.outcome != "illegal" for verdict in asked.search.verdicts)
+    unasked = search(profile, cluster, 8)
+    assert any(verdict.layout.virtual_size == 2 and verdict.outcome != "illegal" for verdict in unasked.search.verdicts)
+    without = search(profile, cluster, 8, SearchOptions(space=SpaceOptions(virtual_sizes=(1,))))
+    assert {verdict.layout.virtual_size for verdict in without.search.verdicts} == {1}
+    assert unasked.step.total_us <= without.step.total_us
 
 
 def test_a_host_without_group_sizes_gets_none() -> None:

@@ -8,10 +8,13 @@ import pytest
 from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.split import time_of
 from mindspeed_autoparallel.profiles import ModuleCost, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.units import MIB
@@ -50,3 +53,25 @@ def test_the_best_split_is_proved_and_equals_enumeration(encoder_mib: int, decod
             steps.append(found.step.total_us)
     assert plan.step.total_us == pytest.approx(min(steps))
     assert plan.search.status == "optimal"
+
+
+def test_where_the_last_module_begins_tells_what_every_message_takes() -> None:
+    """The problem's step is the exact one, at any start; without the start it may be too short."""
+    profile = profile_of(1, 40)
+    layout = Layout(pipeline_size=2, virtual_size=2, schedule="interleaved")
+    (measurement, *_) = profile.measurements
+    candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=BATCH)
+    cluster, limits = Cluster(num_nodes=1, devices_per_node=2), (2**50, 2**50)
+    for layers, begins in (((2, 0, 0, 0), 1), ((1, 1, 0, 0), 2)):
+        text = tuple(0 if v < begins else 1 for v in range(3))
+        rows = (layers, (*text, 4 - sum(text)))
+        placement = ModulePlacement(
+            layers={"image_encoder": rows[0], "text_decoder": rows[1]},
+            recompute={name: {"full": (0, 0, 0, 0)} for name in ("image_encoder", "text_decoder")},
+        )
+        exact = evaluate(profile, cluster, layout, placement, BATCH, with_timeline=False).step.pipeline_us
+        told = tuple((row, (0, 0, 0, 0)) for row in rows)
+        problem = build_problem(profile, cluster, candidate, limits, safe=False, last_module_from=begins)
+        unknown = build_problem(profile, cluster, candidate, limits, safe=False)
+        assert time_of(problem, told) == pytest.approx(exact * 1000, rel=1e-6)
+        assert time_of(unknown, told) < 0.999 * exact * 1000

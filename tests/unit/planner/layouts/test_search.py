@@ -10,8 +10,8 @@ from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.layouts import short_rows
-from mindspeed_autoparallel.planner.layouts.layout_search import FIRST_EFFORT
+from mindspeed_autoparallel.planner.layouts import layout_search, short_rows
+from mindspeed_autoparallel.planner.layouts.layout_search import LOOKS
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
@@ -19,7 +19,7 @@ from mindspeed_autoparallel.planner.layouts.tasks import Outcome, Task
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, VariableData
-from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
+from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module, Plan
 from mindspeed_autoparallel.units import MIB
 
 
@@ -60,7 +60,7 @@ def _enumerate(profile: Profile, cluster: Cluster, batch: int) -> float:
     best = float("inf")
     candidates, _ = enumerate_layouts(profile, cluster, batch, SpaceOptions())
     for candidate in candidates:
-        for placement in _placements(candidate.layout.pipeline_size):
+        for placement in _placements(candidate.layout.num_virtual_stages):
             found = evaluate(profile, cluster, candidate.layout, placement, batch, with_timeline=False)
             if found.fits:
                 best = min(best, found.step.total_us)
@@ -143,29 +143,49 @@ def test_varying_microbatches_are_judged_by_the_mean_and_reported_with_percentil
     assert plan.search.lower_bound_us <= plan.step.total_us
 
 
-def test_layouts_with_virtual_stages_are_looked_at_once_before_any_is_searched_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def _row_of_layers() -> Profile:
+    """Twelve layers and an output layer, of which one device cannot hold all."""
     cost = ModuleCost(layer=block(1000, saved_mib=5), post=block(1500))
-    module = Module(name="text_decoder", result_key="llm", num_layers=30)
-    profile = small_profile(
+    module = Module(name="text_decoder", result_key="llm", num_layers=12)
+    return small_profile(
+        capacity_mib=180,
         model=Model(name="small", modules=(module,), sequence_length=128),
         measurements=(Measurement(at=MeasuredAt(tensor_size=1), modules={"text_decoder": cost}),),
     )
-    asked: list[tuple[str, float | None]] = []
+
+
+def _searched_on_four(sizes: tuple[int, ...] | None) -> Plan:
+    space = SpaceOptions(virtual_sizes=sizes, distributed_optimizer=False)
+    options = SearchOptions(num_workers=1, space=space, with_relaxations=False)
+    return search(_row_of_layers(), Cluster(num_nodes=1, devices_per_node=4), 16, options)
+
+
+def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
     perform = Workers.perform
 
     def note(self: Workers, tasks: Sequence[Task]) -> list[Outcome]:
-        asked.extend((task.layout.label(), task.effort) for task in tasks if task.layout.virtual_size > 1)
+        asked.extend(LOOKS.index(task.kind) for task in tasks if task.layout.virtual_size > 1 and task.kind in LOOKS)
         return perform(self, tasks)
 
     monkeypatch.setattr(Workers, "perform", note)
     monkeypatch.setattr(short_rows, "MOST_EVENTS_OF_CUTS", 0)
-    options = SearchOptions(num_workers=1, space=SpaceOptions(virtual_sizes=(1, 2, 3)), with_relaxations=False)
-    plan = search(profile, Cluster(num_nodes=1, devices_per_node=4), 16, options)
-    efforts = [effort for _, effort in asked if effort is not None]
-    assert FIRST_EFFORT in efforts
-    assert efforts == sorted(efforts)
+    plan = _searched_on_four((1, 2, 3))
+    assert set(asked) == {0, 1, 2}
+    assert asked == sorted(asked)
     labels = [verdict.layout.label() for verdict in plan.search.verdicts]
     assert len(labels) == len(set(labels))
     assert plan.search.lower_bound_us <= plan.step.total_us
+
+
+def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    without, everything = _searched_on_four((1,)), _searched_on_four((1, 2, 4))
+    monkeypatch.setattr("mindspeed_autoparallel.planner.layouts.search.VIRTUAL_S", 0.0)
+    monkeypatch.setattr(layout_search, "takes_long", lambda model, candidate: candidate.layout.virtual_size > 1)
+    plan = _searched_on_four(None)
+    assert everything.step.total_us <= plan.step.total_us <= without.step.total_us
+    left = [verdict.lower_bound_us for verdict in plan.search.verdicts if verdict.outcome == "unsolved"]
+    assert left and plan.search.lower_bound_us <= min(bound for bound in left if bound is not None)
+    assert 0 < plan.search.lower_bound_us <= everything.step.total_us * (1 + 1e-9)

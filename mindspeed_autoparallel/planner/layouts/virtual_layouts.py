@@ -1,0 +1,150 @@
+"""Layouts with virtual stages, looked at twice: what no plan of theirs beats, in a moment; then a plan.
+
+The bound comes from the linear relaxation and from whole layers per rank. A plan is searched with messages as large as
+they are where the last module begins, which is found out on the way: the rows of a bound cannot know it.
+"""
+
+from __future__ import annotations
+
+import time
+from math import ceil, inf
+
+from mindspeed_autoparallel.cost.step import embedding_us
+from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.evaluate import Evaluation
+from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
+from mindspeed_autoparallel.planner.layouts.layout_solver import (
+    MAX_TIGHTENINGS,
+    Attempts,
+    LayoutResult,
+    limits_of,
+    simple_splits,
+)
+from mindspeed_autoparallel.planner.layouts.options import SolveOptions
+from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.split import NoneBelow, StoppedEarly
+from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
+from mindspeed_autoparallel.planner.split.virtual_solution import Beginning
+from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, whole_ranks_bound
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US
+from mindspeed_autoparallel.profiles import Profile
+from mindspeed_autoparallel.spec import Cluster, Model
+
+FEW_VIRTUAL_STAGES, FEW_LAYERS = 8, 40
+"""Up to here interleaved layouts of one module are proved in a moment."""
+ROUNDS = 8
+"""Of the relaxation: critical paths that it learns."""
+
+
+def bound_layout(profile: Profile, cluster: Cluster, candidate: Candidate, options: SolveOptions) -> LayoutResult:
+    """Return a bound and no plan: by each rank alone, with whole layers, no schedule replayed."""
+    look = _Look(profile, cluster, candidate, options)
+    relaxed = relaxed_cuts(look.problem, look.deadline, look.below, most_rounds=1)
+    if relaxed is None:
+        return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
+    bound = relaxed[1]
+    if look.below is not None and bound < look.below:
+        bound = whole_ranks_bound(look.problem, bound, look.below)
+    return look.result(bound)
+
+
+def improve_layout(
+    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int, options: SolveOptions
+) -> LayoutResult:
+    """Return the bound of some critical paths and, unless it shows that ``cutoff_us`` is not beaten, a good plan."""
+    look = _Look(profile, cluster, candidate, options)
+    caps = rank_caps(look.problem, look.below) if look.below is not None else ()
+    relaxed = None
+    if caps is not None:
+        relaxed = relaxed_cuts(look.problem, look.deadline, look.below, most_rounds=ROUNDS, caps=caps)
+    if relaxed is None or (look.below is not None and relaxed[1] >= look.below):
+        if look.below is None:
+            return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
+        return look.result(look.below)
+    attempts = _searched(look, global_batch_size, options, Beginning(cuts=tuple(relaxed[0])))
+    return look.result(relaxed[1], attempts.best)
+
+
+class _Look:
+    """A layout's relaxed rows, and what is to be beaten."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate, options: SolveOptions) -> None:
+        self.profile, self.cluster, self.candidate = profile, cluster, candidate
+        self.deadline, self.cutoff_us = time.monotonic() + options.time_limit_s, options.cutoff_us
+        layout = candidate.layout
+        self.limits = limits_of(profile, cluster, layout.pipeline_size)
+        self.tied_us = embedding_us(profile.model, candidate.measurement, layout, cluster, profile.device)
+        self.pipeline_cutoff_us = self.cutoff_us - tail_bound_us(profile, cluster, candidate)
+        self.below = self.ticks(self.cutoff_us)
+        self.problem = build_problem(
+            profile,
+            cluster,
+            candidate,
+            self.limits,
+            safe=False,
+            pipeline_cutoff_us=self.pipeline_cutoff_us,
+            with_tails=True,
+        )
+
+    def ticks(self, step_us: float) -> int | None:
+        """Return the problem's step of a plan that takes ``step_us``; ``None``: there is no such plan."""
+        return ceil((step_us - self.tied_us) * NS_PER_US) if step_us < inf else None
+
+    def result(self, bound: float, best: tuple[ModulePlacement, Evaluation] | None = None) -> LayoutResult:
+        """Return a bound in ticks, and a plan, as the outer search takes them."""
+        beaten = self.below is not None and bound >= self.below
+        return LayoutResult(
+            lower_bound_us=self.cutoff_us if beaten else bound / NS_PER_US + self.tied_us,
+            placement=best[0] if best is not None else None,
+            evaluation=best[1] if best is not None else None,
+            beaten=beaten,
+            timed_out=time.monotonic() > self.deadline,
+        )
+
+
+def _searched(look: _Look, global_batch_size: int, options: SolveOptions, begin: Beginning) -> Attempts:
+    """Return solutions with messages as large as they are, with less and less memory until one fits."""
+    profile, cluster, candidate = look.profile, look.cluster, look.candidate
+    attempts = Attempts(
+        profile=profile,
+        cluster=cluster,
+        candidate=candidate,
+        global_batch_size=global_batch_size,
+        deadline=look.deadline,
+        cutoff_us=look.pipeline_cutoff_us,
+        begin=begin,
+    )
+    simple = simple_splits(profile, cluster, candidate, global_batch_size)
+    for split in simple:
+        if split.evaluation.step.total_us < look.cutoff_us or not options.only_faster:
+            attempts.take(split.placement, split.evaluation)
+    fastest = min(simple, key=lambda split: split.evaluation.step.total_us, default=None)
+    attempts.last_module_from = 0 if fastest is None else first_of_last_module(profile.model, fastest.placement)
+    limits = look.limits
+    for _ in range(MAX_TIGHTENINGS):
+        best_us = min(look.cutoff_us, attempts.best[1].step.total_us if attempts.best is not None else inf)
+        try:
+            _, found = attempts.solve(attempts.problem(limits, safe=False), look.ticks(best_us), options)
+        except (NoneBelow, StoppedEarly, InfeasiblePlan):
+            break
+        if found.fits or time.monotonic() > look.deadline or attempts.last is None:
+            break
+        attempts.last_module_from = first_of_last_module(profile.model, attempts.last)
+        over = [max(0, rank.peak_bytes - rank.limit_bytes) for rank in found.memory]
+        limits = tuple(max(0, limit - excess) for limit, excess in zip(limits, over, strict=True))
+    return attempts
+
+
+def first_of_last_module(model: Model, placement: ModulePlacement) -> int:
+    """Return the virtual stage where the last module begins."""
+    return next(v for v, count in enumerate(placement.layers[model.modules[-1].name]) if count)
+
+
+def takes_long(model: Model, candidate: Candidate) -> bool:
+    """Return whether a layout with virtual stages is not proved in a moment."""
+    layout = candidate.layout
+    return layout.virtual_size > 1 and (
+        len(model.modules) > 1 or model.num_layers > FEW_LAYERS or layout.num_virtual_stages > FEW_VIRTUAL_STAGES
+    )
