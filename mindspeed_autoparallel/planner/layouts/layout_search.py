@@ -11,6 +11,7 @@ from math import inf
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, SIMPLE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.turns import LAST, turn_of
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.spec import Model
@@ -23,8 +24,6 @@ VIRTUAL_S = 12.0
 """Of this process, for all layouts with virtual stages that take long to prove, unless they were asked for."""
 LOOKS = (BOUND, IMPROVE, SOLVE)
 """At a layout with virtual stages, one after the other, as long as it may hold the best plan."""
-LAST = 1.0
-"""Turn of layouts that take long."""
 FEW_OPERATIONS = 20_000
 """Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
 
@@ -71,7 +70,7 @@ class LayoutSearch(Search[Candidate]):
         self._looks: dict[str, int] = {}
         self._model, self._virtual_s, self._virtual_until = model, virtual_s, inf
         self.items = [
-            Open(_turn_of(model, item, expected), bound, order, item)
+            Open(turn_of(model, item, expected), bound, order, item)
             for order, (item, bound, expected) in enumerate(zip(candidates, bounds_us, expected_us, strict=True))
         ]
         self._simple: dict[str, SolvedLayout] = {}
@@ -283,26 +282,7 @@ def _label(item: Open[Candidate]) -> str:
     return item.item.layout.label()
 
 
-def _turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
-    """Return when a layout is looked at: 0, chains; below 1/2, virtual stages are bounded; below 1, a plan with them is
-    searched, the likeliest layout first; 1, what takes long."""
-    if candidate.layout.virtual_size > 1:
-        return LAST / 2 * expected_us / (1 + expected_us)
-    return 0.0 if _is_chain(model, candidate) else LAST
-
-
 def _is_quick(item: Open[Candidate]) -> bool:
     """Return whether a layout is worth solving although it cannot be the best."""
     layout = item.item.layout
     return not item.late and 2 * layout.pipeline_size * item.item.num_microbatches <= FEW_OPERATIONS
-
-
-def _is_chain(model: Model, candidate: Candidate) -> bool:
-    """Return whether a layout is a chain with one chunk per stage, which is solved faster than relaxed."""
-    before: dict[str, set[str]] = {}
-    for module in model.modules:
-        read = set(module.predecessors).union(*(before[name] for name in module.predecessors))
-        if len(read) < len(before):
-            return False
-        before[module.name] = read
-    return candidate.layout.virtual_size == 1

@@ -32,8 +32,8 @@ from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
 from mindspeed_autoparallel.units import format_bytes
 
 FIRST_SHARE, REGROUPED_SHARE = 0.8, 0.25
-"""Of the time, for layouts with the smallest group size, where others may follow; and what those may take of the processor
-time of virtual stages, beside it."""
+"""Of the time, for layouts with the smallest group size, where others may follow; and what those may take of
+``VIRTUAL_S``, beside it."""
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
 

@@ -1,0 +1,28 @@
+"""When a search looks at a layout: what is settled quickly comes first, and bounds what comes later."""
+
+from __future__ import annotations
+
+from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.spec import Model
+
+LAST = 1.0
+"""Turn of layouts that take long."""
+
+
+def turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
+    """Return when a layout is looked at: 0, chains; below 1/2, virtual stages are bounded; below 1, a plan with them is
+    searched, the likeliest layout first; 1, what takes long."""
+    if candidate.layout.virtual_size > 1:
+        return LAST / 2 * expected_us / (1 + expected_us)
+    return 0.0 if _is_chain(model, candidate) else LAST
+
+
+def _is_chain(model: Model, candidate: Candidate) -> bool:
+    """Return whether a layout is a chain with one chunk per stage, which is solved faster than relaxed."""
+    before: dict[str, set[str]] = {}
+    for module in model.modules:
+        read = set(module.predecessors).union(*(before[name] for name in module.predecessors))
+        if len(read) < len(before):
+            return False
+        before[module.name] = read
+    return candidate.layout.virtual_size == 1
