@@ -56,9 +56,7 @@ class LayoutSearch(Search[Candidate]):
         deadline: float,
         num_alternatives: int,
         progress: Progress,
-        virtual_s: float = inf,
     ) -> None:
-        """``virtual_s``: processor seconds after which layouts with virtual stages that take long are left open."""
         self.found: dict[str, SolvedLayout] = {}
         self.verdicts: list[Verdict] = []
         self.without_plan: list[Candidate] = []
@@ -68,7 +66,9 @@ class LayoutSearch(Search[Candidate]):
         # Chains with one chunk per stage come first: they are proved in a moment, and then bound the others. Those with
         # virtual stages are looked at from the likeliest on: a good plan discards most of the rest.
         self._looks: dict[str, int] = {}
-        self._model, self._virtual_s, self._virtual_until = model, virtual_s, inf
+        self._model, self._virtual_until = model, inf
+        self.virtual_s = inf
+        """Processor seconds after which layouts with virtual stages that take long are left open."""
         self.items = [
             Open(turn_of(model, item, expected), bound, order, item)
             for order, (item, bound, expected) in enumerate(zip(candidates, bounds_us, expected_us, strict=True))
@@ -127,7 +127,7 @@ class LayoutSearch(Search[Candidate]):
         """Solve the layouts of a group, each for a plan faster than ``cutoff_us``."""
         seconds, left = self._deadline - time.monotonic(), []
         if self._virtual_until == inf and any(takes_long(self._model, item.item) for item in group):
-            self._virtual_until = time.process_time() + self._virtual_s
+            self._virtual_until = time.process_time() + self.virtual_s
         tasks = [
             Task(
                 kind=LOOKS[self._look_at(item)],

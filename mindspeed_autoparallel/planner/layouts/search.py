@@ -120,8 +120,8 @@ def _explore(
             deadline=deadline,
             num_alternatives=options.top_k,
             progress=progress,
-            virtual_s=_virtual_s(options) * (REGROUPED_SHARE if known else 1),
         )
+        layout_search.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
         layout_search.known_us = known_us
         for item in known:
             if item.fits:
