@@ -10,6 +10,10 @@ from mindspeed_autoparallel.errors import ConfigError
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
 
 
+MOST_SHOWN = 8
+"""Group sizes that a message lists."""
+
+
 class Action(NamedTuple):
     """One forward (``F``) or backward (``B``) of one microbatch on one chunk of a stage."""
 
@@ -71,16 +75,19 @@ def make_program(
 
 
 def _check_group_size(group: int, num_stages: int, num_microbatches: int) -> None:
-    if group > max(num_stages, num_microbatches):
+    if group <= num_microbatches and _is_group_size(group, num_stages, num_microbatches):
+        return
+    if num_microbatches < num_stages:
         raise ConfigError(
-            f"interleaved: groups of {group} are more than the {num_microbatches} microbatches. Give {num_stages} (the "
-            f"pipeline size) to {num_microbatches}."
+            f"interleaved: {num_microbatches} microbatches are fewer than the pipeline size {num_stages}. "
+            f"Give at least {num_stages}."
         )
-    if not _is_group_size(group, num_stages, num_microbatches):
-        raise ConfigError(
-            f"interleaved: groups of {group} from {num_microbatches} microbatches leave fewer than {num_stages} "
-            "(the pipeline size) in a group. Give a multiple of the pipeline size."
-        )
+    legal = group_sizes(num_stages, num_microbatches)
+    shown = ", ".join(map(str, legal[:MOST_SHOWN])) + (f", ... {legal[-1]}" if len(legal) > MOST_SHOWN else "")
+    raise ConfigError(
+        f"interleaved: {num_microbatches} microbatches do not run in groups of {group}, which must be {num_stages} "
+        f"(the pipeline size) to {num_microbatches} with no remainder below {num_stages}. Possible: {shown}."
+    )
 
 
 def _is_group_size(group: int, num_stages: int, num_microbatches: int) -> bool:

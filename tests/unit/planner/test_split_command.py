@@ -429,9 +429,9 @@ def test_a_number_of_microbatches_that_the_pipeline_size_does_not_divide_runs_in
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_microbatches": 2}, "Give a multiple of the pipeline size"),
-        ({"num_microbatches": 7, "microbatch_group_size": 3}, "Give a multiple of the pipeline size"),
-        ({"num_microbatches": 6, "microbatch_group_size": 7}, "groups of 7 are more than the 6 microbatches"),
+        ({"num_microbatches": 2}, "2 microbatches are fewer than the pipeline size 3. Give at least 3"),
+        ({"num_microbatches": 7, "microbatch_group_size": 3}, "Possible: 4, 7."),
+        ({"num_microbatches": 6, "microbatch_group_size": 7}, "do not run in groups of 7"),
         ({"num_microbatches": 6, "microbatch_group_size": 2}, "groups of 2"),
         ({"num_microbatches": 6, "virtual_pipeline_size": 4}, "more than the 10 layers"),
         ({"num_microbatches": 6, "virtual_pipeline_size": 1}, "2 chunks or more"),
