@@ -145,8 +145,9 @@ def safe_splits(
     one to somewhat more than the largest."""
     found: list[Judged] = []
     low, high = 0.0, 1.0
-    for _ in range(_NUM_HALVINGS):
-        share = (low + high) / 2
+    # The first is the middle; what fits the largest everywhere is tried where nothing less is safe.
+    for left in reversed(range(_NUM_HALVINGS)):
+        share = high if high == 1.0 and not left else (low + high) / 2
         try:
             plan = _at_mean(at_mean, search(mean_profile(profile, data, factors, share), [layout]))
         except InfeasiblePlan:

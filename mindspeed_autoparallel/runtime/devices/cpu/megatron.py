@@ -202,10 +202,10 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
 
     @functools.wraps(fill)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        # Checkpoints hold the count once, and what is not a tensor is left as it is. In fp32 the optimizer's weights
-        # are views of the model's, which autograd lets nobody write to.
+        # The count came with the groups, and what is not a tensor is left as it is: Megatron's default format keeps one
+        # by parameter, cut like its values. In fp32 weights are views of the model's, which autograd lets nobody write.
         with torch.no_grad():
-            return fill(self, model_param, {"step": None, **tensors}, *args, **kwargs)
+            return fill(self, model_param, {**tensors, "step": None}, *args, **kwargs)
 
     edits.set(optimizer_class, "state_dict", state_dict)
     edits.set(optimizer_class, "load_state_dict", load_state_dict)

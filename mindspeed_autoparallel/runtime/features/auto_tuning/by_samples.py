@@ -114,7 +114,7 @@ class SampledSearch:
             yield replace(pick, plan=with_record(profile, judged, everything, self._data, factors, options))
 
     def _factors_of(self, variant: ProfileVariant) -> SampleFactors:
-        return sample_factors(variant.profile, self._data, self._options.padding)
+        return sample_factors(variant.profile, self._data, self._options.padding, self._options.pack_length)
 
     def _scaled(self, variant: ProfileVariant, share: float) -> ProfileVariant:
         factors = self._factors[_key(variant)]

@@ -8,8 +8,9 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch]
 
 
-def test_weights_that_are_views_of_the_models_are_filled():
-    """In fp32 the optimizer keeps no copy of its own: Megatron writes into views of leaves that need gradients."""
+def test_weights_that_are_views_of_the_models_are_filled_and_counts_left_alone():
+    """In fp32 the optimizer keeps no copy of its own: Megatron writes into views of leaves that need gradients. Counts
+    of steps come with the groups."""
     from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
     from mindspeed_autoparallel.runtime.devices.cpu.megatron import _resumed_distributed_optimizer
 
@@ -26,6 +27,8 @@ def test_weights_that_are_views_of_the_models_are_filled():
 
     _resumed_distributed_optimizer(Edits(), SimpleNamespace(DistributedOptimizer=DistributedOptimizer))
     weight = torch.nn.Parameter(torch.zeros(2, 2))
-    filled = DistributedOptimizer()._set_main_param_and_optimizer_states(weight, {"param": torch.ones(2)})
+    # Megatron's default format holds a count for every parameter, sharded like its values: it does not come back right.
+    loaded = {"param": torch.ones(2), "step": torch.tensor(7e9)}
+    filled = DistributedOptimizer()._set_main_param_and_optimizer_states(weight, loaded)
     assert weight.flatten().tolist() == [0, 1, 1, 0] and weight.requires_grad
     assert filled["step"] is None
