@@ -95,6 +95,8 @@ class ModuleCost:
     post: BlockCost | None = None
     side: SharedBytes = field(default_factory=SharedBytes)
     """What every layer is given beside the hidden states; once per stage. Recomputed layers keep it."""
+    input_bytes: int = 0
+    """What the module as a whole is given: an encoder's share of the batch. 0 where nobody measured it."""
     kinds: tuple[BlockCost, ...] = ()
     """Where layers differ, as dense ones before those with experts do."""
     pattern: tuple[int, ...] = ()

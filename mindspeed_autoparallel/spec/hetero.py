@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 
 from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderMemory:
+    """What an encoder holds on one rank, in bytes."""
+
+    state_bytes: int = 0
+    kept_bytes: int = 0
+    transient_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +47,17 @@ class EncoderPhase:
     num_layers: int = 0
     stage_layers: tuple[int, ...] = ()
     """Layers on each stage of its own pipeline; empty without one."""
+    stage_memory: tuple[EncoderMemory, ...] = ()
+    """By stage of its own pipeline, without one by stage of the backbone; empty where all ranks hold the same."""
     interpolated_from: tuple[str, ...] = ()
+
+    def memory_at(self, place: float) -> EncoderMemory:
+        """Return what it holds on the rank at ``place``, its number by the number of ranks."""
+        if not self.stage_memory:
+            return EncoderMemory(
+                state_bytes=self.state_bytes, kept_bytes=self.kept_bytes, transient_bytes=self.transient_bytes
+            )
+        return self.stage_memory[int(place * len(self.stage_memory))]
 
     @property
     def total_us(self) -> float:
@@ -107,6 +127,22 @@ class HeteroRecord:
     def transient_bytes(self) -> int:
         """Return the most that an encoder needs while it runs; they run one at a time."""
         return max((phase.transient_bytes for phase in self.encoders), default=0)
+
+    def memory_on(self, stage: int, num_stages: int) -> EncoderMemory:
+        """Return what the encoders hold on the fullest rank of a stage of the backbone: ranks lie stage by stage, those
+        of an encoder's pipeline likewise."""
+        parts = lcm(num_stages, *(len(phase.stage_memory) or 1 for phase in self.encoders))
+        first, last = stage * parts // num_stages, (stage + 1) * parts // num_stages
+        ranks = [[phase.memory_at((part + 0.5) / parts) for phase in self.encoders] for part in range(first, last)]
+        found = [
+            EncoderMemory(
+                state_bytes=sum(own.state_bytes for own in rank),
+                kept_bytes=sum(own.kept_bytes for own in rank),
+                transient_bytes=max((own.transient_bytes for own in rank), default=0),
+            )
+            for rank in ranks
+        ]
+        return max(found, key=lambda own: own.state_bytes + own.kept_bytes)
 
     @property
     def first_stage_bytes(self) -> int:

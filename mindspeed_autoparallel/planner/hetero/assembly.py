@@ -63,7 +63,7 @@ def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
             p50_us=None if inner.step.p50_us is None else inner.step.p50_us + record.total_us,
             p95_us=None if inner.step.p95_us is None else inner.step.p95_us + record.total_us,
         ),
-        memory=tuple(_memory(rank, record, limit_bytes) for rank in inner.memory),
+        memory=tuple(_memory(rank, record, inner.layout.pipeline_size, limit_bytes) for rank in inner.memory),
         baselines=tuple(
             replace(base, step_us=None if base.step_us is None else base.step_us + record.total_us)
             for base in inner.baselines
@@ -72,27 +72,27 @@ def with_encoders(inner: Plan, limit_bytes: int) -> Plan:
     return replace(plan, search=replace(plan.search, limits=limits_of_hetero(plan)))
 
 
-def _memory(rank: RankMemory, record: HeteroRecord, limit_bytes: int) -> RankMemory:
+def _memory(rank: RankMemory, record: HeteroRecord, num_stages: int, limit_bytes: int) -> RankMemory:
     """Return the peak with what encoders hold, or that of an encoder before or after the pipeline if it is higher."""
     at_first = record.first_stage_bytes if rank.pipeline_rank == 0 else 0
+    own = record.memory_on(rank.pipeline_rank, num_stages)
+    reserved_bytes = own.state_bytes + own.kept_bytes
     held = {
-        "encoder_state": sum(phase.state_bytes for phase in record.encoders),
-        "encoder_activations": sum(phase.kept_bytes for phase in record.encoders),
+        "encoder_state": own.state_bytes,
+        "encoder_activations": own.kept_bytes,
         "encoder_outputs": at_first,
     }
     terms = dict(rank.terms)
     if at_first:
         # The pipeline's problem saw it as state of the first block, or as less room.
         terms["optimizer"] = max(0, terms.get("optimizer", 0) - at_first)
-    outside = outside_pipeline_bytes(
-        rank.terms, Reserved(everywhere_bytes=record.reserved_bytes), record.transient_bytes
-    )
-    peak, point = rank.peak_bytes + record.reserved_bytes, rank.peak_point
+    outside = outside_pipeline_bytes(rank.terms, Reserved(everywhere_bytes=reserved_bytes), own.transient_bytes)
+    peak, point = rank.peak_bytes + reserved_bytes, rank.peak_point
     if outside > peak:
         peak, point = outside, "an encoder, outside the pipeline"
         state = ("parameters", "gradients", "optimizer", "runtime_overhead")
         terms = {name: terms[name] for name in state if name in terms}
-        held["transient"] = record.transient_bytes
+        held["transient"] = own.transient_bytes
     return replace(rank, peak_bytes=peak, limit_bytes=limit_bytes, peak_point=point, terms={**terms, **held})
 
 

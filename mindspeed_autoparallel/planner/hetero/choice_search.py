@@ -19,11 +19,14 @@ from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, least
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import records
+from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 from mindspeed_autoparallel.spec.plan import Verdict
 
 NOT_FOUND = "no split was found that fits beside the encoders, and none was proved impossible."
+ENOUGH = 1e-4
+"""Of a pipeline's step: a bound nearer than this is not made better."""
 SOLVE_S = 10.0
 """Most seconds for one pipeline; what stays open is in the gap."""
 
@@ -157,6 +160,16 @@ class ChoiceSearch(Search[Choice]):
         lower = max(bound, result.lower_bound_us + record.total_us)
         found = result.evaluation
         limit = limit_of(solver.backbone, solver.cluster)
+        fits = found is not None and outside_pipeline_fits(found, limit, reserved, record.transient_bytes)
+        if not fits or (found is not None and found.step.total_us > result.lower_bound_us * (1 + ENOUGH)):
+            tight = search_tight(solver, reserved, record.transient_bytes, time.monotonic() + self._seconds())
+            if tight is not None and tight.best is None:
+                self._note_short(choice, record)
+                return
+            if tight is not None and tight.best is not None:
+                placement, found = tight.best
+                lower = max(lower, found.step.total_us + record.total_us)
+                result = replace(result, placement=placement, evaluation=found, lower_bound_us=found.step.total_us)
         if found is not None and not outside_pipeline_fits(found, limit, reserved, record.transient_bytes):
             if solver.no_split_leaves(reserved, record.transient_bytes):
                 self._note_short(choice, record)

@@ -146,7 +146,7 @@ class EncoderCosts:
                     backward_ns=backward + overhead if backward else 0,
                     saved_bytes=saved + cost.side.kept_bytes + blocks[-1][0].output_bytes,
                     transient_bytes=transient,
-                    input_bytes=measurement.batch.kept_bytes if stage == 0 else 0,
+                    input_bytes=(cost.input_bytes or measurement.batch.kept_bytes) if stage == 0 else 0,
                     output_bytes=blocks[-1][0].output_bytes,
                 )
             )

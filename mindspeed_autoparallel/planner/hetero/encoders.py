@@ -11,12 +11,18 @@ from mindspeed_autoparallel.cost.redistribution import (
     all_to_all_us,
     exchange_link,
     exchange_of,
-    moved_samples,
     stage_loads,
 )
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
+from mindspeed_autoparallel.planner.hetero.encoder_memory import (
+    Window,
+    held_in_window,
+    held_upfront,
+    stage_memory,
+    windows_of,
+)
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import LinkTier
 from mindspeed_autoparallel.schedule.encoder_pipeline import StagedRounds, staged_backward_us, staged_forward_us
@@ -54,19 +60,20 @@ def encoder_phase(
     exchange = exchange_of(backbone, sizes, balance)
     link = exchange_link(exchange, cluster, device)
     own = own_layout(costs, sizes, backbone)
-    windows = _windows(costs, exchange, candidate, again=memory == "recompute" and costs.trained)
+    windows = windows_of(costs, exchange, candidate, again=memory == "recompute" and costs.trained)
     runs = [_rounds(costs, window, own, cluster, link) for window in windows]
     forward, backward = _forward_us(runs), _backward_us(runs)
     if memory == WINDOW:
         forward, backward = _one_by_one(runs)
     state_bytes, tail = costs.state(own, cluster)
-    held = [_held(costs, windows, stage, sizes.pipeline_size) for stage in range(sizes.pipeline_size)]
+    held = [held_upfront(costs, windows, stage, sizes.pipeline_size) for stage in range(sizes.pipeline_size)]
     microbatches = candidate.num_microbatches
+    alive = None
     if memory == WINDOW:
         alive = num_alive(backbone.pipeline_size, sizes.micro_batch_scale, microbatches)
-        held = [_held_in_window(costs, windows, alive)]
+        held = [held_in_window(costs, windows, alive)]
         microbatches = min(microbatches, alive * sizes.micro_batch_scale)
-    # Of the fullest stage, on every rank: which backbone stage shares its rank is left open.
+    # The search counts the fullest rank everywhere; ``stage_memory`` says which has what.
     fullest = max(range(len(held)), key=lambda stage: state_bytes[stage] + held[stage][0])
     rows_bytes = microbatches * costs.output_bytes(backbone.micro_batch_size)
     most = max(window.samples for window in windows)
@@ -88,69 +95,9 @@ def encoder_phase(
         first_stage_bytes=round((2 if costs.trained else 1) * rows_bytes),
         num_layers=costs.module.num_layers,
         stage_layers=costs.stage_layers(sizes.pipeline_size) if sizes.pipeline_size > 1 else (),
+        stage_memory=stage_memory(costs, windows, state_bytes, held, alive),
         interpolated_from=costs.measurement(most).interpolated_from,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Window:
-    """``count`` equal macro-batches of one step."""
-
-    count: int
-    samples: int
-    """On the busiest replica."""
-    inputs: float
-    """Bytes on the busiest rank of each transfer."""
-    outputs: float
-    gradients: float
-    again: bool
-    """The forward runs again before the backward."""
-
-    @property
-    def moved_bytes(self) -> float:
-        return self.inputs + self.outputs + self.gradients
-
-
-def _windows(costs: EncoderCosts, exchange: EncoderExchange, candidate: Candidate, *, again: bool) -> list[_Window]:
-    """Return the macro-batches of a step: whole ones, then what is left."""
-    scale, per_microbatch = exchange.encoder.micro_batch_scale, candidate.layout.micro_batch_size
-    full, rest = divmod(candidate.num_microbatches, scale)
-    found = []
-    for microbatches, count in [(scale, full)] * bool(full) + [(rest, 1)] * bool(rest):
-        samples = exchange.samples_of_busiest(microbatches * per_microbatch)
-        moved = moved_samples(exchange, microbatches * per_microbatch)
-        found.append(
-            _Window(
-                count=count,
-                samples=samples,
-                inputs=moved.inputs * costs.batch(samples).input_bytes / samples,
-                outputs=costs.output_bytes(moved.outputs),
-                gradients=costs.output_bytes(moved.gradients) if costs.trained else 0.0,
-                again=again,
-            )
-        )
-    return found
-
-
-def _held(costs: EncoderCosts, windows: Sequence[_Window], stage: int, num_stages: int) -> tuple[int, int]:
-    """Return bytes that a stage keeps from forward to backward, and the most on top of them while it runs."""
-    kept = transient = 0
-    for window in windows:
-        batch = costs.staged(window.samples, num_stages)[stage]
-        if costs.trained:
-            kept += window.count * (batch.input_bytes if window.again else batch.saved_bytes)
-        # Batches that ran forward again and wait for their gradient: as many as 1F1B has in flight.
-        running = min(window.count, num_stages - stage) if window.again else 0 if costs.trained else 1
-        transient = max(transient, batch.transient_bytes + running * batch.saved_bytes)
-    return kept, transient
-
-
-def _held_in_window(costs: EncoderCosts, windows: Sequence[_Window], alive: int) -> tuple[int, int]:
-    """Return bytes that ``alive`` macro-batches keep, one of them at work: encoders run while the pipeline does."""
-    batches = [costs.batch(window.samples) for window in windows]
-    saved = max(batch.saved_bytes for batch in batches) if costs.trained else 0
-    transient = max(batch.transient_bytes + (0 if costs.trained else batch.saved_bytes) for batch in batches)
-    return alive * saved + transient, 0
 
 
 def macro_batches(
@@ -161,7 +108,7 @@ def macro_batches(
     exchange = exchange_of(candidate.layout, sizes, balance)
     link, own = exchange_link(exchange, cluster, costs.profile.device), own_layout(costs, sizes, candidate.layout)
     found: list[MacroBatchTimes] = []
-    for window in _windows(costs, exchange, candidate, again=False):
+    for window in windows_of(costs, exchange, candidate, again=False):
         run = _rounds(costs, window, own, cluster, link)
         for _ in range(window.count):
             first = len(found) * sizes.micro_batch_scale
@@ -198,7 +145,7 @@ def _one_by_one(runs: Sequence[StagedRounds]) -> tuple[_Time, _Time]:
     )
 
 
-def _rounds(costs: EncoderCosts, window: _Window, own: Layout, cluster: Cluster, link: LinkTier) -> StagedRounds:
+def _rounds(costs: EncoderCosts, window: Window, own: Layout, cluster: Cluster, link: LinkTier) -> StagedRounds:
     """Return what the stages do with these macro-batches, in microseconds."""
     stages = costs.staged(window.samples, own.pipeline_size)
     forward_us = tuple(batch.forward_ns / NS_PER_US for batch in stages)

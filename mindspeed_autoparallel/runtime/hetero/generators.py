@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.batches import StepBatches
 from mindspeed_autoparallel.runtime.hetero.exchange import Arrived
 from mindspeed_autoparallel.runtime.hetero.generator_work import GeneratorWork, GivenRows, Places, places_of_rank
 from mindspeed_autoparallel.runtime.hetero.output_cache import replaced_forward
@@ -33,7 +34,8 @@ class GeneratorStep:
 
     session: HeteroSession
     comm: EncoderComm
-    batches: Sequence[Any] | None
+    batches: StepBatches | None
+    """Of this rank; each is let go of once its targets are read."""
     everyones: Sequence[Item]
     num_microbatches: int
     forward_only: bool
@@ -177,9 +179,10 @@ class GeneratorStep:
     def _held_targets(self, microbatch: int, items: Sequence[Item]) -> dict[int, torch.Tensor]:
         """Return target rows of the items in this rank's own batches, by index."""
         own = [i for i, item in enumerate(items) if item.dp_replica == self.session.dp_replica]
-        if self.batches is None or not own:
+        batch = None if self.batches is None else self.batches.take(microbatch)
+        if batch is None or not own:
             return {}
-        rows = self.comm.encoder.adapter.rows(self.batches[microbatch])
+        rows = self.comm.encoder.adapter.rows(batch)
         return dict(zip(own, torch.split(rows, [items[i].input_rows for i in own]), strict=True))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.hetero.batches import StepBatches, pull
 from mindspeed_autoparallel.runtime.hetero.encoder_schedule import UpfrontSchedule, WindowedSchedule
 from mindspeed_autoparallel.runtime.hetero.generator_schedule import GeneratorSchedule
 from mindspeed_autoparallel.runtime.hetero.generators import GeneratorStep
@@ -38,7 +39,7 @@ def run(
     **kwargs: Any,
 ) -> Any:
     """Return the stock ``forward_backward``'s result; gradients of all modules are final. Arguments are Megatron's."""
-    batches, iterators = _pull(data_iterator, num_microbatches)
+    batches, iterators = pull(data_iterator, num_microbatches)
     session.learn_batch_owners(batches is not None)
     if not forward_only:
         for encoder in session.encoders:
@@ -85,7 +86,7 @@ def run(
 
 def _steps(
     session: HeteroSession,
-    batches: Any,
+    batches: StepBatches | None,
     everyones: list[list[Item]],
     num_microbatches: int,
     forward_only: bool,
@@ -96,7 +97,8 @@ def _steps(
         for comm, items in zip(session.encoder_comms, everyones[:num_encoders], strict=True)
     ]
     generator_steps = [
-        GeneratorStep(session, comm, batches, items, num_microbatches, forward_only)
+        # A copy: it reads a batch after the schedule has taken it.
+        GeneratorStep(session, comm, None if batches is None else batches.copy(), items, num_microbatches, forward_only)
         for comm, items in zip(session.generator_comms, everyones[num_encoders:], strict=True)
     ]
     return encoder_steps, generator_steps
@@ -150,7 +152,7 @@ def _report(result: Any, steps: list[GeneratorStep]) -> None:
                 report[f"{step.name} loss"] = losses
 
 
-def _everyones_items(session: HeteroSession, batches: Any) -> list[list[Item]]:
+def _everyones_items(session: HeteroSession, batches: StepBatches | None) -> list[list[Item]]:
     """Return per encoder, then per generator, the items of all ranks that exchange with this one (collective where
     sizes must travel)."""
     modules = [*session.encoders, *session.generators]
@@ -167,15 +169,6 @@ def _everyones_items(session: HeteroSession, batches: Any) -> list[list[Item]]:
         for number, items in zip(numbers, everyones, strict=True):
             found[number] = items
     return found
-
-
-def _pull(data_iterator: Any, num_microbatches: int) -> tuple[list[Any] | None, Any]:
-    """Return the step's raw batches on ranks that have an iterator, and iterators over them for the stock schedule."""
-    several = isinstance(data_iterator, list)
-    sources = data_iterator if several else [data_iterator]
-    pulled = [None if it is None else [next(it) for _ in range(num_microbatches)] for it in sources]
-    again = [None if batches is None else iter(batches) for batches in pulled]
-    return pulled[0], again if several else again[0]
 
 
 def _telling(

@@ -7,6 +7,8 @@ from typing import Any
 
 SHAPE = (2, 1, 4)
 """Of the tensors between the backbone's stages."""
+INPUT_WIDTH = 2
+"""Of a row of the encoder's inputs, by which the network tells them from outputs."""
 ROWS = 8
 """Of one sample: its sequence, so that sequence shards are equally long."""
 
@@ -35,6 +37,8 @@ class HeteroCase:
     """Start of an all-to-all."""
     transfer_ns_per_sample: float
     """Of one sample's rows, on the rank that sends or receives most."""
+    input_ns_per_sample: float = 0.0
+    """Of one sample's inputs, likewise."""
     encoder_latency_ns: int = 0
     """Of a message between stages of the encoder's pipeline."""
     encoder_ns_per_sample: float = 0.0

@@ -81,6 +81,7 @@ class Forced:
             memory=self.memory,
             sequential=self.sequential,
             transfer_ns_per_sample=self.slower_link * case.transfer_ns_per_sample,
+            input_ns_per_sample=self.slower_link * case.input_ns_per_sample,
             encoder_ns_per_sample=self.slower_link * case.encoder_ns_per_sample,
         )
 
@@ -145,7 +146,7 @@ def forced_window(load: Load) -> list[Forced]:
         Forced(
             load=load,
             plan=plan,
-            tensor_size=1 if plan.layout.data_size > plan.layout.tensor_size else tensor,
+            tensor_size=tensor,
             scale=min(scale, plan.num_microbatches),
             memory="window",
             slower_link=slower,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from emulated_device.hetero_cases import ROWS, SHAPE, HeteroCase
+from emulated_device.hetero_cases import INPUT_WIDTH, ROWS, SHAPE, HeteroCase
 from emulated_device.network import EmulatedNetwork
 from emulated_device.stage import Rank
 
@@ -49,24 +49,29 @@ class HeteroNetwork(EmulatedNetwork):
         real = self._original["all_to_all_single"](
             output, given, output_splits, input_splits, group=group, async_op=True
         )
-        arrival = _Arrival(self, real, max(sum(output_splits), sum(input_splits)), group, self._newest.get(id(group)))
+        rows = max(sum(output_splits), sum(input_splits))
+        # A sample has one row of inputs.
+        per_row_ns = self._case.transfer_ns_per_sample / ROWS
+        if tuple(given.shape[1:]) == (INPUT_WIDTH,):
+            per_row_ns = self._case.input_ns_per_sample
+        arrival = _Arrival(self, real, round(rows * per_row_ns), group, self._newest.get(id(group)))
         self._newest[id(group)] = arrival
         self._works.append(arrival)
         if not async_op or self._case.sequential:
             arrival.wait()
         return arrival if async_op else None
 
-    def length_ns(self, rows: int) -> int:
-        """Of an all-to-all in which one rank moves ``rows``, and none more."""
-        return self._case.transfer_ns + round(rows / ROWS * self._case.transfer_ns_per_sample)
+    def length_ns(self, moving_ns: int) -> int:
+        """Of an all-to-all in which one rank's bytes take ``moving_ns``, and no other's more."""
+        return self._case.transfer_ns + moving_ns
 
 
 class _Arrival:
     """An all-to-all on its way, behind ``before`` of the same group."""
 
-    def __init__(self, network: HeteroNetwork, real: Any, rows: int, group: Any, before: _Arrival | None) -> None:
+    def __init__(self, network: HeteroNetwork, real: Any, moving_ns: int, group: Any, before: _Arrival | None) -> None:
         self._network, self._real, self._before = network, real, before
-        self._latest = torch.tensor([network.clock.now_ns, rows])
+        self._latest = torch.tensor([network.clock.now_ns, moving_ns])
         self._told = dist.all_reduce(self._latest, op=dist.ReduceOp.MAX, group=group, async_op=True)
         self._end_ns: int | None = None
 

@@ -37,6 +37,8 @@ FOUR = Cluster(num_nodes=1, devices_per_node=4)
 LATENCY_US, BYTES_PER_S = 20.0, 25e9
 OUTPUT_BYTES = 4 * MIB
 """Of one sample, from encoder or stage."""
+INPUT_BYTES = 1 * MIB
+"""Of one sample's pixels, where an encoder's replica does not have them."""
 IMAGE_TP2, TEXT_TP2 = 0.65, 0.55
 """Time under TP2, relative to TP1: small layers gain less."""
 VIT_LAYERS, TEXT_LAYERS = 8, 16
@@ -91,7 +93,10 @@ def profile_of(load: Load, scale: int = 1, slower_link: int = 1) -> Profile:
             Measurement(
                 at=MeasuredAt(tensor_size=tensor, micro_batch_size=samples),
                 modules={
-                    "image_encoder": ModuleCost(layer=_block(scale * load.image_layer_us(samples, tensor), samples)),
+                    "image_encoder": ModuleCost(
+                        layer=_block(scale * load.image_layer_us(samples, tensor), samples),
+                        input_bytes=INPUT_BYTES * samples,
+                    ),
                     "text_decoder": ModuleCost(layer=_block(scale * load.text_layer_us(samples, tensor), samples)),
                 },
             )
@@ -238,5 +243,6 @@ def hetero_case(load: Load, plan: Plan, sleeping: bool, scale: int) -> HeteroCas
         encoder_ns_per_sample=OUTPUT_BYTES / BYTES_PER_S * 1e9,
         transfer_ns=round(LATENCY_US * 1000),
         transfer_ns_per_sample=OUTPUT_BYTES / BYTES_PER_S * 1e9,
+        input_ns_per_sample=INPUT_BYTES / BYTES_PER_S * 1e9,
         sleeping=sleeping,
     )

@@ -25,7 +25,7 @@ from megatron.core import parallel_state as ps  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
-from emulated_device.hetero_cases import ROWS, SHAPE, HeteroCase  # noqa: E402
+from emulated_device.hetero_cases import INPUT_WIDTH, ROWS, SHAPE, HeteroCase  # noqa: E402
 from emulated_device.hetero_network import HeteroNetwork  # noqa: E402
 from emulated_device.stage import EmulatedStage, Rank  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero import phases  # noqa: E402
@@ -199,14 +199,14 @@ class _Encode(torch.autograd.Function):
 class _Adapter:
     """One item a sample; a dummy takes no time."""
 
-    input_shape, output_shape, meta_size = (2,), (SHAPE[2],), 0
+    input_shape, output_shape, meta_size = (INPUT_WIDTH,), (SHAPE[2],), 0
     input_dtype = output_dtype = torch.float32
 
     def items(self, batch: Sequence[int]) -> list[LocalItem]:
         return [LocalItem(sample, 1, ROWS, 1.0, (), 0, ROWS) for sample in batch]
 
     def rows(self, batch: Sequence[int]) -> torch.Tensor:
-        return torch.zeros((len(batch), 2))
+        return torch.zeros((len(batch), INPUT_WIDTH))
 
     def encode(self, module: EmulatedEncoder, rows: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
         return self.encode_later_stage(module, None, items)
@@ -218,7 +218,7 @@ class _Adapter:
         return module(hidden, 0 if dummy else len(items))  # type: ignore[no-any-return]  # torch is untyped here
 
     def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
-        return torch.zeros((1, 2)), [LocalItem(-1, 1, ROWS, 1.0)]
+        return torch.zeros((1, INPUT_WIDTH)), [LocalItem(-1, 1, ROWS, 1.0)]
 
     def embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         return rows

@@ -7,8 +7,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
 from mindspeed_autoparallel.runtime.devices.cores import shared_cores
@@ -88,10 +88,17 @@ def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
     return result
 
 
-def _without_host_batches(device: Any, data_iterator: Any) -> AbstractContextManager[None]:
+@contextmanager
+def _without_host_batches(device: Any, data_iterator: Any) -> Iterator[None]:
+    """Leave batches that only wait out of what the CPU device counts: elsewhere they are in host memory."""
+    from mindspeed_autoparallel.runtime.hetero.batches import packed_while_waiting
     from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
 
-    return without_kept_batches(data_iterator) if device.name == "cpu" else nullcontext()
+    if device.name != "cpu":
+        yield
+        return
+    with without_kept_batches(data_iterator), packed_while_waiting():
+        yield
 
 
 def _report(check: PlanCheck, plan: Plan) -> None:

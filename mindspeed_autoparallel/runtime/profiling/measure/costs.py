@@ -36,11 +36,14 @@ class Run:
         stacks: Sequence[Stack],
         side_bytes: Mapping[str, tuple[int, int]] | None = None,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
+        input_bytes: Mapping[str, int] | None = None,
     ) -> None:
         self.shapes = shapes or {}
         """Of the hidden states at boundaries, as ``Recorder`` names them."""
         self.marks = {mark.name: mark for mark in marks}
         self.side_bytes = side_bytes or {}
+        self.input_bytes = input_bytes or {}
+        """What each stack as a whole is given."""
         order = [mark.name for mark in marks]
         self.stacks = sorted(stacks, key=lambda stack: self._position(order, f"forward {stack.name} 0"))
         self._order = order

@@ -135,7 +135,7 @@ class Microbatch:
         self.device.synchronize()
         self.shapes.update(recorder.shapes)
         side = {name: inputs.total_and_kept_bytes() for name, inputs in recorder.side.items()}
-        return Run(recorder.marks, self.stacks, side, dict(recorder.shapes))
+        return Run(recorder.marks, self.stacks, side, dict(recorder.shapes), dict(recorder.input_bytes))
 
 
 def _step(chunks: list[Any], optimizer: Any, device: Any) -> tuple[float, float]:
@@ -186,6 +186,7 @@ def describe_stack(
         num_kv_heads=int(getattr(config, "num_query_groups", 0) or 0),
         num_experts=int(getattr(config, "num_moe_experts", 0) or 0),
         side_bytes=tracked.side_bytes.get(stack.name, (0, 0)),
+        input_bytes=tracked.input_bytes.get(stack.name, 0),
         blocks={
             block: BlockRecord(**costs[block], parameters=_count(parameters[block], layers.get(block, 1)))
             for block in blocks_of(stack)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.profiling.measure.side_inputs import SideInputs
 from mindspeed_autoparallel.runtime.profiling.measure.structure import Stack
 
@@ -49,6 +50,8 @@ class Recorder:
     ) -> None:
         self.model = model
         self.side: dict[str, SideInputs] = {}
+        self.input_bytes: dict[str, int] = {}
+        """What each stack as a whole is given: an encoder's share of the batch."""
         self.stacks = stacks
         self.clock = clock
         self.memory = memory
@@ -73,6 +76,7 @@ class Recorder:
                 handles.append(self.model.register_forward_hook(lambda *unused: self.mark("forward computed")))
             for stack in self.stacks:
                 first = stack.layers[0]
+                handles.append(stack.top.register_forward_pre_hook(self._given(stack), with_kwargs=True))
                 handles.append(first.register_forward_pre_hook(self._before(stack), with_kwargs=True))
                 for index, layer in enumerate(stack.layers):
                     handles.append(layer.register_forward_hook(self._after(stack, index + 1), with_kwargs=True))
@@ -100,6 +104,13 @@ class Recorder:
             return (output, loss, *rest)
 
         return step
+
+    def _given(self, stack: Stack) -> Callable[..., None]:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_floating_point()]
+            self.input_bytes[stack.name] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+        return hook
 
     def _before(self, stack: Stack) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

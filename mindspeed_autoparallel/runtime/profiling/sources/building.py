@@ -136,6 +136,7 @@ def _module_cost(item: ModuleRecord, result: ModelRecord, num_layers: int) -> Mo
         pre=_block(blocks["pre"], ratio, None),
         post=_block(blocks["post"], ratio, None),
         side=_shared(item.side_bytes),
+        input_bytes=item.input_bytes,
     )
 
 

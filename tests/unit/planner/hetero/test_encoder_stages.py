@@ -14,11 +14,13 @@ from small_profile import small_profile
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES
 from mindspeed_autoparallel.planner.hetero.search import EncoderSpace, search_hetero
+from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.profiles import Profile, StateBytes
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.hetero_model import can_stage_encoders, hetero_model
 from mindspeed_autoparallel.runtime.hetero.layouts import read_layout
 from mindspeed_autoparallel.runtime.megatron.description import describe
-from mindspeed_autoparallel.spec import Cluster
+from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
+from mindspeed_autoparallel.spec.hetero import EncoderMemory, EncoderPhase, HeteroRecord
 from mindspeed_autoparallel.units import MIB
 
 FOUR = Cluster(num_nodes=1, devices_per_node=4)
@@ -85,3 +87,96 @@ def test_window_is_taken_where_recomputing_costs_more() -> None:
     assert plan.search.lower_bound_us <= without.search.lower_bound_us
     assert plan.search.status != "optimal", "window has no proof"
     assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
+
+
+def test_a_rank_holds_its_own_stage_of_an_encoder() -> None:
+    small, large = EncoderMemory(state_bytes=3, kept_bytes=4, transient_bytes=5), EncoderMemory(state_bytes=30)
+    phase = EncoderPhase(
+        module="image_encoder",
+        layout=ModuleLayout(pipeline_size=2, data_size=2),
+        num_macro_batches=1,
+        samples=1,
+        forward_us=0.0,
+        backward_us=0.0,
+        exchange_us=0.0,
+        reduction_us=0.0,
+        optimizer_us=0.0,
+        moved_bytes=0,
+        state_bytes=30,
+        kept_bytes=0,
+        transient_bytes=5,
+        first_stage_bytes=0,
+        stage_layers=(1, 1),
+        stage_memory=(small, large),
+    )
+    whole = replace(phase, stage_layers=(), stage_memory=(), kept_bytes=1)
+    record = HeteroRecord(memory="upfront", balance="local", encoders=(phase,))
+    assert [record.memory_on(stage, 2) for stage in range(2)] == [small, large]
+    assert record.memory_on(0, 1) == large, "both stages share the backbone's ranks: the fullest"
+    assert [record.memory_on(stage, 4) for stage in range(4)] == [small, small, large, large]
+    # Stage 1 of 3 has a half of each of two.
+    assert [record.memory_on(stage, 3) for stage in range(3)] == [small, large, large]
+    both = HeteroRecord(memory="upfront", balance="local", encoders=(phase, whole))
+    assert both.memory_on(0, 2) == EncoderMemory(state_bytes=33, kept_bytes=5, transient_bytes=5)
+    assert both.reserved_bytes == 61, "the search counts the fullest"
+
+
+def test_stages_of_the_plan_hold_what_their_ranks_have() -> None:
+    profile = small_profile(capacity_mib=2000)
+    measurements = []
+    for measurement in profile.measurements:
+        image = measurement.modules["image_encoder"]
+        assert image.pre is not None
+        pre = replace(image.pre, recompute={"none": replace(image.pre.recompute["none"], saved_bytes=20 * MIB)})
+        measurements.append(
+            replace(measurement, modules={**measurement.modules, "image_encoder": replace(image, pre=pre)})
+        )
+    plan = search_hetero(
+        replace(profile, measurements=tuple(measurements)),
+        FOUR,
+        8,
+        SearchOptions(layouts=[Layout(pipeline_size=4)]),
+        memory_modes=["upfront"],
+        encoder_space=EncoderSpace(pipeline_sizes=(2,)),
+    )
+    assert plan.hetero is not None
+    (phase,) = plan.hetero.encoders
+    first, last = phase.stage_memory
+    assert first.kept_bytes == phase.kept_bytes > last.kept_bytes
+    assert [rank.terms["encoder_activations"] for rank in plan.memory] == [first.kept_bytes] * 2 + [last.kept_bytes] * 2
+    assert all(sum(rank.terms.values()) == rank.peak_bytes for rank in plan.memory)
+
+
+def test_what_runs_again_keeps_the_inputs_it_was_measured_with() -> None:
+    profile = small_profile(capacity_mib=2000)
+    measurements = [
+        replace(m, modules={**m.modules, "image_encoder": replace(m.modules["image_encoder"], input_bytes=7 * MIB)})
+        for m in profile.measurements
+    ]
+    plan = search_hetero(
+        replace(profile, measurements=tuple(measurements)),
+        FOUR,
+        8,
+        SearchOptions(layouts=[Layout(pipeline_size=4)]),
+        memory_modes=["recompute"],
+        encoder_space=EncoderSpace(tensor_sizes={"image_encoder": [1]}, pipeline_sizes=(1,)),
+    )
+    assert plan.hetero is not None
+    (phase,) = plan.hetero.encoders
+    assert phase.kept_bytes == 2 * 7 * MIB, "8 samples over 4 replicas"
+
+
+def test_a_replica_that_gets_no_sample_holds_none() -> None:
+    plan = search_hetero(
+        small_profile(capacity_mib=2000),
+        FOUR,
+        2,
+        SearchOptions(layouts=[Layout(pipeline_size=4)]),
+        memory_modes=["upfront"],
+        encoder_space=EncoderSpace(tensor_sizes={"image_encoder": [1]}, pipeline_sizes=(1,)),
+    )
+    assert plan.hetero is not None
+    (phase,) = plan.hetero.encoders
+    assert phase.layout.micro_batch_scale == 2
+    assert phase.kept_bytes > 0
+    assert [rank.terms["encoder_activations"] for rank in plan.memory] == [phase.kept_bytes] * 2 + [0] * 2

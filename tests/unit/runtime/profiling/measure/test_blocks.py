@@ -208,6 +208,7 @@ def test_the_batch_and_what_layers_are_given_beside_the_stream_belong_to_no_bloc
     costs = block_costs([run], run, lambda start, end: end - start)["text_decoder"]
     assert batch_bytes(run) == (4 * size, 0)
     assert side["text_decoder"] == (size, size if saves_table else 0)
+    assert recorder.input_bytes == {"text_decoder": 4 * size}
     assert costs["pre"]["saved_bytes"] == size
     total = sum(costs[block]["saved_bytes"] * count for block, count in (("pre", 1), ("layer", 2), ("post", 1)))
     # Each layer's input, a product's factors, and the output that the caller holds; the last value is in no graph.

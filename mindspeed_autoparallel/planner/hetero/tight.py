@@ -1,0 +1,205 @@
+"""A backbone's pipeline where encoders leave little memory, exactly: what each rank can hold, in the pipeline and while
+an encoder runs, is asked of the exact peak, and the few splits that are left are all timed.
+
+The split problem's rows know a peak from one side only, and nothing of the room that an encoder needs outside the
+pipeline. For one module of equal layers without virtual stages; ranks then do not depend on each other.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from mindspeed_autoparallel.cost.memory import PlacedBlock
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
+from mindspeed_autoparallel.planner.hetero.backbone import (
+    BackboneSolver,
+    Reserved,
+    beside,
+    limit_of,
+    outside_pipeline_bytes,
+)
+from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
+from mindspeed_autoparallel.planner.rank_memory import memory_of_ranks
+from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
+from mindspeed_autoparallel.profiles import Measurement, Profile
+from mindspeed_autoparallel.schedule import make_program
+from mindspeed_autoparallel.spec import Cluster, Layout
+from mindspeed_autoparallel.spec.recompute import in_order
+
+MOST_SPLITS = 300
+"""Splits that are looked at; where there are more, memory is not what decides."""
+MOST_WAYS = 500
+"""Ways to recompute the layers of one rank in several kinds that are looked at."""
+Counts = tuple[int, ...]
+"""Recomputed layers of one rank, kind by kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TightSplit:
+    """The fastest split of all that fit, or the proof that none fits."""
+
+    best: tuple[ModulePlacement, Evaluation] | None
+
+
+def search_tight(
+    solver: BackboneSolver, reserved: Reserved, transient_bytes: int, deadline: float
+) -> TightSplit | None:
+    """Return the best split of all; ``None``: there are too many, they are not of this kind, or time is up."""
+    layout = solver.candidate.layout
+    made = beside(solver.backbone, solver.candidate.measurement, solver.cluster, reserved)
+    if made is None:
+        return TightSplit(best=None)
+    profile, measurement, cluster = made
+    hides = layout.overlap_gradient_reduce or layout.bucket_elements or layout.paired or layout.sharding is not None
+    if hides or layout.virtual_size > 1 or len(profile.model.modules) > 1 or profile.memory_semantics == "mindspeed":
+        return None
+    (module,) = profile.model.modules
+    cost = measurement.modules[module.name]
+    several = len(cost.layer.recompute) > 2 and (module.num_layers + 1) ** (len(cost.layer.recompute) - 1) > MOST_WAYS
+    if several or len(cost.runs(0, module.num_layers)) > 1:
+        return None
+    ranks = _Ranks(
+        profile=profile,
+        measurement=measurement,
+        cluster=cluster,
+        layout=layout,
+        num_microbatches=solver.candidate.num_microbatches,
+        outside_bytes=limit_of(solver.backbone, solver.cluster) - reserved.everywhere_bytes - transient_bytes,
+    )
+    most = [ranks.most_layers(rank) for rank in range(layout.pipeline_size)]
+    if sum(most) < module.num_layers:
+        return TightSplit(best=None)
+    if _num_splits(most, module.num_layers) > MOST_SPLITS:
+        return None
+    return _fastest(ranks, most, module.num_layers, solver.global_batch_size, deadline)
+
+
+def _num_splits(most: Sequence[int], num_layers: int) -> int:
+    """Return how many splits there are with 1 to ``most`` layers on each rank."""
+    ways = [1] + [0] * num_layers
+    for limit in most:
+        ways = [sum(ways[max(0, total - limit) : total]) for total in range(num_layers + 1)]
+    return ways[num_layers]
+
+
+def _splits(most: Sequence[int], num_layers: int) -> Iterator[tuple[int, ...]]:
+    if len(most) == 1:
+        if 1 <= num_layers <= most[0]:
+            yield (num_layers,)
+        return
+    behind = sum(most[1:])
+    for first in range(max(1, num_layers - behind), min(most[0], num_layers - len(most) + 1) + 1):
+        for rest in _splits(most[1:], num_layers - first):
+            yield (first, *rest)
+
+
+def _fastest(
+    ranks: _Ranks, most: Sequence[int], num_layers: int, global_batch_size: int, deadline: float
+) -> TightSplit | None:
+    """Time all splits that may be the fastest, the ones with the least busy rank first."""
+    rows = []
+    for split in _splits(most, num_layers):
+        if time.monotonic() > deadline:
+            return None
+        ways = [ranks.way(rank, count) for rank, count in enumerate(split)]
+        chosen = tuple(way for way in ways if way is not None)
+        rows.append((ranks.busiest_us(split, chosen), split, chosen))
+    rows.sort()
+    best: tuple[ModulePlacement, Evaluation] | None = None
+    best_us = inf
+    for bound_us, split, chosen in rows:
+        if bound_us >= best_us:
+            break
+        if time.monotonic() > deadline:
+            return None
+        placement = ranks.placement(split, chosen)
+        found = evaluate(ranks.profile, ranks.cluster, ranks.layout, placement, global_batch_size, with_timeline=False)
+        if found.fits and found.step.total_us < best_us:
+            best, best_us = (placement, found), found.step.total_us
+    return TightSplit(best=best)
+
+
+@dataclass(kw_only=True)
+class _Ranks:
+    """What the ranks of one layout can hold, by the exact peak."""
+
+    profile: Profile
+    measurement: Measurement
+    cluster: Cluster
+    layout: Layout
+    num_microbatches: int
+    outside_bytes: int
+    """For a rank's state while an encoder runs."""
+    _known: dict[tuple[int, int], Counts | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (module,) = self.profile.model.modules
+        self._name, self._num_layers = module.name, module.num_layers
+        self._layer = self.measurement.modules[module.name].layer
+        self._kinds = in_order(kind for kind in self._layer.recompute if kind != "none")
+        self._program = make_program(self.layout.schedule, self.layout.pipeline_size, self.num_microbatches, 1)
+
+    def most_layers(self, rank: int) -> int:
+        """Return the most layers that a rank can hold: what does not fit does not fit with one more."""
+        sizes = range(1, self._num_layers - self.layout.pipeline_size + 2)
+        return bisect.bisect_left(sizes, True, key=lambda count: not self._fits_somehow(rank, count))
+
+    def _fits_somehow(self, rank: int, count: int) -> bool:
+        if len(self._kinds) != 1:
+            return self.way(rank, count) is not None
+        # Recomputing all takes least, but for the transient of recomputing at all.
+        return self._fits(rank, count, (count,)) or self._fits(rank, count, (0,))
+
+    def way(self, rank: int, count: int) -> Counts | None:
+        """Return the way to recompute ``count`` layers that takes least time of those that fit; ``None`` where none
+        does, or there are too many to look at."""
+        if (rank, count) not in self._known:
+            ways = [way for way in itertools.product(range(count + 1), repeat=len(self._kinds)) if sum(way) <= count]
+            ways.sort(key=lambda way: (self._extra_us(way), way))
+            if len(self._kinds) == 1 and not self._fits(rank, count, ways[0]):
+                # Once a layer is recomputed, and has its transient, recomputing more never needs more.
+                at = bisect.bisect_left(ways, True, lo=1, key=lambda way: self._fits(rank, count, way))
+                ways = ways[at : at + 1]
+            self._known[rank, count] = next((way for way in ways if self._fits(rank, count, way)), None)
+        return self._known[rank, count]
+
+    def _extra_us(self, way: Counts) -> float:
+        pairs = zip(self._kinds, way, strict=True)
+        return sum(number * self._layer.recompute[kind].extra_backward_us for kind, number in pairs)
+
+    def busiest_us(self, split: Sequence[int], ways: Sequence[Counts]) -> float:
+        """Return what the busiest rank computes in a step: a bound."""
+        layer_us = sum(block_times_ns(PlacedBlock(name="", cost=self._layer))) / NS_PER_US
+        busiest = max(count * layer_us + self._extra_us(way) for count, way in zip(split, ways, strict=True))
+        return self.num_microbatches * busiest
+
+    def placement(self, split: Sequence[int], ways: Sequence[Counts]) -> ModulePlacement:
+        kinds = {kind: tuple(way[place] for way in ways) for place, kind in enumerate(self._kinds)}
+        return ModulePlacement(layers={self._name: tuple(split)}, recompute={self._name: kinds})
+
+    def _fits(self, rank: int, count: int, way: Counts) -> bool:
+        """Return whether ``rank`` can hold ``count`` layers; what others hold does not matter to it."""
+        size = self.layout.pipeline_size
+        others = (self._num_layers - count) // max(1, size - 1)
+        split, ways = [others] * size, [(0,) * len(self._kinds)] * size
+        split[rank - 1] += self._num_layers - count - others * (size - 1)
+        split[rank], ways[rank] = count, way
+        placement = self.placement(split, ways)
+        limit = self.cluster.memory_limit_bytes
+        assert limit is not None
+        (memory,) = memory_of_ranks(
+            self.profile,
+            self.layout,
+            placed_blocks(self.profile.model, self.measurement, placement),
+            self._program,
+            limit,
+            boundary_bytes(self.profile.model, self.measurement, placement),
+            self.measurement,
+            only_rank=rank,
+        )
+        return memory.peak_bytes <= limit and outside_pipeline_bytes(memory.terms, Reserved(), 0) <= self.outside_bytes

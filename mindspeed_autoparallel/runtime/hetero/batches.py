@@ -1,0 +1,80 @@
+"""The step's raw batches: read ahead for the encoders, handed to the stock schedule one by one, and let go of then."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_autoparallel.runtime.state import of_process
+
+
+@dataclass
+class _Waiting:
+    """How batches wait."""
+
+    packed: bool = False
+
+
+@contextlib.contextmanager
+def packed_while_waiting() -> Iterator[None]:
+    """Keep the batches of steps inside as bytes, tensors made anew by each reader.
+
+    On the CPU device, where host memory is the device's own, a followed step then counts what a device with memory of
+    its own would hold: a batch that somebody works with.
+    """
+    waiting = of_process(_Waiting)
+    before, waiting.packed = waiting.packed, True
+    try:
+        yield
+    finally:
+        waiting.packed = before
+
+
+class StepBatches(Sequence[Any]):
+    """One rank's microbatches of a step; what was taken is gone."""
+
+    def __init__(self, batches: Sequence[Any], packed: bool) -> None:
+        self._batches, self._packed = list(batches), packed
+
+    @classmethod
+    def read(cls, source: Iterator[Any], count: int) -> StepBatches:
+        """Read the next ``count`` batches."""
+        packed = of_process(_Waiting).packed
+        return cls([pickle.dumps(next(source)) if packed else next(source) for _ in range(count)], packed)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, microbatch: Any) -> Any:
+        batch = self._batches[microbatch]
+        return pickle.loads(batch) if self._packed and batch is not None else batch
+
+    def take(self, microbatch: int) -> Any:
+        """Return a batch that is let go of here; ``None`` where it was taken before."""
+        batch = self[microbatch]
+        self._batches[microbatch] = None
+        return batch
+
+    def copy(self) -> StepBatches:
+        """Return the same batches for somebody who lets go of them at another time."""
+        return StepBatches(self._batches, self._packed)
+
+    def handed_over(self) -> Iterator[Any]:
+        """Yield every batch, taken when it is asked for."""
+        for microbatch in range(len(self)):
+            yield self.take(microbatch)
+
+
+def pull(data_iterator: Any, num_microbatches: int) -> tuple[StepBatches | None, Any]:
+    """Return the step's raw batches on ranks that have an iterator, and iterators over them for the stock schedule.
+
+    The schedule takes a batch after the encoders have read it.
+    """
+    several = isinstance(data_iterator, list)
+    sources = data_iterator if several else [data_iterator]
+    pulled = [None if it is None else StepBatches.read(it, num_microbatches) for it in sources]
+    again = [None if batches is None else batches.handed_over() for batches in pulled]
+    return pulled[0], again if several else again[0]
