@@ -19,7 +19,7 @@ from mindspeed_autoparallel.planner.hetero.encoders import MEMORY_MODES, WINDOW
 from mindspeed_autoparallel.planner.hetero.gain import with_parts_of_the_gain
 from mindspeed_autoparallel.planner.hetero.solved import Solved
 from mindspeed_autoparallel.planner.hetero.space import costs_of, split_modules
-from mindspeed_autoparallel.planner.hetero.windowed import window_choices
+from mindspeed_autoparallel.planner.hetero.windowed import explore_window, window_choices
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.profiles import Profile
@@ -51,7 +51,7 @@ def search_hetero(
 ) -> Plan:
     """Return the fastest plan in which every encoder has a layout of its own, with its proof.
 
-    ``memory_modes``: window is tried beside the splits found for the others, and not part of the proof.
+    ``memory_modes``: window is tried beside the splits found for the others; where it wins the bound covers it, too.
     Raises ``InfeasiblePlan`` or ``ConfigError``.
     """
     options = options or SearchOptions()
@@ -76,9 +76,12 @@ def search_hetero(
     bound_us = min([best.step_us, *choices.open_us, *(found.lower_bound_us for found in ranking)])
     if WINDOW in memory_modes:
         windowed = window_choices(best, ranking, costs)
+        if windowed:
+            window_us, faster = explore_window(solvers, costs, windowed[0], max(deadline, time.monotonic() + 1.0))
+            bound_us = min(bound_us, window_us)
+            windowed = [*faster, *windowed]
         ranking = [*windowed[:1], *ranking]
         best = ranking[0]
-        bound_us = min([bound_us, *(found.lower_bound_us for found in windowed[:1])])
     verdicts = (*ruled_out, *choices.verdicts.values())
     proof = Proof(step_us=best.step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(

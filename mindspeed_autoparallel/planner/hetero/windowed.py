@@ -1,19 +1,26 @@
 """Memory mode window beside a solved pipeline: the step replayed with the encoders' batches inside the schedule.
 
-Not part of the proof: it is tried beside splits that were found for the other modes, which need not be the best for it.
+It is tried beside splits that were found for the other modes, which need not be the best for it. Where such a choice
+wins, every other in this mode is bounded too, whatever its split (``window_bounds``), and tried where it may be faster;
+where none does, the proof is of the other modes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from math import inf
 
 from mindspeed_autoparallel.planner.evaluate import Evaluation
+from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
 from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches
-from mindspeed_autoparallel.planner.hetero.solved import Solved
+from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import distinct_scales
+from mindspeed_autoparallel.planner.hetero.tight import search_tight
+from mindspeed_autoparallel.planner.hetero.window_bounds import encoders_at_least_us, longest_message_us
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, window_step_us
@@ -22,6 +29,8 @@ from mindspeed_autoparallel.spec.hetero import HeteroRecord
 
 MOST_REPLAYS = 2000
 """Of windows, in one search."""
+SOLVE_S = 5.0
+"""Most seconds for one pipeline."""
 WORTH = 0.01
 """Of the step: a plan that is proved is not given up for less."""
 
@@ -48,8 +57,7 @@ def window_choices(best: Solved, others: Sequence[Solved], costs: Sequence[Seque
         layout = solver.candidate.layout
         if layout.virtual_size > 1 or other.result.evaluation is None:
             continue
-        sizes = [_sizes_of(own, other) for own in costs]
-        for chosen in product(*sizes):
+        for chosen in product(*sizes_beside(solver, costs)):
             left -= 1
             if left < 0:
                 break
@@ -59,21 +67,88 @@ def window_choices(best: Solved, others: Sequence[Solved], costs: Sequence[Seque
     return sorted(found, key=lambda made: made.step_us)
 
 
-def _sizes_of(own: Sequence[EncoderCosts], other: Solved) -> list[tuple[EncoderCosts, ModuleLayout]]:
-    devices = other.solver.cluster.num_devices
+def sizes_beside(
+    solver: BackboneSolver, costs: Sequence[Sequence[EncoderCosts]]
+) -> list[list[tuple[EncoderCosts, ModuleLayout]]]:
+    """Return what every encoder may have in this mode beside one layout of the backbone."""
+    devices = solver.cluster.num_devices
     return [
-        (
-            costs,
-            ModuleLayout(
-                tensor_size=costs.point.tensor_size,
-                context_size=costs.point.context_size,
-                data_size=devices // (costs.point.tensor_size * costs.point.context_size),
-                micro_batch_scale=scale,
-            ),
-        )
-        for costs in own
-        for scale in distinct_scales(other.solver.candidate.num_microbatches)
+        [
+            (
+                cost,
+                ModuleLayout(
+                    tensor_size=cost.point.tensor_size,
+                    context_size=cost.point.context_size,
+                    data_size=devices // (cost.point.tensor_size * cost.point.context_size),
+                    micro_batch_scale=scale,
+                ),
+            )
+            for cost in own
+            for scale in distinct_scales(solver.candidate.num_microbatches)
+        ]
+        for own in costs
     ]
+
+
+def explore_window(
+    solvers: Sequence[BackboneSolver],
+    costs: Sequence[Sequence[EncoderCosts]],
+    best: Solved,
+    deadline: float,
+) -> tuple[float, list[Solved]]:
+    """Look at every choice in this mode that may be faster than ``best``: return a bound of all of them, and those
+    found faster, fastest first. What the time did not suffice for is bounded by the pipeline alone."""
+    least_us, found = best.step_us, list[Solved]()
+    for solver in solvers:
+        if solver.candidate.layout.virtual_size > 1:
+            continue
+        for chosen in product(*sizes_beside(solver, costs)):
+            if time.monotonic() > deadline:
+                return min(least_us, *(left.cheap_bound_us for left in solvers)), found
+            known_us = min([best.step_us, *(made.step_us for made in found)])
+            bound_us, made = _explored(solver, chosen, best.record.balance, known_us, deadline)
+            least_us = min(least_us, bound_us)
+            found += [made] if made is not None and made.step_us < known_us else []
+    return least_us, sorted(found, key=lambda made: made.step_us)
+
+
+def _explored(
+    solver: BackboneSolver,
+    chosen: Sequence[tuple[EncoderCosts, ModuleLayout]],
+    balance: str,
+    known_us: float,
+    deadline: float,
+) -> tuple[float, Solved | None]:
+    """Return a bound of one choice, each dearer one only where the one before is below ``known_us``; and its plan."""
+    candidate, cluster = solver.candidate, solver.cluster
+    batches = [macro_batches(costs, sizes, candidate, cluster, balance=balance) for costs, sizes in chosen]
+    phases = tuple(
+        encoder_phase(costs, sizes, candidate, cluster, memory=WINDOW, balance=balance) for costs, sizes in chosen
+    )
+    stages, count = candidate.layout.pipeline_size, candidate.num_microbatches
+    added_us = encoders_at_least_us(stages, count, longest_message_us(solver), batches)
+    added_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
+    bound_us = solver.cheap_bound_us + added_us
+    record = HeteroRecord(memory=WINDOW, balance=balance, encoders=phases)
+    reserved = reserved_by(record)
+    if bound_us < known_us:
+        bound_us = max(bound_us, solver.bound_us(reserved, deadline) + added_us)
+    if bound_us >= known_us:
+        return bound_us, None
+    result = solver.solve(reserved, max(0.1, min(SOLVE_S, deadline - time.monotonic())))
+    tight = None if result.proved_infeasible else search_tight(solver, reserved, 0, deadline)
+    if result.proved_infeasible or (tight is not None and tight.best is None):
+        return inf, None
+    if tight is not None and tight.best is not None:
+        placement, evaluation = tight.best
+        step_us = evaluation.step.total_us
+        result = replace(result, placement=placement, evaluation=evaluation, lower_bound_us=step_us)
+        solver.solved.append((reserved, result))
+    bound_us = max(bound_us, result.lower_bound_us + added_us)
+    if result.evaluation is None:
+        return bound_us, None
+    solved = Solved(solver=solver, record=record, result=result, step_us=inf, lower_bound_us=bound_us)
+    return bound_us, _made(solved, result.evaluation, chosen)
 
 
 def _made(other: Solved, evaluation: Evaluation, chosen: Sequence[tuple[EncoderCosts, ModuleLayout]]) -> Solved | None:
@@ -97,20 +172,11 @@ def _made(other: Solved, evaluation: Evaluation, chosen: Sequence[tuple[EncoderC
     backbone = backbone_times(solver.backbone, candidate.layout, evaluation, candidate.num_microbatches)
     record = replace(record, interleaving_us=interleaving_us(backbone, batches, evaluation.step.pipeline_us, record))
     step_us = evaluation.step.total_us + record.total_us
-    lower_us = other.result.lower_bound_us + _around_us(batches, candidate.layout.pipeline_size)
+    lower_us = other.result.lower_bound_us + encoders_at_least_us(
+        len(backbone.forward_us), backbone.num_microbatches, max(backbone.link_us, default=0.0), batches
+    )
+    lower_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
     return replace(other, record=record, step_us=step_us, lower_bound_us=min(step_us, lower_us))
-
-
-def _around_us(batches: Sequence[Sequence[MacroBatchTimes]], num_stages: int) -> float:
-    """Return what the first stage does before its first forward and after its last backward: the whole pipeline lies
-    between."""
-    total = 0.0
-    for own in batches:
-        total += own[0].inputs_us + own[0].forward_us[0] + own[0].outputs_us
-        total += sum(
-            batch.gradients_us + batch.backward_us[0] for batch in own if batch.last > own[-1].last - num_stages
-        )
-    return total
 
 
 def interleaving_us(

@@ -85,7 +85,7 @@ def test_window_is_taken_where_recomputing_costs_more() -> None:
     assert plan.hetero.memory == "window"
     assert plan.step.total_us < 0.99 * without.step.total_us
     assert plan.search.lower_bound_us <= without.search.lower_bound_us
-    assert plan.search.status != "optimal", "window has no proof"
+    assert plan.search.gap_fraction < 0.02, "the bound covers every choice in this mode"
     assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
 
 

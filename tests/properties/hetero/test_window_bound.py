@@ -1,0 +1,70 @@
+"""Mode window: what encoders add to any pipeline at least, against the replayed step."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindspeed_autoparallel.planner.hetero.window_bounds import encoders_at_least_us
+from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, window_step_us
+
+TIMES = st.floats(0.0, 50.0)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[BackboneTimes, list[list[MacroBatchTimes]]]:
+    """Stages of any length, one or two encoders of any scale; transfers that cost something or nothing."""
+    stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+
+    def times(count: int) -> list[float]:
+        return draw(st.lists(TIMES, min_size=count, max_size=count))
+
+    backbone = BackboneTimes(
+        forward_us=times(stages),
+        backward_us=times(stages),
+        link_us=times(stages - 1),
+        num_microbatches=microbatches,
+    )
+    encoders = []
+    for _ in range(draw(st.integers(1, 2))):
+        scale = draw(st.integers(1, microbatches))
+        moved = draw(st.sampled_from([(0.0, 3.0, 4.0), (2.0, 0.0, 0.0), (0.0, 0.0, 0.0), (1.0, 40.0, 30.0)]))
+        encoders.append(
+            [
+                MacroBatchTimes(
+                    first=first,
+                    last=min(first + scale, microbatches) - 1,
+                    inputs_us=moved[0],
+                    forward_us=times(stages),
+                    outputs_us=moved[1],
+                    gradients_us=moved[2],
+                    backward_us=times(stages),
+                )
+                for first in range(0, microbatches, scale)
+            ]
+        )
+    return backbone, encoders
+
+
+def at_least_us(backbone: BackboneTimes, encoders: list[list[MacroBatchTimes]]) -> float:
+    stages, link_us = len(backbone.forward_us), max(backbone.link_us, default=0.0)
+    return encoders_at_least_us(stages, backbone.num_microbatches, link_us, encoders)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps())
+def test_encoders_add_at_least_that(step: tuple[BackboneTimes, list[list[MacroBatchTimes]]]) -> None:
+    backbone, encoders = step
+    least_us = window_step_us(backbone, []) + at_least_us(backbone, encoders)
+    assert window_step_us(backbone, encoders) >= least_us - 1e-6
+
+
+def test_on_one_stage_the_bound_is_the_step() -> None:
+    backbone = BackboneTimes(forward_us=[5.0], backward_us=[9.0], link_us=[], num_microbatches=3)
+    batches = [
+        MacroBatchTimes(
+            first=m, last=m, inputs_us=0.0, forward_us=[2.0], outputs_us=0.0, gradients_us=0.0, backward_us=[3.0]
+        )
+        for m in range(3)
+    ]
+    assert window_step_us(backbone, [batches]) == 3 * (5 + 9) + at_least_us(backbone, [batches]) == 57
