@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
+from mindspeed_autoparallel.schedule import make_program
 
 
 class UpfrontSchedule:
@@ -21,11 +23,43 @@ class UpfrontSchedule:
             step.encode(range(len(step)))
 
     def at_forward(self, count: int) -> None:
-        """Do nothing: all is done when the schedule reaches its forward number ``count``."""
+        """Do nothing: all is done when the schedule reaches forward number ``count`` of the rank's model chunks."""
 
     def after(self) -> None:
         for step in self._steps:
             step.take_back(range(len(step)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """A place of the schedule where all stages meet: before the first model chunk's forward of one microbatch on stage
+    0, the forward number ``forward`` of its chunks; on stage p so many forwards earlier."""
+
+    microbatch: int
+    forward: int
+    last_done: int
+    """The last of the microbatches that stage 0's first chunk has taken back by then; -1: none."""
+
+
+def ticks_of(
+    num_stages: int, num_microbatches: int, num_chunks: int = 1, microbatch_group_size: int = 0
+) -> tuple[Tick, ...]:
+    """Return the ticks of a step under 1F1B, interleaved with ``num_chunks`` model chunks on each rank.
+
+    Raises ``ConfigError`` where such a schedule cannot be.
+    """
+    kind = "interleaved" if num_chunks > 1 else "1f1b"
+    (first, *_) = make_program(kind, num_stages, num_microbatches, num_chunks, microbatch_group_size)
+    ticks: list[Tick] = []
+    forwards, last_done = 0, -1
+    for action in first:
+        if action.kind == "B":
+            last_done = action.microbatch if not action.chunk else last_done
+            continue
+        if not action.chunk:
+            ticks.append(Tick(microbatch=action.microbatch, forward=forwards, last_done=last_done))
+        forwards += 1
+    return tuple(ticks)
 
 
 class WindowedSchedule:
@@ -33,33 +67,35 @@ class WindowedSchedule:
     is through with it, so that a few of them live at a time.
 
     Encoding is collective over ranks that stand at different places of the schedule. A tick is a place that all can
-    reach without each other: tick t is before the forward of microbatch t on stage 0, and before that of microbatch
-    t - p on stage p (where t < p, before the schedule). Under 1F1B stage 0 has finished the backward of microbatch
-    t - num_stages by then, and nothing a stage does before its tick waits for what another does after the same tick.
+    reach without each other: that of forward number f on stage 0 is before number f - p on stage p (where f < p, before
+    the schedule). What stage p needs for the forwards and backwards before that, its neighbours did before the same
+    tick: a stage is one forward ahead of the next, and two warm-up forwards ahead under the interleaved schedule.
     """
 
-    def __init__(self, steps: Sequence[EncoderStep], *, stage: int, num_stages: int, num_microbatches: int) -> None:
-        self._steps, self._stage, self._num_stages = steps, stage, num_stages
-        self._num_microbatches = num_microbatches
+    def __init__(self, steps: Sequence[EncoderStep], *, stage: int, ticks: Sequence[Tick]) -> None:
+        self._steps = steps
+        self._early = [tick for tick in ticks if tick.forward < stage]
+        self._ticks = {tick.forward - stage: tick for tick in ticks if tick.forward >= stage}
+        self._last_microbatch = len(ticks) - 1
         self._encoded = [0] * len(steps)
         self._taken_back = [0] * len(steps)
 
     def before(self) -> None:
-        for tick in range(min(self._stage, self._num_microbatches)):
+        for tick in self._early:
             self._tick(tick)
 
     def at_forward(self, count: int) -> None:
-        if count + self._stage < self._num_microbatches:
-            self._tick(count + self._stage)
+        if count in self._ticks:
+            self._tick(self._ticks[count])
 
     def after(self) -> None:
-        self._take_back(self._num_microbatches - 1)
+        self._take_back(self._last_microbatch)
 
-    def _tick(self, tick: int) -> None:
-        self._take_back(tick - self._num_stages)
+    def _tick(self, tick: Tick) -> None:
+        self._take_back(tick.last_done)
         for number, step in enumerate(self._steps):
             k = self._encoded[number]
-            if k < len(step) and step.first_microbatch(k) == tick:
+            if k < len(step) and step.first_microbatch(k) == tick.microbatch:
                 step.encode([k])
                 self._encoded[number] += 1
 

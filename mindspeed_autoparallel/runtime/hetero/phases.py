@@ -16,7 +16,7 @@ import torch
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.batches import StepBatches, pull
-from mindspeed_autoparallel.runtime.hetero.encoder_schedule import UpfrontSchedule, WindowedSchedule
+from mindspeed_autoparallel.runtime.hetero.encoder_schedule import UpfrontSchedule, WindowedSchedule, ticks_of
 from mindspeed_autoparallel.runtime.hetero.generator_schedule import GeneratorSchedule
 from mindspeed_autoparallel.runtime.hetero.generators import GeneratorStep
 from mindspeed_autoparallel.runtime.hetero.layouts import check_scale
@@ -48,7 +48,9 @@ def run(
         everyones = _everyones_items(session, batches)
     steps, generator_steps = _steps(session, batches, everyones, num_microbatches, forward_only)
     chunks = model if isinstance(model, list) else [model]
-    schedule = _encoder_schedule(session, steps, num_microbatches, len(chunks))
+    from megatron.core.utils import get_model_config
+
+    schedule = _encoder_schedule(session, steps, num_microbatches, len(chunks), get_model_config(chunks[0]))
     generator_schedule = _generator_schedule(session, generator_steps, num_microbatches, len(chunks), forward_only)
     factor: list[Any] = []
     schedule.before()
@@ -105,21 +107,22 @@ def _steps(
 
 
 def _encoder_schedule(
-    session: HeteroSession, steps: list[EncoderStep], num_microbatches: int, num_chunks: int
+    session: HeteroSession, steps: list[EncoderStep], num_microbatches: int, num_chunks: int, config: Any
 ) -> UpfrontSchedule | WindowedSchedule:
     if session.memory != "window":
         return UpfrontSchedule(steps)
-    if num_chunks > 1:
+    if num_chunks > 1 and getattr(config, "overlap_moe_expert_parallel_comm", False):
         raise ConfigError(
-            f"--hetero-memory window follows the 1F1B schedule, but the backbone has {num_chunks} virtual stages on "
-            "each rank. Use --hetero-memory recompute, or leave out the virtual stages."
+            f"--hetero-memory window does not go with --overlap-moe-expert-parallel-comm under {num_chunks} virtual "
+            "stages: forwards run ahead of the schedule it follows. Use --hetero-memory recompute."
         )
     placement = session.backbone_placement
+    num_stages = 1 + max(at.pipeline for at in placement)
+    group_size = getattr(config, "microbatch_group_size_per_vp_stage", None) or 0
     return WindowedSchedule(
         steps,
         stage=placement[session.rank].pipeline,
-        num_stages=1 + max(at.pipeline for at in placement),
-        num_microbatches=num_microbatches,
+        ticks=ticks_of(num_stages, num_microbatches, num_chunks, group_size if num_chunks > 1 else 0),
     )
 
 
@@ -180,13 +183,13 @@ def _telling(
 ) -> Callable[..., Any]:
     """Return ``forward_step`` that tells encoders, generators and schedules which microbatch the first model
     chunk is at."""
-    counter = itertools.count()
+    counter, every_chunk = itertools.count(), itertools.count()
 
     def step(data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        schedule.at_forward(next(every_chunk))
         if model is not first_chunk:
             return forward_step(data_iterator, model, *args, **kwargs)
         count = next(counter)
-        schedule.at_forward(count)
         for encoder_step in steps:
             encoder_step.outputs.current = count
         generator_schedule.before_forward(count)

@@ -63,6 +63,14 @@ CASES = [
     {"name": "window_without_pipeline", **DP4_TP2, "memory": "window", "balance": "global"},
     {"name": "dp4_over_vpp", "encoder": {"tp": 1}, "backbone": {"pp": 2, "vp": 2}},
     {
+        "name": "window_over_vpp",
+        "encoder": {"tp": 1},
+        "backbone": {"pp": 2, "vp": 2},
+        "scale": 3,
+        "memory": "window",
+        "evaluate": True,
+    },
+    {
         "name": "backbone_recompute",
         **DP4_TP2,
         "recompute": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
@@ -76,22 +75,6 @@ def _check_checkpoint_format(arguments: argparse.Namespace, layout: HeteroLayout
         )
 
 
-def _check_window(arguments: argparse.Namespace, model: Mapping[str, Any], backbone: str) -> None:
-    """Refuse ``--hetero-memory window`` beside virtual stages, by the flags or by nested layer counts in model.json."""
-    if getattr(arguments, "hetero_memory", None) != "window":
-        return
-    given = [name for name in _VIRTUAL_FLAGS if getattr(arguments, name, None)]
-    block = model.get(backbone)
-    counts = block.get("pipeline_num_layers") if isinstance(block, Mapping) else None
-    nested = isinstance(counts, list) and len(counts) > 1 and isinstance(counts[0], list)
-    if given or nested:
-        said_by = f"--{given[0].replace('_', '-')}" if given else f"{backbone}.pipeline_num_layers in model.json"
-        raise ConfigError(
-            f"--hetero-memory window follows the 1F1B schedule, but {said_by} gives the backbone virtual stages. Use "
-            "--hetero-memory recompute, or leave out the virtual stages."
-        )
-
-
 def _check_generators(arguments: argparse.Namespace, layout: HeteroLayout, num_microbatches: int) -> None:
     """Refuse what generators cannot go with: virtual stages by flag, and fewer microbatches than stages."""
     if not layout.generators:
@@ -134,7 +117,6 @@ def read_request(arguments: argparse.Namespace) -> HeteroRequest:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     layout = read_layout(model, world_size=world_size, source=str(path))
     backbone = layout.backbone
-    _check_window(arguments, model, backbone.name)
     for module in layout.others:
         if module.adapter is not None:
             known = getattr(adapter_class(module.name, module.adapter), "attributes", None)

@@ -108,17 +108,6 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
             },
             r"image_encoder: the model has no attribute 'vision_tower' .* \(it has vision_model\)",
         ),
-        (
-            {"hetero_memory": "window", "virtual_pipeline_model_parallel_size": 2},
-            "window follows the 1F1B schedule, but --virtual-pipeline-model-parallel-size",
-        ),
-        (
-            {
-                "hetero_memory": "window",
-                "model": {**MODEL, "text_decoder": {"tp": 2, "pp": 2, "pipeline_num_layers": [[1, 1], [1, 1]]}},
-            },
-            "text_decoder.pipeline_num_layers in model.json gives the backbone virtual stages",
-        ),
         ({"model": {"text_decoder": {"tp": 1}}}, "no block besides 'text_decoder'"),
         ({"model": {**MODEL, "text_decoder": {"num_layers": 1}}}, "exactly one backbone, found none"),
         ({"model": {**MODEL, "text_decoder": {"tp": 3}}}, "8 ranks are not a multiple of tp 3"),
