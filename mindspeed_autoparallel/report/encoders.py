@@ -26,6 +26,8 @@ def gain_parts(homogeneous_us: float, hetero: HeteroRecord | HeteroBest, hetero_
     lies between does not fit in memory) are one part."""
     last = "memory mode window" if hetero.memory == "window" else "recomputing encoders"
     steps = [("layouts", hetero.scale_one_us), ("batch scale", hetero.kept_us), (last, hetero_us)]
+    if hetero.scale_one_us is None and hetero.scale_one_again_us is not None:
+        steps = [("layouts", None), (last, hetero.scale_one_again_us), ("batch scale", hetero_us)]
     parts, names, before = [], [], homogeneous_us
     for name, after in steps:
         names.append(name)
@@ -43,9 +45,11 @@ def rival(plan: Plan) -> str:
     behind = other.step_us / plan.step.total_us - 1
     bound = "" if other.status == "optimal" else f", bound {format_us(other.lower_bound_us)}: not proved"
     parts = gain_parts(plan.step.total_us, other, other.step_us)
+    how = "more" if behind >= 0 else "less"
     return (
         f"Hetero parallel was searched too: its best plan, {other.layout.label()} (memory {other.memory}), takes "
-        f"{format_us(other.step_us)}{bound}, {behind:.1%} more than this one. {_said(parts, 'Of the difference')}"
+        f"{format_us(other.step_us)}{bound}, {abs(behind):.1%} {how} than this one. "
+        f"{_said(parts, 'Of the difference')}"
     )
 
 
@@ -138,7 +142,7 @@ def section(values: Data) -> str:
             text(row["module"]),
             text(row["layout"]),
             text(row["num_layers"]),
-            text(f"{row['num_macro_batches']} of at most {row['samples']}"),
+            text(f"{row['num_macro_batches']} of up to {row['samples']}"),
             text(format_us(row["forward_us"])),
             text(format_us(row["backward_us"])),
             text(format_us(row["exchange_us"])),
@@ -167,14 +171,20 @@ def section(values: Data) -> str:
     return element("h2", "Encoders") + element("p", text(about), class_="sub") + table(header, rows, range(2, 10))
 
 
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
 def lines(plan: Plan) -> list[str]:
     """Return the lines of the text table."""
     values = encoders(plan)
     if values is None:
         return [rival(plan)] if plan.hetero_rival is not None else []
     found = [
-        f"{row['module']} {row['layout']} outside the pipeline: {row['num_macro_batches']} batches of at most "
-        f"{row['samples']} samples, {format_us(row['total_us'])} of the step, holds {format_bytes(row['held_bytes'])}"
+        f"{row['module']} {row['layout']} outside the pipeline: "
+        f"{_counted(row['num_macro_batches'], 'batch', 'batches')} of up to "
+        f"{_counted(row['samples'], 'sample', 'samples')}, {format_us(row['total_us'])} of the step, "
+        f"holds {format_bytes(row['held_bytes'])}"
         for row in values["rows"]
     ]
     return [*found, f"hetero (memory {values['memory']}): {comparison(values)}"]

@@ -91,6 +91,7 @@ class HeteroBest:
     """``--hetero-memory`` that it counts on."""
     scale_one_us: float | None = None
     kept_us: float | None = None
+    scale_one_again_us: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,9 @@ class HeteroRecord:
     or was not found."""
     kept_us: float | None = None
     """Step in the same layouts and batch scales with the encoders' activations kept; ``None`` as above."""
+    scale_one_again_us: float | None = None
+    """Where the plan recomputes encoders and ``scale_one_us`` does not fit: that with recomputation; ``None`` as
+    above."""
     interleaving_us: float = 0.0
     """Memory mode window: what waiting for one another inside the pipeline adds to the phases, or bubbles filled by
     encoders take off them."""

@@ -130,6 +130,7 @@ def _rival(hetero: Plan, record: HeteroRecord) -> HeteroBest:
         memory=record.memory,
         scale_one_us=record.scale_one_us,
         kept_us=record.kept_us,
+        scale_one_again_us=record.scale_one_again_us,
     )
 
 

@@ -19,17 +19,29 @@ SOLVE_S = 5.0
 def with_parts_of_the_gain(
     best: Solved, costs: Sequence[Sequence[EncoderCosts]], balance: str, limit_bytes: int
 ) -> HeteroRecord:
-    """Return ``best``'s record with the steps of the same layouts at batch scale 1, and with activations kept."""
+    """Return ``best``'s record with the steps of the same layouts at batch scale 1, and with activations kept; where
+    that does not fit, at batch scale 1 in its own memory mode."""
     kept = _step_us(best, costs, balance, limit_bytes, scale_one=False)
+    scale_one = _step_us(best, costs, balance, limit_bytes, scale_one=True)
+    again = None
+    if scale_one is None and best.record.memory == "recompute":
+        again = _step_us(best, costs, balance, limit_bytes, scale_one=True, memory="recompute")
     return replace(
         best.record,
         kept_us=best.step_us if best.record.memory == "upfront" else kept,
-        scale_one_us=_step_us(best, costs, balance, limit_bytes, scale_one=True),
+        scale_one_us=scale_one,
+        scale_one_again_us=again,
     )
 
 
 def _step_us(
-    best: Solved, costs: Sequence[Sequence[EncoderCosts]], balance: str, limit_bytes: int, *, scale_one: bool
+    best: Solved,
+    costs: Sequence[Sequence[EncoderCosts]],
+    balance: str,
+    limit_bytes: int,
+    *,
+    scale_one: bool,
+    memory: str = "upfront",
 ) -> float | None:
     solver = best.solver
     phases = []
@@ -40,8 +52,8 @@ def _step_us(
             for one in own
             if (one.point.tensor_size, one.point.context_size) == (sizes.tensor_size, sizes.context_size)
         )
-        phases.append(encoder_phase(cost, sizes, solver.candidate, solver.cluster, memory="upfront", balance=balance))
-    record = HeteroRecord(memory="upfront", balance=balance, encoders=tuple(phases))
+        phases.append(encoder_phase(cost, sizes, solver.candidate, solver.cluster, memory=memory, balance=balance))
+    record = HeteroRecord(memory=memory, balance=balance, encoders=tuple(phases))
     reserved = reserved_by(record)
     found = solver.solve(reserved, SOLVE_S).evaluation
     if found is None or not outside_pipeline_fits(found, limit_bytes, reserved, record.transient_bytes):

@@ -69,6 +69,20 @@ def test_parts_of_the_gain_add_up_to_it(hetero: Plan) -> None:
     assert [(part.name, part.saved_us) for part in tight] == [
         ("layouts with batch scale with recomputing encoders", 30)
     ]
+    again = replace(record, memory="recompute", scale_one_us=None, kept_us=None, scale_one_again_us=85.0)
+    assert [(part.name, part.saved_us) for part in gain_parts(100.0, again, 70.0)] == [
+        ("layouts with recomputing encoders", 15),
+        ("batch scale", 15),
+    ]
+
+
+def test_page_of_a_homogeneous_loser_says_how_much_faster_hetero_is() -> None:
+    winner = compare(small_profile(), FOUR, 8).homogeneous
+    assert winner is not None
+    assert winner.hetero_rival is not None
+    loser = replace(winner, hetero_rival=replace(winner.hetero_rival, step_us=0.8 * winner.step.total_us))
+    assert "20.0% less than this one" in render_page(loser)
+    assert "proved optimal" not in render_page(loser)
 
 
 def test_timeline_shows_the_encoders_around_the_pipeline(hetero: Plan) -> None:
@@ -94,7 +108,7 @@ def test_page_of_a_homogeneous_plan_has_no_such_section() -> None:
 
 def test_table_says_what_the_encoder_takes_and_what_limits_the_plan(hetero: Plan) -> None:
     table = render_table(hetero)
-    assert "image_encoder TP2 DP2 x4 outside the pipeline: 1 batches of at most 4 samples" in table
+    assert "image_encoder TP2 DP2 x4 outside the pipeline: 1 batch of up to 4 samples" in table
     assert "hetero (memory upfront): 1.001 times as slow as the best homogeneous plan" in table
     assert "limited by: time of image_encoder outside the pipeline" in table
 
