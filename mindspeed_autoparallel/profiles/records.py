@@ -116,8 +116,7 @@ class ModuleRecord:
     blocks: dict[str, BlockRecord] = field(default_factory=dict)
     side_bytes: tuple[int, int] = (0, 0)
     """What every layer is given beside the hidden states, and how much of that lives until the backward."""
-    input_bytes: int = 0
-    """What the module as a whole is given in floating point numbers: an encoder's share of the batch."""
+    input_bytes: int = 0  # given to the module as a whole: an encoder's share of the batch
     calls: dict[str, BlockCalls] = field(default_factory=dict)
     """By block, where the module was traced."""
 
