@@ -75,7 +75,7 @@ def search_hetero(
     best = ranking[0]
     bound_us = min([best.step_us, *choices.open_us, *(found.lower_bound_us for found in ranking)])
     if WINDOW in memory_modes:
-        windowed = window_choices(best, ranking, costs)
+        windowed = window_choices(best, ranking, costs, max(deadline, time.monotonic() + 1.0))
         if windowed:
             window_us, faster = explore_window(solvers, costs, windowed[0], max(deadline, time.monotonic() + 1.0))
             bound_us = min(bound_us, window_us)

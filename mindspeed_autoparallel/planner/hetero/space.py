@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from typing import TypeVar
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
@@ -15,6 +16,7 @@ from mindspeed_autoparallel.spec import Cluster, Module, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderPhase, HeteroRecord
 
 BACKBONE = "text_decoder"
+T = TypeVar("T")
 
 
 def split_modules(profile: Profile) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
@@ -98,11 +100,7 @@ def _undominated_phases(
         for sizes in layouts_of(own, candidate, cluster)
     ]
     phases.sort(key=lambda p: (p.total_us, p.state_bytes + p.kept_bytes, p.transient_bytes, _sizes(p.layout)))
-    kept: list[EncoderPhase] = []
-    for phase in phases:
-        if not any(_beats(_weights(other), _weights(phase)) for other in kept):
-            kept.append(phase)
-    return kept
+    return _unbeaten(phases, _weights)
 
 
 def layouts_of(costs: EncoderCosts, candidate: Candidate, cluster: Cluster) -> list[ModuleLayout]:
@@ -142,15 +140,19 @@ def _undominated(found: list[HeteroRecord]) -> list[HeteroRecord]:
         return (record.total_us, record.reserved_bytes, record.transient_bytes, record.first_stage_bytes)
 
     found.sort(key=lambda r: (*weights(r), MEMORY_MODES.index(r.memory), tuple(_sizes(p.layout) for p in r.encoders)))
-    kept: list[HeteroRecord] = []
-    for record in found:
-        if not any(_beats(weights(other), weights(record)) for other in kept):
-            kept.append(record)
+    return _unbeaten(found, weights)
+
+
+def _unbeaten(found: Sequence[T], weights: Callable[[T], tuple[float, ...]]) -> list[T]:
+    """Return those of ``found``, in order, that none before them is as good as in every weight."""
+    kept: list[T] = []
+    known: list[tuple[float, ...]] = []
+    for one in found:
+        own = weights(one)
+        if not any(all(a <= b for a, b in zip(other, own, strict=True)) for other in known):
+            kept.append(one)
+            known.append(own)
     return kept
-
-
-def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def _sizes(layout: ModuleLayout) -> tuple[int, ...]:

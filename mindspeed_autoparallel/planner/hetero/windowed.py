@@ -47,11 +47,13 @@ def backbone_times(profile: Profile, layout: Layout, found: Evaluation, num_micr
     )
 
 
-def window_choices(best: Solved, others: Sequence[Solved], costs: Sequence[Sequence[EncoderCosts]]) -> list[Solved]:
+def window_choices(
+    best: Solved, others: Sequence[Solved], costs: Sequence[Sequence[EncoderCosts]], deadline: float
+) -> list[Solved]:
     """Return choices in mode window that are worth giving up ``best`` for, fastest first, beside the splits of
     ``others``."""
     found: list[Solved] = []
-    left = MOST_REPLAYS
+    left, worth_us = MOST_REPLAYS, best.step_us * (1 - WORTH)
     for other in others:
         solver = other.solver
         layout = solver.candidate.layout
@@ -59,10 +61,10 @@ def window_choices(best: Solved, others: Sequence[Solved], costs: Sequence[Seque
             continue
         for chosen in product(*sizes_beside(solver, costs)):
             left -= 1
-            if left < 0:
+            if left < 0 or time.monotonic() > deadline:
                 break
-            made = _made(other, other.result.evaluation, chosen)
-            if made is not None and made.step_us < best.step_us * (1 - WORTH):
+            made = _made(other, other.result.evaluation, chosen, worth_us)
+            if made is not None and made.step_us < worth_us:
                 found.append(made)
     return sorted(found, key=lambda made: made.step_us)
 
@@ -148,11 +150,14 @@ def _explored(
     if result.evaluation is None:
         return bound_us, None
     solved = Solved(solver=solver, record=record, result=result, step_us=inf, lower_bound_us=bound_us)
-    return bound_us, _made(solved, result.evaluation, chosen)
+    return bound_us, _made(solved, result.evaluation, chosen, known_us)
 
 
-def _made(other: Solved, evaluation: Evaluation, chosen: Sequence[tuple[EncoderCosts, ModuleLayout]]) -> Solved | None:
-    """Return the choice, or ``None`` where it does not fit."""
+def _made(
+    other: Solved, evaluation: Evaluation, chosen: Sequence[tuple[EncoderCosts, ModuleLayout]], below_us: float
+) -> Solved | None:
+    """Return the choice, or ``None`` where it does not fit, or surely takes ``below_us`` or more: then nothing is
+    replayed."""
     solver = other.solver
     candidate, cluster, balance = solver.candidate, solver.cluster, other.record.balance
     phases = tuple(
@@ -170,13 +175,16 @@ def _made(other: Solved, evaluation: Evaluation, chosen: Sequence[tuple[EncoderC
         return None
     batches = [macro_batches(costs, sizes, candidate, cluster, balance=balance) for costs, sizes in chosen]
     backbone = backbone_times(solver.backbone, candidate.layout, evaluation, candidate.num_microbatches)
-    record = replace(record, interleaving_us=interleaving_us(backbone, batches, evaluation.step.pipeline_us, record))
-    step_us = evaluation.step.total_us + record.total_us
-    lower_us = other.result.lower_bound_us + encoders_at_least_us(
+    added_us = encoders_at_least_us(
         len(backbone.forward_us), backbone.num_microbatches, max(backbone.link_us, default=0.0), batches
     )
-    lower_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
-    return replace(other, record=record, step_us=step_us, lower_bound_us=min(step_us, lower_us))
+    added_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
+    if evaluation.step.total_us + added_us >= below_us:
+        return None
+    record = replace(record, interleaving_us=interleaving_us(backbone, batches, evaluation.step.pipeline_us, record))
+    step_us = evaluation.step.total_us + record.total_us
+    lower_us = min(step_us, other.result.lower_bound_us + added_us)
+    return replace(other, record=record, step_us=step_us, lower_bound_us=lower_us)
 
 
 def interleaving_us(
