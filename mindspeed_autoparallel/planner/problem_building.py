@@ -49,13 +49,16 @@ def build_problem(
     # Several moments: their copies are counted by the rows of the problem.
     several = layout.virtual_size > 1 and not safe
     held = tuple(0 if several else moment[0][chunk] for chunk in range(layout.virtual_size) for moment in moments)
-    rows = _MemoryRows(profile=profile, layout=layout, held=held, safe=safe)
+    hidden = _hidden_by_post(profile, layout, measurement)
+    rows = _MemoryRows(profile=profile, layout=layout, held=held, hidden=hidden, safe=safe)
     segments, blocks = _segments(rows, measurement)
     overhead = profile.overhead_bytes(measurement)
     start = latest_start(profile, candidate, pipeline_cutoff_us) if last_module_from is None else last_module_from
     messages = message_allowance(profile, candidate, moments, start, safe=safe)
     if not rows.mindspeed:
         limits = tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))
+        if not safe:
+            limits = (*limits[:-1], limits[-1] + (rows.hidden if len(limits) > 1 else 0))
     link = link_times(profile, candidate, cluster, start)
     per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
     if (per_operation % _unit(segments, link) or with_tails) and segments[0].forward:
@@ -86,6 +89,8 @@ class _MemoryRows:
     layout: Layout
     held: tuple[int, ...]
     """Microbatches in flight by virtual stage; 0 where the problem itself counts them."""
+    hidden: int
+    """Of the transients of layers, on the last stage."""
     safe: bool
 
     @property
@@ -139,16 +144,21 @@ def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment
         first = len(segments) + (cost.pre is not None)
         factor = factors.get(module.name, 1.0)
         comes_last = module is profile.model.modules[-1] and layout.virtual_size == 1
-        after = cost.post.recompute["none"].saved_bytes if cost.post is not None else 0
         alone = layout.standalone_ends and len(profile.model.modules) == 1
         for part, block, number in cost.parts(module.num_layers):
             forward, backward = block_times_ns(_plain(block), factor)
             run = len(segments) - first
             sure = 0
             if comes_last and part == "layer":
-                sure = _surely_on_top(runs[run:], ways, after)
+                sure = _surely_on_top(runs[run:], ways)
             elif comes_last and part == "post":
-                sure = _surely_on_top([block], ["none"], 0)
+                sure = _surely_on_top([block], ["none"])
+            # Elsewhere than on the last stage transients count whole. There its limit is raised, by as much as they are
+            # hidden, which the post block's own transient makes good.
+            if layout.pipeline_size == 1 and part == "layer":
+                sure = max(0, sure - rows.hidden)
+            elif layout.pipeline_size > 1 and comes_last and part == "post":
+                sure += rows.hidden
             segments.append(
                 Segment(
                     name=f"{module.name} {part}",
@@ -227,11 +237,20 @@ def _plain(block: BlockCost) -> PlacedBlock:
     return PlacedBlock(name="block", cost=block)
 
 
-def _surely_on_top(blocks: list[BlockCost], names: list[str], hidden_bytes: int) -> int:
+def _surely_on_top(blocks: list[BlockCost], names: list[str]) -> int:
     """Return what stands at least on everything else, whichever of ``blocks`` comes last, in whichever way, on
-    everything.
-
-    ``hidden_bytes``: what may come after it there, freed before its transient.
-    """
+    everything; a post block behind it may hide it (``_hidden_by_post``)."""
     costs = [block.recompute[name] for block in blocks for name in names]
-    return max(0, min(max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost in costs) - hidden_bytes)
+    return min(max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost in costs)
+
+
+def _hidden_by_post(profile: Profile, layout: Layout, measurement: Measurement) -> int:
+    """Return how much less the transients of layers may count on the last stage than elsewhere: what the post block
+    saved is freed before a layer's backward."""
+    module = profile.model.modules[-1]
+    cost = measurement.modules[module.name]
+    if cost.post is None or layout.virtual_size > 1:
+        return 0
+    ways = [kind for kind in KIND_ORDER if kind in cost.layer.recompute]
+    tops = [_surely_on_top([layer], ways) for layer, _ in cost.runs(0, module.num_layers)]
+    return min(cost.post.recompute["none"].saved_bytes, max(tops))
