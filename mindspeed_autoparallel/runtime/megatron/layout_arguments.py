@@ -106,9 +106,19 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
     if hasattr(arguments, LAYOUT_ARGUMENT):
         mtp = int(getattr(arguments, "mtp_num_layers", None) or 0)
         return {LAYOUT_ARGUMENT: pipeline_layout(plan, mtp), "num_layers_per_virtual_pipeline_stage": None}
+    refuse_ends_alone(counts)
     if is_mindspeed_llm(arguments):
         return split_arguments(counts, layout.virtual_size)
     return uneven_arguments(counts, layout.pipeline_size, layout.virtual_size)
+
+
+def refuse_ends_alone(counts: Sequence[int]) -> None:
+    """Raise ``PlanError`` where a stage of the only module has no layer: layout strings alone can say that."""
+    if not all(counts):
+        raise PlanError(
+            f"the plan has {list(counts)} layers on its stages: an embedding or an output layer alone, which only "
+            "Megatron's --pipeline-model-parallel-layout can say. Plan again with --no-standalone-ends."
+        )
 
 
 def uneven_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:

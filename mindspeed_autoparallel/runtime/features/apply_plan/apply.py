@@ -32,6 +32,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     model_keys,
     native_flags,
     recompute_arguments,
+    refuse_ends_alone,
     sizes,
     stage_arguments,
 )
@@ -96,7 +97,9 @@ def _apply_to_model_file(plan: Plan, description: Description, arguments: Any, p
         for stale in RECOMPUTE_ARGUMENTS:
             block.pop(stale, None)
         block.update(model_keys(plan, module.name))
-    if len(description.modules) > 1:
+    if len(description.modules) == 1:
+        refuse_ends_alone(plan.layers_of(description.modules[0].name))
+    else:
         first, *_, last = (plan.layers_of(module.name) for module in description.modules)
         check_deepstack(content, first, last, path)
     if is_mindspeed_mm():

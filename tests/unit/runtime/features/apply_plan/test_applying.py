@@ -284,6 +284,13 @@ def test_megatron_reads_the_layout_string_back():
     assert kinds[1][1][-1] == "loss"
 
 
+@pytest.mark.parametrize("host", [{}, {"num_layer_list": None, "noop_layers": None}])
+def test_a_host_without_layout_strings_refuses_ends_that_are_alone(host):
+    plan = make_plan({"text_decoder": [0, 4, 4, 0]})
+    with pytest.raises(PlanError, match="--no-standalone-ends"):
+        stage_arguments(plan, SimpleNamespace(**host))
+
+
 def test_megatron_accepts_ends_that_are_alone():
     """The validator of 0.13 and newer, with MTP beside the loss."""
     layout = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
