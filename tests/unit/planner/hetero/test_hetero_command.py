@@ -71,7 +71,7 @@ def test_an_encoder_that_tensor_parallelism_does_not_help_gets_a_layout_of_its_o
 
 
 def test_hetero_may_fit_where_no_homogeneous_plan_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(tmp_path, encoder_bound(500)) == 0
+    assert plan(tmp_path, encoder_bound(500), "--virtual-sizes", "1") == 0
     assert "no homogeneous plan fits" in capsys.readouterr().out
     compared = json.loads((tmp_path / RESULT_FILE).read_text())["hetero_parallel"]
     assert (compared["speed_up"], compared["homogeneous"]) == (None, None)
