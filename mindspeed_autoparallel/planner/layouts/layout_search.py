@@ -20,7 +20,7 @@ from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 GROUP = 4
 EFFORT, FIRST_EFFORT = 2.0, 0.2
 """Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
-VIRTUAL_S = 12.0
+VIRTUAL_S = 9.0
 """Of this process, for all layouts with virtual stages that take long to prove, unless they were asked for."""
 LOOKS = (BOUND, IMPROVE, SOLVE)
 """At a layout with virtual stages, one after the other, as long as it may hold the best plan."""
@@ -176,7 +176,8 @@ class LayoutSearch(Search[Candidate]):
         if outcome.step_us is not None and (known is None or outcome.step_us < known.step_us):
             self._simple[_label(item)] = SolvedLayout(candidate=item.item, outcome=outcome)
         first = LOOKS[self._look_at(item)] == IMPROVE
-        return replace(item, late=item.late + LAST / 2 if first else LAST, bound_us=bound)
+        late = LAST / 2 + max(item.late, turn_of(self._model, item.item, bound)) if first else LAST
+        return replace(item, late=late, bound_us=bound)
 
     def _leave(self, item: Open[Candidate]) -> None:
         """Settle a layout whose time is over with what is known of it."""

@@ -15,7 +15,6 @@ from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import (
-    MAX_TIGHTENINGS,
     Attempts,
     LayoutResult,
     limits_of,
@@ -34,6 +33,8 @@ from mindspeed_autoparallel.spec import Cluster, Model
 
 FEW_VIRTUAL_STAGES, FEW_LAYERS = 8, 40
 """Up to here interleaved layouts of one module are proved in a moment."""
+ATTEMPTS = 3
+"""Of a search, each with less memory than the one before."""
 ROUNDS = 8
 """Of the relaxation: critical paths that it learns."""
 
@@ -123,7 +124,7 @@ def _searched(look: _Look, global_batch_size: int, options: SolveOptions, begin:
     fastest = min(simple, key=lambda split: split.evaluation.step.total_us, default=None)
     attempts.last_module_from = 0 if fastest is None else first_of_last_module(profile.model, fastest.placement)
     limits = look.limits
-    for _ in range(MAX_TIGHTENINGS):
+    for _ in range(ATTEMPTS):
         best_us = min(look.cutoff_us, attempts.best[1].step.total_us if attempts.best is not None else inf)
         try:
             _, found = attempts.solve(attempts.problem(limits, safe=False), look.ticks(best_us), options)
