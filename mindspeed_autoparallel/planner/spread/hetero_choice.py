@@ -137,4 +137,5 @@ def _phase_at_mean(
         kept_bytes=phase.kept_bytes,
         transient_bytes=phase.transient_bytes,
         first_stage_bytes=phase.first_stage_bytes,
+        stage_memory=phase.stage_memory,
     )
