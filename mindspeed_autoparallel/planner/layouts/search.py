@@ -147,10 +147,17 @@ def _explored(
     if found.found:
         more = _explore_group_sizes(request, _ranked(found), options, deadline, progress)
         found.items += more.items
-        found.verdicts += more.verdicts
+        # What time left open has no bound worth the name: those sizes are left out of the proof, and said to be.
+        found.verdicts += [
+            _left_out(verdict) if verdict.outcome == "unsolved" else verdict for verdict in more.verdicts
+        ]
         found.found |= more.found
-        found.open_bounds_us |= more.open_bounds_us
     return found
+
+
+def _left_out(verdict: Verdict) -> Verdict:
+    reason = "time ended before this group size was settled: it is not part of the proof."
+    return replace(verdict, outcome="excluded", reason=reason)
 
 
 def _ranked(layout_search: LayoutSearch) -> list[SolvedLayout]:
