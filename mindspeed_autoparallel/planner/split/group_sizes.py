@@ -90,7 +90,9 @@ def solve_group_sizes(problem: SplitProblem, *, time_limit_s: float, seed: int =
             tried.append(TriedSize(size=size, step_time=None, lower_bound=0, was_searched=False))
             continue
         found, bound = _solved_below(problems[size], best, left, seed)
-        tried.append(TriedSize(size=size, step_time=found.step_time if found else None, lower_bound=bound))
+        step = found.step_time if found else None
+        # A search that time ended before its first bound is none.
+        tried.append(TriedSize(size=size, step_time=step, lower_bound=bound, was_searched=bound > 0))
         if found is not None and found.step_time < best.step_time:
             best_problem, best = problems[size], found
     seconds = time.monotonic() - deadline + time_limit_s
