@@ -52,8 +52,8 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
     if padding is None:
         varies = getattr(arguments, "foreign_variable_seq_lengths", getattr(arguments, "variable_seq_lengths", False))
         padding, why = "longest" if varies else "sequence", f"{'with' if varies else 'without'} --variable-seq-lengths"
-        if getattr(arguments, "pack_samples", False):
-            padding, why = "none", "with --pack-samples"
+        if getattr(arguments, "pack_samples", False) or getattr(arguments, "pack_length", 0):
+            padding, why = "none", "with --pack-samples or --pack-length"
         taken = "packed" if padding == "none" else f"padded to the {padding}"
         _LOGGER.info(f"texts are taken as {taken}, {why}; --auto-parallel-data-padding says otherwise")
     is_packed = padding == "none" and not getattr(arguments, "auto_parallel_hetero", False)

@@ -62,6 +62,9 @@ def test_what_is_not_said_follows_from_the_script(tmp_path: Path) -> None:
     found = request_of(tmp_path, auto_parallel_data=file, **other).sample_data
     assert found is not None
     assert (found.options.padding, found.options.oom_steps, found.options.is_balanced) == ("longest", 77, True)
+    packed = request_of(tmp_path, auto_parallel_data=file, pack_length=150, **other).sample_data
+    assert packed is not None
+    assert (packed.options.padding, packed.options.pack_length) == ("none", 150)
 
 
 @pytest.mark.parametrize(
