@@ -10,7 +10,7 @@ from mindspeed_autoparallel.cost.analytic.activations import (
     layer_activation_bytes,
 )
 from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
-from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
+from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, head_time, layer_time
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary, prediction_parameters
 from mindspeed_autoparallel.cost.analytic.step_time import prediction_time
@@ -129,7 +129,8 @@ def _sum(first: StateBytes, second: StateBytes) -> StateBytes:
 def _with_prediction(head: BlockCost, work: Workload, device: Device, fabric: Fabric, frozen: bool) -> BlockCost:
     """Return ``head`` with the layers that predict further tokens, which share its stage; none is recomputed."""
     number, layer = work.model.mtp_layers, work.model.layers[-1]
-    time = prediction_time(work, device, device.efficiency(work.stack), fabric)
+    passes = LayerTime(forward_us=head.forward_us, backward_us=head.backward_us)
+    time = prediction_time(work, device, device.efficiency(work.stack), fabric, passes)
     own, cost = prediction_parameters(work), head.recompute["none"]
     dense = _sum(head.dense, _state(number * own.shared, frozen))
     if not work.model.tied:

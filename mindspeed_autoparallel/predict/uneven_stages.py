@@ -9,7 +9,7 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
-from mindspeed_autoparallel.cost.analytic.step_time import prediction_time
+from mindspeed_autoparallel.cost.analytic.step_time import behind_layers_us
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
@@ -122,9 +122,6 @@ class UnevenStages:
         fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
         of_kind = {kind: layer_time(work, device, efficiency, fabric, kind) for kind in set(work.model.layers)}
         head = head_time(work, device, efficiency)
-        head_us = head.forward_us + head.backward_us
-        if work.model.mtp_layers:
-            ahead = prediction_time(work, device, efficiency, fabric)
-            head_us += work.model.mtp_layers * (ahead.forward_us + ahead.backward_us)
+        head_us = behind_layers_us(work, device, efficiency, fabric, head)
         layers = tuple(of_kind[kind].forward_us + of_kind[kind].backward_us for kind in work.model.layers)
         return _Times(layers, head_us, work.on_ascend)

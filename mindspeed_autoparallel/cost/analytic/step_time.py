@@ -129,17 +129,25 @@ def _encoder_layer_us(work: Workload, device: Device, efficiency: Efficiency, fa
     return time.forward_us + (0.0 if encoder.frozen else time.backward_us)
 
 
-def prediction_time(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric) -> LayerTime:
+def prediction_time(
+    work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime
+) -> LayerTime:
     """Return one multi-token-prediction layer: a layer, the product that joins two hidden states, and the head."""
-    layer, head = (
-        layer_time(work, device, efficiency, fabric, work.model.layers[-1]),
-        head_time(work, device, efficiency),
-    )
+    layer = layer_time(work, device, efficiency, fabric, work.model.layers[-1])
     joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
     return LayerTime(
         forward_us=layer.forward_us + joined.forward_us + head.forward_us,
         backward_us=layer.backward_us + joined.backward_us + head.backward_us,
     )
+
+
+def behind_layers_us(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime) -> float:
+    """Return what the last stage does for one microbatch beside its layers: the head, and multi-token prediction."""
+    time = head.forward_us + head.backward_us
+    if work.model.mtp_layers:
+        ahead = prediction_time(work, device, efficiency, fabric, head)
+        time += work.model.mtp_layers * (ahead.forward_us + ahead.backward_us)
+    return time
 
 
 def stage_times_us(
@@ -161,12 +169,9 @@ def stage_times_us(
     for stage, place in enumerate(work.stages):
         time = sum(number * of(kind, recomputed) for kind, recomputed, number in split_layers(work, stage))
         stages.append(time + place.encoder_layers * encoder_us)
-    stages[-1] += head.forward_us + head.backward_us
+    stages[-1] += behind_layers_us(work, device, efficiency, fabric, head)
     if work.preference == "dpo":
         stages[-1] += head.forward_us
-    if work.model.mtp_layers:
-        ahead = prediction_time(work, device, efficiency, fabric)
-        stages[-1] += work.model.mtp_layers * (ahead.forward_us + ahead.backward_us)
     return stages
 
 
