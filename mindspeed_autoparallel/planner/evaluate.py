@@ -16,7 +16,12 @@ from mindspeed_autoparallel.cost.pairing import unpaired_us
 from mindspeed_autoparallel.cost.step import PostPipelineTime, embedding_us, post_pipeline_time
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
+from mindspeed_autoparallel.planner.placement import (
+    ModulePlacement,
+    boundary_bytes,
+    check_deepstack,
+    placed_blocks,
+)
 from mindspeed_autoparallel.planner.rank_memory import measured_at, memory_of_ranks, sends_of
 from mindspeed_autoparallel.planner.stage_times import (
     NS_PER_US,
@@ -75,6 +80,7 @@ def evaluate(
     device, size = profile.device, layout.pipeline_size
     num_microbatches = layout.num_microbatches(global_batch_size)
     program = make_program(*layout.program_sizes(num_microbatches))
+    check_deepstack(profile.model, placement.layers)
     blocks = placed_blocks(profile.model, measurement, placement)
     if [] in blocks:
         raise ConfigError(f"stage {blocks.index([])} holds no layer: an empty stage cannot run.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.groups import grouped_layer
@@ -70,6 +71,19 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
             if cost.post is not None and v == held[-1]:
                 stages[v].append(PlacedBlock(name=f"{module.name} post", cost=cost.post, side=cost.side))
     return stages
+
+
+def check_deepstack(model: Model, layers: Mapping[str, Sequence[int]]) -> None:
+    """Raise ``ConfigError`` where features of an encoder's layers would be lost; ``layers`` by virtual stage."""
+    for encoder, reader in model.deepstacks():
+        stage = max(v for v, count in enumerate(layers[encoder.name]) if count)
+        missing = encoder.deepstack_layers - layers[reader.name][stage]
+        if missing > 0:
+            raise ConfigError(
+                f"virtual stage {stage} ends {encoder.name} and holds {layers[reader.name][stage]} layers of "
+                f"{reader.name}, and features of {encoder.name} are added to the first {encoder.deepstack_layers} there "
+                f"(deepstack), which hosts send no further. Move {missing} or more to it."
+            )
 
 
 def _stages_of(model: Model, cost: ModuleCost, layers: tuple[int, ...]) -> list[int]:

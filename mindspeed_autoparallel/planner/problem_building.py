@@ -17,6 +17,7 @@ from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePla
 from mindspeed_autoparallel.planner.problem_messages import latest_start, link_times, message_allowance, moments_of
 from mindspeed_autoparallel.planner.rank_memory import sends_of
 from mindspeed_autoparallel.planner.split import LayerKind, Placement, PostPipelineTime, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split.deepstack import deepstack_joints
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
@@ -51,7 +52,7 @@ def build_problem(
     held = tuple(0 if several else moment[0][chunk] for chunk in range(layout.virtual_size) for moment in moments)
     hidden = _hidden_by_post(profile, layout, measurement)
     rows = _MemoryRows(profile=profile, layout=layout, held=held, hidden=hidden, safe=safe)
-    segments, blocks = _segments(rows, measurement)
+    segments, blocks, stacks = _segments(rows, measurement)
     overhead = profile.overhead_bytes(measurement)
     start = latest_start(profile, candidate, pipeline_cutoff_us) if last_module_from is None else last_module_from
     messages = message_allowance(profile, candidate, moments, start, safe=safe)
@@ -78,6 +79,7 @@ def build_problem(
         per_operation=per_operation // unit * unit,
         tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
         in_flight=moments if several else (),
+        joints=deepstack_joints(profile.model, stacks, segments),
     )
 
 
@@ -129,13 +131,17 @@ class _MemoryRows:
         return tuple(kinds)
 
 
-def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment], list[BlockCost]]:
-    """Return the runs of equal blocks of every module in chain order, and the block of each."""
+def _segments(
+    rows: _MemoryRows, measurement: Measurement
+) -> tuple[list[Segment], list[BlockCost], dict[str, range]]:
+    """Return the runs of equal blocks of every module in chain order, the block of each, and where every module's
+    layers are."""
     profile, layout = rows.profile, rows.layout
     factors = mean_factors(profile.variable_data)
     segments: list[Segment] = []
     blocks: list[BlockCost] = []
     last: dict[str, int] = {}
+    stacks: dict[str, range] = {}
     for module in profile.model.modules:
         cost = measurement.modules[module.name]
         before = tuple(last[name] for name in module.predecessors)
@@ -174,7 +180,8 @@ def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment
             blocks.append(block)
             before = (len(segments) - 1,)
         last[module.name] = len(segments) - 1
-    return segments, blocks
+        stacks[module.name] = range(first, first + len(runs))
+    return segments, blocks, stacks
 
 
 def _tails(

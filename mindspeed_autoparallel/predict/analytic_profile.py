@@ -146,6 +146,7 @@ def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measur
                 num_kv_heads=work.model.kv_heads,
                 num_experts=work.model.num_experts,
                 predecessors=tuple(other.name for other in sections[:-1]) if section is sections[-1] else (),
+                deepstack_layers=section.deepstack_layers,
             )
         )
     text = whole[-1].model

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.predict.model_words import in_request_words
 
-_OWN_KEYS = ("name", "frozen")
+_OWN_KEYS = ("name", "frozen", "deepstack_layers", "deepstack_visual_indexes")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Section:
     name: str
     shape: Mapping[str, Any]
     frozen: bool = False
+    deepstack_layers: int = 0
+    """See ``spec.Module``."""
 
 
 def read_model_file(path: Path, sequence_length: int | None = None) -> tuple[Section, ...]:
@@ -52,4 +54,9 @@ def read_model_file(path: Path, sequence_length: int | None = None) -> tuple[Sec
 
 def _section(module: Mapping[str, Any], where: str) -> Section:
     sizes = {key: value for key, value in module.items() if key not in _OWN_KEYS}
-    return Section(name=module["name"], shape=in_request_words(sizes, where), frozen=bool(module.get("frozen", False)))
+    places = module.get("deepstack_visual_indexes") or []
+    number = module.get("deepstack_layers", len(places) if isinstance(places, list) else -1)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ConfigError(f"{where}: deepstack_layers of {module['name']} must be 0 or more, got {number!r}.")
+    shape = in_request_words(sizes, where)
+    return Section(name=module["name"], shape=shape, frozen=bool(module.get("frozen", False)), deepstack_layers=number)

@@ -33,13 +33,16 @@ class Module:
     num_experts: int = 0
     predecessors: tuple[str, ...] = ()
     """Modules whose output this one reads; two modules with none run side by side."""
+    deepstack_layers: int = 0
+    """First layers of the module that reads this one to which features of this one's layers are added (deepstack);
+    hosts send those features to no other stage."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.result_key:
             raise ConfigError("a module needs a name and a result_key.")
         if not 1 <= self.num_layers <= MAX_LAYERS:
             raise ConfigError(f"{self.name}: num_layers must be 1 to {MAX_LAYERS}, got {self.num_layers}.")
-        for name in ("hidden_size", "tokens_per_sample", "num_heads", "num_kv_heads", "num_experts"):
+        for name in ("hidden_size", "tokens_per_sample", "num_heads", "num_kv_heads", "num_experts", "deepstack_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{self.name}: {name} must not be negative, got {getattr(self, name)}.")
 
@@ -71,6 +74,12 @@ class Model:
                     raise ConfigError(f"{module.name}: predecessor {before!r} must be listed before it.")
             seen.add(module.name)
             keys.add(module.result_key)
+        for encoder, reader in self.deepstacks():
+            if encoder.deepstack_layers > reader.num_layers:
+                raise ConfigError(
+                    f"{encoder.name} gives features to {encoder.deepstack_layers} layers (deepstack), and {reader.name} "
+                    f"has {reader.num_layers}."
+                )
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length must be at least 1, got {self.sequence_length}.")
 
@@ -78,6 +87,22 @@ class Model:
     def num_layers(self) -> int:
         """Return layers of all modules together."""
         return sum(module.num_layers for module in self.modules)
+
+    @property
+    def num_parts(self) -> int:
+        """Return parts that the layers can be cut into: the end of an encoder and the layers that get features of it
+        are one."""
+        return self.num_layers - sum(encoder.deepstack_layers for encoder, _ in self.deepstacks())
+
+    def deepstacks(self) -> list[tuple[Module, Module]]:
+        """Return every module that gives features to first layers of another, and that other module."""
+        found = []
+        for encoder in self.modules:
+            readers = [module for module in self.modules if encoder.name in module.predecessors]
+            if encoder.deepstack_layers and not readers:
+                raise ConfigError(f"{encoder.name}: deepstack_layers needs a module that reads it.")
+            found += [(encoder, reader) for reader in readers if encoder.deepstack_layers]
+        return found
 
     def module(self, name: str) -> Module:
         """Return the module of that name; ``ConfigError`` names the known ones."""

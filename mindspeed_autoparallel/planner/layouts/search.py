@@ -208,6 +208,11 @@ def _infeasible(
         return InfeasiblePlan(f"no plan fits in {format_bytes(limit)} per device.")
     unsure = [verdict for verdict in layout_search.verdicts if verdict.outcome == "unsolved"]
     maybe = f" {len(unsure)} layouts were not settled in time." if unsure else ""
+    for encoder, reader in profile.model.deepstacks():
+        maybe += (
+            f" One stage holds the end of {encoder.name} and the first {encoder.deepstack_layers} layers of "
+            f"{reader.name} (deepstack)."
+        )
     return InfeasiblePlan(
         f"no plan {'was found in time that ' if unsure else ''}fits in {format_bytes(limit)} per device. "
         f"{nearest.text(limit)}; or use more devices or a smaller micro batch.{maybe}"

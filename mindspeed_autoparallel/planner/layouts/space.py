@@ -122,6 +122,12 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     if layout.num_devices != cluster.num_devices:
         return f"it needs {layout.num_devices} devices; the cluster has {cluster.num_devices}."
     units = layers + (_num_ends(profile) if layout.standalone_ends else 0)
+    parts = profile.model.num_parts
+    if parts < layout.num_virtual_stages <= units and parts < layers:
+        return (
+            f"{layout.num_virtual_stages} stages are more than the {parts} parts that {layers} layers can be cut into: "
+            "the end of an encoder and the decoder layers that get its features stay together (deepstack)."
+        )
     if layout.num_virtual_stages > units:
         ends = f" and {units - layers} ends" if units > layers else ""
         return f"{layout.num_virtual_stages} stages are more than the {layers} layers{ends}."

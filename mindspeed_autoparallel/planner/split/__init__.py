@@ -1,7 +1,7 @@
 """The inner problem: how many layers, recomputed how, go on every stage of one pipeline. Solved to a proof."""
 
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
-from mindspeed_autoparallel.planner.split.problem import LayerKind, PostPipelineTime, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split.problem import Joint, LayerKind, PostPipelineTime, Segment, SplitProblem
 from mindspeed_autoparallel.planner.split.solution import (
     NoneBelow,
     Placement,
@@ -15,6 +15,7 @@ from mindspeed_autoparallel.planner.split.solver import solve
 
 __all__ = [
     "Baseline",
+    "Joint",
     "LayerKind",
     "NoneBelow",
     "Placement",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy
+
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.solution import Placement, stage_memory, time_of
 
@@ -38,9 +40,11 @@ def _chain(problem: SplitProblem, by_time: bool) -> list[list[int]]:
     total, num = sum(weights) or 1.0, problem.num_virtual
     counts = [[0] * num for _ in segments]
     stage, spent, held = 0, 0.0, 0
+    broken = _broken(problem, [k for (k, _) in layers])
     for index, ((k, _), weight) in enumerate(zip(layers, weights, strict=True)):
-        must = len(layers) - index <= num - 1 - stage
-        if held and stage < num - 1 and (must or spent + weight / 2 > total * (stage + 1) / num):
+        must = broken[index:].count(False) <= num - 1 - stage
+        late = spent + weight / 2 > total * (stage + 1) / num
+        if held and stage < num - 1 and not broken[index] and (must or late):
             stage, held = stage + 1, 0
         counts[k][stage] += 1
         spent += weight
@@ -50,6 +54,18 @@ def _chain(problem: SplitProblem, by_time: bool) -> list[list[int]]:
             used = [v for v, count in enumerate(counts[segment.beside]) if count]
             counts[k][used[0] if k < segment.beside else used[-1]] = 1
     return counts
+
+
+def _broken(problem: SplitProblem, row: list[int]) -> list[bool]:
+    """Return before which layers of ``row`` (segments) no stage may begin: what is joined stays together."""
+    if not problem.joints:
+        return [False] * len(row)
+    counts = numpy.zeros((len(row), len(problem.segments)), dtype=int)
+    for index, k in enumerate(row[:-1], start=1):
+        counts[index] = counts[index - 1]
+        counts[index, k] += 1
+    broken: list[bool] = problem.breaks_joint(counts).tolist()
+    return broken
 
 
 def _fit(problem: SplitProblem, counts: list[list[int]]) -> Placement:

@@ -103,6 +103,11 @@ class CutModel:
             for before in segment.predecessors:
                 for v in range(num - 1):
                     self._follow(k, before, v + 1)
+        for joint in self.problem.joints:
+            size, of_before = float(joint.num_layers), segments[joint.before].num_layers
+            for boundary in range(1, num):
+                ended = [(-size * factor, row) for factor, row in self._before(joint.before, boundary)]
+                self._row([*self._before(joint.segment, boundary), *ended], low=size * (1 - of_before))
         if not self.problem.allow_empty_stages:
             solid = [k for k, segment in enumerate(segments) if segment.beside is None]
             for v in range(num):

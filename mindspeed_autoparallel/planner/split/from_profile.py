@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.split.deepstack import deepstack_joints
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
 from mindspeed_autoparallel.planner.split.problem import LayerKind, Segment, SplitProblem
 from mindspeed_autoparallel.profiles import BlockCost, Profile
@@ -65,7 +66,7 @@ def problem_from_profile(
     held = [0] * num_stages * num_chunks if moments else list(in_flight(program))
     mindspeed = profile.memory_semantics == "mindspeed"
     alone = standalone_ends and len(profile.model.modules) == 1 and not mindspeed
-    segments, link = _segments(profile, held, mindspeed, alone)
+    segments, stacks, link = _segments(profile, held, mindspeed, alone)
     limit = int(memory_limit_mib * MIB) - (0 if mindspeed else profile.device.runtime_overhead_bytes)
     return SplitProblem(
         segments=tuple(segments),
@@ -78,15 +79,20 @@ def problem_from_profile(
         sends=_sends(profile, schedule),
         per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
         in_flight=moments,
+        joints=deepstack_joints(profile.model, stacks, segments),
         microbatch_group_size=microbatch_group_size,
     )
 
 
-def _segments(profile: Profile, held: list[int], mindspeed: bool, alone: bool) -> tuple[list[Segment], int]:
-    """Return the runs of equal blocks of every module in chain order, and the slowest message's nanoseconds."""
+def _segments(
+    profile: Profile, held: list[int], mindspeed: bool, alone: bool
+) -> tuple[list[Segment], dict[str, range], int]:
+    """Return the runs of equal blocks of every module in chain order, where every module's layers are, and the slowest
+    message's nanoseconds."""
     costs = profile.measurements[0].modules
     segments: list[Segment] = []
     last: dict[str, int] = {}
+    stacks: dict[str, range] = {}
     link = 0
     for module in profile.model.modules:
         cost = costs[module.name]
@@ -111,7 +117,8 @@ def _segments(profile: Profile, held: list[int], mindspeed: bool, alone: bool) -
             before = (len(segments) - 1,)
             link = max(link, _link_ns(profile, block))
         last[module.name] = len(segments) - 1
-    return segments, link
+        stacks[module.name] = range(first, first + num_runs)
+    return segments, stacks, link
 
 
 def _link_ns(profile: Profile, block: BlockCost) -> int:

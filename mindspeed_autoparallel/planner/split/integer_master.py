@@ -51,6 +51,10 @@ class IntegerMaster:
                     self.model.add(sum(here[k][: v + 1]) == 0).only_enforce_if(~complete[before, v])
             if segment.continues:
                 self._keep_order_of_kinds(k)
+        for joint in self.problem.joints:
+            for v in range(1, num):
+                missing = segments[joint.before].num_layers - sum(here[joint.before][:v])
+                self.model.add(sum(here[joint.segment][:v]) >= joint.num_layers * (1 - missing))
         if not self.problem.allow_empty_stages:
             for v in range(num):
                 self.model.add(sum(row[v] for k, row in enumerate(here) if segments[k].beside is None) >= 1)

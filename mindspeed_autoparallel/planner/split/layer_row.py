@@ -1,6 +1,6 @@
 """The layers of a problem in one row, cut into virtual stages at ``num_virtual - 1`` boundaries.
 
-Pre and post blocks go with the first or last layer of their segment. Modules side by side are put one after the other,
+Pre and post blocks go with the first or last layer of their segment, and what is joined counts as one layer. Modules side by side are put one after the other,
 which is one of the orders they may have.
 """
 
@@ -10,11 +10,16 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
+from mindspeed_autoparallel.planner.split.solution import Placement
 
 
 def fits_a_row(problem: SplitProblem) -> bool:
-    """Return whether the order of the list keeps all rules: blocks beside a segment are single and next to it."""
-    return all(segment.num_layers == 1 for segment in problem.segments if segment.beside is not None)
+    """Return whether the order of the list keeps all rules: blocks beside a segment are single and next to it, and what
+    is joined leaves enough to cut."""
+    if any(segment.num_layers != 1 for segment in problem.segments if segment.beside is not None):
+        return False
+    # Modules side by side to one that lies between them in the list is joined with them.
+    return not problem.joints or problem.allow_empty_stages or LayerRow(problem).num_layers >= problem.num_virtual
 
 
 def is_one_row(problem: SplitProblem) -> bool:
@@ -34,10 +39,11 @@ class LayerRow:
     def __init__(self, problem: SplitProblem) -> None:
         self.problem = problem
         units = self._units()
-        self.num_layers = len(units)
-        self.counts: Array = numpy.zeros((len(units) + 1, len(problem.segments)), dtype=numpy.int64)
+        counts: Array = numpy.zeros((len(units) + 1, len(problem.segments)), dtype=numpy.int64)
+        counts[1:] = numpy.cumsum(units, axis=0)
+        self.counts: Array = counts[~problem.breaks_joint(counts)]
         """``[i, segment]``: its layers among the first i."""
-        self.counts[1:] = numpy.cumsum(units, axis=0)
+        self.num_layers = len(self.counts) - 1
         self.forward: Array = self.counts @ numpy.array([s.forward for s in problem.segments])
         self.backward: Array = self.counts @ numpy.array([s.backward for s in problem.segments])
         self.least_per_stage = 0 if problem.allow_empty_stages else 1
@@ -70,6 +76,13 @@ class LayerRow:
     def backward_times(self, ends: Array) -> Array:
         """Return times without recomputation, ``[candidate, virtual stage]``."""
         return numpy.diff(self.backward[ends], axis=1)
+
+    def ends_of(self, placement: Placement) -> Array:
+        """Return the boundaries of a placement that is a cut of the row."""
+        solid = [k for k, segment in enumerate(self.problem.segments) if segment.beside is None]
+        held: Array = numpy.array([numpy.sum(placement[k], axis=0) for k in solid]).sum(axis=0)
+        ends: Array = numpy.searchsorted(self.counts[:, solid].sum(axis=1), numpy.cumsum([0, *held]))
+        return ends
 
     def is_cut(self, ends: Array) -> Array:
         """Return which candidates leave every virtual stage at least the layers it needs."""

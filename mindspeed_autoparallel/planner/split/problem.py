@@ -6,6 +6,7 @@ Virtual stage ``v`` of P stages is chunk ``v // P`` of stage ``v % P``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -69,6 +70,15 @@ class PostPipelineTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Joint:
+    """The last layer of segment ``before`` and the first ``num_layers`` of ``segment`` lie on one virtual stage."""
+
+    before: int
+    segment: int
+    num_layers: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitProblem:
     """Everything the solver needs; the schedule's order decides time, the kinds' tables decide memory."""
 
@@ -96,6 +106,8 @@ class SplitProblem:
     counted by ``LayerKind.saved``."""
     tails: tuple[PostPipelineTime, ...] = ()
     """The longest tail of all stages is added to the step."""
+    joints: tuple[Joint, ...] = ()
+    """Of segments one of which waits for the other."""
 
     def __post_init__(self) -> None:
         if self.num_stages < 1 or self.num_chunks < 1 or self.num_microbatches < 1:
@@ -130,9 +142,22 @@ class SplitProblem:
                 raise ConfigError(f"{segment.name} must follow a segment of the same kinds to continue it.")
         if any(len(tail.by_segment) != len(self.segments) for tail in self.tails):
             raise ConfigError("a tail needs a time for every segment.")
+        for joint in self.joints:
+            if not 0 <= joint.before < joint.segment < len(self.segments):
+                raise ConfigError("a joint needs two segments, the earlier one first.")
+            if joint.num_layers > self.segments[joint.segment].num_layers:
+                raise ConfigError(f"{self.segments[joint.segment].name} has no {joint.num_layers} layers to join.")
         layers = sum(segment.num_layers for segment in self.segments if segment.beside is None)
         if layers > MOST_LAYERS:
             raise ConfigError(f"the model has {layers} layers; a model of at most {MOST_LAYERS} can be split.")
+        # What is joined is one part. Where parts of several modules are, that is told when the problem is solved.
+        parts = layers - sum(joint.num_layers for joint in self.joints)
+        if not self.allow_empty_stages and parts < self.num_virtual <= layers:
+            raise ConfigError(
+                f"{self.num_virtual} stages (pipeline {self.num_stages} x {self.num_chunks} chunks) are more than the "
+                f"{parts} parts that {layers} layers can be cut into: the end of "
+                f"{self.segments[self.joints[0].before].name} and {layers - parts} layers behind it stay together."
+            )
         if not self.allow_empty_stages and layers < self.num_virtual:
             raise ConfigError(
                 f"{self.num_virtual} stages (pipeline {self.num_stages} x {self.num_chunks} chunks) are more than the "
@@ -151,6 +176,17 @@ class SplitProblem:
         for index, segment in enumerate(self.segments):
             groups.append((*groups.pop(), index) if segment.continues else (index,))
         return tuple(groups)
+
+    def breaks_joint(self, counts: Any) -> Any:
+        """Return which boundaries tear a joint apart; ``counts[..., segment]``: layers before each (numpy's arrays).
+
+        Once the last layer of the one segment is placed, so are the first ones of the other.
+        """
+        broken = counts[..., 0] < 0
+        for joint in self.joints:
+            missing = self.segments[joint.before].num_layers - counts[..., joint.before]
+            broken = broken | (counts[..., joint.segment] < joint.num_layers * (1 - missing))
+        return broken
 
     def moments(self, stage: int) -> tuple[tuple[int, ...], ...]:
         """Return microbatches in flight by chunk, at every moment that may be a stage's fullest."""

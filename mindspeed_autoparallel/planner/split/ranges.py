@@ -67,6 +67,7 @@ class Chain:
             self.counts[k, at + 1 : at + size + 1] = numpy.arange(1, size + 1)
             self.counts[k, at + size + 1 :] = size
             at += size
+        self._broken = problem.breaks_joint(self.counts.T)
         self._start, self._end = self._allowed()
         self.choice = RecomputeChoice(problem)
 
@@ -75,7 +76,7 @@ class Chain:
         problem, counts = self.problem, self.counts
         solid = counts[[k for k, s in enumerate(problem.segments) if s.beside is None]].sum(axis=0)
         start, end = numpy.triu_indices(self.num_layers + 1, 0 if problem.allow_empty_stages else 1)
-        mask: Array = numpy.ones(len(start), dtype=bool)
+        mask: Array = ~(self._broken[start] | self._broken[end])
         if not problem.allow_empty_stages:
             mask &= solid[end] > solid[start]
         for k, segment in enumerate(problem.segments):
@@ -193,7 +194,7 @@ class Chain:
     def times(self, stage: int, start: int, end: int) -> tuple[int, int, int] | None:
         """Forward, backward (with the least recomputation) and tail; ``None``: the range cannot be on that stage."""
         segments = self.problem.segments
-        if not 0 <= start <= end <= self.num_layers:
+        if not 0 <= start <= end <= self.num_layers or self._broken[start] or self._broken[end]:
             return None
         held = tuple((self.counts[:, end] - self.counts[:, start]).tolist())
         if any(s.beside is not None and held[k] > held[s.beside] for k, s in enumerate(segments)):

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
+import numpy
+
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
 from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
@@ -212,6 +214,8 @@ def _is_plan(problem: SplitProblem, placement: Placement) -> bool:
             for v in range(num)
         ):
             return False
+    if problem.breaks_joint(numpy.cumsum(numpy.array(here).T, axis=0)).any():
+        return False
     counted = [row for row, s in zip(here, segments, strict=True) if s.beside is None]
     return problem.allow_empty_stages or all(any(row[v] for row in counted) for v in range(num))
 

@@ -135,7 +135,7 @@ class _Solve:
     def _started(self, begin: Beginning | None) -> bool:
         """Return whether the local search has found a placement that fits."""
         if begin is not None and begin.placement is not None:
-            self.search.add([self._ends_of(begin.placement)])
+            self.search.add([self.evaluator.row.ends_of(begin.placement)])
         return self.search.best is not None or self.search.start()
 
     @property
@@ -263,21 +263,11 @@ class _Solve:
         used = stage_memory(self.problem, placement)
         if all(a <= b for a, b in zip(used, self.problem.memory_limit, strict=True)) and step < self._limit(inf):
             self.best, self.best_time = placement, int(step)
-        ends = self._ends_of(placement)
+        ends = self.evaluator.row.ends_of(placement)
         if self.evaluator.row.is_cut(ends[None])[0]:
             self.search.deadline = self.deadline
             self.search.add([ends])
             self._take_over()
-
-    def _ends_of(self, placement: Placement) -> Array:
-        """Return layers done before every virtual stage, and all."""
-        solid = [
-            [sum(row[v] for row in kinds) for v in range(self.problem.num_virtual)]
-            for kinds, segment in zip(placement, self.problem.segments, strict=True)
-            if segment.beside is None
-        ]
-        ends: Array = numpy.concatenate([[0], numpy.cumsum(numpy.sum(solid, axis=0))])
-        return ends
 
     def _result(self) -> VirtualSolution:
         return VirtualSolution(

@@ -94,6 +94,8 @@ class DescribedModule:
     keys: tuple[str, ...]
     """Where its block is in model.json; empty for a model that only flags describe."""
     frozen: bool = False
+    deepstack_layers: int = 0
+    """See ``spec.Module``."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def describe(arguments: argparse.Namespace) -> Description:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object with a block per module, got {type(content).__name__}.")
     found = tuple(
-        DescribedModule(block.name, block.num_layers, block.keys, block.frozen)
+        DescribedModule(block.name, block.num_layers, block.keys, block.frozen, block.deepstack_layers)
         for block in modules_of_file(content, path)
     )
     # With a model file the shell's layer count is a formality of Megatron's parser.

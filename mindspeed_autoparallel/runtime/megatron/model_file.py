@@ -10,6 +10,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 
 BACKBONE = "text_decoder"
+DEEPSTACK = "deepstack_visual_indexes"
 _DIFFUSION = ("predictor", "diffusion")
 _SIZES = ("hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size", "num_query_groups")
 
@@ -23,6 +24,8 @@ class ModuleBlock:
     keys: tuple[str, ...]
     """Where the block is."""
     frozen: bool
+    deepstack_layers: int
+    """Of its layers, how many give features to first layers of the decoder."""
 
 
 def modules_of_file(content: Mapping[str, Any], path: Path) -> tuple[ModuleBlock, ...]:
@@ -76,7 +79,15 @@ def _block(content: Mapping[str, Any], name: str, value: Any, path: Path) -> Mod
         size = block.get(key)
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ConfigError(f"{path}: {'.'.join(keys)}.{key} must be a positive integer, got {size!r}.")
-    return ModuleBlock(name, layers, keys, bool(block.get("freeze", False)))
+    return ModuleBlock(name, layers, keys, bool(block.get("freeze", False)), _deepstack(block, keys, path))
+
+
+def _deepstack(block: Mapping[str, Any], keys: tuple[str, ...], path: Path) -> int:
+    """Return how many layers of a vision encoder give features (Qwen3-VL)."""
+    places = block.get(DEEPSTACK) or []
+    if not isinstance(places, list):
+        raise ConfigError(f"{path}: {'.'.join(keys)}.{DEEPSTACK} must be a list of layers, got {places!r}.")
+    return len(places)
 
 
 def _blocks_with_layers(block: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

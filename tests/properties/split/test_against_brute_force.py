@@ -2,11 +2,12 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
-from mindspeed_autoparallel.errors import InfeasiblePlan
-from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
+from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.split import Joint, LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
 
 SHAPES = [
     ("1f1b", 1, 1),
@@ -16,7 +17,7 @@ SHAPES = [
     ("gpipe", 3, 1),
     ("interleaved", 2, 2),
 ]
-NUM_PER_SHAPE = 100
+NUM_PER_SHAPE, NUM_JOINED = 100, 60
 
 
 def random_problem(drawn, schedule, stages, chunks):
@@ -110,6 +111,9 @@ def brute_force(problem):
             continue
         if any(a > b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True)):
             continue
+        ends = [max(v for v in range(virtual) if row[v]) for row in here]
+        if any(here[joint.segment][ends[joint.before]] < joint.num_layers for joint in problem.joints):
+            continue
         key = tuple(
             tuple(
                 sum(
@@ -130,17 +134,39 @@ def brute_force(problem):
     return best
 
 
+def joined(drawn, problem):
+    """The problem with the end of a segment and first layers of one that waits for it on one stage; None: it cannot."""
+    pairs = [(before, k) for k, s in enumerate(problem.segments) if s.beside is None for before in s.predecessors]
+    if not pairs:
+        return None
+    before, segment = drawn.choice(pairs)
+    number = drawn.randint(1, problem.segments[segment].num_layers)
+    joint = Joint(before=before, segment=segment, num_layers=number)
+    parts = sum(s.num_layers for s in problem.segments if s.beside is None) - number
+    if parts < problem.num_virtual and not problem.allow_empty_stages:
+        with pytest.raises(ConfigError, match=f"more than the {parts} parts that .* layers can be cut into"):
+            replace(problem, joints=(joint,))
+        return None
+    return replace(problem, joints=(joint,))
+
+
+@pytest.mark.parametrize("with_joints", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_optimum_equals_brute_force(shape):
+def test_optimum_equals_brute_force(shape, with_joints):
+    """``with_joints``: deepstack, where features of an encoder's layers reach no other stage."""
     drawn = random.Random(f"{shape}")
     compared = 0
-    while compared < NUM_PER_SHAPE:
+    while compared < (NUM_JOINED if with_joints else NUM_PER_SHAPE):
         problem = random_problem(drawn, *shape)
         size = 1
         for segment in problem.segments:
             size *= (segment.num_layers + 1) ** (len(segment.kinds) * problem.num_virtual)
         if size > 3_000:
             continue
+        if with_joints:
+            problem = joined(drawn, problem)
+            if problem is None:
+                continue
         expected = brute_force(problem)
         compared += 1
         if expected is None:

@@ -131,6 +131,21 @@ def test_a_frozen_encoder_before_the_decoder_has_no_backward_and_no_optimizer(tm
     assert layer.dense.parameter_bytes > 0
 
 
+def test_decoder_layers_that_get_features_of_the_encoder_stay_with_its_end(tmp_path: Path) -> None:
+    """Qwen3-VL's deepstack, where a plan without it cuts between the two."""
+    encoder = {"name": "image_encoder", "num_layers": 8, "hidden": 2048, "heads": 16, "seq": 8192, "causal": False}
+    cluster, options = Cluster(num_nodes=1, devices_per_node=8), SearchOptions(layouts=[Layout(pipeline_size=8)])
+    found = []
+    for more in ({}, {"deepstack_visual_indexes": [2, 4, 6]}):
+        content = {"modules": [{**encoder, **more}, {**_MODEL, "name": "text_decoder"}]}
+        profile = analytic_profile(read_model_file(Path(_file(tmp_path, content))), find_device("H100"), 8)
+        plan = search(profile, cluster, 32, options)
+        assert plan.search.status == "optimal"
+        end = max(v for v, count in enumerate(plan.layers_of("image_encoder")) if count)
+        found.append(plan.layers_of("text_decoder")[end])
+    assert found[0] < 3 <= found[1]
+
+
 def test_experts_are_planned_over_expert_ranks(tmp_path: Path) -> None:
     model = {**_MODEL, "type": "moe", "num_experts": 8, "topk": 2, "moe_ffn": 4096}
     profile = analytic_profile(read_model_file(Path(_file(tmp_path, model))), find_device("H100"), 8)

@@ -69,7 +69,7 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
                 f"{module.name}: model.json does not tell its tokens per sample; taken as --seq-length {shape['seq']}. "
                 "Measure (--profile-source measured) where its share matters."
             )
-        sections.append(Section(module.name, shape, module.frozen))
+        sections.append(Section(module.name, shape, module.frozen, module.deepstack_layers))
     return tuple(sections)
 
 

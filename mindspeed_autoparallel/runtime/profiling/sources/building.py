@@ -111,6 +111,7 @@ def _model(description: Description, result: ModelRecord, arguments: argparse.Na
                 num_experts=item.num_experts,
                 # Encoders run side by side into the last module, which joins them.
                 predecessors=tuple(names[:-1]) if item is result.modules[-1] else (),
+                deepstack_layers=described[item.name].deepstack_layers,
             )
         )
     return Model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -38,13 +39,16 @@ def _rows(total: int, num: int) -> list[tuple[int, ...]]:
     return [row for row in product(range(total + 1), repeat=num) if sum(row) == total]
 
 
-def _placements(num: int) -> list[ModulePlacement]:
-    """Every placement of 2 + 4 layers in order with no empty stage, with every number of recomputed layers."""
+def _placements(num: int, features: int = 0) -> list[ModulePlacement]:
+    """Every placement of 2 + 4 layers in order with no empty stage, with every number of recomputed layers; as many
+    decoder layers as ``features`` beside the last of the encoder."""
     found = []
     for vit, llm in product(_rows(2, num), _rows(4, num)):
         if max(v for v in range(num) if vit[v]) > min(v for v in range(num) if llm[v]):
             continue
         if not all(a + b for a, b in zip(vit, llm, strict=True)):
+            continue
+        if llm[max(v for v in range(num) if vit[v])] < features:
             continue
         for again in product(*(range(count + 1) for count in (*vit, *llm))):
             found.append(
@@ -56,21 +60,30 @@ def _placements(num: int) -> list[ModulePlacement]:
     return found
 
 
-def _enumerate(profile: Profile, cluster: Cluster, batch: int) -> float:
+def _enumerate(profile: Profile, cluster: Cluster, batch: int, features: int = 0) -> float:
     best = float("inf")
     candidates, _ = enumerate_layouts(profile, cluster, batch, SpaceOptions())
     for candidate in candidates:
-        for placement in _placements(candidate.layout.num_virtual_stages):
+        for placement in _placements(candidate.layout.num_virtual_stages, features):
             found = evaluate(profile, cluster, candidate.layout, placement, batch, with_timeline=False)
             if found.fits:
                 best = min(best, found.step.total_us)
     return best
 
 
-@pytest.mark.parametrize("capacity_mib", [1000, 420, 330, 240])
-def test_search_equals_enumeration_of_layouts_and_placements(capacity_mib: int) -> None:
+def _with_deepstack(profile: Profile, features: int) -> Profile:
+    encoder, decoder = profile.model.modules
+    modules = replace(encoder, deepstack_layers=features), decoder
+    return replace(profile, model=replace(profile.model, modules=modules))
+
+
+@pytest.mark.parametrize(
+    ("capacity_mib", "features"), [(1000, 0), (420, 0), (330, 0), (240, 0), (1000, 3), (330, 2), (240, 2)]
+)
+def test_search_equals_enumeration_of_layouts_and_placements(capacity_mib: int, features: int) -> None:
     profile, cluster = small_profile(capacity_mib=capacity_mib), Cluster(num_nodes=1, devices_per_node=4)
-    best = _enumerate(profile, cluster, 8)
+    profile = _with_deepstack(profile, features)
+    best = _enumerate(profile, cluster, 8, features)
     if best == float("inf"):
         with pytest.raises(InfeasiblePlan):
             search(profile, cluster, 8)
@@ -81,6 +94,20 @@ def test_search_equals_enumeration_of_layouts_and_placements(capacity_mib: int) 
     assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)
     assert plan.step.total_us <= best * 1.005
     assert all(rank.peak_bytes <= rank.limit_bytes for rank in plan.memory)
+
+
+def test_where_the_decoder_layers_that_get_features_do_not_fit_one_stage_the_answer_says_why() -> None:
+    cluster = Cluster(num_nodes=1, devices_per_node=4)
+    search(small_profile(capacity_mib=130), cluster, 8)
+    with pytest.raises(InfeasiblePlan, match="the end of image_encoder and the first 4 layers of text_decoder") as caught:
+        search(_with_deepstack(small_profile(capacity_mib=130), 4), cluster, 8)
+    assert "\n" not in str(caught.value)
+
+
+def test_layouts_with_more_stages_than_parts_are_illegal_with_the_reason() -> None:
+    plan = search(_with_deepstack(small_profile(), 4), Cluster(num_nodes=1, devices_per_node=4), 8)
+    (verdict,) = [v for v in plan.search.verdicts if v.layout.label() == "PP4 TP1 DP1 MBS1"]
+    assert "4 stages are more than the 2 parts that 6 layers can be cut into" in verdict.reason
 
 
 def test_pipeline_of_one_stage_is_planned_not_crashed(profile: Profile) -> None:

@@ -25,6 +25,15 @@ def test_the_text_decoder_is_last_wherever_the_file_has_it():
     assert found == [("image_encoder", 24, True), ("text_decoder", 28, False)]
 
 
+def test_layers_that_give_features_to_the_decoder_are_counted():
+    vision = {"vision_encoder": {**VISION["vision_encoder"], "deepstack_visual_indexes": [8, 16, 24]}}
+    found = modules_of_file({"image_encoder": vision, "text_decoder": TEXT}, FILE)
+    assert [module.deepstack_layers for module in found] == [3, 0]
+    vision["vision_encoder"]["deepstack_visual_indexes"] = 3
+    with pytest.raises(ConfigError, match="deepstack_visual_indexes must be a list of layers, got 3"):
+        modules_of_file({"image_encoder": vision, "text_decoder": TEXT}, FILE)
+
+
 def test_encoders_keep_the_files_order_and_empty_ones_are_none():
     audio = {"audio_encoder": {"num_layers": 32}}
     found = modules({"image_encoder": VISION, "audio_encoder": audio, "video_encoder": None, "text_decoder": TEXT})
