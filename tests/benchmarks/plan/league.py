@@ -88,6 +88,7 @@ LEAGUE = (
     Entry("DeepSeek-V3", DEEPSEEK, "Et*8|(t*8|)*6t*5mL", 8, 1, 64, 512, {"ep": 64}),
     Entry("DeepSeek-V3", DEEPSEEK, "Et*4|(t*4|)*14tmL", 16, 1, 64, 1024, {"ep": 64}),
     Entry("DeepSeek-V3", DEEPSEEK, "Et*4|(t*4|)*14tmL", 8, 2, 64, 512, {"ep": 64}),
+    Entry("DeepSeek-V3", DEEPSEEK, "Et*3|(t*2|)*29m|L", 16, 2, 64, 1024, {"ep": 64}),
     Entry("Kimi-K2", KIMI, "Et|(tt|)*30L", 16, 2, 128, 1024, {"tp": 8, "ep": 64}),
     Entry("Llama 3 70B", LLAMA, "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL", 8, 5, 128, 64, {"tp": 4}),
     Entry("Llama 3.1 405B", LLAMA_405B, "Et|(tt|)*62tL", 8, 8, 64, 512, {"tp": 8, "cp": 2}),
@@ -154,21 +155,25 @@ def units_of(entry: Entry) -> tuple[list[tuple[str, int, LayerTime, float, float
     units = [("E", 1, LayerTime(forward_us=look_up, backward_us=2 * look_up), table * state, 0.0)]
     priced = [_layer(work, device, efficiency, fabric, kinds, state, replicas) for kinds in _layers(work)]
     together = entry.together or (1,) * len(priced)
-    ends = list(itertools.accumulate(together, initial=0))
-    rows = [_sum(priced[start:end]) for start, end in itertools.pairwise(ends)]
+    bounds = list(itertools.accumulate(together, initial=0))
+    rows = [_sum(priced[start:end]) for start, end in itertools.pairwise(bounds)]
     for (one, static, kept, number), run in itertools.groupby(rows):
         units.append(("t" * number, len(list(run)), one, static, kept))
     head = head_time(work, device, efficiency)
     logits = work.tokens * padded_vocabulary(work) / work.tensor_size * work.element_bytes
+    heads = 1
     if work.model.mtp_layers:
         layer, static, kept, _ = priced[-1]
         joined = linear_us(device, efficiency, work.tokens, 2 * work.model.hidden, work.model.hidden / work.tensor_size)
         time_of_one = LayerTime(
-            forward_us=layer.forward_us + joined.forward_us + head.forward_us,
-            backward_us=layer.backward_us + joined.backward_us + head.backward_us,
+            forward_us=layer.forward_us + joined.forward_us,
+            backward_us=layer.backward_us + joined.backward_us,
         )
-        units.append(("m", 1, time_of_one, static + (table + 2 * work.model.hidden**2) * state, kept + logits))
-    units.append(("L", 1, head, table * state, logits + 2 * hidden_bytes))
+        # Megatron computes the logits and the loss of further tokens where the loss is.
+        heads = 2
+        units.append(("m", 1, time_of_one, static + (table + 2 * work.model.hidden**2) * state, kept))
+    ends = LayerTime(forward_us=heads * head.forward_us, backward_us=heads * head.backward_us)
+    units.append(("L", 1, ends, table * state, heads * logits + 2 * hidden_bytes))
     return units, boundary_send_us(work, fabric)
 
 
