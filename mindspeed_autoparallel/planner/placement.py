@@ -81,8 +81,8 @@ def check_deepstack(model: Model, layers: Mapping[str, Sequence[int]]) -> None:
         if missing > 0:
             raise ConfigError(
                 f"virtual stage {stage} ends {encoder.name} and holds {layers[reader.name][stage]} layers of "
-                f"{reader.name}, and features of {encoder.name} are added to the first {encoder.deepstack_layers} there "
-                f"(deepstack), which hosts send no further. Move {missing} or more to it."
+                f"{reader.name}, and features of {encoder.name} are added to the first {encoder.deepstack_layers} "
+                f"there (deepstack), which hosts send no further. Move {missing} or more to it."
             )
 
 

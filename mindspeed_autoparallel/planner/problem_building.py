@@ -131,9 +131,7 @@ class _MemoryRows:
         return tuple(kinds)
 
 
-def _segments(
-    rows: _MemoryRows, measurement: Measurement
-) -> tuple[list[Segment], list[BlockCost], dict[str, range]]:
+def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment], list[BlockCost], dict[str, range]]:
     """Return the runs of equal blocks of every module in chain order, the block of each, and where every module's
     layers are."""
     profile, layout = rows.profile, rows.layout

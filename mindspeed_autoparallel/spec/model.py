@@ -42,7 +42,8 @@ class Module:
             raise ConfigError("a module needs a name and a result_key.")
         if not 1 <= self.num_layers <= MAX_LAYERS:
             raise ConfigError(f"{self.name}: num_layers must be 1 to {MAX_LAYERS}, got {self.num_layers}.")
-        for name in ("hidden_size", "tokens_per_sample", "num_heads", "num_kv_heads", "num_experts", "deepstack_layers"):
+        sizes = ("hidden_size", "tokens_per_sample", "num_heads", "num_kv_heads", "num_experts", "deepstack_layers")
+        for name in sizes:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{self.name}: {name} must not be negative, got {getattr(self, name)}.")
 
@@ -77,8 +78,8 @@ class Model:
         for encoder, reader in self.deepstacks():
             if encoder.deepstack_layers > reader.num_layers:
                 raise ConfigError(
-                    f"{encoder.name} gives features to {encoder.deepstack_layers} layers (deepstack), and {reader.name} "
-                    f"has {reader.num_layers}."
+                    f"{encoder.name} gives features to {encoder.deepstack_layers} layers (deepstack), and "
+                    f"{reader.name} has {reader.num_layers}."
                 )
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length must be at least 1, got {self.sequence_length}.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.solution import Placement, stage_memory, time_of
 
 
@@ -60,7 +61,7 @@ def _broken(problem: SplitProblem, row: list[int]) -> list[bool]:
     """Return before which layers of ``row`` (segments) no stage may begin: what is joined stays together."""
     if not problem.joints:
         return [False] * len(row)
-    counts = numpy.zeros((len(row), len(problem.segments)), dtype=int)
+    counts: Array = numpy.zeros((len(row), len(problem.segments)), dtype=int)
     for index, k in enumerate(row[:-1], start=1):
         counts[index] = counts[index - 1]
         counts[index, k] += 1

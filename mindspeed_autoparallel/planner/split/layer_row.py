@@ -1,7 +1,7 @@
 """The layers of a problem in one row, cut into virtual stages at ``num_virtual - 1`` boundaries.
 
-Pre and post blocks go with the first or last layer of their segment, and what is joined counts as one layer. Modules side by side are put one after the other,
-which is one of the orders they may have.
+Pre and post blocks go with the first or last layer of their segment, and what is joined counts as one layer. Modules
+side by side are put one after the other, which is one of the orders they may have.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutMod
 from mindspeed_autoparallel.planner.split.layer_row import all_cuts, is_one_row
 from mindspeed_autoparallel.planner.split.local_search import Best, LocalSearch
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
-from mindspeed_autoparallel.planner.split.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.relaxation import MOST_ROUNDS, cut_of, relaxed_cuts
 from mindspeed_autoparallel.planner.split.solution import (
     Placement,

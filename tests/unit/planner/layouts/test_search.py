@@ -99,7 +99,9 @@ def test_search_equals_enumeration_of_layouts_and_placements(capacity_mib: int, 
 def test_where_the_decoder_layers_that_get_features_do_not_fit_one_stage_the_answer_says_why() -> None:
     cluster = Cluster(num_nodes=1, devices_per_node=4)
     search(small_profile(capacity_mib=130), cluster, 8)
-    with pytest.raises(InfeasiblePlan, match="the end of image_encoder and the first 4 layers of text_decoder") as caught:
+    with pytest.raises(
+        InfeasiblePlan, match="the end of image_encoder and the first 4 layers of text_decoder"
+    ) as caught:
         search(_with_deepstack(small_profile(capacity_mib=130), 4), cluster, 8)
     assert "\n" not in str(caught.value)
 
