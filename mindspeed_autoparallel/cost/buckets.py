@@ -138,7 +138,7 @@ def _buffers(blocks: Sequence[PlacedBlock], layout: Layout) -> list[tuple[list[S
     replicas = layout.data_size * layout.context_size
     by_group = zip(*map(_states, blocks), strict=True)
     trained = [[state for state in states if state.gradient_bytes] for states in by_group]
-    groups = zip(trained, (replicas, max(1, replicas // layout.expert_size)), strict=False)
+    groups = zip(trained, (replicas, layout.expert_replicas), strict=False)
     return [(states, group) for states, group in groups if states and group > 1]
 
 

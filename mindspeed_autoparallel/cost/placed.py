@@ -33,4 +33,4 @@ class PlacedBlock:
 def replicas_of(block: PlacedBlock, layout: Layout) -> tuple[tuple[StateBytes, int], tuple[StateBytes, int]]:
     """Return the block's state and how many ranks hold the same: dense over DP x CP, expert over its own group."""
     replicas = layout.data_size * layout.context_size
-    return (block.cost.dense, replicas), (block.cost.expert, max(1, replicas // layout.expert_size))
+    return (block.cost.dense, replicas), (block.cost.expert, layout.expert_replicas)

@@ -46,7 +46,7 @@ def post_pipeline_time(
     reduce_us = gather_us = 0.0
     for group, states in (
         (replicas, [block.cost.dense for block in blocks]),
-        (max(1, replicas // layout.expert_size), [block.cost.expert for block in blocks]),
+        (layout.expert_replicas, [block.cost.expert for block in blocks]),
     ):
         gradients = sum(state.gradient_bytes for state in states)
         trained = sum(state.parameter_bytes for state in states if state.gradient_bytes)

@@ -20,6 +20,7 @@ def measured_at(layout: Layout) -> MeasuredAt:
         expert_size=layout.expert_size,
         micro_batch_size=layout.micro_batch_size,
         sequence_parallel=layout.sequence_parallel,
+        expert_tensor_size=layout.expert_tensor_size if layout.expert_tensor_size != layout.tensor_size else 0,
     )
 
 

@@ -20,8 +20,9 @@ def write_results(plan: Plan, directory: Path) -> None:
 def result_of(plan: Plan) -> dict[str, object]:
     """Return the short result: lists of length PP, ``e2e_time`` in ms, ``throughput`` in tokens per second and device.
 
-    CP, EP and VPP appear where they are above 1. With VPP a list's entry is the sum over the rank's chunks; the chunks
-    are in the plan file. An encoder under a layout of its own has one entry: it has no pipeline.
+    CP, EP and VPP appear where they are above 1, ETP where it is not TP. With VPP a list's entry is the sum over the
+    rank's chunks; the chunks are in the plan file. An encoder under a layout of its own has one entry: it has no
+    pipeline.
     """
     layout = plan.layout
     parallel = {
@@ -33,6 +34,8 @@ def result_of(plan: Plan) -> dict[str, object]:
     for name, size in (("CP", layout.context_size), ("EP", layout.expert_size), ("VPP", layout.virtual_size)):
         if size > 1:
             parallel[name] = size
+    if layout.ranks_of_expert != layout.tensor_size:
+        parallel["ETP"] = layout.expert_tensor_size
     size = layout.pipeline_size
 
     def by_rank(row: tuple[int, ...]) -> list[int]:

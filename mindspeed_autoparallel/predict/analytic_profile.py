@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Iterator, Sequence
 
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
@@ -78,7 +79,7 @@ def _workload(section: Section, device: Device, point: MeasuredAt, devices_per_n
     ranks = point.tensor_size * point.context_size * point.expert_size
     parallel = {"tp": point.tensor_size, "cp": point.context_size, "sp": point.sequence_parallel, "dist_opt": True}
     if section.shape.get("num_experts"):
-        parallel["ep"] = point.expert_size
+        parallel |= {"ep": point.expert_size, "etp": point.expert_tensor_size or point.tensor_size}
     try:
         return read_workload(
             {
@@ -114,16 +115,24 @@ def _points(whole: Sequence[Workload], devices_per_node: int) -> Iterator[Measur
     experts = _powers_up_to(max(devices_per_node, min(most, MOST_EXPERT_RANKS))) if most else [1]
     contexts = powers if whole[-1].model.sequence >= _LONG_SEQUENCE else [1]
     for context in contexts:
-        for expert in experts:
-            for tensor in powers:
-                for micro_batch in _MICRO_BATCHES:
-                    yield MeasuredAt(
-                        tensor_size=tensor,
-                        context_size=context,
-                        expert_size=expert,
-                        micro_batch_size=micro_batch,
-                        sequence_parallel=tensor > 1,
-                    )
+        for expert, tensor, micro_batch in itertools.product(experts, powers, _MICRO_BATCHES):
+            for expert_tensor in _shared_by(whole, tensor):
+                yield MeasuredAt(
+                    tensor_size=tensor,
+                    context_size=context,
+                    expert_size=expert,
+                    micro_batch_size=micro_batch,
+                    sequence_parallel=tensor > 1,
+                    expert_tensor_size=expert_tensor,
+                )
+
+
+def _shared_by(whole: Sequence[Workload], tensor: int) -> tuple[int, ...]:
+    """Return how many tensor ranks may share an expert: all of them (0), or 1. Megatron adds biases to whole experts
+    alone."""
+    if tensor == 1 or not any(work.model.num_experts for work in whole):
+        return (0,)
+    return (1,) if any(work.model.expert_bias for work in whole) else (0, 1)
 
 
 def _model(sections: Sequence[Section], whole: Sequence[Workload], plain: Measurement) -> Model:

@@ -31,8 +31,7 @@ def interpolate(measurements: Sequence[Measurement], point: MeasuredAt) -> Measu
 def _along(measured: dict[MeasuredAt, Measurement], point: MeasuredAt, axes: tuple[str, ...]) -> Measurement | None:
     axis, others = axes[0], axes[1:]
     candidates: dict[int, Measurement] = {}
-    for at in measured:
-        size = getattr(at, axis)
+    for size in sorted({getattr(at, axis) for at in measured}):
         moved = replace(point, **{axis: size})
         if moved in measured:
             candidates[size] = measured[moved]

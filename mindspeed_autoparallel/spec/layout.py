@@ -61,7 +61,9 @@ class Layout:
     """Data-parallel replicas; tensor x context x pipeline x data = devices."""
     context_size: int = 1
     expert_size: int = 1
-    """Expert-parallel group, inside data x context."""
+    """Expert-parallel group: with the ranks that share an expert, inside tensor x data x context."""
+    expert_tensor_size: int = 0
+    """Tensor ranks that share an expert's matrices (ETP); 0: all of them, as Megatron does where nothing is said."""
     virtual_size: int = 1
     """Model chunks per pipeline rank (VPP); above 1 needs the interleaved schedule."""
     micro_batch_size: int = 1
@@ -88,6 +90,8 @@ class Layout:
         for name in sizes:
             if getattr(self, f"{name}_size") < 1:
                 raise ConfigError(f"{name}_size must be at least 1, got {getattr(self, f'{name}_size')}.")
+        if self.expert_tensor_size < 0:
+            raise ConfigError(f"expert_tensor_size must be at least 0 (as TP), got {self.expert_tensor_size}.")
         if self.sharding is not None and self.pipeline_size > 1:
             raise ConfigError(f"{self.sharding.label} is modelled for one pipeline stage, got {self.pipeline_size}.")
         if self.microbatch_group_size and not self.pipeline_size <= self.microbatch_group_size:
@@ -104,6 +108,17 @@ class Layout:
         return self.pipeline_size * self.tensor_size * self.data_size * self.context_size
 
     @property
+    def ranks_of_expert(self) -> int:
+        """Return tensor ranks that share an expert's matrices."""
+        return self.expert_tensor_size or self.tensor_size
+
+    @property
+    def expert_replicas(self) -> int:
+        """Return ranks that hold the same experts, and reduce their gradients together."""
+        ranks = self.data_size * self.context_size * self.tensor_size
+        return max(1, ranks // (self.expert_size * self.ranks_of_expert))
+
+    @property
     def num_virtual_stages(self) -> int:
         """Return pipeline size times chunks per rank."""
         return self.pipeline_size * self.virtual_size
@@ -111,12 +126,13 @@ class Layout:
     @property
     def megatron_sizes(self) -> dict[str, int]:
         """Return the parallel sizes under the names of Megatron's arguments."""
-        return {
+        sizes = {
             "tensor_model_parallel_size": self.tensor_size,
             "pipeline_model_parallel_size": self.pipeline_size,
             "context_parallel_size": self.context_size,
             "expert_model_parallel_size": self.expert_size,
         }
+        return {**sizes, "expert_tensor_parallel_size": self.expert_tensor_size} if self.expert_tensor_size else sizes
 
     def program_sizes(self, num_microbatches: int) -> tuple[str, int, int, int, int]:
         """Return what ``schedule.make_program`` takes: schedule, pipeline size, microbatches, chunks, group size."""
@@ -141,6 +157,8 @@ class Layout:
         for short, value in (("CP", self.context_size), ("EP", self.expert_size), ("VPP", self.virtual_size)):
             if value > 1:
                 parts.append(f"{short}{value}")
+        if self.expert_tensor_size not in (0, self.tensor_size):
+            parts.append(f"ETP{self.expert_tensor_size}")
         if self.microbatch_group_size not in (0, self.pipeline_size):
             parts.append(f"G{self.microbatch_group_size}")
         if self.sequence_parallel:

@@ -61,6 +61,7 @@ def plan_of(
     if origin.source == "analytic":
         figures = "; ".join(f"{name} {value}" for name, value in origin.software.items())
         notes.append(f"nothing was measured: all costs are computed for {origin.device} ({figures}).")
+    notes += _unmeasured_experts(profile)
     return Plan(
         model=profile.model,
         cluster=cluster,
@@ -89,6 +90,16 @@ def plan_of(
             stage_times_us=tuple((stage.forward_us, stage.backward_us) for stage in found.stages),
         ),
     )
+
+
+def _unmeasured_experts(profile: Profile) -> list[str]:
+    """Return which way to share experts over tensor ranks the profile cannot price, where it prices one alone."""
+    points = [measurement.at for measurement in profile.measurements if measurement.at.tensor_size > 1]
+    ways = {point.expert_tensor_size for point in points}
+    if len(ways) != 1 or not any(module.num_experts for module in profile.model.modules):
+        return []
+    known = "share every expert" if ways == {0} else f"share an expert by {ways.pop()}"
+    return [f"tensor ranks {known} in all of the profile: other expert tensor sizes (ETP) are not searched."]
 
 
 def limits_of_plan(found: Evaluation) -> tuple[str, ...]:

@@ -85,10 +85,12 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
         virtual = (1,)
     alone = options.standalone_ends and len(profile.model.modules) == 1 and profile.memory_semantics != "mindspeed"
     found = []
-    # Attention ways and sharded norms are taken as measured: any (CP, EP, SP) of some point.
-    for context, expert, sequence in sorted({(p.context_size, p.expert_size, p.sequence_parallel) for p in points}):
+    # Attention ways and sharded norms are taken as measured: any (CP, EP, SP, ETP) of some point.
+    as_measured = {(p.context_size, p.expert_size, p.sequence_parallel, p.expert_tensor_size) for p in points}
+    for context, expert, sequence, expert_tensor in sorted(as_measured):
         for tensor in sorted(tensors):
-            if devices % (tensor * context):
+            # Whole experts are named only where they differ: of 1 tensor rank there is one way to share them.
+            if devices % (tensor * context) or (expert_tensor and expert_tensor >= tensor):
                 continue
             rest = devices // (tensor * context)
             for pipeline in (size for size in range(1, rest + 1) if rest % size == 0):
@@ -103,6 +105,7 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
                                 data_size=rest // pipeline,
                                 context_size=context,
                                 expert_size=expert,
+                                expert_tensor_size=expert_tensor,
                                 virtual_size=chunks,
                                 micro_batch_size=batch,
                                 sequence_parallel=sequence,
@@ -133,9 +136,11 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
         return f"{layout.num_virtual_stages} stages are more than the {layers} layers{ends}."
     if layout.sequence_parallel and layout.tensor_size == 1:
         return "sequence parallelism needs TP above 1."
-    replicas = layout.data_size * layout.context_size
-    if replicas % layout.expert_size:
-        return f"EP {layout.expert_size} does not divide DP x CP = {replicas}."
+    ranks, sharing = layout.data_size * layout.context_size * layout.tensor_size, layout.ranks_of_expert
+    if ranks % (layout.expert_size * sharing):
+        if sharing == layout.tensor_size:
+            return f"EP {layout.expert_size} does not divide DP x CP = {ranks // sharing}."
+        return f"EP {layout.expert_size} x ETP {sharing} does not divide DP x CP x TP = {ranks}."
     for module in profile.model.modules:
         if module.num_heads and module.num_heads % layout.tensor_size:
             return f"TP {layout.tensor_size} does not divide the {module.num_heads} heads of {module.name}."

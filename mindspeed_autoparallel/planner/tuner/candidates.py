@@ -152,6 +152,7 @@ def _plain_layouts(point: MeasuredAt, cluster: Cluster, dimensions: Dimensions) 
                     tensor_size=point.tensor_size,
                     context_size=point.context_size,
                     expert_size=point.expert_size,
+                    expert_tensor_size=point.expert_tensor_size,
                     micro_batch_size=point.micro_batch_size,
                     data_size=devices // shards // pipeline,
                     virtual_size=chunks,

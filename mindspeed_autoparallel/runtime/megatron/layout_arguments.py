@@ -18,6 +18,7 @@ FIRST_ARGUMENT, LAST_ARGUMENT = "decoder_first_pipeline_num_layers", "decoder_la
 EMBEDDING_ARGUMENT, LOSS_ARGUMENT = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
 """Each counts as a layer of an even split, so that the first or the last stage has a layer less than others."""
 CHUNKS_ARGUMENT = "num_virtual_stages_per_pipeline_rank"
+EXPERT_TENSOR_ARGUMENT = "expert_tensor_parallel_size"
 GROUP_ARGUMENT = "microbatch_group_size_per_vp_stage"
 _FLAGS = {GROUP_ARGUMENT: "--microbatch-group-size-per-virtual-pipeline-stage"}
 """Of destinations that are not named as their flags are."""
@@ -27,8 +28,11 @@ RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_n
 def sizes(plan: Plan) -> dict[str, ArgumentValue]:
     """Return Megatron's argument destinations and their values for the plan's layout."""
     layout = plan.layout
+    experts = any(module.num_experts for module in plan.model.modules)
     return {
         **layout.megatron_sizes,
+        # Whatever the script says: with none, Megatron takes the tensor size, as the plan does.
+        **({EXPERT_TENSOR_ARGUMENT: layout.ranks_of_expert} if experts and layout.tensor_size > 1 else {}),
         "micro_batch_size": layout.micro_batch_size,
         "global_batch_size": plan.global_batch_size,
         "sequence_parallel": layout.sequence_parallel,
@@ -204,11 +208,12 @@ def native_flags(plan: Plan, stages: Mapping[str, int | str | None] | None = Non
     """
     words: list[str] = []
     values = {**sizes(plan), **(stages or {})}
+    kept = ("micro_batch_size", "global_batch_size", EXPERT_TENSOR_ARGUMENT, *(stages or ()))
     for destination, value in values.items():
         flag = _FLAGS.get(destination, "--" + destination.replace("_", "-"))
         if value is True:
             words.append(flag)
-        elif value not in (False, None, 1) or destination in ("micro_batch_size", "global_batch_size", *(stages or ())):
+        elif value not in (False, None, 1) or destination in kept:
             words += [flag, str(value)] if value is not None else []
     return words
 

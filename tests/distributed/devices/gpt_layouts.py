@@ -84,6 +84,22 @@ CASES: dict[str, Case] = {
         "experts": 4,
         "config": {**ALLGATHER, "sequence_parallel": True},
     },
+    # Whole experts on tensor ranks: twice as many expert ranks as any other layout of TP2 DP2 has room for.
+    "moe-ep4-tp2-etp1-alltoall": {
+        "ep": 4,
+        "tp": 2,
+        "etp": 1,
+        "experts": 4,
+        "config": {**ALLTOALL, "sequence_parallel": True},
+    },
+    "moe-ep2-tp2-etp1-pp2": {
+        "ep": 2,
+        "tp": 2,
+        "etp": 1,
+        "pp": 2,
+        "experts": 4,
+        "config": {**ALLTOALL, "sequence_parallel": True},
+    },
     "rope": {"rope": True},
     "packed-rope": {"packed": True, "rope": True},
     "packed-tp2-sp-dp2": {"tp": 2, "packed": True, "config": {"sequence_parallel": True}},
@@ -122,6 +138,7 @@ class _groups:  # noqa: N801  # a context
             self.case.get("vpp"),
             context_parallel_size=self.case.get("cp", 1),
             expert_model_parallel_size=self.case.get("ep", 1),
+            expert_tensor_parallel_size=self.case.get("etp"),
         )
         torch.manual_seed(1)
         model_parallel_cuda_manual_seed(1234)
@@ -150,6 +167,7 @@ def _build(case: Case) -> tuple[Any, list[Any], Any]:
         context_parallel_size=case.get("cp", 1),
         virtual_pipeline_model_parallel_size=virtual,
         expert_model_parallel_size=case.get("ep", 1),
+        expert_tensor_parallel_size=case.get("etp"),
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=bool(case.get("bf16")),
@@ -238,6 +256,8 @@ def _fill(case: Case, model: Any, name: str, parameter: Any) -> None:
     if getattr(parameter, "tensor_model_parallel", False):
         axis = parameter.partition_dim
         size, rank = ps.get_tensor_model_parallel_world_size(), ps.get_tensor_model_parallel_rank()
+        if expert:
+            size, rank = ps.get_expert_tensor_parallel_world_size(), ps.get_expert_tensor_parallel_rank()
         shape[axis] *= size
     if len(shape) > 1:
         full = torch.randn(shape, generator=generator) * 0.05

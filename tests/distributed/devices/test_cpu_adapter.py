@@ -26,7 +26,12 @@ REFERENCES = {
     ],
     "dense-rms-norm": ["tp2-sp-rms-norm"],
     "dense-tied": ["tp2-pp2-tied"],
-    "moe": ["moe-ep2-pp2-alltoall", "moe-ep2-tp2-sp-allgather"],
+    "moe": [
+        "moe-ep2-pp2-alltoall",
+        "moe-ep2-tp2-sp-allgather",
+        "moe-ep4-tp2-etp1-alltoall",
+        "moe-ep2-tp2-etp1-pp2",
+    ],
     "bf16": ["bf16-tp2-pp2-distributed-optimizer"],
 }
 """Single-process case -> layouts on four ranks that must equal it."""

@@ -12,6 +12,7 @@ from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
+from mindspeed_autoparallel.planner.layouts.space import SpaceOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
 from mindspeed_autoparallel.predict.model_file import Section, read_model_file
@@ -218,3 +219,35 @@ def test_planning_from_shapes_loads_neither_torch_nor_megatron(tmp_path: Path) -
     )
     done = subprocess.run([sys.executable, "-c", code, *_analytic(tmp_path)], capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()[-1000:]
+
+
+def test_whole_experts_of_tensor_ranks_cost_what_predict_says(tmp_path: Path) -> None:
+    profile = analytic_profile(read_model_file(Path(_file(tmp_path, _EXPERTS))), find_device("B200"), 8)
+    cluster, steps = Cluster(num_nodes=1, devices_per_node=8), {}
+    placement = ModulePlacement(layers={"text_decoder": (16,)}, recompute={"text_decoder": {}})
+    for shared in (4, 1):
+        layout = Layout(tensor_size=4, data_size=2, expert_size=2, expert_tensor_size=shared, sequence_parallel=True)
+        found = evaluate(profile, cluster, layout, placement, 32)
+        request = {
+            "model": _EXPERTS,
+            "hw": {"gpu": "B200", "num_gpus": 8, "gpus_per_node": 8},
+            "parallel": {"tp": 4, "ep": 2, "etp": shared},
+            "train": {"gbs": 32, "mbs": 1},
+        }
+        predicted = predict_one(request)
+        assert found.step.total_us / 1e3 == pytest.approx(predicted["step_time_ms"], rel=0.05)
+        assert found.memory[0].peak_bytes / 2**30 == pytest.approx(predicted["peak_memory_gib"], rel=0.05)
+        steps[shared] = found.step.total_us
+    assert steps[1] < 0.95 * steps[4]
+    plan = search(profile, cluster, 32, SearchOptions(space=SpaceOptions(virtual_sizes=(1,)), with_relaxations=False))
+    assert plan.step.total_us <= steps[1]
+    tried = {(v.layout.tensor_size, v.layout.expert_tensor_size) for v in plan.search.verdicts}
+    assert {(4, 0), (4, 1)} <= tried and (1, 1) not in tried
+
+
+def test_experts_with_biases_are_whole(tmp_path: Path) -> None:
+    """As Megatron asserts: a bias is added to whole experts alone."""
+    model = {**_EXPERTS, "expert_bias": True}
+    profile = analytic_profile(read_model_file(Path(_file(tmp_path, model))), find_device("H100"), 8)
+    asked = {(m.at.tensor_size > 1, m.at.expert_tensor_size) for m in profile.measurements}
+    assert asked == {(False, 0), (True, 1)}

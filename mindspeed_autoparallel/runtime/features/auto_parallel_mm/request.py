@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,11 @@ from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
-from mindspeed_autoparallel.runtime.megatron.layout_arguments import GROUP_ARGUMENT, LAYOUT_ARGUMENT
+from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
+    EXPERT_TENSOR_ARGUMENT,
+    GROUP_ARGUMENT,
+    LAYOUT_ARGUMENT,
+)
 from mindspeed_autoparallel.runtime.megatron.splits import runnable_splits
 from mindspeed_autoparallel.runtime.megatron.unsearched import refuse_hybrid
 from mindspeed_autoparallel.spec import Cluster
@@ -41,6 +46,8 @@ class SearchRequest(MeasuringRequest):
     """Of the cluster to train on."""
     cluster_devices_per_node: int
     expert_size: int
+    expert_tensor_sizes: tuple[int, ...]
+    """Tensor ranks that share an expert, to be measured; 0: all of them."""
     sequence_parallel: bool
     distributed_optimizer: bool
     num_heads: tuple[int, ...]
@@ -78,19 +85,23 @@ class SearchRequest(MeasuringRequest):
                 expert_size=self.expert_size,
                 micro_batch_size=micro_batch,
                 sequence_parallel=self.sequence_parallel and tensor > 1,
+                expert_tensor_size=shared,
             )
-            for tensor in self._tensor_sizes()
+            for tensor, shared in self._tensor_sizes()
             for micro_batch in self._micro_batch_sizes()
         )
 
-    def _tensor_sizes(self) -> Iterator[int]:
+    def _tensor_sizes(self) -> Iterator[tuple[int, int]]:
+        """Yield tensor sizes and, of each, how many of its ranks share an expert."""
         size = 1
         limit = min(self.num_processes_per_node, self.cluster_devices_per_node)
         while size <= limit:
             fits_world = self.num_measuring % (size * self.context_size) == 0
-            fits_experts = size == 1 or self.num_measuring % (size * self.expert_size) == 0
-            if fits_world and fits_experts and all(heads % size == 0 for heads in self.num_heads):
-                yield size
+            fits_heads = all(heads % size == 0 for heads in self.num_heads)
+            for shared in self.expert_tensor_sizes if size > 1 else self.expert_tensor_sizes[:1]:
+                fits_experts = size == 1 or self.num_measuring % ((shared or size) * self.expert_size) == 0
+                if fits_world and fits_experts and fits_heads and shared <= size:
+                    yield size, shared if shared < size else 0
             size *= 2
 
     def _micro_batch_sizes(self) -> list[int]:
@@ -118,6 +129,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         cluster_num_nodes=needed(arguments, _FEATURE, "simulated_nnodes"),
         cluster_devices_per_node=needed(arguments, _FEATURE, "simulated_nproc_per_node"),
         expert_size=int(getattr(arguments, "expert_model_parallel_size", 1) or 1),
+        expert_tensor_sizes=_expert_tensor_sizes(arguments),
         # Megatron trains experts with TP above 1 in no other way.
         sequence_parallel=bool(arguments.sequence_parallel or getattr(arguments, "num_experts", None)),
         distributed_optimizer=bool(arguments.use_distributed_optimizer),
@@ -149,6 +161,17 @@ def _check_points(request: SearchRequest) -> None:
             f"no tensor-parallel size fits {request.num_processes_per_node} measuring devices per node with "
             f"{', '.join(map(str, request.num_heads))} attention heads."
         )
+
+
+def _expert_tensor_sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
+    """Return the script's own, or whole experts beside those that all tensor ranks share where the host runs both."""
+    given = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
+    if given is not None:
+        return (int(given),)
+    # MindSpeed replaces Megatron's dispatchers, and Megatron's oldest takes no other size than TP.
+    runs_whole = hasattr(arguments, EXPERT_TENSOR_ARGUMENT) and "mindspeed" not in sys.modules
+    runs_whole = runs_whole and getattr(arguments, "moe_token_dispatcher_type", None) != "alltoall_seq"
+    return (0, 1) if getattr(arguments, "num_experts", None) and runs_whole else (0,)
 
 
 def _hetero_balance(arguments: argparse.Namespace, description: Description) -> str | None:

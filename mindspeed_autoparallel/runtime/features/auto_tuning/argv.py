@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     EMBEDDING_ARGUMENT,
+    EXPERT_TENSOR_ARGUMENT,
     GROUP_ARGUMENT,
     LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
@@ -84,7 +85,12 @@ def values_of(
 
     ``arguments``: the host's, which tell how it says an uneven split.
     """
-    values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather, **settings}
+    values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather}
+    shared = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
+    if shared is not None:
+        # Not searched where the script says it: every configuration was priced with it.
+        values[EXPERT_TENSOR_ARGUMENT] = shared
+    values |= settings
     module = plan.model.modules[0].name
     layers = plan.layers_of(module)
     if len(set(layers)) > 1:

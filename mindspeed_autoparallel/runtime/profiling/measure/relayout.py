@@ -67,6 +67,10 @@ def set_arguments(arguments: Any, point: MeasuredAt, world_size: int, stages: St
         arguments.tensor_parallel_num_weight_shards = point.tensor_size
     arguments.context_parallel_size = point.context_size
     arguments.expert_model_parallel_size = point.expert_size
+    if point.expert_tensor_size:
+        arguments.expert_tensor_parallel_size = point.expert_tensor_size
+        if getattr(arguments, "expert_tensor_parallel_num_weight_shards", None) is not None:
+            arguments.expert_tensor_parallel_num_weight_shards = point.expert_tensor_size
     arguments.sequence_parallel = point.sequence_parallel
     arguments.micro_batch_size = point.micro_batch_size
     arguments.pipeline_model_parallel_size = stages.pipeline_size

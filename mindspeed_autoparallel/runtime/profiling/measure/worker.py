@@ -123,7 +123,7 @@ def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def _let_experts_follow() -> None:
-    """Clear the first layout's tensor-parallel size, which Megatron's checks put where none was given for experts."""
+    """Clear another layout's tensor-parallel size, which Megatron's checks put where none was given for experts."""
     from megatron.training import get_args
 
     arguments = get_args()
@@ -154,6 +154,8 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
                 # The old layout's tensors go before the new one's come; the host's frames still hold its objects.
                 release(built.model, built.optimizer)
                 del built  # what refers to the old groups keeps their threads
+                if measuring().experts_follow_tensor and not point.expert_tensor_size:
+                    _let_experts_follow()
                 built = reinitialize_model_parallel(
                     measuring().calls, arguments, point, torch.distributed.get_world_size()
                 )

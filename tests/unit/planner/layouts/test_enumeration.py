@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.replay import replay
-from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile
+from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, StateBytes
 from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
 from mindspeed_autoparallel.units import MIB
 
@@ -24,23 +24,38 @@ NUM_LAYERS = 4
 OUTCOMES = {"solved", "bounded", "memory", "illegal", "unmeasured", "excluded"}
 
 
-def _language_model(capacity_mib: int = 4000, post_us: float = 240.0) -> Profile:
-    """Costs by TP, CP, EP, MBS and SP that are all different, so that no two layouts tie."""
+def _language_model(capacity_mib: int = 4000, post_us: float = 240.0, whole_experts: bool = False) -> Profile:
+    """Costs by TP, CP, EP, MBS, SP and ETP that are all different, so that no two layouts tie."""
+
+    def experts(at: MeasuredAt) -> StateBytes:
+        size = whole_experts * 40 * MIB // (at.expert_size * (at.expert_tensor_size or at.tensor_size))
+        return StateBytes(
+            num_parameters=size // 2, parameter_bytes=size, gradient_bytes=2 * size, optimizer_bytes=6 * size
+        )
 
     def cost(at: MeasuredAt) -> ModuleCost:
         share = at.micro_batch_size / (at.tensor_size**0.9 * at.context_size**0.85 * at.expert_size**0.2)
-        share *= 0.97 if at.sequence_parallel else 1.0
+        share *= (0.97 if at.sequence_parallel else 1.0) * (0.93 if at.expert_tensor_size else 1.0)
         saved = round(30 * share * (0.8 if at.sequence_parallel else 1.0)) + 1
         return ModuleCost(
             pre=block(20 * share),
-            layer=block(900 * share, saved_mib=saved, recomputable=True),
+            layer=replace(block(900 * share, saved_mib=saved, recomputable=True), expert=experts(at)),
             post=block(post_us * share, saved_mib=saved),
         )
 
     points = [
-        MeasuredAt(tensor_size=t, context_size=c, expert_size=e, micro_batch_size=m, sequence_parallel=s)
-        for t, c, e, m, s in product((1, 2), (1, 2), (1, 2), (1, 2), (False, True))
-        if not (s and t == 1)
+        MeasuredAt(
+            tensor_size=t,
+            context_size=c,
+            expert_size=e,
+            micro_batch_size=m,
+            sequence_parallel=s,
+            expert_tensor_size=x,
+        )
+        for t, c, e, m, s, x in product(
+            (1, 2), (1, 2), (1, 2, 4) if whole_experts else (1, 2), (1, 2), (False, True), (0, 1)
+        )
+        if not (s and t == 1) and ((whole_experts and t > 1) or not x)
     ]
     module = Module(name="text_decoder", result_key="llm", num_layers=NUM_LAYERS, num_experts=4)
     return small_profile(
@@ -78,19 +93,22 @@ def _with_group_sizes(candidate: Candidate) -> list[Candidate]:
     return [candidate, *(replace(candidate, layout=replace(layout, microbatch_group_size=size)) for size in legal)]
 
 
-def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptions) -> set[str]:
+def _by_hand(cluster: Cluster, batch: int, options: SpaceOptions, whole_experts: bool) -> set[str]:
     """Labels of all layouts with the cluster's number of devices that break no rule, found without the search."""
     labels = set()
     sizes = (1, 2, 4, 8)
-    for p, t, d, c, e, v, m, s in product(sizes, (1, 2), sizes, (1, 2), (1, 2), (1, 2, 4), (1, 2), (False, True)):
+    experts, shares = ((1, 2, 4), (0, 1)) if whole_experts else ((1, 2), (0,))
+    every = product(sizes, (1, 2), sizes, (1, 2), experts, (1, 2, 4), (1, 2), (False, True), shares)
+    for p, t, d, c, e, v, m, s, x in every:
         if (
             p * t * d * c != cluster.num_devices
             or p * v > NUM_LAYERS + 2 * options.standalone_ends
             or (s and t == 1)
             or (v > 1 and p == 1)
+            or (x and t == 1)
         ):
             continue
-        if (d * c) % e or batch % (d * m) or (v > 1 and batch // (d * m) < p):
+        if (d * c * t) % (e * (x or t)) or batch % (d * m) or (v > 1 and batch // (d * m) < p):
             continue
         labels.add(
             Layout(
@@ -102,6 +120,7 @@ def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptio
                 virtual_size=v,
                 micro_batch_size=m,
                 sequence_parallel=s,
+                expert_tensor_size=x,
                 schedule="1f1b" if v == 1 else "interleaved",
                 distributed_optimizer=options.distributed_optimizer,
             ).label()
@@ -110,27 +129,32 @@ def _by_hand(profile: Profile, cluster: Cluster, batch: int, options: SpaceOptio
 
 
 @pytest.mark.parametrize(
-    ("capacity_mib", "distributed", "overlap", "alone"),
+    ("capacity_mib", "distributed", "overlap", "alone", "whole_experts"),
     [
-        (4000, True, False, False),
-        (330, True, True, False),
-        (330, False, False, False),
-        (330, True, False, True),
-        (330, False, True, True),
+        (4000, True, False, False, False),
+        (330, True, True, False, False),
+        (330, False, False, False, False),
+        (330, True, False, True, False),
+        (330, False, True, True, False),
+        (500, True, False, False, True),
+        (500, False, True, False, True),
     ],
 )
 def test_every_legal_combination_has_a_true_verdict(
-    capacity_mib: int, distributed: bool, overlap: bool, alone: bool
+    capacity_mib: int, distributed: bool, overlap: bool, alone: bool, whole_experts: bool
 ) -> None:
-    profile = _language_model(capacity_mib, 1900.0 if alone else 240.0)
+    profile = _language_model(capacity_mib, 1900.0 if alone else 240.0, whole_experts)
     cluster, batch = Cluster(num_nodes=1 if alone else 2, devices_per_node=2), 8
     options = SpaceOptions(distributed_optimizer=distributed, overlap_gradient_reduce=overlap, standalone_ends=alone)
     candidates, _ = enumerate_layouts(profile, cluster, batch, options)
-    assert {candidate.layout.label() for candidate in candidates} == _by_hand(profile, cluster, batch, options)
+    assert {candidate.layout.label() for candidate in candidates} == _by_hand(cluster, batch, options, whole_experts)
     assert {candidate.layout.virtual_size for candidate in candidates} >= {1, 2}
     every = [other for item in candidates for other in _with_group_sizes(item)]
     truth = {item.layout.label(): _best_of(profile, cluster, item, batch) for item in every}
     best = min(step for step in truth.values() if step is not None)
+    if whole_experts:
+        assert {(item.layout.expert_size, item.layout.expert_tensor_size) for item in candidates} >= {(4, 1), (2, 0)}
+        assert " ETP1" in next(label for label, step in truth.items() if step == best)
     plan = search(profile, cluster, batch, SearchOptions(space=options))
     assert plan.search.lower_bound_us <= best * (1 + 1e-9) <= plan.step.total_us * (1 + 2e-9)
     assert plan.step.total_us <= best / (1 - plan.search.gap_fraction) * (1 + 1e-9)

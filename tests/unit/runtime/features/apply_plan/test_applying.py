@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -405,3 +406,25 @@ def test_the_comparison_shows_the_worst_rank_of_each_stage():
     assert "+11.1 %" in text
     assert "+0.0 %" in text
     assert "+100.0 %" in text
+
+
+@pytest.mark.parametrize(("planned", "said"), [(0, 2), (2, 2), (1, 1)])
+def test_ranks_that_share_an_expert_are_as_planned_whatever_the_script_says(
+    planned, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    plan = make_plan({"text_decoder": [8]}, tensor_size=2, expert_tensor_size=planned)
+    (module,) = plan.model.modules
+    plan = replace(plan, model=replace(plan.model, modules=(replace(module, num_experts=4),)))
+    plan.write(tmp_path / "plan.json")
+    arguments = argparse.Namespace(
+        num_layers=8,
+        auto_parallel_plan=str(tmp_path / "plan.json"),
+        auto_parallel_check_steps=3,
+        pipeline_model_parallel_layout=None,
+        expert_tensor_parallel_size=4,
+    )
+    prepare(arguments)
+    assert arguments.expert_tensor_parallel_size == said
+    assert f"--expert-tensor-parallel-size {said}" in capsys.readouterr().out

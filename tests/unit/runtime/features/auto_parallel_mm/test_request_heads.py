@@ -58,3 +58,23 @@ def test_experts_and_tensor_ranks_are_measured_on_the_devices_that_are_there(tmp
     flags = {"num_experts": 4, "expert_model_parallel_size": expert_size}
     request = read_request(argparse.Namespace(**COMMON, **flags, auto_parallel_work_dir=str(tmp_path)))
     assert {point.tensor_size for point in request.points()} == sizes
+
+
+@pytest.mark.parametrize(
+    ("given", "expert_size", "points"),
+    [
+        # (TP, ETP), 0: as TP. Whole experts leave room for twice the expert ranks, and are measured beside shared ones.
+        ({"expert_tensor_parallel_size": None}, 2, {(1, 0), (2, 0), (2, 1), (4, 1)}),
+        ({"expert_tensor_parallel_size": None}, 4, {(1, 0), (2, 1), (4, 1)}),
+        # The script's own is kept.
+        ({"expert_tensor_parallel_size": 1}, 2, {(1, 0), (2, 1), (4, 1)}),
+        ({"expert_tensor_parallel_size": 2}, 2, {(2, 0), (4, 2)}),
+        # Megatron's oldest dispatcher runs the tensor size alone.
+        ({"expert_tensor_parallel_size": None, "moe_token_dispatcher_type": "alltoall_seq"}, 2, {(1, 0), (2, 0)}),
+        ({}, 2, {(1, 0), (2, 0)}),
+    ],
+)
+def test_experts_that_tensor_ranks_do_not_share_are_measured_too(tmp_path, given, expert_size, points):
+    flags = {"num_experts": 4, "expert_model_parallel_size": expert_size, **given}
+    request = read_request(argparse.Namespace(**COMMON, **flags, auto_parallel_work_dir=str(tmp_path)))
+    assert {(point.tensor_size, point.expert_tensor_size) for point in request.points()} == points
