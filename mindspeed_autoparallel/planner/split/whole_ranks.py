@@ -37,31 +37,17 @@ def rank_caps(problem: SplitProblem, step: float) -> list[RankCap] | None:
 
     The ranks' paths and memory are what is looked at, each rank by itself.
     """
-    work = sum(s.num_layers * (s.forward + s.backward) for s in problem.segments) / problem.num_stages
-    groups = [
-        group
-        for group in problem.groups
-        if sum(problem.segments[k].num_layers for k in group) > 1
-        and min(problem.segments[k].forward + problem.segments[k].backward for k in group) > WORTH_ROUNDING * work
-    ]
-    found: list[RankCap] = []
-    ranks = [_Rank(problem, rank, cut) for rank, cut in enumerate(rank_cuts(problem))] if groups else []
-    for group in groups:
-        total = sum(problem.segments[k].num_layers for k in group)
-        mosts = [rank.most(group, step, total) for rank in ranks]
-        if None in mosts or sum(most or 0 for most in mosts) < total:
-            return None
-        found += [RankCap(group=group, rank=rank, most=most) for rank, most in enumerate(mosts) if most is not None]
-    return found
+    return _Ranks(problem).caps(step)
 
 
 def whole_ranks_bound(problem: SplitProblem, low: float, high: float) -> float:
     """Return a step time that no plan beats, ``low`` or more; ``high``: no more is of interest."""
-    if rank_caps(problem, high) is None:
+    ranks = _Ranks(problem)
+    if ranks.caps(high) is None:
         return high
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if rank_caps(problem, middle) is None:
+        if ranks.caps(middle) is None:
             low = middle
         else:
             high = middle
@@ -83,6 +69,31 @@ def roomy_stages(problem: SplitProblem, step: int) -> list[int]:
         if most + transient <= problem.room(stage) and not any(s.kinds[0].extra_backward for s in problem.segments):
             found.append(stage)
     return found
+
+
+class _Ranks:
+    """Every rank of a pipeline by itself, asked for one step time after another."""
+
+    def __init__(self, problem: SplitProblem) -> None:
+        work = sum(s.num_layers * (s.forward + s.backward) for s in problem.segments) / problem.num_stages
+        self._layers = {
+            group: sum(problem.segments[k].num_layers for k in group)
+            for group in problem.groups
+            if min(problem.segments[k].forward + problem.segments[k].backward for k in group) > WORTH_ROUNDING * work
+        }
+        self._layers = {group: total for group, total in self._layers.items() if total > 1}
+        cuts = rank_cuts(problem) if self._layers else []
+        self._ranks = [_Rank(problem, rank, cut) for rank, cut in enumerate(cuts)]
+
+    def caps(self, step: float) -> list[RankCap] | None:
+        """Return what ranks hold at most within ``step``; ``None``: it is too short for any plan."""
+        found: list[RankCap] = []
+        for group, total in self._layers.items():
+            mosts = [rank.most(group, step, total) for rank in self._ranks]
+            if None in mosts or sum(most or 0 for most in mosts) < total:
+                return None
+            found += [RankCap(group=group, rank=rank, most=most) for rank, most in enumerate(mosts) if most is not None]
+        return found
 
 
 class _Rank:
