@@ -57,9 +57,28 @@ def search(
     if not candidates:
         raise _nothing_to_search(verdicts, global_batch_size)
     progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
-    deadline = started + options.time_limit_s
     request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=options.seed)
-    layout_search = _explored(request, candidates, options, deadline, progress)
+    with Workers(request, _num_processes(candidates, options)) as workers:
+        return _searched(workers, candidates, verdicts, options, started, progress)
+
+
+def _num_processes(candidates: Sequence[Candidate], options: SearchOptions) -> int:
+    operations = sum(2 * item.layout.num_virtual_stages * item.num_microbatches for item in candidates)
+    return (options.num_workers or usable_cores()) if operations > MANY_OPERATIONS else 1
+
+
+def _searched(
+    workers: Workers,
+    candidates: list[Candidate],
+    verdicts: list[Verdict],
+    options: SearchOptions,
+    started: float,
+    progress: Progress,
+) -> Plan:
+    """Return the plan of the best of ``candidates``; ``verdicts``: of the layouts that are none."""
+    request, deadline = workers.request, started + options.time_limit_s
+    profile, cluster, global_batch_size = request.profile, request.cluster, request.global_batch_size
+    layout_search = _explored(workers, candidates, options, deadline, progress)
     ranked = _ranked(layout_search)
     if not ranked:
         raise _infeasible(profile, cluster, global_batch_size, layout_search, deadline)
@@ -70,15 +89,8 @@ def search(
     bound_us = min([step_us, *layout_search.open_bounds_us.values(), *solved])
     relaxations: tuple[Relaxation, ...] = ()
     if options.with_relaxations and time.monotonic() < deadline:
-        relaxations = relaxations_of(
-            profile,
-            cluster,
-            global_batch_size,
-            best,
-            step_us,
-            time_limit_s=min(10.0, deadline - time.monotonic()),
-            seed=options.seed,
-        )
+        seconds = min(10.0, deadline - time.monotonic())
+        relaxations = relaxations_of(request, best, step_us, time_limit_s=seconds, workers=workers)
     proof = Proof(step_us=step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(
         num_configurations=len(layout_search.items) + len(verdicts),
@@ -95,7 +107,7 @@ def search(
 
 
 def _explore(
-    request: Request,
+    workers: Workers,
     candidates: list[Candidate],
     options: SearchOptions,
     deadline: float,
@@ -105,29 +117,24 @@ def _explore(
 ) -> LayoutSearch:
     """Search ``candidates`` until all are settled or time is up. ``known``: plans of some of them; ``known_us``: the
     step of one of other layouts."""
-    bounds_us = [
-        pipeline_bound_ns(request.profile, item) / NS_PER_US + tail_bound_us(request.profile, request.cluster, item)
-        for item in candidates
-    ]
-    operations = sum(2 * item.layout.num_virtual_stages * item.num_microbatches for item in candidates)
-    with Workers(request, (options.num_workers or usable_cores()) if operations > MANY_OPERATIONS else 1) as workers:
-        layout_search = LayoutSearch(
-            request.profile.model,
-            candidates,
-            bounds_us,
-            [expected_us(request.profile, item) for item in candidates],
-            workers=workers,
-            deadline=deadline,
-            num_alternatives=options.top_k,
-            progress=progress,
-        )
-        layout_search.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
-        layout_search.known_us = known_us
-        for item in known:
-            if item.fits:
-                layout_search.know(item.candidate, item.outcome)
-        layout_search.warm_up()
-        best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
+    profile, cluster = workers.request.profile, workers.request.cluster
+    layout_search = LayoutSearch(
+        profile.model,
+        candidates,
+        [pipeline_bound_ns(profile, item) / NS_PER_US + tail_bound_us(profile, cluster, item) for item in candidates],
+        [expected_us(profile, item) for item in candidates],
+        workers=workers,
+        deadline=deadline,
+        num_alternatives=options.top_k,
+        progress=progress,
+    )
+    layout_search.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
+    layout_search.known_us = known_us
+    for item in known:
+        if item.fits:
+            layout_search.know(item.candidate, item.outcome)
+    layout_search.warm_up()
+    best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
     return layout_search
 
 
@@ -136,16 +143,16 @@ def _virtual_s(options: SearchOptions) -> float:
 
 
 def _explored(
-    request: Request, candidates: list[Candidate], options: SearchOptions, deadline: float, progress: Progress
+    workers: Workers, candidates: list[Candidate], options: SearchOptions, deadline: float, progress: Progress
 ) -> LayoutSearch:
     """Search ``candidates``, and then other group sizes of the best interleaved ones, within the time limit."""
     wanted = options.layouts is None and options.space.group_sizes
     if not (wanted and any(item.layout.schedule == "interleaved" for item in candidates)):
-        return _explore(request, candidates, options, deadline, progress)
+        return _explore(workers, candidates, options, deadline, progress)
     first_until = deadline - (1 - FIRST_SHARE) * options.time_limit_s
-    found = _explore(request, candidates, options, first_until, progress)
+    found = _explore(workers, candidates, options, first_until, progress)
     if found.found:
-        more = _explore_group_sizes(request, _ranked(found), options, deadline, progress)
+        more = _explore_group_sizes(workers, _ranked(found), options, deadline, progress)
         found.items += more.items
         # What time left open has no bound worth the name: those sizes are left out of the proof, and said to be.
         found.verdicts += [
@@ -165,13 +172,13 @@ def _ranked(layout_search: LayoutSearch) -> list[SolvedLayout]:
 
 
 def _explore_group_sizes(
-    request: Request, ranked: list[SolvedLayout], options: SearchOptions, deadline: float, progress: Progress
+    workers: Workers, ranked: list[SolvedLayout], options: SearchOptions, deadline: float, progress: Progress
 ) -> LayoutSearch:
     """Search other group sizes of the best interleaved layouts found, for plans faster than the best one."""
     found = [(each.candidate, each.outcome.placement) for each in ranked if each.outcome.placement is not None]
-    known = regrouped(request, found)
+    known = regrouped(workers, found)
     candidates = [item.candidate for item in known]
-    return _explore(request, candidates, options, deadline, progress, known, ranked[0].step_us)
+    return _explore(workers, candidates, options, deadline, progress, known, ranked[0].step_us)
 
 
 def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: SolvedLayout) -> LayoutResult:

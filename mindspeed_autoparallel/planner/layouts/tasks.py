@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, improve_layout
@@ -14,7 +15,7 @@ from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
-SIMPLE, BOUND, IMPROVE, SOLVE = "simple", "bound", "improve", "solve"
+SIMPLE, BOUND, IMPROVE, SOLVE, TIME = "simple", "bound", "improve", "solve", "time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,8 @@ class Task:
 
     kind: str
     """``simple``: the best even or greedy split that fits; ``solve``: the best of all, proved as far as effort goes;
-    with virtual stages also ``bound``: none, but a bound; ``improve``: a good plan, and no bound."""
+    with virtual stages also ``bound``: none, but a bound; ``improve``: a good plan, and no bound; ``time``:
+    ``placement``, evaluated."""
     layout: Layout
     seconds: float
     cutoff_us: float | None = None
@@ -42,6 +44,12 @@ class Task:
     """No other plan is of interest."""
     effort: float | None = None
     """Limit of the integer solver that does not depend on the machine; ``None``: none."""
+    placement: ModulePlacement | None = None
+    """Of ``time``."""
+    memory_limit_bytes: int | None = None
+    """Of a device, in place of the request's."""
+    batches: int = 1
+    """Global batches of the request in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +59,8 @@ class Outcome:
     lower_bound_us: float = 0.0
     placement: ModulePlacement | None = None
     step_us: float | None = None
-    """Of the placement, which fits."""
+    """Of the placement, which fits unless ``fits`` is off."""
+    fits: bool = True
     proved_infeasible: bool = False
     beaten: bool = False
     """Proved: no plan that fits is faster than the one known."""
@@ -60,13 +69,17 @@ class Outcome:
 
 def perform(request: Request, task: Task) -> Outcome:
     """Do one task, here and now."""
-    layout, batch = task.layout, request.global_batch_size
+    layout, batch, cluster = task.layout, task.batches * request.global_batch_size, request.cluster
+    if task.memory_limit_bytes is not None:
+        cluster = replace(cluster, memory_limit_bytes=task.memory_limit_bytes)
     measurement = request.profile.at(measured_at(layout))
     assert measurement is not None
     candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=layout.num_microbatches(batch))
     cutoff_us = inf if task.cutoff_us is None else task.cutoff_us
     if task.kind == SIMPLE:
         return _simple(request, candidate)
+    if task.kind == TIME:
+        return _timed(request, task)
     options = SolveOptions(
         time_limit_s=task.seconds,
         seed=request.seed,
@@ -75,11 +88,11 @@ def perform(request: Request, task: Task) -> Outcome:
         effort=task.effort,
     )
     if task.kind == BOUND:
-        result = bound_layout(request.profile, request.cluster, candidate, options)
+        result = bound_layout(request.profile, cluster, candidate, options)
     elif task.kind == IMPROVE:
-        result = improve_layout(request.profile, request.cluster, candidate, batch, options)
+        result = improve_layout(request.profile, cluster, candidate, batch, options)
     else:
-        result = solve_layout(request.profile, request.cluster, candidate, batch, options)
+        result = solve_layout(request.profile, cluster, candidate, batch, options)
     return Outcome(
         lower_bound_us=result.lower_bound_us,
         placement=result.placement,
@@ -88,6 +101,13 @@ def perform(request: Request, task: Task) -> Outcome:
         beaten=result.beaten,
         timed_out=result.timed_out,
     )
+
+
+def _timed(request: Request, task: Task) -> Outcome:
+    assert task.placement is not None
+    profile, cluster, batch = request.profile, request.cluster, request.global_batch_size
+    found = evaluate(profile, cluster, task.layout, task.placement, batch, with_timeline=False)
+    return Outcome(placement=task.placement, step_us=found.step.total_us, fits=found.fits)
 
 
 def _simple(request: Request, candidate: Candidate) -> Outcome:

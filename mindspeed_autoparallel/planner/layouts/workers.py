@@ -44,7 +44,7 @@ class Workers:
     """``num_workers`` processes in all, this one included; use as a context manager."""
 
     def __init__(self, request: Request, num_workers: int) -> None:
-        self._request = request
+        self.request = request
         self._jobs: _Jobs = SimpleQueue()
         self._answers: _Answers = SimpleQueue()
         self._others: list[_Other] = []
@@ -68,21 +68,29 @@ class Workers:
             self._jobs.put(None)
 
     def perform(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """Return the outcomes in the order of the tasks. This process works, too, and alone until another is ready."""
+        """Return the outcomes in the order of the tasks. This process works, too, and alone until another is ready.
+
+        The longest steps come first, so that no process waits long for another's last task.
+        """
         asked = time.monotonic()
-        for index, task in enumerate(tasks):
-            self._jobs.put((index, task, asked))
+        for index in sorted(range(len(tasks)), key=lambda index: -self._operations(tasks[index])):
+            self._jobs.put((index, tasks[index], asked))
         outcomes: dict[int, Outcome] = {}
         while len(outcomes) < len(tasks):
             try:
                 job = self._jobs.get_nowait()
                 assert job is not None
-                outcomes[job[0]] = perform(self._request, _begun_late(job[1], job[2]))
+                outcomes[job[0]] = perform(self.request, _begun_late(job[1], job[2]))
             except Empty:
                 index, outcome = self._answers.get()
                 again = _begun_late(tasks[index], asked)
-                outcomes[index] = outcome if outcome is not None else perform(self._request, again)
+                outcomes[index] = outcome if outcome is not None else perform(self.request, again)
         return [outcomes[index] for index in range(len(tasks))]
+
+    def _operations(self, task: Task) -> int:
+        """Return forwards and backwards of a step in a task's layout."""
+        batch = task.batches * self.request.global_batch_size
+        return 2 * task.layout.num_virtual_stages * task.layout.num_microbatches(batch)
 
 
 def _begun_late(task: Task, asked: float) -> Task:

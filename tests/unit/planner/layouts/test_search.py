@@ -218,3 +218,10 @@ def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monke
     left = [verdict.lower_bound_us for verdict in plan.search.verdicts if verdict.outcome == "unsolved"]
     assert left and plan.search.lower_bound_us <= min(bound for bound in left if bound is not None)
     assert 0 < plan.search.lower_bound_us <= everything.step.total_us * (1 + 1e-9)
+
+
+def test_twice_the_microbatches_of_groups_that_only_the_plan_runs_are_tried_in_smaller_groups() -> None:
+    # Groups of 3 leave 2 of 5 microbatches, which Megatron runs on two stages, and 1 of 10, which it does not.
+    layout = Layout(pipeline_size=2, virtual_size=2, schedule="interleaved", microbatch_group_size=3)
+    plan = search(small_profile(), Cluster(num_nodes=1, devices_per_node=2), 5, SearchOptions(layouts=[layout]))
+    assert [relaxation.step_us is not None for relaxation in plan.search.relaxations] == [True, True]
