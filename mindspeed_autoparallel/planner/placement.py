@@ -53,7 +53,7 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
     for module in model.modules:
         cost = measurement.modules[module.name]
         layers = placement.layers[module.name]
-        held = _stages_of(model, cost, layers)
+        held = stages_of(model, cost, layers)
         index = 0
         for v in held:
             if cost.pre is not None and v == held[0]:
@@ -86,7 +86,7 @@ def check_deepstack(model: Model, layers: Mapping[str, Sequence[int]]) -> None:
             )
 
 
-def _stages_of(model: Model, cost: ModuleCost, layers: tuple[int, ...]) -> list[int]:
+def stages_of(model: Model, cost: ModuleCost, layers: tuple[int, ...]) -> list[int]:
     """Return virtual stages that hold part of a module: with layers, or an end of the only module alone."""
     held = {v for v, count in enumerate(layers) if count}
     if len(model.modules) == 1:
@@ -120,7 +120,7 @@ def boundary_bytes(model: Model, measurement: Measurement, placement: ModulePlac
     """Return bytes of the message from every virtual stage to the next: what is running, and finished outputs still
     unused."""
     num = len(next(iter(placement.layers.values())))
-    held = {name: _stages_of(model, measurement.modules[name], row) for name, row in placement.layers.items()}
+    held = {name: stages_of(model, measurement.modules[name], row) for name, row in placement.layers.items()}
     first, last = ({name: stages[end] for name, stages in held.items()} for end in (0, -1))
     sizes = []
     for v in range(num - 1):

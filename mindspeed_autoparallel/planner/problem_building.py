@@ -13,7 +13,7 @@ from math import gcd, inf
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
 from mindspeed_autoparallel.cost.step import post_pipeline_time
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
+from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement, stages_of
 from mindspeed_autoparallel.planner.problem_messages import latest_start, link_times, message_allowance, moments_of
 from mindspeed_autoparallel.planner.rank_memory import sends_of
 from mindspeed_autoparallel.planner.split import LayerKind, Placement, PostPipelineTime, Segment, SplitProblem
@@ -229,6 +229,32 @@ def module_placement(profile: Profile, measurement: Measurement, placement: Plac
         recompute[module.name] = {kind: rows[kind] for kind in kinds if kind != "none"}
         index = end + (cost.post is not None)
     return ModulePlacement(layers=layers, recompute=recompute)
+
+
+def split_placement(profile: Profile, measurement: Measurement, placement: ModulePlacement) -> Placement:
+    """Return layers by segment, kind and virtual stage, as if none were recomputed: which are the split alone."""
+    num = len(next(iter(placement.layers.values())))
+    rows: list[list[int]] = []
+    kinds: list[int] = []
+    for module in profile.model.modules:
+        cost, layers = measurement.modules[module.name], placement.layers[module.name]
+        held = stages_of(profile.model, cost, layers)
+        ends = [sum(layers[: v + 1]) for v in range(num)]
+        first = 0
+        for part, _, number in cost.parts(module.num_layers):
+            if part == "layer":
+                row = [
+                    max(0, min(end, first + number) - max(end - n, first)) for end, n in zip(ends, layers, strict=True)
+                ]
+                first += number
+            else:
+                row = [int(v == held[0 if part == "pre" else -1]) for v in range(num)]
+            rows.append(row)
+            kinds.append(sum(kind in cost.layer.recompute for kind in KIND_ORDER) if part == "layer" else 1)
+    return tuple(
+        tuple(tuple(row) if not kind else (0,) * num for kind in range(number))
+        for row, number in zip(rows, kinds, strict=True)
+    )
 
 
 def _unit(segments: list[Segment], link: tuple[int, ...]) -> int:

@@ -27,7 +27,6 @@ class Regrouped:
 
     candidate: Candidate
     outcome: Outcome
-    fits: bool
 
 
 def regrouped(workers: Workers, found: Sequence[tuple[Candidate, ModulePlacement]]) -> list[Regrouped]:
@@ -50,7 +49,7 @@ def regrouped(workers: Workers, found: Sequence[tuple[Candidate, ModulePlacement
     )
     best_us = min(outcome.step_us or inf for outcome in outcomes[: len(known)])
     every = [
-        (outcome.step_us or inf, Regrouped(candidate=candidate, outcome=replace(outcome, fits=True), fits=outcome.fits))
+        (outcome.step_us or inf, Regrouped(candidate=candidate, outcome=outcome))
         for (candidate, _), outcome in zip(others, outcomes[len(known) :], strict=True)
     ]
     every.sort(key=lambda item: (item[0], item[1].candidate.layout.label()))

@@ -14,14 +14,15 @@ from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, SIMPLE,
 from mindspeed_autoparallel.planner.layouts.turns import LAST, turn_of
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
 from mindspeed_autoparallel.planner.layouts.workers import Workers
+from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Model
 from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
 GROUP = 4
 EFFORT, FIRST_EFFORT = 2.0, 0.2
 """Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
-VIRTUAL_S = 9.0
-"""Of this process, for all layouts with virtual stages that take long to prove, unless they were asked for."""
+VIRTUAL_S = 16.0
+"""Of all processes together, for layouts with virtual stages that take long to prove, unless they were asked for."""
 LOOKS = (BOUND, IMPROVE, SOLVE)
 """At a layout with virtual stages, one after the other, as long as it may hold the best plan."""
 FEW_OPERATIONS = 20_000
@@ -66,7 +67,7 @@ class LayoutSearch(Search[Candidate]):
         # Chains with one chunk per stage come first: they are proved in a moment, and then bound the others. Those with
         # virtual stages are looked at from the likeliest on: a good plan discards most of the rest.
         self._looks: dict[str, int] = {}
-        self._model, self._virtual_until = model, inf
+        self._model, self._virtual_spent = model, 0.0
         self.virtual_s = inf
         """Processor seconds after which layouts with virtual stages that take long are left open."""
         self.items = [
@@ -74,6 +75,7 @@ class LayoutSearch(Search[Candidate]):
             for order, (item, bound, expected) in enumerate(zip(candidates, bounds_us, expected_us, strict=True))
         ]
         self._simple: dict[str, SolvedLayout] = {}
+        self._begin_from: dict[str, ModulePlacement] = {}
         self._beaten: list[Open[Candidate]] = []
         self._workers, self._deadline, self._progress = workers, deadline, progress
         self.known_us = inf
@@ -87,7 +89,11 @@ class LayoutSearch(Search[Candidate]):
         return min(self.known_us, min(steps, default=inf))
 
     def know(self, candidate: Candidate, outcome: Outcome) -> None:
-        """Take a plan that fits, found elsewhere, for one of the layouts."""
+        """Take a plan, found elsewhere, for one of the layouts: to begin from, and to be beaten where it fits."""
+        assert outcome.placement is not None
+        self._begin_from[candidate.layout.label()] = outcome.placement
+        if not outcome.fits:
+            return
         self._simple[candidate.layout.label()] = SolvedLayout(candidate=candidate, outcome=outcome)
 
     def warm_up(self) -> None:
@@ -126,8 +132,6 @@ class LayoutSearch(Search[Candidate]):
     def expand(self, group: Sequence[Open[Candidate]], cutoff_us: float) -> list[Open[Candidate]]:
         """Solve the layouts of a group, each for a plan faster than ``cutoff_us``."""
         seconds, left = self._deadline - time.monotonic(), []
-        if self._virtual_until == inf and any(takes_long(self._model, item.item) for item in group):
-            self._virtual_until = time.process_time() + self.virtual_s
         tasks = [
             Task(
                 kind=LOOKS[self._look_at(item)],
@@ -136,10 +140,12 @@ class LayoutSearch(Search[Candidate]):
                 effort=FIRST_EFFORT if LOOKS[self._look_at(item)] == IMPROVE else EFFORT,
                 cutoff_us=cutoff_us if cutoff_us < inf else None,
                 only_faster=True,
+                placement=self._begin_from.get(_label(item)),
             )
             for item in group
         ]
         for item, outcome in zip(group, self._workers.perform(tasks), strict=True):
+            self._virtual_spent += outcome.processor_s if takes_long(self._model, item.item) else 0.0
             if outcome.proved_infeasible:
                 self._settle(item, "memory", "no split fits the memory, with any recomputation.")
                 self.without_plan.append(item.item)
@@ -160,7 +166,7 @@ class LayoutSearch(Search[Candidate]):
         return self._looks.get(_label(item), 0)
 
     def _seconds_left(self, item: Open[Candidate]) -> float:
-        return self._virtual_until - time.process_time() if takes_long(self._model, item.item) else inf
+        return self.virtual_s - self._virtual_spent if takes_long(self._model, item.item) else inf
 
     def _is_out_of_time(self, item: Open[Candidate]) -> bool:
         return self._seconds_left(item) <= 0

@@ -9,6 +9,7 @@ from mindspeed_autoparallel.planner.layouts.layout_search import EFFORT, FIRST_E
 from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SOLVE, Request, Task
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
 from mindspeed_autoparallel.planner.layouts.workers import Workers
+from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.schedule import group_sizes
 from mindspeed_autoparallel.spec import Layout
 from mindspeed_autoparallel.spec.plan import Relaxation
@@ -16,7 +17,13 @@ from mindspeed_autoparallel.units import GIB
 
 
 def relaxations_of(
-    request: Request, best: Candidate, step_us: float, *, time_limit_s: float, workers: Workers
+    request: Request,
+    best: Candidate,
+    placement: ModulePlacement,
+    step_us: float,
+    *,
+    time_limit_s: float,
+    workers: Workers,
 ) -> tuple[Relaxation, ...]:
     """Return one GiB more per device; twice the microbatches (gain per sample). In the best plan's layout."""
     limit = request.cluster.memory_limit_bytes or request.profile.device.memory_capacity_bytes
@@ -27,6 +34,7 @@ def relaxations_of(
         layout=best.layout,
         seconds=time_limit_s / 2,
         effort=FIRST_EFFORT if long else EFFORT / 2,
+        placement=placement,
     )
     doubled = replace(plain, layout=_with_legal_groups(best.layout, 2 * best.num_microbatches), batches=2)
     changes = ("one more GiB per device", 1.0), ("twice the microbatches", 0.5)

@@ -90,7 +90,9 @@ def _searched(
     relaxations: tuple[Relaxation, ...] = ()
     if options.with_relaxations and time.monotonic() < deadline:
         seconds = min(10.0, deadline - time.monotonic())
-        relaxations = relaxations_of(request, best, step_us, time_limit_s=seconds, workers=workers)
+        placement = results[0].placement
+        assert placement is not None
+        relaxations = relaxations_of(request, best, placement, step_us, time_limit_s=seconds, workers=workers)
     proof = Proof(step_us=step_us, lower_bound_us=bound_us, seconds=time.monotonic() - started)
     record = proof.record(
         num_configurations=len(layout_search.items) + len(verdicts),
@@ -131,8 +133,7 @@ def _explore(
     layout_search.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
     layout_search.known_us = known_us
     for item in known:
-        if item.fits:
-            layout_search.know(item.candidate, item.outcome)
+        layout_search.know(item.candidate, item.outcome)
     layout_search.warm_up()
     best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
     return layout_search

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from mindspeed_autoparallel.planner.candidate import Candidate
@@ -45,7 +46,7 @@ class Task:
     effort: float | None = None
     """Limit of the integer solver that does not depend on the machine; ``None``: none."""
     placement: ModulePlacement | None = None
-    """Of ``time``."""
+    """Of ``time``, and where ``improve`` begins: of the same layout in other groups, or with other memory."""
     memory_limit_bytes: int | None = None
     """Of a device, in place of the request's."""
     batches: int = 1
@@ -65,10 +66,18 @@ class Outcome:
     beaten: bool = False
     """Proved: no plan that fits is faster than the one known."""
     timed_out: bool = False
+    processor_s: float = field(default=0.0, compare=False)
+    """What it took, in whichever process."""
 
 
 def perform(request: Request, task: Task) -> Outcome:
     """Do one task, here and now."""
+    begun = time.process_time()
+    outcome = _performed(request, task)
+    return replace(outcome, processor_s=time.process_time() - begun)
+
+
+def _performed(request: Request, task: Task) -> Outcome:
     layout, batch, cluster = task.layout, task.batches * request.global_batch_size, request.cluster
     if task.memory_limit_bytes is not None:
         cluster = replace(cluster, memory_limit_bytes=task.memory_limit_bytes)
@@ -90,7 +99,7 @@ def perform(request: Request, task: Task) -> Outcome:
     if task.kind == BOUND:
         result = bound_layout(request.profile, cluster, candidate, options)
     elif task.kind == IMPROVE:
-        result = improve_layout(request.profile, cluster, candidate, batch, options)
+        result = improve_layout(request.profile, cluster, candidate, batch, options, task.placement)
     else:
         result = solve_layout(request.profile, cluster, candidate, batch, options)
     return Outcome(

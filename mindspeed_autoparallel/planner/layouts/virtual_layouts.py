@@ -12,17 +12,18 @@ from math import ceil, inf
 from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.evaluate import Evaluation
+from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import (
     Attempts,
     LayoutResult,
+    SimpleSplit,
     limits_of,
     simple_splits,
 )
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.placement import ModulePlacement
-from mindspeed_autoparallel.planner.problem_building import build_problem
+from mindspeed_autoparallel.planner.problem_building import build_problem, split_placement
 from mindspeed_autoparallel.planner.split import NoneBelow, StoppedEarly
 from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.virtual_solution import Beginning
@@ -52,9 +53,17 @@ def bound_layout(profile: Profile, cluster: Cluster, candidate: Candidate, optio
 
 
 def improve_layout(
-    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int, options: SolveOptions
+    profile: Profile,
+    cluster: Cluster,
+    candidate: Candidate,
+    global_batch_size: int,
+    options: SolveOptions,
+    known: ModulePlacement | None = None,
 ) -> LayoutResult:
-    """Return the bound of some critical paths and, unless it shows that ``cutoff_us`` is not beaten, a good plan."""
+    """Return the bound of some critical paths and, unless it shows that ``cutoff_us`` is not beaten, a good plan.
+
+    ``known``: a placement to begin from, whether it fits or not.
+    """
     look = _Look(profile, cluster, candidate, options)
     caps = rank_caps(look.problem, look.below) if look.below is not None else ()
     relaxed = None
@@ -64,7 +73,9 @@ def improve_layout(
         if look.below is None:
             return LayoutResult(lower_bound_us=0.0, placement=None, evaluation=None, proved_infeasible=True)
         return look.result(look.below)
-    attempts = _searched(look, global_batch_size, options, Beginning(cuts=tuple(relaxed[0])))
+    placement = None if known is None else split_placement(profile, candidate.measurement, known)
+    begin = Beginning(cuts=tuple(relaxed[0]), placement=placement)
+    attempts = _searched(look, global_batch_size, options, begin, known)
     return look.result(relaxed[1], attempts.best)
 
 
@@ -105,7 +116,9 @@ class _Look:
         )
 
 
-def _searched(look: _Look, global_batch_size: int, options: SolveOptions, begin: Beginning) -> Attempts:
+def _searched(
+    look: _Look, global_batch_size: int, options: SolveOptions, begin: Beginning, known: ModulePlacement | None
+) -> Attempts:
     """Return solutions with messages as large as they are, with less and less memory until one fits."""
     profile, cluster, candidate = look.profile, look.cluster, look.candidate
     attempts = Attempts(
@@ -118,6 +131,9 @@ def _searched(look: _Look, global_batch_size: int, options: SolveOptions, begin:
         begin=begin,
     )
     simple = simple_splits(profile, cluster, candidate, global_batch_size)
+    if known is not None:
+        found = evaluate(profile, cluster, candidate.layout, known, global_batch_size, with_timeline=False)
+        simple = (*simple, SimpleSplit(name="known", placement=known, evaluation=found))
     for split in simple:
         if split.evaluation.step.total_us < look.cutoff_us or not options.only_faster:
             attempts.take(split.placement, split.evaluation)
