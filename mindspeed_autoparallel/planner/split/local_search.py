@@ -69,10 +69,11 @@ class LocalSearch:
         """Return whether time is up."""
         return time.monotonic() > self.deadline
 
-    def start(self) -> bool:
+    def start(self, hopeless: float = inf) -> bool:
         """Search downwards from the best of simple splits. Return whether any that fits was found.
 
         All of them are timed even when time is up: no answer is worse than what one would write by hand.
+        ``hopeless``: where the fastest simple split takes more, it is all that is found.
         """
         splits, evaluator = simple_splits(self.evaluator.row), self.evaluator
         fitting = evaluator.candidates(splits, self._weights(self._nowhere))
@@ -82,6 +83,8 @@ class LocalSearch:
             fastest = [fitting.take(order[place : place + 1]) for place in range(len(order))]
             (replay,) = evaluator.replay([Request(fastest[0], inf)])
             self.keep(Best(fastest[0], replay.step, replay.passes))
+            if replay.step > hopeless:
+                return True
         found = [self._made_to_fit(ends) for ends in splits[: len(LIGHTER_ENDS)]]
         if self.best is None and not any(found):
             # Nearest in memory first: what is even in time may need much to be made to fit.

@@ -45,8 +45,9 @@ FEW_CUTS = 3_000
 """So many ways to cut the row into stages are all looked at,"""
 MOST_WAYS = 2_000
 """if each has at most so many ways to recompute its layers."""
-HOPELESS = 0.06
-"""First placements that are slower by so much than a plan to beat are not improved."""
+HOPELESS, HOPELESS_SPLIT = 0.06, 0.2
+"""First placements that are slower by so much than a plan to beat are not improved; nor are they looked for where
+simple splits are. (A search downwards from those gains a tenth.)"""
 LITTLE_EFFORT, FEW_ROUNDS, ROUNDS_AGAIN = 0.25, 15, 4
 """Up to so much effort the first relaxation is all there is to the bound, and has so many rounds; fewer where cuts are
 known."""
@@ -135,7 +136,8 @@ class _Solve:
         """Return whether the local search has found a placement that fits."""
         if begin is not None and begin.placement is not None:
             self.search.add([self.evaluator.row.ends_of(begin.placement)])
-        return self.search.best is not None or self.search.start()
+        hopeless = inf if self.below is None else self.below * (1 + HOPELESS_SPLIT)
+        return self.search.best is not None or self.search.start(hopeless)
 
     @property
     def _is_promising(self) -> bool:
