@@ -15,12 +15,13 @@ import numpy
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
-from mindspeed_autoparallel.planner.split.chain_solver import solve_chain
+from mindspeed_autoparallel.planner.split.chain_solver import ChainSolution, solve_chain
 from mindspeed_autoparallel.planner.split.integer_master import IntegerMaster
 from mindspeed_autoparallel.planner.split.layer_row import fits_a_row, is_one_row
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import is_chain
 from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts
+from mindspeed_autoparallel.planner.split.side_by_side import may_be_side_by_side, solve_side_by_side
 from mindspeed_autoparallel.planner.split.solution import (
     NoneBelow,
     Placement,
@@ -65,6 +66,14 @@ def solve(
     if not fits_a_row(problem) or excluded:
         return _solved_by_integers(problem, _Known(), _Limits(started, time_limit_s, below, effort, seed), excluded)
     one_row = is_one_row(problem)
+    if not one_row and may_be_side_by_side(problem):
+        limits = _Limits(started, time_limit_s, below, effort, seed)
+        beside = _searched_side_by_side(problem, limits)
+        if beside is not None and beside.placement is None:
+            return _solved_by_integers(problem, _Known(lower_bound=beside.lower_bound), limits, ())
+        if beside is not None and beside.placement is not None:
+            found_time, bound = beside.step_time, beside.lower_bound
+            return _solution(problem, beside.placement, found_time, bound, beside.rounds, started)
     # A row has all its placements searched; others leave half the time to the integer solver.
     until = deadline if one_row else started + time_limit_s / 2
     most = inf if effort is None else effort
@@ -152,6 +161,25 @@ def _solved_by_integers(
     if best is None:
         raise _nothing_found(limits.time_limit_s, lower)
     return _solution(problem, best, best_time, lower, rounds, limits.started)
+
+
+def _searched_side_by_side(problem: SplitProblem, limits: _Limits) -> ChainSolution | None:
+    """Return what was found and proved; ``None``: stages have too many options. Raises ``NoneBelow``."""
+    below = limits.below
+    if relaxed_cuts(problem, limits.started + limits.time_limit_s, most_rounds=1) is None:
+        raise _infeasible(problem)
+    simple = _best_baseline(problem) if below is None else None
+    found = solve_side_by_side(
+        problem,
+        limits.started + limits.time_limit_s,
+        seed=limits.seed,
+        known=simple.placement if simple else None,
+        below=below,
+        effort=inf if limits.effort is None else limits.effort,
+    )
+    if found is not None and found.complete and found.placement is None:
+        raise NoneBelow(f"no plan takes less than {below}.")
+    return found
 
 
 def _solution(
