@@ -33,19 +33,42 @@ class Choice:
         options[stage] = which
         return Choice(options, self.floor, list(self.cuts), list(self.columns))
 
+    def size(self) -> int:
+        return sum(map(len, self.options))
+
     def is_empty(self) -> bool:
         return not all(map(len, self.options))
 
 
 def divided(table: StageOptions, choice: Choice, cuts: dict[Cut, None], mixed: Array) -> list[Choice]:
-    """Return choices that hold every plan of this one: by order of segments, bottleneck or layer counts."""
+    """Return choices that hold every plan of this one: by joints, order of segments, bottleneck or layer counts."""
     if choice.is_empty():
         return []
     return (
-        _divided_by_order(table, choice, mixed)
+        _divided_by_joints(table, choice)
+        or _divided_by_order(table, choice, mixed)
         or _divided_at_bottleneck(table, choice, cuts)
         or _divided_by_count(table, choice, mixed)
     )
+
+
+def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
+    """Each stage in turn is where the one segment of a joint ends, and holds the first layers of the other."""
+    num = len(choice.options)
+    for joint in table.problem.joints:
+        parts = []
+        for end in range(num):
+            part = Choice(list(choice.options), choice.floor, list(choice.cuts), list(choice.columns))
+            for stage in range(end, num):
+                held = table.counts[part.options[stage]]
+                ends = (held[:, joint.before] > 0) & (held[:, joint.segment] >= joint.num_layers)
+                part.options[stage] = part.options[stage][ends if stage == end else held[:, joint.before] == 0]
+            if not part.is_empty():
+                parts.append(part)
+        if len(parts) != 1 or parts[0].size() < choice.size():
+            # Without any part there is no plan: an empty choice says so.
+            return parts or [choice.divided(0, choice.options[0][:0])]
+    return []
 
 
 def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list[Choice]:

@@ -196,11 +196,12 @@ class LayerMoves:
         return steps
 
     def in_order(self, counts: Array) -> Array:
-        """Return which counts, ``[candidate, stage, segment]``, begin no segment before those it waits for are done."""
+        """Return which counts, ``[candidate, stage, segment]``, begin no segment before what it waits for is done, and
+        keep joints on one stage."""
         last = counts.shape[1] - 1
         some = counts > 0
         begin, end = some.argmax(axis=1), last - some[:, ::-1].argmax(axis=1)
-        kept: Array = numpy.ones(len(counts), dtype=bool)
+        kept: Array = ~self.problem.breaks_joint(numpy.cumsum(counts, axis=1)).any(axis=1)
         for k, segment in enumerate(self.problem.segments):
             for before in segment.predecessors:
                 kept &= end[:, before] <= begin[:, k]

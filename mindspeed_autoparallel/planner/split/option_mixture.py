@@ -85,8 +85,11 @@ class Mixture:
             self._add_cut(((1,) * num, (1,) * num, choice.floor, -1))
 
     def _rows_of_counts(self) -> tuple[Array, Array]:
-        """Return rows over counts, ``[row, stage, segment]``, and what they add up to: all layers of a segment; and its
-        share before a boundary, which is no more than that of a segment that it waits for."""
+        """Return rows over counts, ``[row, stage, segment]``, and what they add up to: all layers of a segment.
+
+        Then those that are at most so much: a segment's share before a boundary beside the share of one that it waits
+        for, and joints.
+        """
         segments, num = self.problem.segments, self.problem.num_stages
         rows, totals, self.is_order = [], [], []
         for k, segment in enumerate(segments):
@@ -104,6 +107,14 @@ class Mixture:
                     rows.append(row)
                     totals.append(0.0)
                     self.is_order.append(True)
+        for joint in self.problem.joints:
+            for boundary in range(1, num):
+                row = numpy.zeros((num, len(segments)))
+                row[:boundary, joint.before] = joint.num_layers
+                row[:boundary, joint.segment] = -1
+                rows.append(row)
+                totals.append(float(joint.num_layers * (segments[joint.before].num_layers - 1)))
+                self.is_order.append(True)
         return numpy.array(rows), numpy.array(totals)
 
     def run(self, limit: int, deadline: float) -> tuple[Prices | None, Array]:

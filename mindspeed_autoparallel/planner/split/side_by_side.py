@@ -195,7 +195,7 @@ class _Search:
         """Drop options that no plan within ``target`` has, and return the mixture of those left; ``None``: none are."""
         most = target * (1 + 1e-9) + 1
         while True:
-            before = sum(map(len, choice.options))
+            before = choice.size()
             prices, mixed = self._bounded(choice, target)
             if choice.is_empty():
                 return None
@@ -203,7 +203,7 @@ class _Search:
                 return mixed
             if prices.bound > most or not self._narrowed_by_each(choice, target):
                 return None
-            if sum(map(len, choice.options)) > WORTHWHILE * before or time.monotonic() > self.deadline:
+            if choice.size() > WORTHWHILE * before or time.monotonic() > self.deadline:
                 return mixed
 
     def _narrowed_by_each(self, choice: Choice, target: int) -> bool:
