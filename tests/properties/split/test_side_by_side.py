@@ -38,9 +38,7 @@ def random_modules(drawn):
         block = LayerKind(name="none", memory=(drawn.randint(1, 5),) * stages)
         before = tuple(range(last + 1))
         segments.append(
-            Segment(
-                name="post", num_layers=1, forward=7, backward=9, kinds=(block,), predecessors=before, beside=last
-            )
+            Segment(name="post", num_layers=1, forward=7, backward=9, kinds=(block,), predecessors=before, beside=last)
         )
     average = 8 * sum(segment.num_layers for segment in segments) // stages
     return SplitProblem(
