@@ -53,7 +53,7 @@ def divided(table: StageOptions, choice: Choice, cuts: dict[Cut, None], mixed: A
 
 
 def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
-    """Each stage in turn is where the one segment of a joint ends, and holds the first layers of the other."""
+    """Return a part for each stage where the one segment of a joint may end, beside first layers of the other."""
     num = len(choice.options)
     for joint in table.problem.joints:
         parts = []
@@ -72,7 +72,7 @@ def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
 
 
 def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list[Choice]:
-    """Either a segment is done before a boundary, or one that waits for it is not begun there."""
+    """Return two halves: a segment is done before a boundary, or one that waits for it is not begun there."""
     worst, found = WHOLE, None
     for k, segment in enumerate(table.problem.segments):
         for before in segment.predecessors:
@@ -94,7 +94,7 @@ def _divided_by_order(table: StageOptions, choice: Choice, mixed: Array) -> list
 
 
 def _divided_at_bottleneck(table: StageOptions, choice: Choice, cuts: dict[Cut, None]) -> list[Choice]:
-    """Either every stage's extra is below a middle value, or some stage's is not, and all stages' work comes on top."""
+    """Return two halves: some stage's extra reaches a middle value, and all stages' work comes on top; or none does."""
     passing = [cut for cut in cuts if min(cut[0]) >= 1 and min(cut[1]) >= 1]
     if not passing:
         return []
@@ -123,7 +123,7 @@ def _divided_at_bottleneck(table: StageOptions, choice: Choice, cuts: dict[Cut, 
 
 
 def _divided_by_count(table: StageOptions, choice: Choice, mixed: Array) -> list[Choice]:
-    """Either a stage holds at most so many layers of a segment, or more."""
+    """Return two halves: a stage holds more than so many layers of a segment, or at most so many."""
     best, found = -1.0, None
     for stage, options in enumerate(choice.options):
         least, most = table.counts[options].min(axis=0), table.counts[options].max(axis=0)
