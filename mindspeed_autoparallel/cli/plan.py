@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the solver")
     parser.add_argument("--overlap-grad-reduce", action="store_true", help="gradient reduction overlaps the backward")
     parser.add_argument(
+        "--overlap-moe-expert-parallel-comm",
+        action="store_true",
+        help="also search Megatron's combined 1F1B, which hides experts' exchanges behind another microbatch",
+    )
+    parser.add_argument(
         "--virtual-sizes",
         default="auto",
         help="chunks per rank to try, such as 1,2,4 (default: these, in large jobs for seconds; if asked for, as long "
@@ -94,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             virtual_sizes=virtual_sizes,
             standalone_ends=not arguments.no_standalone_ends,
             schedules=_schedules(arguments.schedules),
+            paired=arguments.overlap_moe_expert_parallel_comm,
         ),
     )
     _plan_data.check(arguments)

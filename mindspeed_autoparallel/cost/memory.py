@@ -13,6 +13,7 @@ from mindspeed_autoparallel.cost.messages import Action, left_over
 from mindspeed_autoparallel.cost.messages import Traffic as Traffic
 from mindspeed_autoparallel.cost.placed import PlacedBlock as PlacedBlock
 from mindspeed_autoparallel.cost.placed import replicas_of
+from mindspeed_autoparallel.cost.program_points import HighPoint, highest_of_pair, kept_side_bytes, points_in_time
 from mindspeed_autoparallel.cost.sharding import gathered_bytes, sharded_state, waiting_bytes
 from mindspeed_autoparallel.profiles import DeviceCost, StateBytes
 from mindspeed_autoparallel.spec import Layout
@@ -67,6 +68,7 @@ def rank_peak(
     M2 in a forward: static + saved of everything in flight + of the chunk up to this block + its transient.
     M3 in a backward: static + everything in flight minus the chunk's blocks already done + transient.
     M4 in the optimizer step: static + its transient. Runtime overhead is added to each.
+    M8 in a pair of combined 1F1B: M2 and M3 at once, layer beside layer.
     ``traffic``: by chunk; ``rank``: of the pipeline; ``sends``: how an interleaved schedule treats its messages, one of
     ``schedule.SENDS``. M6 and M7 say which messages, data and side inputs are alive when.
     """
@@ -83,19 +85,34 @@ def rank_peak(
     ]
     step_transient = round(device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout))
     best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
-    # A pair of microbatches needs a forward ahead of what the schedule holds by itself.
-    in_flight = max(saved) if layout.paired else 0
+    in_flight = 0
     points = {
-        (kind, chunk): _high_point(kind, blocks, traffic[chunk], _passing_state(kind, blocks, layout))
+        (kind, chunk): points_in_time(kind, blocks, traffic[chunk], _passing_state(kind, blocks, layout))
         for chunk, blocks in enumerate(chunks)
         if blocks
         for kind in "FB"
     }
-    for action, left in zip(actions, left_over(actions, traffic, rank, layout.pipeline_size, sends), strict=True):
+    highest = {key: max(found, key=lambda point: point.height) for key, found in points.items()}
+    pairs: dict[tuple[int, int], HighPoint] = {}
+    before = 0
+    """The chunk of the forward before now."""
+    messages = left_over(actions, traffic, rank, layout.pipeline_size, sends)
+    for action, follower, left in zip(actions, [*actions[1:], None], messages, strict=True):
         if action.kind == "B":
             in_flight -= saved[action.chunk]
         others = in_flight
-        high = points[action.kind, action.chunk]
+        high = highest[action.kind, action.chunk]
+        if action.paired:
+            others -= saved[before]
+            key = before, action.chunk
+            if key not in pairs:
+                pairs[key] = highest_of_pair(points["F", before], points["B", action.chunk])
+            high = pairs[key]
+        elif follower is not None and follower.paired:
+            # The forward of a pair: looked at with its backward.
+            in_flight += saved[action.chunk]
+            before = action.chunk
+            continue
         peak = base + others + left + high.height
         if peak > best[0]:
             terms = {
@@ -104,9 +121,10 @@ def rank_peak(
                 "transient": high.transient,
                 "messages": left + high.message,
             }
-            best = (peak, f"{'forward' if action.kind == 'F' else 'backward'} of {high.name}", terms)
+            best = (peak, high.name, terms)
         if action.kind == "F":
             in_flight += saved[action.chunk]
+            before = action.chunk
     terms = {**static, **best[2], "runtime_overhead": device.runtime_overhead_bytes}
     return PeakMemory(peak_bytes=best[0] + device.runtime_overhead_bytes, point=best[1], terms=terms)
 
@@ -122,18 +140,6 @@ def mindspeed_stage_bytes(blocks: Sequence[PlacedBlock], in_flight: int, layout:
     return terms
 
 
-@dataclass(frozen=True)
-class _HighPoint:
-    """Where a chunk's forward or backward is highest: the same block whatever else is alive then."""
-
-    name: str
-    alive: int
-    transient: int
-    message: int
-
-    height: int
-
-
 def _passing_state(kind: str, blocks: Sequence[PlacedBlock], layout: Layout) -> list[int]:
     """Return parameters and gradients that are whole only while each block runs."""
     if layout.sharding is None:
@@ -142,43 +148,6 @@ def _passing_state(kind: str, blocks: Sequence[PlacedBlock], layout: Layout) -> 
     if kind == "F":
         return gathered
     return [sum(pair) for pair in zip(gathered, waiting_bytes(blocks, layout.sharding), strict=True)]
-
-
-def _high_point(kind: str, blocks: Sequence[PlacedBlock], passing: Traffic, passing_state: Sequence[int]) -> _HighPoint:
-    alive = passing.received_bytes + kept_side_bytes(blocks)
-    keeps_side = {module: _keeps_side(blocks, module) for module in {block.module for block in blocks}}
-    best: _HighPoint | None = None
-    for index, block in enumerate(blocks):
-        recompute = block.recompute
-        alive += recompute.saved_bytes
-        transient = recompute.forward_peak_bytes if kind == "F" else recompute.backward_peak_bytes
-        transient += passing_state[index]
-        message = 0
-        if kind == "F":
-            transient += passing.batch_bytes
-            if not keeps_side[block.module]:
-                transient += block.side.total_bytes - block.side.kept_bytes
-        elif index < len(blocks) - 1:
-            message = passing.sent_bytes
-        elif block.kind != "full":
-            # Freed when it had been sent, unless recomputed; its gradient is part of the block's own transient.
-            message = -passing.sent_bytes
-        height = alive + transient + message
-        if best is None or height > best.height:
-            best = _HighPoint(block.name, alive, transient, message, height)
-    assert best is not None  # every chunk holds a block
-    return best
-
-
-def kept_side_bytes(blocks: Sequence[PlacedBlock]) -> int:
-    """Return side inputs of the modules on a stage that live until the backward (M7)."""
-    sides = {block.module: block.side for block in blocks}
-    return sum(side.total_bytes if _keeps_side(blocks, module) else side.kept_bytes for module, side in sides.items())
-
-
-def _keeps_side(blocks: Sequence[PlacedBlock], module: str) -> bool:
-    """Return whether a layer of ``module`` is recomputed whole, and so keeps all its side inputs."""
-    return any(block.kind == "full" for block in blocks if block.module == module)
 
 
 def _trained(state: StateBytes) -> bool:

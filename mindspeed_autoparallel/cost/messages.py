@@ -23,6 +23,9 @@ class Action(Protocol):
     @property
     def microbatch(self) -> int: ...
 
+    @property
+    def paired(self) -> bool: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
@@ -65,7 +68,8 @@ def _interleaved(
 ) -> list[int]:
     overlapped, flushed = sends != "blocking", sends.startswith("flushed")
     total = len(actions) // 2
-    num_warmup = min(total, 2 * (num_ranks - 1 - rank) + (len(traffic) - 1) * num_ranks)
+    num_warmup = 2 * (num_ranks - 1 - rank) + (len(traffic) - 1) * num_ranks
+    num_warmup = min(total, num_warmup + any(action.paired for action in actions))
     cooldown = 2 * total - num_warmup
     forwards = [action for action in actions if action.kind == "F"]
     received = _Received(traffic, _variable(forwards, traffic, num_warmup, overlapped=overlapped, flushed=flushed))

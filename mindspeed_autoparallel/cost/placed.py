@@ -25,6 +25,11 @@ class PlacedBlock:
         return self.name.split()[0]
 
     @property
+    def is_layer(self) -> bool:
+        """Return whether it is a layer, and not what its module has before or behind its layers."""
+        return not self.name.endswith((" pre", " post"))
+
+    @property
     def recompute(self) -> RecomputeCost:
         """Return what the chosen kind keeps and adds."""
         return self.cost.recompute[self.kind]

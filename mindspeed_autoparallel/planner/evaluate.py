@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from mindspeed_autoparallel.cost.buckets import bucketed_tails
 from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
-from mindspeed_autoparallel.cost.pairing import unpaired_us
+from mindspeed_autoparallel.cost.pairing import pair_savings_us
 from mindspeed_autoparallel.cost.step import PostPipelineTime, embedding_us, post_pipeline_time
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.errors import ConfigError
@@ -93,6 +93,7 @@ def evaluate(
         per_operation=per_operation_ns(device),
         per_message=round(device.message_us(layout.schedule) * NS_PER_US),
         per_pass=cut_ns(device, layout),
+        paired_saving=_savings_ns(profile, layout, blocks),
     )
     sends = sends_of(profile, layout)
     simulated = simulate(program, times, sends=sends, with_timeline=with_timeline)
@@ -104,8 +105,6 @@ def evaluate(
         varied = (replace(times, forward=f, backward=b) for f, b in sampled)
         spread = [simulate(program, each, sends=sends).step_time / NS_PER_US for each in varied]
         pipeline_us = sum(spread) / len(spread)
-    if layout.paired:
-        pipeline_us += unpaired_us(blocks, layout, num_microbatches)
     tied_us = embedding_us(profile.model, measurement, layout, cluster, device)
     step = _step_time(pipeline_us, spread, worst, tied_us, _bubble_fraction(simulated, size) if with_timeline else 0.0)
     limit = cluster.memory_limit_bytes or device.memory_capacity_bytes
@@ -124,6 +123,16 @@ def _links_ns(layout: Layout, cluster: Cluster, device: DeviceCost, messages: li
     """Return times of ``messages`` (bytes) between virtual stages."""
     times_us = (p2p_us(size, boundary_link(layout, cluster, device, v)) for v, size in enumerate(messages))
     return [round(time_us * NS_PER_US) for time_us in times_us]
+
+
+def _savings_ns(profile: Profile, layout: Layout, blocks: list[list[PlacedBlock]]) -> dict[tuple[int, int], int]:
+    """Return what pairs of combined 1F1B are counted on to save, by virtual stages of forward and backward."""
+    if not layout.paired:
+        return {}
+    # One module alone has pairs.
+    factor = mean_factors(profile.variable_data).get(profile.model.modules[-1].name, 1.0) * profile.device.hidden_share
+    savings = pair_savings_us(blocks, layout.pipeline_size)
+    return {pair: int(saving_us * factor * NS_PER_US) for pair, saving_us in savings.items()}
 
 
 def _passes_ns(

@@ -45,7 +45,10 @@ def build_problem(
     ``last_module_from``: the last module begins on this virtual stage or before; only such plans are bounded then.
     """
     layout, measurement, num_microbatches = candidate.layout, candidate.measurement, candidate.num_microbatches
-    program = make_program(*layout.program_sizes(num_microbatches))
+    *sizes, paired = layout.program_sizes(num_microbatches)
+    # Before every pair of combined 1F1B as much is held as plain passes hold at most; and at no time more than where
+    # its forward would end before its backward begins.
+    program = make_program(*sizes, paired and safe)  # type: ignore[arg-type]  # a tuple cut in two
     moments = moments_of(program, layout.virtual_size, safe=safe)
     # Several moments: their copies are counted by the rows of the problem.
     several = layout.virtual_size > 1 and not safe
@@ -74,7 +77,8 @@ def build_problem(
         link=link,
         schedule=layout.schedule,
         num_chunks=layout.virtual_size,
-        microbatch_group_size=layout.program_sizes(num_microbatches)[-1],
+        microbatch_group_size=layout.program_sizes(num_microbatches)[4],
+        paired=paired and layout.schedule == "interleaved",
         sends=sends_of(profile, layout),
         per_operation=per_operation // unit * unit,
         tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.cost.analytic.activations import (
 )
 from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, head_time, layer_time
+from mindspeed_autoparallel.cost.analytic.mlps import exchange_us
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters, padded_vocabulary, prediction_parameters
 from mindspeed_autoparallel.cost.analytic.step_time import prediction_time
@@ -66,9 +67,12 @@ def _layer(work: Workload, device: Device, fabric: Fabric, frozen: bool, layer: 
     if frozen:
         # Nothing before it is trained: no backward, and nothing is kept for one.
         recompute = {"none": RecomputeCost(saved_bytes=0, forward_peak_bytes=whole)}
+    exchange = exchange_us(work, fabric) if layer.mlp == "experts" else 0.0
     return BlockCost(
         forward_us=plain.forward_us,
         backward_us=0.0 if frozen else plain.backward_us,
+        forward_exchange_us=min(exchange, plain.forward_us),
+        backward_exchange_us=0.0 if frozen else min(exchange, plain.backward_us),
         recompute=recompute,
         output_bytes=output,
         dense=_state(parameters.shared, frozen),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar
 
 from mindspeed_autoparallel.errors import ProfileError
 from mindspeed_autoparallel.spec.recompute import RECOMPUTE_KINDS, is_known
@@ -60,8 +61,11 @@ class BlockCost:
     dense: StateBytes = field(default_factory=StateBytes)
     expert: StateBytes = field(default_factory=StateBytes)
     """Expert parameters of this rank: their optimizer is split over the expert data-parallel group."""
-    paired_saving_us: float = 0.0
-    """Of forward and backward together, left out of both times: it hides where two microbatches are paired only."""
+    forward_exchange_us: float = 0.0
+    """All-to-alls of tokens between experts, part of ``forward_us``; 0 where nobody knows them."""
+    backward_exchange_us: float = 0.0
+    RETIRED_KEYS: ClassVar[frozenset[str]] = frozenset({"paired_saving_us"})
+    """Of files of earlier releases."""
 
     def __post_init__(self) -> None:
         _check_sizes(self, "block")
@@ -169,7 +173,8 @@ def mean_layer(kinds: Sequence[BlockCost], pattern: Sequence[int]) -> BlockCost:
         output_bytes=max(kind.output_bytes for kind in kinds),
         dense=state([kind.dense for kind in kinds]),
         expert=state([kind.expert for kind in kinds]),
-        paired_saving_us=mean(kind.paired_saving_us for kind in kinds),
+        forward_exchange_us=mean(kind.forward_exchange_us for kind in kinds),
+        backward_exchange_us=mean(kind.backward_exchange_us for kind in kinds),
     )
 
 

@@ -1,5 +1,7 @@
 """Replay one program under many stage times at once: every level of the event graph is a few numpy operations.
 
+Pairs of combined 1F1B take what their two passes take, one after the other.
+
 The graph is the exact simulator's own, so a row of results equals ``simulate`` on that row; with integers both are
 exact up to 2**53. Much faster than one replay after another, because the interpreter visits a level of the graph
 once for all candidates.
@@ -149,6 +151,7 @@ def _levels(program: Program, sends: str) -> tuple[list[_Level], int, list[tuple
             depth[node] = 1 + max(depth[a], depth[b], depth[c])
     order = sorted(range(len(depth)), key=depth.__getitem__)
     place = {node: index for index, node in enumerate(order)}
+    alone = {row: 2 + 2 * virtual for (_, virtual), row in graph.pairs.items()}
     waits: list[tuple[int, tuple[tuple[int, int], ...]]] = []
     for node in order:
         a, link_a, b, link_b, c, link_c = graph.waits[node]
@@ -156,7 +159,7 @@ def _levels(program: Program, sends: str) -> tuple[list[_Level], int, list[tuple
         if len(pairs) > 1:
             # The start, waited for without a link, holds nobody up.
             pairs.pop((0, -1), None)
-        waits.append((graph.rows[node], tuple(pairs)))
+        waits.append((alone.get(graph.rows[node], graph.rows[node]), tuple(pairs)))
     works = [graph.work[node] for node in order]
     microbatches = [work[1].microbatch if work is not None else 0 for work in works]
     levels = []

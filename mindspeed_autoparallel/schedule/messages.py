@@ -112,9 +112,11 @@ class _Interleaved:
         self.forwards = [action for action in actions if action.kind == "F"]
         self.backwards = [action for action in actions if action.kind == "B"]
         self.total = len(self.forwards)
-        # As in make_program; the order alone does not tell a last warm-up forward from a first steady one.
+        # As in make_program; the order alone does not tell a last warm-up forward from a first steady one. Pairs there
+        # are on the last stage at least.
+        self.paired = any(action.paired for action in program[-1])
         group = next((k for k, action in enumerate(self.forwards) if action.chunk), self.total)
-        self.warmup = min(self.total, 2 * (self.num_stages - 1 - stage) + (num_chunks - 1) * group)
+        self.warmup = min(self.total, 2 * (self.num_stages - 1 - stage) + (num_chunks - 1) * group + self.paired)
         self.flushes, self.frees = sends.startswith("flushed"), sends.endswith("freed")
         self.blocks = sends == "blocking"
         self.waiting: dict[str, list[Message]] = {"F": [], "B": []}
@@ -155,6 +157,16 @@ class _Interleaved:
         if self.blocks:
             sent = self.sent(forward) + self.sent(backward)
             return [forward, backward, SendReceive(sent + receive_forward + receive_backward)]
+        if self.paired:
+            # Layers of both run in turns: neither begins before both messages are there, nor sends before both end.
+            return [
+                self._wait_input(forward),
+                self._wait_input(backward),
+                forward,
+                backward,
+                *self._hand_over("F", self.sent(forward), receive_forward),
+                *self._hand_over("B", self.sent(backward), receive_backward),
+            ]
         return [
             self._wait_input(forward),
             forward,

@@ -1,4 +1,4 @@
-"""What every stage computes, in order: 1F1B, interleaved 1F1B and all-forward-all-backward."""
+"""What every stage computes, in order: 1F1B, interleaved 1F1B, all-forward-all-backward and combined 1F1B."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Action(NamedTuple):
     kind: str
     chunk: int
     microbatch: int
+    paired: bool = False
+    """Of a backward: it runs beside the forward right before it, layer by layer (combined 1F1B)."""
 
 
 Program = tuple[tuple[Action, ...], ...]
@@ -28,18 +30,29 @@ Program = tuple[tuple[Action, ...], ...]
 
 @lru_cache(maxsize=256)
 def make_program(
-    schedule: str, num_stages: int, num_microbatches: int, num_chunks: int = 1, microbatch_group_size: int = 0
+    schedule: str,
+    num_stages: int,
+    num_microbatches: int,
+    num_chunks: int = 1,
+    microbatch_group_size: int = 0,
+    paired: bool = False,
 ) -> Program:
     """Return the order of every stage, as Megatron runs it.
 
     ``num_chunks``: virtual pipeline size, 1 unless interleaved. ``microbatch_group_size``: microbatches of one chunk in
-    a row (Megatron's ``microbatch_group_size_per_vp_stage``), ``num_stages`` when 0. Raises ``ConfigError``.
+    a row (Megatron's ``microbatch_group_size_per_vp_stage``), ``num_stages`` when 0. ``paired``: one more forward warms
+    up, and then every forward and the backward behind it are one pass (``--overlap-moe-expert-parallel-comm``: with
+    virtual stages, or one stage alone). Raises ``ConfigError``.
     """
     if schedule not in SCHEDULES:
         raise ConfigError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}.")
     for name, size in (("pipeline size", num_stages), ("microbatches", num_microbatches), ("chunks", num_chunks)):
         if size < 1:
             raise ConfigError(f"{name} must be at least 1, got {size}.")
+    if paired and schedule != "interleaved" and (schedule != "1f1b" or num_stages > 1):
+        raise ConfigError(
+            f"combined 1F1B runs on one stage or with virtual stages, not {num_stages} stages of {schedule}."
+        )
     if schedule != "interleaved":
         if num_chunks != 1:
             raise ConfigError(f"{num_chunks} chunks per stage need the interleaved schedule, not {schedule}.")
@@ -66,10 +79,12 @@ def make_program(
             warmup = min(total, num_stages - 1 - stage)
         else:
             group = microbatch_group_size or num_stages
-            warmup = min(total, 2 * (num_stages - 1 - stage) + (num_chunks - 1) * group)
+            warmup = 2 * (num_stages - 1 - stage) + (num_chunks - 1) * group
+        # A pair's backward is of a microbatch that is through its forward.
+        warmup = min(total, warmup + paired)
         actions = forwards[:warmup]
         for step in range(total - warmup):
-            actions += (forwards[warmup + step], backwards[step])
+            actions += (forwards[warmup + step], backwards[step]._replace(paired=paired))
         program.append(tuple(actions + backwards[total - warmup :]))
     return tuple(program)
 

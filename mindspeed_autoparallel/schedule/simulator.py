@@ -6,8 +6,8 @@ integers everything is exact, and fractions are allowed (the path is still a val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -34,6 +34,9 @@ class StepTimes:
     """The same by virtual stage, beside it; empty: 0."""
     per_message: Time = 0
     """Added to every message, beside ``link``."""
+    paired_saving: Mapping[tuple[int, int], Time] = field(default_factory=dict)
+    """By virtual stages of a forward and of the backward that it is paired with: what both together take less than
+    alone. Missing: 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +62,18 @@ class SimulatedStep:
 class EventGraph:
     """Nodes in topological order; node 0 is the start. Every node waits for up to three others."""
 
-    def __init__(self, num_stages: int) -> None:
-        self.num_stages = num_stages
+    def __init__(self, num_stages: int, num_virtual: int) -> None:
+        self.num_stages, self.num_virtual = num_stages, num_virtual
+        self._last_forward: dict[int, int] = {}
+        """By stage: the virtual stage of its forward before now."""
         self.waits: list[tuple[int, int, int, int, int, int]] = []
         """Three (node, link) pairs flattened; link ``-1`` costs nothing, missing waits are node 0."""
         self.work: list[tuple[int, Action] | None] = []
         self.rows: list[int] = []
-        """Where a node's duration is found: 0 for messages, else 1 + 2 x virtual stage (+ 1 for a backward)."""
+        """Where a node's duration is found: 0 for messages, else 1 + 2 x virtual stage (+ 1 for a backward), and behind
+        these a row per pair of virtual stages."""
+        self.pairs: dict[tuple[int, int], int] = {}
+        """Virtual stages of a forward and of the backward beside it, in the order of their rows."""
 
     def add(self, *waits: tuple[int, int], work: tuple[int, Action] | None = None) -> int:
         """Return the new node's index; ``waits``: one to three (node, link)."""
@@ -75,7 +83,13 @@ class EventGraph:
         row = 0
         if work is not None:
             stage, action = work
-            row = 1 + 2 * (action.chunk * self.num_stages + stage) + (action.kind == "B")
+            virtual = action.chunk * self.num_stages + stage
+            row = 1 + 2 * virtual + (action.kind == "B")
+            if action.paired:
+                pair = self._last_forward[stage], virtual
+                row = self.pairs.setdefault(pair, 1 + 2 * self.num_virtual + len(self.pairs))
+            elif action.kind == "F":
+                self._last_forward[stage] = virtual
         self.rows.append(row)
         return len(self.work) - 1
 
@@ -101,6 +115,9 @@ def simulate(
         _row(row, count, extra + more)
         for more, *pair in zip(times.per_pass or [0] * num_virtual, times.forward, times.backward, strict=True)
         for row in pair
+    ]
+    rows += [
+        _less(rows[2 * virtual + 1], times.paired_saving.get((ahead, virtual), 0)) for ahead, virtual in graph.pairs
     ]
     durations: list[Time]
     if any(isinstance(row, list) for row in rows):
@@ -131,6 +148,10 @@ def _row(row: Row, count: int, extra: Time) -> Time | list[Time]:
             raise ConfigError(f"{len(row)} times for {count} microbatches.")
         return [value + extra for value in row]
     return row + extra
+
+
+def _less(row: Time | list[Time], saving: Time) -> Time | list[Time]:
+    return [value - saving for value in row] if isinstance(row, list) else row - saving
 
 
 def _at(row: Time | list[Time], microbatch: int) -> Time:
@@ -188,7 +209,7 @@ def compile_graph(program: Program, sends: str) -> EventGraph:
     steps = message_steps(program, sends)
     num_stages = len(program)
     last_virtual = num_stages * (1 + max(action.chunk for action in program[0])) - 1
-    graph = EventGraph(num_stages)
+    graph = EventGraph(num_stages, last_virtual + 1)
     graph.add((0, -1))
     last = [0] * num_stages
     done: dict[tuple[str, int, int], int] = {}

@@ -1,7 +1,8 @@
 """Dataclasses to JSON values and back, with errors that name the key, the value and what was expected.
 
 Knows dataclasses, ``str``, ``int``, ``float``, ``bool``, ``tuple[T, ...]``, ``dict[str, T]`` and ``T | None``. Unknown
-keys, missing keys and non-finite numbers are refused: a file that is half understood would give a wrong plan.
+keys (other than a class's ``RETIRED_KEYS``, which earlier files have), missing keys and non-finite numbers are refused:
+a file that is half understood would give a wrong plan.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _decode_dataclass(kind: Any, value: Any, where: str, error: type[AutoParalle
     if not isinstance(value, dict):
         raise error(f"{where}: expected an object ({kind.__name__}), got {_short(value)}.")
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    unknown = sorted(set(value) - set(fields))
+    unknown = sorted(set(value) - set(fields) - getattr(kind, "RETIRED_KEYS", frozenset()))
     if unknown:
         raise error(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(fields)}.")
     hints = _hints(kind)

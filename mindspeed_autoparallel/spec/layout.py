@@ -81,7 +81,8 @@ class Layout:
     """Whether embedding and output layer may be alone on the first and the last virtual stage (one module)."""
     sharding: Sharding | None = None
     paired: bool = False
-    """A forward of one microbatch runs beside a backward of another: Megatron's combined 1F1B, with EP above 1."""
+    """A forward of one microbatch runs beside a backward of another: Megatron's combined 1F1B, with EP above 1 and
+    virtual stages or one stage alone."""
     modules: dict[str, ModuleLayout] = field(default_factory=dict)
     """Encoders with sizes of their own (hetero); all other modules use the sizes above."""
 
@@ -134,11 +135,12 @@ class Layout:
         }
         return {**sizes, "expert_tensor_parallel_size": self.expert_tensor_size} if self.expert_tensor_size else sizes
 
-    def program_sizes(self, num_microbatches: int) -> tuple[str, int, int, int, int]:
-        """Return what ``schedule.make_program`` takes: schedule, pipeline size, microbatches, chunks, group size."""
+    def program_sizes(self, num_microbatches: int) -> tuple[str, int, int, int, int, bool]:
+        """Return what ``schedule.make_program`` takes: schedule, pipeline size, microbatches, chunks, group size,
+        pairs."""
         interleaved = self.schedule == "interleaved"
         group_size = self.microbatch_group_size if interleaved else 0
-        return self.schedule, self.pipeline_size, num_microbatches, self.virtual_size, group_size
+        return self.schedule, self.pipeline_size, num_microbatches, self.virtual_size, group_size, self.paired
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Return microbatches of one step on one replica; raises ``ConfigError`` where the batch does not divide."""

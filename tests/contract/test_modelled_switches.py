@@ -128,8 +128,7 @@ def test_warm_up_of_paired_microbatches_is_megatrons(chunks):
     pytest.importorskip("megatron.core.pipeline_parallel.combined_1f1b")
     from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches
 
-    from mindspeed_autoparallel.cost.pairing import num_alone
-    from mindspeed_autoparallel.spec import Layout
+    from mindspeed_autoparallel.schedule import make_program
 
     def group(size, rank):
         return argparse.Namespace(size=lambda: size, rank=lambda: rank)
@@ -139,5 +138,6 @@ def test_warm_up_of_paired_microbatches_is_megatrons(chunks):
         _, _, warm_up, _ = get_pp_rank_microbatches(
             number, chunks, 4, overlap_moe_expert_parallel_comm=True, p2p_communicator=communicator
         )
-        layout = Layout(pipeline_size=4, virtual_size=chunks, schedule="interleaved", paired=True)
-        assert num_alone(layout, number) == warm_up
+        kinds = "".join(action.kind for action in make_program("interleaved", 4, number, chunks, 0, True)[0])
+        # The first pair's forward comes right behind the warm-up.
+        assert len(kinds) - len(kinds.lstrip("F")) == min(warm_up + 1, number * chunks)

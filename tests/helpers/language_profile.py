@@ -27,12 +27,13 @@ def language_profile(
     tensor: tuple[int, ...] = (1, 2, 4, 8),
     context: tuple[int, ...] = (1,),
     batches: tuple[int, ...] = (1, 2, 4, 8),
+    experts: tuple[int, ...] = (1,),
     capacity_mib: int = 60_000,
 ) -> Profile:
     """Layers of 200 M parameters; what a rank computes, saves and holds shrinks with TP and CP, grows with MBS."""
     points = [
-        MeasuredAt(tensor_size=tp, context_size=cp, micro_batch_size=mbs, sequence_parallel=sp)
-        for tp, cp, mbs in itertools.product(tensor, context, batches)
+        MeasuredAt(tensor_size=tp, context_size=cp, expert_size=ep, micro_batch_size=mbs, sequence_parallel=sp)
+        for tp, cp, ep, mbs in itertools.product(tensor, context, experts, batches)
         for sp in ((False, True) if tp > 1 else (False,))
     ]
     return Profile(

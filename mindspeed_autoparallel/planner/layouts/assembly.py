@@ -10,6 +10,7 @@ from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult, simple_splits
 from mindspeed_autoparallel.planner.placement import ModulePlacement
+from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.profiles import Measurement, Profile
 from mindspeed_autoparallel.spec import Cluster, Layout, Plan, to_json
 from mindspeed_autoparallel.spec.plan import Alternative, Baseline, ProfileRecord, RankMemory, SearchRecord
@@ -55,6 +56,9 @@ def plan_of(
     except PackageNotFoundError:
         release = "unknown"
     notes = []
+    if layout.paired:
+        # The search's costs are without all that pairs may hide.
+        measurement = point_of(profile, layout) or measurement
     if measurement.interpolated_from:
         notes.append(f"{measurement.at.label()} is interpolated from {', '.join(measurement.interpolated_from)}.")
     origin = profile.provenance

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.paired_costs import knows_exchanges, searched_costs
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import group_sizes
@@ -32,6 +33,8 @@ class SpaceOptions:
     """Whether the host runs stages of an embedding or an output layer alone."""
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
+    paired: bool = False
+    """Whether combined 1F1B is tried, too, where a layout can run it."""
 
 
 def enumerate_layouts(
@@ -64,7 +67,7 @@ def enumerate_layouts(
             candidates.append(
                 Candidate(
                     layout=layout,
-                    measurement=measurement,
+                    measurement=searched_costs(profile, measurement, layout),
                     num_microbatches=layout.num_microbatches(global_batch_size),
                 )
             )
@@ -84,6 +87,12 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
     else:
         virtual = (1,)
     alone = options.standalone_ends and len(profile.model.modules) == 1 and profile.memory_semantics != "mindspeed"
+    if options.paired and not knows_exchanges(profile.measurements):
+        raise ConfigError(
+            "the profile does not say how long experts' exchanges take (forward_exchange_us of a layer), so that "
+            "nothing can be said of combined 1F1B: use --profile-source analytic, or leave "
+            "--overlap-moe-expert-parallel-comm out."
+        )
     found = []
     # Attention ways and sharded norms are taken as measured: any (CP, EP, SP, ETP) of some point.
     as_measured = {(p.context_size, p.expert_size, p.sequence_parallel, p.expert_tensor_size) for p in points}
@@ -116,7 +125,23 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
                             )
                             for schedule in (options.schedules if chunks == 1 else ("interleaved",))
                         ]
+    if options.paired:
+        # Beside experts that stay on their rank there is nothing to hide.
+        found += [
+            replace(layout, paired=True) for layout in found if layout.expert_size > 1 and layout.schedule != "gpipe"
+        ]
     return found
+
+
+def _illegal_pairs(profile: Profile, layout: Layout) -> str:
+    """Return why Megatron would not run combined 1F1B in a layout, or nothing."""
+    if layout.expert_size == 1:
+        return "combined 1F1B needs EP above 1."
+    if layout.pipeline_size > 1 and layout.virtual_size == 1:
+        return f"combined 1F1B needs virtual stages where PP is above 1, here {layout.pipeline_size}."
+    if len(profile.model.modules) > 1:
+        return f"combined 1F1B runs a language model alone, not {len(profile.model.modules)} modules."
+    return ""
 
 
 def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_size: int) -> str:
@@ -134,6 +159,8 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     if layout.num_virtual_stages > units:
         ends = f" and {units - layers} ends" if units > layers else ""
         return f"{layout.num_virtual_stages} stages are more than the {layers} layers{ends}."
+    if layout.paired and (reason := _illegal_pairs(profile, layout)):
+        return reason
     if layout.sequence_parallel and layout.tensor_size == 1:
         return "sequence parallelism needs TP above 1."
     ranks, sharing = layout.data_size * layout.context_size * layout.tensor_size, layout.ranks_of_expert

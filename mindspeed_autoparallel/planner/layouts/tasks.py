@@ -11,6 +11,7 @@ from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, improve_layout
+from mindspeed_autoparallel.planner.paired_costs import searched_costs
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Profile
@@ -83,6 +84,7 @@ def _performed(request: Request, task: Task) -> Outcome:
         cluster = replace(cluster, memory_limit_bytes=task.memory_limit_bytes)
     measurement = request.profile.at(measured_at(layout))
     assert measurement is not None
+    measurement = searched_costs(request.profile, measurement, layout)
     candidate = Candidate(layout=layout, measurement=measurement, num_microbatches=layout.num_microbatches(batch))
     cutoff_us = inf if task.cutoff_us is None else task.cutoff_us
     if task.kind == SIMPLE:

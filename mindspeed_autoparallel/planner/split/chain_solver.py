@@ -14,8 +14,8 @@ from mindspeed_autoparallel.planner.split.paths import Labels, Paths
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import Chain
 from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of
-from mindspeed_autoparallel.planner.split.solution import Placement, longest_step, tick_of
-from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
+from mindspeed_autoparallel.planner.split.solution import Placement, longest_step, program_of, tick_of
+from mindspeed_autoparallel.schedule import StepTimes, simulate
 
 BEAM = 100
 """Beginnings of paths kept per stage while good plans are looked for."""
@@ -198,7 +198,7 @@ def first_cuts(problem: SplitProblem) -> dict[Cut, None]:
         max(1, sum(s.num_layers * s.forward for s in problem.segments) // num),
         max(1, sum(s.num_layers * s.backward for s in problem.segments) // num),
     ]
-    program = make_program(problem.schedule, num, problem.num_microbatches, problem.num_chunks)
+    program = program_of(problem)
     found: dict[Cut, None] = {}
     for slow in [None, *range(num)]:
         forward, backward = ([time * (1 + (stage == slow)) for stage in range(num)] for time in even)

@@ -101,6 +101,8 @@ class SplitProblem:
     allow_empty_stages: bool = False
     microbatch_group_size: int = 0
     """Microbatches of one chunk in a row (interleaved); 0: as many as stages."""
+    paired: bool = False
+    """Combined 1F1B (interleaved): forward and backward of two microbatches are one pass, which takes what both say."""
     in_flight: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """By stage, the moments that may be fullest: microbatches in flight of each chunk. Empty: one moment, nothing
     counted by ``LayerKind.saved``."""

@@ -93,6 +93,7 @@ def program_of(problem: SplitProblem) -> Program:
         problem.num_microbatches,
         problem.num_chunks,
         problem.microbatch_group_size if problem.schedule == "interleaved" else 0,
+        problem.paired,
     )
 
 

@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mindspeed_autoparallel.cost.overlap import Offload, Pass, paired_savings_us, pipelined_saving_us, sent_once_share
+from mindspeed_autoparallel.cost.overlap import Offload, pipelined_saving_us, sent_once_share
+from mindspeed_autoparallel.planner.paired_costs import without_whole_layers
 from mindspeed_autoparallel.planner.tuner.candidates import ProfileVariant
 from mindspeed_autoparallel.profiles import BlockCost, MeasuredAt, Measurement, Profile, RecomputeCost
-from mindspeed_autoparallel.spec.recompute import policy_of
 
 OVERLAP_EFFICIENCY = 0.5
 """Share of what a model hides that predictions count on."""
@@ -143,21 +143,24 @@ def tensor_overlap(num_chunks: Callable[[MeasuredAt], int]) -> Change:
 def expert_overlap(
     measurement: Measurement, parts: Mapping[BlockKey, ExposedParts], share: float
 ) -> Measurement | None:
-    """Hide exchanges of tokens behind another microbatch's computing (O2); no whole layer is recomputed then."""
+    """Say what of the blocks are exchanges of tokens: pairs hide them behind another microbatch's computing (O2).
+
+    ``share`` is what ``evaluate`` counts on, as the device's ``hidden_share``; no whole layer is recomputed then.
+    """
     if not any(shown.exchange_us for shown in parts.values()):
         return None
 
-    def faster(module: str, block: str, cost: BlockCost) -> BlockCost:
-        cost = _without_whole_layers(cost)
-        exchanges = [parts.get((module, block, way), ExposedParts()).exchange_us for way in ("forward", "backward")]
-        forward, backward = (
-            Pass(computing_us=max(0.0, total - exchange), exchange_us=min(total, exchange))
-            for total, exchange in zip((cost.forward_us, cost.backward_us), exchanges, strict=True)
+    def with_exchanges(module: str, block: str, cost: BlockCost) -> BlockCost:
+        forward_us, backward_us = (
+            parts.get((module, block, way), ExposedParts()).exchange_us for way in ("forward", "backward")
         )
-        savings = [share * saving for saving in paired_savings_us(forward, backward)]
-        return replace(_less(cost, *savings), paired_saving_us=sum(savings))
+        return replace(
+            without_whole_layers(cost),
+            forward_exchange_us=min(cost.forward_us, forward_us),
+            backward_exchange_us=min(cost.backward_us, backward_us),
+        )
 
-    return _with_blocks(measurement, faster)
+    return _with_blocks(measurement, with_exchanges)
 
 
 def tokens_sent_once(num_experts_per_token: int) -> Change:
@@ -216,15 +219,6 @@ def _less(cost: BlockCost, forward_us: float, backward_us: float) -> BlockCost:
     return replace(
         cost, forward_us=max(0.0, cost.forward_us - forward_us), backward_us=max(0.0, cost.backward_us - backward_us)
     )
-
-
-def _without_whole_layers(cost: BlockCost) -> BlockCost:
-    kept = {
-        kind: again
-        for kind, again in cost.recompute.items()
-        if policy_of(kind).kind != "full" and "moe" not in policy_of(kind).modules
-    }
-    return replace(cost, recompute=kept)
 
 
 def _with_blocks(measurement: Measurement, change: Callable[[str, str, BlockCost], BlockCost]) -> Measurement:

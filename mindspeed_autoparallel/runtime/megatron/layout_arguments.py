@@ -38,6 +38,7 @@ def sizes(plan: Plan) -> dict[str, ArgumentValue]:
         "sequence_parallel": layout.sequence_parallel,
         "use_distributed_optimizer": layout.distributed_optimizer,
         "overlap_grad_reduce": layout.overlap_gradient_reduce,
+        **({"overlap_moe_expert_parallel_comm": True} if layout.paired else {}),
     }
 
 

@@ -27,6 +27,12 @@ class Case:
     """``deallocate_pipeline_outputs``, which megatron.training always sets."""
     blocks: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """By virtual stage, in order: (saved bytes, forward transient, backward transient) of a block."""
+    paired: bool = False
+    """Combined 1F1B (``overlap_moe_expert_parallel_comm``)."""
+    saving_ns: list[list[int]] = field(default_factory=list)
+    """By virtual stage of a forward and of the backward that it is paired with: what both take less than alone."""
+    has_ends: bool = False
+    """Of ``paired``: the very first block is an embedding, the very last an output layer, and neither is a layer."""
     before_sync_ns: list[int] = field(default_factory=list)
     """By rank: after its last backward (gradient reduction), before all ranks meet (the norm of the gradients)."""
     after_sync_ns: list[int] = field(default_factory=list)

@@ -35,6 +35,8 @@ class Rank:
     def __init__(self, sleeping: bool) -> None:
         self.clock, self.memory, self.sleeping = VirtualClock(), Memory(), sleeping
         self.order: list[tuple[str, int, int]] = []
+        self.beside: int | None = None
+        """The virtual stage of a forward that a backward may run beside."""
 
     def compute(self, kind: str, chunk: int, microbatch: int, duration_ns: int) -> None:
         self.order.append((kind, chunk, microbatch))
@@ -61,10 +63,13 @@ class EmulatedStage(MegatronModule):  # type: ignore[misc]  # megatron is untype
         backward_ns: Sequence[int],
         blocks: Sequence[Sequence[int]],
         shape: tuple[int, ...],
+        saving_ns: Sequence[Sequence[int]] = (),
+        has_ends: bool = False,
     ) -> None:
         super().__init__(config)
         self.rank, self.chunk, self.virtual_stage, self.num_virtual = rank, chunk, virtual_stage, num_virtual
         self.forward_ns, self.backward_ns, self.blocks, self.shape = forward_ns, backward_ns, blocks, shape
+        self.saving_ns, self.has_ends = saving_ns, has_ends
         self.model_type = ModelType.encoder_or_decoder
         self.vp_stage = chunk
         self.input: torch.Tensor | None = None
@@ -81,6 +86,13 @@ class EmulatedStage(MegatronModule):  # type: ignore[misc]  # megatron is untype
         else:
             Payload(False, self.virtual_stage - 1, microbatch).check(received)
         return _Compute.apply(received, self, microbatch)
+
+    def build_schedule_plan(self) -> Any:
+        """Return the next microbatch's forward and backward as Megatron's combined 1F1B takes them."""
+        from emulated_device.paired import ChunkPlan
+
+        microbatch, self.next_microbatch = self.next_microbatch, self.next_microbatch + 1
+        return ChunkPlan(self, microbatch, self.input)
 
 
 class _Compute(torch.autograd.Function):

@@ -67,7 +67,7 @@ def _run(case: Case, number: int) -> dict[str, Any]:
     iterators = [iter(()) for _ in chunks]
     dist.barrier()
     started = time.perf_counter()
-    with network:
+    with network, _streams(case):
         get_forward_backward_func()(
             forward_step_func=_forward_step,
             data_iterator=iterators if virtual else iterators[0],
@@ -99,6 +99,14 @@ def _run(case: Case, number: int) -> dict[str, Any]:
     }
 
 
+def _streams(case: Case) -> contextlib.AbstractContextManager[None]:
+    if not case.paired:
+        return contextlib.nullcontext()
+    from emulated_device.paired import without_streams  # not in 0.12
+
+    return without_streams()
+
+
 def _chunks(case: Case, rank: Rank) -> list[EmulatedStage]:
     size, virtual = case.pipeline_size, case.virtual_size
     config = TransformerConfig(
@@ -114,6 +122,7 @@ def _chunks(case: Case, rank: Rank) -> list[EmulatedStage]:
     config.overlap_p2p_comm = virtual > 1 and case.overlap
     config.overlap_p2p_comm_warmup_flush = virtual > 1 and case.warmup_flush
     config.batch_p2p_comm = not config.overlap_p2p_comm  # as megatron.training derives it
+    config.overlap_moe_expert_parallel_comm = case.paired
     chunks = []
     for chunk in range(virtual):
         stage = chunk * size + ps.get_pipeline_model_parallel_rank()
@@ -128,14 +137,18 @@ def _chunks(case: Case, rank: Rank) -> list[EmulatedStage]:
                 backward_ns=case.backward_ns[stage],
                 blocks=case.blocks[stage] if case.blocks else (),
                 shape=SHAPE,
+                saving_ns=case.saving_ns,
+                has_ends=case.has_ends,
             )
         )
     return chunks
 
 
-def _forward_step(iterator: Any, stage: EmulatedStage, *_: Any) -> tuple[torch.Tensor, Any]:
+def _forward_step(
+    iterator: Any, stage: EmulatedStage, *_: Any, return_schedule_plan: bool = False
+) -> tuple[torch.Tensor, Any]:
     def loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         value = output.sum()
         return value, {"loss": value.detach().clone()}
 
-    return stage(), loss
+    return stage.build_schedule_plan() if return_schedule_plan else stage(), loss

@@ -12,8 +12,9 @@ from mindspeed_autoparallel.cost.overlap import (
     paired_savings_us,
     pipelined_saving_us,
 )
-from mindspeed_autoparallel.cost.pairing import num_alone
-from mindspeed_autoparallel.spec import Layout
+from mindspeed_autoparallel.cost.pairing import pair_saving_us, pair_savings_us
+from mindspeed_autoparallel.cost.placed import PlacedBlock
+from mindspeed_autoparallel.profiles import BlockCost, RecomputeCost
 
 MI = 1024 * 1024
 
@@ -54,8 +55,30 @@ def test_small_tensors_stay():
     assert offloaded(LayerShape(query=1, key_value=1), ATTENTION) == Offload(moved_bytes=0, freed_bytes=0)
 
 
-def test_what_runs_alone_is_megatrons_warm_up():
-    assert num_alone(Layout(paired=True), 8) == 1
-    # Two more for every later rank, the chunks before the last once per rank, and one ahead for the pair.
-    assert num_alone(Layout(pipeline_size=4, virtual_size=2, schedule="interleaved", paired=True), 8) == 6 + 4 + 1
-    assert num_alone(Layout(pipeline_size=4, virtual_size=2, schedule="interleaved", paired=True), 4) == 8
+def placed(name, forward_us, backward_us, exchange_us=0.0):
+    cost = BlockCost(
+        forward_us=forward_us,
+        backward_us=backward_us,
+        forward_exchange_us=exchange_us,
+        backward_exchange_us=exchange_us,
+        recompute={"none": RecomputeCost(saved_bytes=0)},
+    )
+    return PlacedBlock(name=f"text_decoder {name}", cost=cost)
+
+
+def test_layers_pair_first_with_last_and_what_is_left_over_saves_nothing():
+    dense, experts = placed("layer 0", 10, 20), placed("layer 1", 50, 70, exchange_us=30)
+    # Beside each other: 30 of the forward behind 40, of the backward 20 behind 20.
+    assert pair_saving_us([experts], [experts]) == 30 + 20
+    # The dense layer's forward hides 10 of the backward's exchange; it has none itself.
+    assert pair_saving_us([dense], [experts]) == 10
+    assert pair_saving_us([experts], [dense]) == 20
+    # The first runs beside the last: dense beside experts, experts beside dense.
+    assert pair_saving_us([dense, experts], [dense, experts]) == 10 + 20
+    assert pair_saving_us([experts, experts, experts], [experts]) == 50
+    assert pair_saving_us([placed("pre", 5, 5), experts], [experts, placed("post", 90, 90)]) == 50
+
+
+def test_pairs_are_of_chunks_of_one_rank():
+    stages = [[placed(f"layer {v}", 50, 70, exchange_us=30)] for v in range(4)]
+    assert set(pair_savings_us(stages, 2)) == {(0, 0), (0, 2), (2, 0), (2, 2), (1, 1), (1, 3), (3, 1), (3, 3)}

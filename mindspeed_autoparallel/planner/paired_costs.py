@@ -1,0 +1,64 @@
+"""Costs that a search of combined 1F1B may rest on: no pair takes less, so that what is a bound of them is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost, Profile
+from mindspeed_autoparallel.spec import Layout
+from mindspeed_autoparallel.spec.recompute import policy_of
+
+_ROUNDING_US = 0.001
+"""Taken off beside what is hidden: times are rounded to nanoseconds later."""
+
+
+def searched_costs(profile: Profile, measurement: Measurement, layout: Layout) -> Measurement:
+    """Return ``measurement`` as the solver sees it: where microbatches are paired, every layer without all that its
+    exchanges may hide behind any other layer, and recomputed as Megatron lets it be.
+
+    ``evaluate`` prices pairs one by one, and passes that are alone in full.
+    """
+    if not layout.paired:
+        return measurement
+    share = profile.device.hidden_share
+    return replace(measurement, modules={name: _hidden(cost, share) for name, cost in measurement.modules.items()})
+
+
+def _hidden(cost: ModuleCost, share: float) -> ModuleCost:
+    layers = cost.distinct_layers
+    forward_us = max(layer.forward_us - layer.forward_exchange_us for layer in layers)
+    backward_us = max(layer.backward_us - layer.backward_exchange_us for layer in layers)
+
+    def less(time_us: float, exchange_us: float, computing_us: float) -> float:
+        hidden_us = share * min(time_us, exchange_us, max(0.0, computing_us))
+        return max(0.0, time_us - hidden_us - _ROUNDING_US)
+
+    def faster(block: str, layer: BlockCost) -> BlockCost:
+        return replace(
+            without_whole_layers(layer),
+            forward_us=less(layer.forward_us, layer.forward_exchange_us, backward_us),
+            backward_us=less(layer.backward_us, layer.backward_exchange_us, forward_us),
+        )
+
+    return cost.with_layers(faster)
+
+
+def without_whole_layers(cost: BlockCost) -> BlockCost:
+    """Return ``cost`` without recomputation of whole layers or of experts, which Megatron refuses beside pairs."""
+    kept = {
+        kind: again
+        for kind, again in cost.recompute.items()
+        if policy_of(kind).kind != "full" and "moe" not in policy_of(kind).modules
+    }
+    return replace(cost, recompute=kept)
+
+
+def knows_exchanges(measurements: Sequence[Measurement]) -> bool:
+    """Return whether any of them says how long experts' exchanges take."""
+    return any(
+        layer.forward_exchange_us > 0
+        for measurement in measurements
+        for cost in measurement.modules.values()
+        for layer in cost.distinct_layers
+    )
