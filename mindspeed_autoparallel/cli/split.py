@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_autoparallel.cli import _split_group_sizes
+from mindspeed_autoparallel.cli import _split_dualpipev, _split_group_sizes
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.units import GIB, MIB
 
@@ -30,7 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-microbatches", type=int, required=True, help="microbatches of one step")
     parser.add_argument("--memory-limit-mib", type=float, required=True, help="per device")
     parser.add_argument("--p2p-gbps", type=float, default=25.0, help="GiB/s between stages, for MindSpeed's file")
-    parser.add_argument("--schedule", choices=("1f1b", "interleaved", "gpipe"), default="1f1b")
+    parser.add_argument(
+        "--schedule",
+        choices=("1f1b", "interleaved", "gpipe", "dualpipev"),
+        default="1f1b",
+        help="dualpipev: MindSpeed's, whose split is even, beside the best one of 1f1b",
+    )
     parser.add_argument("--virtual-pipeline-size", type=int, default=1, help="chunks per stage (interleaved)")
     parser.add_argument(
         "--microbatch-group-size",
@@ -73,12 +78,15 @@ def run(arguments: argparse.Namespace) -> int:
             num_stages=arguments.pipeline_size,
             num_microbatches=num_microbatches,
             memory_limit_mib=memory_limit_mib,
-            schedule=arguments.schedule if virtual else "1f1b",
+            schedule=arguments.schedule if virtual and arguments.schedule != "dualpipev" else "1f1b",
             num_chunks=arguments.virtual_pipeline_size if virtual else 1,
             microbatch_group_size=group_size if virtual else 0,
             standalone_ends=alone and not arguments.no_standalone_ends,
         )
 
+    if arguments.schedule == "dualpipev":
+        plain = problem_of(arguments.num_microbatches, arguments.memory_limit_mib, virtual=False)
+        return _split_dualpipev.run(arguments, profile, plain)
     problem = problem_of(arguments.num_microbatches, arguments.memory_limit_mib)
     try:
         problem, solution, sizes = _split_group_sizes.solved(problem, arguments)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.schedule.dualpipev import DUALPIPEV, dualpipev_steps
 from mindspeed_autoparallel.schedule.messages import Message, Post, SendReceive, Step, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, Program
 from mindspeed_autoparallel.schedule.walk import take_all
@@ -206,7 +207,11 @@ def _trace(
 @lru_cache(maxsize=64)
 def compile_graph(program: Program, sends: str) -> EventGraph:
     """Sort the events of a program and kind of sends once. Raises ``ConfigError`` for a program that deadlocks."""
-    steps = message_steps(program, sends)
+    steps: Sequence[Sequence[Step]]
+    if sends == DUALPIPEV:
+        steps = dualpipev_steps(len(program), 1 + max(action.microbatch for action in program[0]))
+    else:
+        steps = message_steps(program, sends)
     num_stages = len(program)
     last_virtual = num_stages * (1 + max(action.chunk for action in program[0])) - 1
     graph = EventGraph(num_stages, last_virtual + 1)

@@ -33,6 +33,8 @@ class Case:
     """By virtual stage of a forward and of the backward that it is paired with: what both take less than alone."""
     has_ends: bool = False
     """Of ``paired``: the very first block is an embedding, the very last an output layer, and neither is a layer."""
+    dualpipev: str = ""
+    """A MindSpeed checkout, whose schedule runs two chunks per rank in the shape of a V: stage v is that of the chain."""
     before_sync_ns: list[int] = field(default_factory=list)
     """By rank: after its last backward (gradient reduction), before all ranks meet (the norm of the gradients)."""
     after_sync_ns: list[int] = field(default_factory=list)

@@ -26,6 +26,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 from emulated_device.cases import Case  # noqa: E402
 from emulated_device.network import EmulatedNetwork  # noqa: E402
 from emulated_device.stage import EmulatedStage, Rank  # noqa: E402
+from mindspeed_autoparallel.schedule.dualpipev import chain_stage  # noqa: E402
 
 SHAPE = (2, 1, 4)
 """Sequence, batch, hidden of the tensors between stages."""
@@ -44,7 +45,7 @@ def run_cases(file: str) -> list[dict[str, Any]]:
         ps.initialize_model_parallel(1, size)
         for number, case in enumerate(cases):
             if case.pipeline_size == size:
-                virtual = case.virtual_size if case.virtual_size > 1 else None
+                virtual = case.virtual_size if case.virtual_size > 1 and not case.dualpipev else None
                 ps.set_virtual_pipeline_model_parallel_world_size(virtual)
                 ps.set_virtual_pipeline_model_parallel_rank(0 if virtual else None)
                 results[number] = _run(case, number)
@@ -68,7 +69,7 @@ def _run(case: Case, number: int) -> dict[str, Any]:
     dist.barrier()
     started = time.perf_counter()
     with network, _streams(case):
-        get_forward_backward_func()(
+        _schedule_of(case)(
             forward_step_func=_forward_step,
             data_iterator=iterators if virtual else iterators[0],
             model=chunks if virtual else chunks[0],
@@ -99,6 +100,14 @@ def _run(case: Case, number: int) -> dict[str, Any]:
     }
 
 
+def _schedule_of(case: Case) -> Any:
+    if not case.dualpipev:
+        return get_forward_backward_func()
+    from emulated_device.dualpipev import schedule_of
+
+    return schedule_of(case.dualpipev)
+
+
 def _streams(case: Case) -> contextlib.AbstractContextManager[None]:
     if not case.paired:
         return contextlib.nullcontext()
@@ -109,23 +118,25 @@ def _streams(case: Case) -> contextlib.AbstractContextManager[None]:
 
 def _chunks(case: Case, rank: Rank) -> list[EmulatedStage]:
     size, virtual = case.pipeline_size, case.virtual_size
+    interleaved = virtual > 1 and not case.dualpipev
     config = TransformerConfig(
         num_layers=size * virtual,
         hidden_size=SHAPE[2],
         num_attention_heads=1,
         pipeline_model_parallel_size=size,
-        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+        virtual_pipeline_model_parallel_size=virtual if interleaved else None,
         pipeline_dtype=torch.float32 if size > 1 else None,
         deallocate_pipeline_outputs=case.free_outputs,
         microbatch_group_size_per_vp_stage=case.microbatch_group_size,
     )
-    config.overlap_p2p_comm = virtual > 1 and case.overlap
-    config.overlap_p2p_comm_warmup_flush = virtual > 1 and case.warmup_flush
+    config.overlap_p2p_comm = interleaved and case.overlap
+    config.overlap_p2p_comm_warmup_flush = interleaved and case.warmup_flush
     config.batch_p2p_comm = not config.overlap_p2p_comm  # as megatron.training derives it
     config.overlap_moe_expert_parallel_comm = case.paired
     chunks = []
     for chunk in range(virtual):
-        stage = chunk * size + ps.get_pipeline_model_parallel_rank()
+        rank_here = ps.get_pipeline_model_parallel_rank()
+        stage = chain_stage(rank_here, chunk, size) if case.dualpipev else chunk * size + rank_here
         chunks.append(
             EmulatedStage(
                 config,
