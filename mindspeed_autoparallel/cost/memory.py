@@ -6,7 +6,7 @@ module on the stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.messages import Action, left_over
@@ -85,34 +85,14 @@ def rank_peak(
     ]
     step_transient = round(device.optimizer_peak_bytes_per_parameter_byte * updated_parameter_bytes(everything, layout))
     best = (base + step_transient, "optimizer step", {"optimizer_step": step_transient})
-    in_flight = 0
     points = {
         (kind, chunk): points_in_time(kind, blocks, traffic[chunk], _passing_state(kind, blocks, layout))
         for chunk, blocks in enumerate(chunks)
         if blocks
         for kind in "FB"
     }
-    highest = {key: max(found, key=lambda point: point.height) for key, found in points.items()}
-    pairs: dict[tuple[int, int], HighPoint] = {}
-    before = 0
-    """The chunk of the forward before now."""
     messages = left_over(actions, traffic, rank, layout.pipeline_size, sends)
-    for action, follower, left in zip(actions, [*actions[1:], None], messages, strict=True):
-        if action.kind == "B":
-            in_flight -= saved[action.chunk]
-        others = in_flight
-        high = highest[action.kind, action.chunk]
-        if action.paired:
-            others -= saved[before]
-            key = before, action.chunk
-            if key not in pairs:
-                pairs[key] = highest_of_pair(points["F", before], points["B", action.chunk])
-            high = pairs[key]
-        elif follower is not None and follower.paired:
-            # The forward of a pair: looked at with its backward.
-            in_flight += saved[action.chunk]
-            before = action.chunk
-            continue
+    for others, high, left in _high_points(actions, points, saved, messages):
         peak = base + others + left + high.height
         if peak > best[0]:
             terms = {
@@ -122,11 +102,38 @@ def rank_peak(
                 "messages": left + high.message,
             }
             best = (peak, high.name, terms)
-        if action.kind == "F":
-            in_flight += saved[action.chunk]
-            before = action.chunk
     terms = {**static, **best[2], "runtime_overhead": device.runtime_overhead_bytes}
     return PeakMemory(peak_bytes=best[0] + device.runtime_overhead_bytes, point=best[1], terms=terms)
+
+
+def _high_points(
+    actions: Sequence[Action],
+    points: Mapping[tuple[str, int], Sequence[HighPoint]],
+    saved: Sequence[int],
+    messages: Sequence[int],
+) -> Iterator[tuple[int, HighPoint, int]]:
+    """Yield what other microbatches hold, the highest point, and what is left of messages, of every pass or pair.
+
+    ``points``: by direction and chunk; ``saved``: by chunk; ``messages``: by action.
+    """
+    highest = {key: max(found, key=lambda point: point.height) for key, found in points.items()}
+    pairs: dict[tuple[int, int], HighPoint] = {}
+    in_flight = ahead = left_ahead = 0
+    for action, follower, left in zip(actions, [*actions[1:], None], messages, strict=True):
+        if action.kind == "F":
+            if follower is None or not follower.paired:
+                yield in_flight, highest["F", action.chunk], left
+            in_flight += saved[action.chunk]
+            ahead, left_ahead = action.chunk, left
+            continue
+        in_flight -= saved[action.chunk]
+        if not action.paired:
+            yield in_flight, highest["B", action.chunk], left
+            continue
+        key = ahead, action.chunk
+        if key not in pairs:
+            pairs[key] = highest_of_pair(points["F", ahead], points["B", action.chunk])
+        yield in_flight - saved[ahead], pairs[key], max(left_ahead, left)
 
 
 def mindspeed_stage_bytes(blocks: Sequence[PlacedBlock], in_flight: int, layout: Layout) -> dict[str, int]:

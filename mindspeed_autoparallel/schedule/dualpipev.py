@@ -59,9 +59,8 @@ class _Rank:
         """Return the whole step."""
         self._together(self._receive("F", 0))
         sent = self._warm_up()
-        held = self._both_chunks_forward(sent)
-        held = self._second_chunk_in_turns(*held)
-        gradients = self._both_directions(held)
+        second, gradients = self._second_chunk_in_turns(*self._both_chunks_forward(sent))
+        gradients = self._both_directions(second, gradients)
         self._cool_down(gradients)
         return [step for step in self.steps if isinstance(step, Action) or step.messages]
 
@@ -125,10 +124,9 @@ class _Rank:
             self._post(second)
         return second, gradient
 
-    def _both_directions(self, held: tuple[Messages, Messages]) -> Messages:
+    def _both_directions(self, second: Messages, gradients: Messages) -> Messages:
         """Run a forward of one chunk and a backward of the other, chunks changing roles; return the open messages of
         gradients."""
-        second, gradients = held
         ahead = 0
         for _ in range(2 * (self.count - self.size) + self.rank + 1):
             behind, onward = 1 - ahead, ()  # type: int, Messages

@@ -84,7 +84,7 @@ def _check(profile: Profile, num_stages: int) -> None:
     if others:
         raise ConfigError(f"DualPipeV runs language models alone, not {1 + len(others)} modules.")
     if profile.memory_semantics == "mindspeed":
-        raise ConfigError("DualPipeV needs a profile of ours: MindSpeed's file has no messages, and layers in its ends.")
+        raise ConfigError("DualPipeV needs a profile of ours: in MindSpeed's file the ends hold layers.")
     if profile.model.tied_embeddings:
         raise ConfigError("MindSpeed refuses DualPipeV without --untie-embeddings-and-output-weights.")
     if profile.measurements[0].at.context_size > 1:
