@@ -20,6 +20,7 @@ EMBEDDING_ARGUMENT, LOSS_ARGUMENT = "account_for_embedding_in_pipeline_split", "
 CHUNKS_ARGUMENT = "num_virtual_stages_per_pipeline_rank"
 EXPERT_TENSOR_ARGUMENT = "expert_tensor_parallel_size"
 GROUP_ARGUMENT = "microbatch_group_size_per_vp_stage"
+PAIRS_ARGUMENT = "overlap_moe_expert_parallel_comm"
 _FLAGS = {GROUP_ARGUMENT: "--microbatch-group-size-per-virtual-pipeline-stage"}
 """Of destinations that are not named as their flags are."""
 RECOMPUTE_ARGUMENTS = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
@@ -38,7 +39,7 @@ def sizes(plan: Plan) -> dict[str, ArgumentValue]:
         "sequence_parallel": layout.sequence_parallel,
         "use_distributed_optimizer": layout.distributed_optimizer,
         "overlap_grad_reduce": layout.overlap_gradient_reduce,
-        **({"overlap_moe_expert_parallel_comm": True} if layout.paired else {}),
+        **({PAIRS_ARGUMENT: True} if layout.paired else {}),
     }
 
 
@@ -186,6 +187,15 @@ def group_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
             "plan and simulate it, or use megatron-core 0.10 or newer."
         )
     return {}
+
+
+def check_pairs(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Raise ``PlanError`` where a plan of combined 1F1B meets a Megatron without it."""
+    if plan.layout.paired and not hasattr(arguments, PAIRS_ARGUMENT):
+        raise PlanError(
+            "the plan runs combined 1F1B (layout.paired), and this Megatron has no --overlap-moe-expert-parallel-comm: "
+            "search it again without that flag, or use megatron-core 0.14 or newer."
+        )
 
 
 def _even_split_of_two_models(plan: Plan) -> dict[str, int | str | None]:

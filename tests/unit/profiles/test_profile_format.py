@@ -52,6 +52,12 @@ def test_a_written_profile_reads_back_equal(tmp_path: Path) -> None:
     assert again.sha256() == profile.sha256()
 
 
+def test_a_key_that_earlier_files_have_is_passed_over() -> None:
+    raw = to_json(make_profile())
+    raw["measurements"][0]["modules"]["text_decoder"]["layer"]["paired_saving_us"] = 0.0
+    assert Profile.parse(raw) == make_profile()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

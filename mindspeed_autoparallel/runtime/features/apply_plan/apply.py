@@ -27,6 +27,7 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     LOSS_ARGUMENT,
     RECOMPUTE_ARGUMENTS,
     ArgumentValue,
+    check_pairs,
     group_arguments,
     kind_everywhere,
     model_keys,
@@ -63,6 +64,7 @@ _OWN_SPLITS = (
 def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     """Set the host's ``arguments`` by the plan, and watch the first steps."""
     path, plan, description, calibrated = request.path, request.plan, request.description, request.calibration_file
+    check_pairs(plan, arguments)
     _set_all(arguments, sizes(plan))
 
     def teach(ranks: list[MeasuredRank]) -> None:

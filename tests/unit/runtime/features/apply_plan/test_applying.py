@@ -103,6 +103,15 @@ def job(tmp_path, monkeypatch):
     return write
 
 
+def test_combined_1f1b_reaches_a_host_that_has_it_and_no_other(job):
+    arguments = job(make_plan(TWO, {}, paired=True))
+    with pytest.raises(PlanError, match="this Megatron has no --overlap-moe-expert-parallel-comm"):
+        prepare(arguments)
+    arguments.overlap_moe_expert_parallel_comm = False
+    prepare(arguments)
+    assert arguments.overlap_moe_expert_parallel_comm is True
+
+
 def test_sizes_layers_and_recompute_reach_the_host(job, tmp_path):
     arguments = job(make_plan(TWO, {"text_decoder": [1, 2]}, micro_batch_size=2))
     prepare(arguments)
