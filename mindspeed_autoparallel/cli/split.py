@@ -147,6 +147,7 @@ def _result(problem: SplitProblem, solution: SplitSolution, simple: SplitProblem
         "step_time_ms": solution.step_time / NS_PER_MS,
         "lower_bound_ms": solution.lower_bound / NS_PER_MS,
         **_by_module(problem, solution.placement),
+        **_prediction(problem, solution.placement),
         "stage_memory_mib": [size / MIB for size in solution.stage_memory],
         "rounds": solution.rounds,
         "solve_seconds": round(solution.solve_seconds, 4),
@@ -234,8 +235,8 @@ def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[st
     """Return layers, and those not run plainly, by module and virtual stage (= stage without virtual stages)."""
     layers: dict[str, list[tuple[int, ...]]] = {}
     for segment, rows in zip(problem.segments, placement, strict=True):
-        # Ends that are units of their own are always on the first and the last stage.
-        if segment.beside is None and not segment.name.endswith(("_pre", "_post")):
+        # Ends that are units of their own are on the first and the last stage, see also ``_prediction``.
+        if segment.beside is None and not segment.name.endswith(("_pre", "_post", "_prediction")):
             # A module with layers of several kinds has several segments.
             before = layers.get(segment.name) or [(0,) * problem.num_virtual] * len(rows)
             layers[segment.name] = [tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(before, rows, strict=True)]
@@ -243,6 +244,13 @@ def _by_module(problem: SplitProblem, placement: Placement) -> dict[str, dict[st
         "placement": {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in layers.items()},
         "recompute": {name: [sum(column[1:]) for column in zip(*rows, strict=True)] for name, rows in layers.items()},
     }
+
+
+def _prediction(problem: SplitProblem, placement: Placement) -> dict[str, int]:
+    """Return the virtual stage of layers of multi-token prediction, where that is not the loss's."""
+    rows = [rows for s, rows in zip(problem.segments, placement, strict=True) if s.name.endswith("_prediction")]
+    stage = rows[0][0].index(1) if rows else problem.num_virtual - 1
+    return {"prediction_stage": stage} if stage < problem.num_virtual - 1 else {}
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -254,6 +262,8 @@ def _print(result: dict[str, Any]) -> None:
             for name in result["placement"]
         ]
         print(f"stage {stage:3d}  {'  '.join(cells)}  {result['stage_memory_mib'][stage]:.0f} MiB")
+    if "prediction_stage" in result:
+        print(f"prediction layers apart from the loss: virtual stage {result['prediction_stage']}")
     others = ", ".join(f"{name} {plan['step_time_ms']:.2f} ms" for name, plan in result["baselines"].items())
     print(
         f"step {result['step_time_ms']:.3f} ms, {result['status']} (bound {result['lower_bound_ms']:.3f} ms), "

@@ -20,6 +20,7 @@ from mindspeed_autoparallel.planner.placement import (
     ModulePlacement,
     boundary_bytes,
     check_deepstack,
+    check_prediction,
     placed_blocks,
 )
 from mindspeed_autoparallel.planner.rank_memory import measured_at, memory_of_ranks, sends_of
@@ -37,6 +38,9 @@ from mindspeed_autoparallel.profiles import DeviceCost, Profile
 from mindspeed_autoparallel.schedule import SimulatedStep, StepTimes, make_program, simulate
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.spec.plan import RankMemory, StagePlan, StepTime
+
+SHAPE_BYTES = 24
+"""Three sizes of a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,7 @@ def evaluate(
     num_microbatches = layout.num_microbatches(global_batch_size)
     program = make_program(*layout.program_sizes(num_microbatches))
     check_deepstack(profile.model, placement.layers)
+    check_prediction(profile.model, layout, placement)
     blocks = placed_blocks(profile.model, measurement, placement)
     if [] in blocks:
         raise ConfigError(f"stage {blocks.index([])} holds no layer: an empty stage cannot run.")
@@ -89,7 +94,7 @@ def evaluate(
     times = StepTimes(
         forward=forward,
         backward=backward,
-        link=_links_ns(layout, cluster, device, messages),
+        link=_links_ns(layout, cluster, device, messages, placement.prediction_stage),
         per_operation=per_operation_ns(device),
         per_message=round(device.message_us(layout.schedule) * NS_PER_US),
         per_pass=cut_ns(device, layout),
@@ -119,9 +124,18 @@ def evaluate(
     )
 
 
-def _links_ns(layout: Layout, cluster: Cluster, device: DeviceCost, messages: list[int]) -> list[int]:
-    """Return times of ``messages`` (bytes) between virtual stages."""
-    times_us = (p2p_us(size, boundary_link(layout, cluster, device, v)) for v, size in enumerate(messages))
+def _links_ns(
+    layout: Layout, cluster: Cluster, device: DeviceCost, messages: list[int], prediction_stage: int | None
+) -> list[int]:
+    """Return times of ``messages`` (bytes) between virtual stages.
+
+    With layers of multi-token prediction apart from the loss (``prediction_stage``) messages differ in length, and
+    Megatron sends their shapes first.
+    """
+    links = [boundary_link(layout, cluster, device, v) for v in range(len(messages))]
+    times_us = [p2p_us(size, link) for size, link in zip(messages, links, strict=True)]
+    if prediction_stage is not None:
+        times_us = [time_us + p2p_us(SHAPE_BYTES, link) for time_us, link in zip(times_us, links, strict=True)]
     return [round(time_us * NS_PER_US) for time_us in times_us]
 
 
@@ -256,6 +270,7 @@ def _stage_plans(
                 },
                 forward_us=forward[v] / NS_PER_US,
                 backward_us=backward[v] / NS_PER_US,
+                prediction=v == placement.prediction_stage,
             )
         )
         for name, count in here.items():

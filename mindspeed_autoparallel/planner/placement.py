@@ -9,7 +9,7 @@ from mindspeed_autoparallel.cost.groups import grouped_layer
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, ModuleCost
-from mindspeed_autoparallel.spec import Model, Plan
+from mindspeed_autoparallel.spec import Layout, Model, Plan
 from mindspeed_autoparallel.spec.recompute import in_order, policy_of
 
 RECOMPUTED_KINDS = ("full", "selective")
@@ -23,6 +23,8 @@ class ModulePlacement:
     """Module name to layers per virtual stage."""
     recompute: dict[str, dict[str, tuple[int, ...]]]
     """Module name to kind (``spec.recompute``) to layers per virtual stage."""
+    prediction_stage: int | None = None
+    """Virtual stage of the layers of multi-token prediction, where that is not the loss's."""
 
     def recomputed(self, module: str) -> tuple[int, ...]:
         """Return recomputed layers of any kind per virtual stage."""
@@ -38,6 +40,7 @@ class ModulePlacement:
                 module.name: {kind: plan.recomputed_of(module.name, kind) for kind in _kinds_of(plan, module.name)}
                 for module in plan.model.modules
             },
+            prediction_stage=next((stage.stage for stage in plan.stages if stage.prediction), None),
         )
 
 
@@ -46,14 +49,15 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
     there.
 
     A pre block sits with the module's first layer, a post block with its last; those of the only module on the first
-    and the last stage, with layers or without. Raises ``ConfigError`` for a recompute kind that was not measured.
+    and the last stage, with layers or without. Layers of multi-token prediction are before the post block. Raises
+    ``ConfigError`` for a recompute kind that was not measured.
     """
     num = len(next(iter(placement.layers.values())))
     stages: list[list[PlacedBlock]] = [[] for _ in range(num)]
     for module in model.modules:
         cost = measurement.modules[module.name]
         layers = placement.layers[module.name]
-        held = stages_of(model, cost, layers)
+        held, apart = stages_of(model, cost, layers, placement.prediction_stage), placement.prediction_stage
         index = 0
         for v in held:
             if cost.pre is not None and v == held[0]:
@@ -68,6 +72,8 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
                 name = f"{module.name} layer {index}"
                 stages[v].append(PlacedBlock(name=name, cost=layer, kind=kind, side=cost.side))
                 index += 1
+            if cost.prediction is not None and v == (held[-1] if apart is None else apart):
+                stages[v].append(PlacedBlock(name=f"{module.name} prediction", cost=cost.prediction, side=cost.side))
             if cost.post is not None and v == held[-1]:
                 stages[v].append(PlacedBlock(name=f"{module.name} post", cost=cost.post, side=cost.side))
     return stages
@@ -86,9 +92,36 @@ def check_deepstack(model: Model, layers: Mapping[str, Sequence[int]]) -> None:
             )
 
 
-def stages_of(model: Model, cost: ModuleCost, layers: tuple[int, ...]) -> list[int]:
-    """Return virtual stages that hold part of a module: with layers, or an end of the only module alone."""
+def prediction_may_be_apart(model: Model, layout: Layout) -> bool:
+    """Return whether layers of multi-token prediction may be on another stage than the loss.
+
+    Megatron takes them on the last chunk of any rank but the first, behind all layers: where no stage is empty that is
+    the last virtual stage or the one before it. A tied embedding stays with the loss, where its copy is.
+    """
+    alone = layout.standalone_ends and len(model.modules) == 1
+    return alone and layout.pipeline_size >= 3 and not model.tied_embeddings
+
+
+def check_prediction(model: Model, layout: Layout, placement: ModulePlacement) -> None:
+    """Raise ``ConfigError`` where layers of multi-token prediction are on a stage that cannot hold them."""
+    v, size, num = placement.prediction_stage, layout.pipeline_size, layout.num_virtual_stages
+    if v is None:
+        return
+    last = max(place for row in placement.layers.values() for place, count in enumerate(row) if count)
+    if len(model.modules) > 1 or not max(last, num - size + 1) <= v < num - 1:
+        raise ConfigError(
+            f"virtual stage {v} cannot hold the layers of multi-token prediction: they run on the last chunk of a rank "
+            f"other than the first, behind all layers ({last} has the last one), of {num} virtual stages on {size} "
+            "ranks. Leave prediction out of it, and they run beside the loss."
+        )
+
+
+def stages_of(model: Model, cost: ModuleCost, layers: tuple[int, ...], apart: int | None) -> list[int]:
+    """Return virtual stages that hold part of a module: with layers, or an end of the only module alone; or layers of
+    multi-token prediction ``apart``."""
     held = {v for v, count in enumerate(layers) if count}
+    if apart is not None and cost.prediction is not None:
+        held.add(apart)
     if len(model.modules) == 1:
         held |= {0} if cost.pre is not None else set()
         held |= {len(layers) - 1} if cost.post is not None else set()
@@ -120,7 +153,8 @@ def boundary_bytes(model: Model, measurement: Measurement, placement: ModulePlac
     """Return bytes of the message from every virtual stage to the next: what is running, and finished outputs still
     unused."""
     num = len(next(iter(placement.layers.values())))
-    held = {name: stages_of(model, measurement.modules[name], row) for name, row in placement.layers.items()}
+    apart = placement.prediction_stage
+    held = {name: stages_of(model, measurement.modules[name], row, apart) for name, row in placement.layers.items()}
     first, last = ({name: stages[end] for name, stages in held.items()} for end in (0, -1))
     sizes = []
     for v in range(num - 1):
@@ -129,7 +163,8 @@ def boundary_bytes(model: Model, measurement: Measurement, placement: ModulePlac
             cost = measurement.modules[module.name]
             readers = [other.name for other in model.modules if module.name in other.predecessors]
             if first[module.name] <= v < last[module.name]:
-                size += cost.layer.output_bytes
+                ahead = cost.prediction if apart is not None and apart <= v else None
+                size += (ahead or cost.layer).output_bytes
             elif last[module.name] <= v and any(first[reader] > v for reader in readers):
                 size += (cost.post or cost.layer).output_bytes
         sizes.append(size)

@@ -13,18 +13,22 @@ from math import gcd, inf
 from mindspeed_autoparallel.cost.memory import PlacedBlock, static_terms, updated_parameter_bytes
 from mindspeed_autoparallel.cost.step import post_pipeline_time
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement, stages_of
+from mindspeed_autoparallel.planner.placement import ModulePlacement, prediction_may_be_apart, stages_of
 from mindspeed_autoparallel.planner.problem_messages import latest_start, link_times, message_allowance, moments_of
+from mindspeed_autoparallel.planner.problem_transients import (
+    KIND_ORDER,
+    hidden_by_post,
+    hidden_by_prediction,
+    surely_on_top,
+)
 from mindspeed_autoparallel.planner.rank_memory import sends_of
-from mindspeed_autoparallel.planner.split import LayerKind, Placement, PostPipelineTime, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split import Joint, LayerKind, Placement, PostPipelineTime, Segment, SplitProblem
 from mindspeed_autoparallel.planner.split.deepstack import deepstack_joints
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
 from mindspeed_autoparallel.profiles import BlockCost, Measurement, Profile
 from mindspeed_autoparallel.schedule import make_program
 from mindspeed_autoparallel.spec import Cluster, Layout
-
-KIND_ORDER = ("none", *RECOMPUTED_KINDS)
 
 
 def build_problem(
@@ -53,7 +57,7 @@ def build_problem(
     # Several moments: their copies are counted by the rows of the problem.
     several = layout.virtual_size > 1 and not safe
     held = tuple(0 if several else moment[0][chunk] for chunk in range(layout.virtual_size) for moment in moments)
-    hidden = _hidden_by_post(profile, layout, measurement)
+    hidden = hidden_by_post(profile, layout, measurement)
     rows = _MemoryRows(profile=profile, layout=layout, held=held, hidden=hidden, safe=safe)
     segments, blocks, stacks = _segments(rows, measurement)
     overhead = profile.overhead_bytes(measurement)
@@ -63,6 +67,9 @@ def build_problem(
         limits = tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))
         if not safe:
             limits = (*limits[:-1], limits[-1] + (rows.hidden if len(limits) > 1 else 0))
+            ahead = hidden_by_prediction(profile, layout, measurement)
+            if ahead:
+                limits = (*limits[:-2], limits[-2] + ahead, limits[-1])
     link = link_times(profile, candidate, cluster, start)
     per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
     if (per_operation % _unit(segments, link) or with_tails) and segments[0].forward:
@@ -83,7 +90,7 @@ def build_problem(
         per_operation=per_operation // unit * unit,
         tails=_tails(profile, cluster, layout, segments, blocks, unit) if with_tails else (),
         in_flight=moments if several else (),
-        joints=deepstack_joints(profile.model, stacks, segments),
+        joints=_joints(profile, layout, stacks, segments),
     )
 
 
@@ -158,9 +165,9 @@ def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment
             run = len(segments) - first
             sure = 0
             if comes_last and part == "layer":
-                sure = _surely_on_top(runs[run:], ways)
+                sure = surely_on_top(runs[run:], ways)
             elif comes_last and part == "post":
-                sure = _surely_on_top([block], ["none"])
+                sure = surely_on_top([block], ["none"])
             # Elsewhere than on the last stage transients count whole. There its limit is raised, by as much as they are
             # hidden, which the post block's own transient makes good.
             if layout.pipeline_size == 1 and part == "layer":
@@ -175,7 +182,7 @@ def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment
                     backward=backward,
                     predecessors=before,
                     continues=part == "layer" and run > 0,
-                    beside=None if alone else {"pre": first, "layer": None, "post": first + len(runs) - 1}[part],
+                    beside=None if alone else _beside(part, first, len(runs)),
                     kinds=rows.kinds(block, ways if part == "layer" else ["none"], factor, sure),
                 )
             )
@@ -184,6 +191,21 @@ def _segments(rows: _MemoryRows, measurement: Measurement) -> tuple[list[Segment
         last[module.name] = len(segments) - 1
         stacks[module.name] = range(first, first + len(runs))
     return segments, blocks, stacks
+
+
+def _beside(part: str, first: int, num_runs: int) -> int | None:
+    """Return which run of layers a block of a module lies beside: the first or the last."""
+    return {"pre": first, "layer": None}.get(part, first + num_runs - 1)
+
+
+def _joints(profile: Profile, layout: Layout, stacks: dict[str, range], segments: list[Segment]) -> tuple[Joint, ...]:
+    """Return what stays on one virtual stage: deepstack, and multi-token prediction that must be beside the loss."""
+    ahead = [index for index, segment in enumerate(segments) if segment.name.endswith(" prediction")]
+    stay = () if prediction_may_be_apart(profile.model, layout) else ahead
+    return (
+        *deepstack_joints(profile.model, stacks, segments),
+        *(Joint(before=index, segment=index + 1, num_layers=1) for index in stay if segments[index].beside is None),
+    )
 
 
 def _tails(
@@ -219,7 +241,7 @@ def _tails(
 
 def module_placement(profile: Profile, measurement: Measurement, placement: Placement) -> ModulePlacement:
     """Return the solver's rows (segments, kinds, virtual stages) by module."""
-    layers, recompute = {}, {}
+    layers, recompute, apart = {}, {}, None
     index = 0
     for module in profile.model.modules:
         cost = measurement.modules[module.name]
@@ -231,8 +253,11 @@ def module_placement(profile: Profile, measurement: Measurement, placement: Plac
         rows = {kind: tuple(map(sum, zip(*found, strict=True))) for kind, found in zip(kinds, by_kind, strict=True)}
         layers[module.name] = tuple(map(sum, zip(*rows.values(), strict=True)))
         recompute[module.name] = {kind: rows[kind] for kind in kinds if kind != "none"}
-        index = end + (cost.post is not None)
-    return ModulePlacement(layers=layers, recompute=recompute)
+        if cost.prediction is not None:
+            ((*row,),) = placement[end]
+            apart = row.index(1) if not row[-1] and len(profile.model.modules) == 1 else apart
+        index = end + (cost.prediction is not None) + (cost.post is not None)
+    return ModulePlacement(layers=layers, recompute=recompute, prediction_stage=apart)
 
 
 def split_placement(profile: Profile, measurement: Measurement, placement: ModulePlacement) -> Placement:
@@ -242,7 +267,8 @@ def split_placement(profile: Profile, measurement: Measurement, placement: Modul
     kinds: list[int] = []
     for module in profile.model.modules:
         cost, layers = measurement.modules[module.name], placement.layers[module.name]
-        held = stages_of(profile.model, cost, layers)
+        apart = placement.prediction_stage
+        held = stages_of(profile.model, cost, layers, apart)
         ends = [sum(layers[: v + 1]) for v in range(num)]
         first = 0
         for part, _, number in cost.parts(module.num_layers):
@@ -252,7 +278,8 @@ def split_placement(profile: Profile, measurement: Measurement, placement: Modul
                 ]
                 first += number
             else:
-                row = [int(v == held[0 if part == "pre" else -1]) for v in range(num)]
+                last = apart if part == "prediction" and apart is not None else held[-1]
+                row = [int(v == (held[0] if part == "pre" else last)) for v in range(num)]
             rows.append(row)
             kinds.append(sum(kind in cost.layer.recompute for kind in KIND_ORDER) if part == "layer" else 1)
     return tuple(
@@ -270,22 +297,3 @@ def _unit(segments: list[Segment], link: tuple[int, ...]) -> int:
 
 def _plain(block: BlockCost) -> PlacedBlock:
     return PlacedBlock(name="block", cost=block)
-
-
-def _surely_on_top(blocks: list[BlockCost], names: list[str]) -> int:
-    """Return what stands at least on everything else, whichever of ``blocks`` comes last, in whichever way, on
-    everything; a post block behind it may hide it (``_hidden_by_post``)."""
-    costs = [block.recompute[name] for block in blocks for name in names]
-    return min(max(cost.forward_peak_bytes, cost.backward_peak_bytes) for cost in costs)
-
-
-def _hidden_by_post(profile: Profile, layout: Layout, measurement: Measurement) -> int:
-    """Return how much less the transients of layers may count on the last stage than elsewhere: what the post block
-    saved is freed before a layer's backward."""
-    module = profile.model.modules[-1]
-    cost = measurement.modules[module.name]
-    if cost.post is None or layout.virtual_size > 1:
-        return 0
-    ways = [kind for kind in KIND_ORDER if kind in cost.layer.recompute]
-    tops = [_surely_on_top([layer], ways) for layer, _ in cost.runs(0, module.num_layers)]
-    return min(cost.post.recompute["none"].saved_bytes, max(tops))

@@ -9,6 +9,7 @@ from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.memory import PlacedBlock
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, block_times_ns
 from mindspeed_autoparallel.planner.variable_data import mean_factors
@@ -91,7 +92,11 @@ def _message_sizes(
     # Only where the last module reads all others does nothing else travel beside its own output.
     joined = set(profile.model.modules[-1].predecessors) == {module.name for module in profile.model.modules[:-1]}
     alone = [joined and v >= latest for v in range(layout.num_virtual_stages - 1)]
-    return [sizes[-1] if only else min(sizes) for only in alone], [sizes[-1] if only else most for only in alone]
+    largest = [sizes[-1] if only else most for only in alone]
+    ahead = costs[-1].prediction
+    if ahead is not None and prediction_may_be_apart(profile.model, layout):
+        largest[-1] = max(largest[-1], ahead.output_bytes)
+    return [sizes[-1] if only else min(sizes) for only in alone], largest
 
 
 def link_times(profile: Profile, candidate: Candidate, cluster: Cluster, latest: int) -> tuple[int, ...]:

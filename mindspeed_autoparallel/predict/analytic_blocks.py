@@ -21,8 +21,13 @@ from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.profiles import BlockCost, ModuleCost, RecomputeCost, StateBytes, mean_layer
 
 
-def module_cost(work: Workload, device: Device, fabric: Fabric, frozen: bool, *, is_last: bool) -> ModuleCost:
-    """Return the blocks of a module on one rank at ``work``'s sizes; the last module has embedding, head and loss."""
+def module_cost(
+    work: Workload, device: Device, fabric: Fabric, frozen: bool, *, is_last: bool, alone: bool
+) -> ModuleCost:
+    """Return the blocks of a module on one rank at ``work``'s sizes; the last module has embedding, head and loss.
+
+    ``alone``: it is the only one, and layers of multi-token prediction are a block of their own.
+    """
     kinds = tuple(dict.fromkeys(work.model.layers))
     costs = tuple(_layer(work, device, fabric, frozen, kind) for kind in kinds)
     pattern = tuple(kinds.index(kind) for kind in work.model.layers)
@@ -32,10 +37,14 @@ def module_cost(work: Workload, device: Device, fabric: Fabric, frozen: bool, *,
         module = ModuleCost(layer=mean_layer(costs, pattern), kinds=costs, pattern=pattern)
     if not is_last:
         return module
-    post = _head(work, device, module.layer, frozen)
-    if work.model.mtp_layers:
-        post = _with_prediction(post, work, device, fabric, frozen)
-    return dataclasses.replace(module, pre=_embedding(work, device, module.layer, frozen), post=post)
+    module = dataclasses.replace(module, pre=_embedding(work, device, module.layer, frozen))
+    head = _head(work, device, module.layer, frozen)
+    if not work.model.mtp_layers:
+        return dataclasses.replace(module, post=head)
+    prediction, post = _prediction(work, device, fabric, frozen), _with_heads(head, work.model.mtp_layers)
+    if alone:
+        return dataclasses.replace(module, prediction=prediction, post=post)
+    return dataclasses.replace(module, post=_together(prediction, post))
 
 
 def _state(count: float, frozen: bool) -> StateBytes:
@@ -130,22 +139,51 @@ def _sum(first: StateBytes, second: StateBytes) -> StateBytes:
     return StateBytes(**{name: getattr(first, name) + getattr(second, name) for name in names})
 
 
-def _with_prediction(head: BlockCost, work: Workload, device: Device, fabric: Fabric, frozen: bool) -> BlockCost:
-    """Return ``head`` with the layers that predict further tokens, which share its stage; none is recomputed."""
-    number, layer = work.model.mtp_layers, work.model.layers[-1]
-    passes = LayerTime(forward_us=head.forward_us, backward_us=head.backward_us)
-    time = prediction_time(work, device, device.efficiency(work.stack), fabric, passes)
-    own, cost = prediction_parameters(work), head.recompute["none"]
-    dense = _sum(head.dense, _state(number * own.shared, frozen))
+def _prediction(work: Workload, device: Device, fabric: Fabric, frozen: bool) -> BlockCost:
+    """Return the layers that predict further tokens, without their logits and losses; none is recomputed."""
+    number, layer, efficiency = work.model.mtp_layers, work.model.layers[-1], device.efficiency(work.stack)
+    nothing = LayerTime(forward_us=0.0, backward_us=0.0)
+    time = prediction_time(work, device, efficiency, fabric, nothing)
+    own = prediction_parameters(work)
+    dense = _state(number * own.shared, frozen)
     if not work.model.tied:
         # They read the embedding.
         dense = _sum(dense, _copy_of_embedding(work, frozen))
-    kept = layer_activation_bytes(work, layer, False) + cost.saved_bytes
-    return dataclasses.replace(
-        head,
-        forward_us=head.forward_us + number * time.forward_us,
-        backward_us=head.backward_us + (0.0 if frozen else number * time.backward_us),
-        recompute={"none": dataclasses.replace(cost, saved_bytes=round(cost.saved_bytes + number * kept))},
+    output = round(work.tokens * work.model.hidden * work.element_bytes / _split(work))
+    return BlockCost(
+        forward_us=number * time.forward_us,
+        backward_us=0.0 if frozen else number * time.backward_us,
+        recompute={
+            "none": RecomputeCost(
+                saved_bytes=round(number * layer_activation_bytes(work, layer, False)),
+                backward_peak_bytes=round(backward_transient_bytes(work, layer)),
+            )
+        },
+        output_bytes=(1 + number) * output,
         dense=dense,
         expert=_state(number * own.expert, frozen),
+    )
+
+
+def _with_heads(head: BlockCost, further: int) -> BlockCost:
+    """Return the output layer and loss, run for each of ``further`` tokens, too."""
+    cost = head.recompute["none"]
+    return dataclasses.replace(
+        head,
+        forward_us=(1 + further) * head.forward_us,
+        backward_us=(1 + further) * head.backward_us,
+        recompute={"none": dataclasses.replace(cost, saved_bytes=(1 + further) * cost.saved_bytes)},
+    )
+
+
+def _together(prediction: BlockCost, post: BlockCost) -> BlockCost:
+    """Return both as one block, as where a measured model has them."""
+    before, cost = prediction.recompute["none"], post.recompute["none"]
+    return dataclasses.replace(
+        post,
+        forward_us=prediction.forward_us + post.forward_us,
+        backward_us=prediction.backward_us + post.backward_us,
+        recompute={"none": dataclasses.replace(cost, saved_bytes=before.saved_bytes + cost.saved_bytes)},
+        dense=_sum(prediction.dense, post.dense),
+        expert=prediction.expert,
     )

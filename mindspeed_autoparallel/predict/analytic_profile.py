@@ -55,7 +55,9 @@ def analytic_profile(
         works = _works(sections, device, point, devices_per_node)
         if works is not None:
             costs = {
-                section.name: module_cost(work, device, fabric, section.frozen, is_last=section is sections[-1])
+                section.name: module_cost(
+                    work, device, fabric, section.frozen, is_last=section is sections[-1], alone=len(sections) == 1
+                )
                 for section, work in zip(sections, works, strict=True)
             }
             measurements.append(Measurement(at=point, modules=costs))

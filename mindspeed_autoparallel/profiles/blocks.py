@@ -97,6 +97,9 @@ class ModuleCost:
     """Of every layer; where layers differ, the mean layer."""
     pre: BlockCost | None = None
     post: BlockCost | None = None
+    prediction: BlockCost | None = None
+    """Layers of multi-token prediction, all of them, between the layers and ``post``, which has their logits and loss;
+    its output is theirs beside that of the last layer. ``None`` where ``post`` holds them, as where it was measured."""
     side: SharedBytes = field(default_factory=SharedBytes)
     """What every layer is given beside the hidden states; once per stage. Recomputed layers keep it."""
     input_bytes: int = 0
@@ -123,11 +126,13 @@ class ModuleCost:
         return [(self.kinds[kind], len(list(row))) for kind, row in rows]
 
     def parts(self, num_layers: int) -> Iterator[tuple[str, BlockCost, int]]:
-        """Yield ``pre``, a run of ``layer`` per row of equal layers, ``post``; and how many of each."""
+        """Yield ``pre``, a run of ``layer`` per row of equal layers, ``prediction``, ``post``; and how many of each."""
         if self.pre is not None:
             yield "pre", self.pre, 1
         for layer, number in self.runs(0, num_layers):
             yield "layer", layer, number
+        if self.prediction is not None:
+            yield "prediction", self.prediction, 1
         if self.post is not None:
             yield "post", self.post, 1
 

@@ -63,8 +63,10 @@ def stages(plan: Plan) -> list[Data]:
 
 
 def end_alone(stage: StagePlan) -> str:
-    """Return ``embedding`` or ``output layer`` where a stage holds no layer, else nothing."""
-    return "" if any(stage.layers.values()) else "output layer" if stage.stage else "embedding"
+    """Return ``embedding``, ``output layer`` or ``prediction layers`` where a stage holds no layer, else nothing."""
+    if any(stage.layers.values()):
+        return ""
+    return "prediction layers" if stage.prediction else "output layer" if stage.stage else "embedding"
 
 
 def _module(stage: StagePlan, name: str) -> Data:

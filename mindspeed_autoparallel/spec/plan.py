@@ -39,6 +39,8 @@ class StagePlan:
     forward_us: float
     backward_us: float
     """With recompute, without the wait for others."""
+    prediction: bool = False
+    """Whether layers of multi-token prediction are here, apart from the loss; elsewhere they are beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,8 +237,7 @@ class Plan:
         if value.get("schema_version") != PLAN_SCHEMA_VERSION:
             raise PlanError(
                 f"{where} has schema_version {value.get('schema_version')!r}; "
-                f"this release reads {PLAN_SCHEMA_VERSION}. "
-                "Plan again with this release."
+                f"this release reads {PLAN_SCHEMA_VERSION}. Plan again with this release."
             )
         plan = from_json(cls, {**value, "extra": without_text(value.get("extra", {}), where)}, where, PlanError)
         plan.check(where)

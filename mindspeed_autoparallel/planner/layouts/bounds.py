@@ -63,7 +63,7 @@ def pipeline_bound_ns(profile: Profile, candidate: Candidate) -> float:
         ]
         work += sum(time_ns * number for time_ns, number in layers)
         layer_ns[module.name] = min(time_ns for time_ns, _ in layers)
-        for block in (cost.pre, cost.post):
+        for block in (cost.pre, cost.prediction, cost.post):
             if block is not None:
                 work += sum(block_times_ns(PlacedBlock(name="", cost=block), factor))
     size = layout.pipeline_size

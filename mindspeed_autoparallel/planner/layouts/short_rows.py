@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb, inf
 
 from mindspeed_autoparallel.planner.candidate import Candidate
@@ -160,4 +160,4 @@ class _Ways:
 
     def _with(self, placement: ModulePlacement, rows: list[Counts]) -> ModulePlacement:
         kinds = {kind: tuple(counts[q] for counts in rows) for q, kind in enumerate(self.kinds)}
-        return ModulePlacement(layers=placement.layers, recompute={self.name: kinds})
+        return replace(placement, recompute={self.name: kinds})

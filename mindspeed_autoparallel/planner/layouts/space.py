@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.paired_costs import knows_exchanges, searched_costs
+from mindspeed_autoparallel.planner.placement import prediction_may_be_apart
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.schedule import group_sizes
@@ -149,7 +150,7 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     layers = profile.model.num_layers
     if layout.num_devices != cluster.num_devices:
         return f"it needs {layout.num_devices} devices; the cluster has {cluster.num_devices}."
-    units = layers + (_num_ends(profile) if layout.standalone_ends else 0)
+    units = layers + (_num_ends(profile, layout) if layout.standalone_ends else 0)
     parts = profile.model.num_parts
     if parts < layout.num_virtual_stages <= units and parts < layers:
         return (
@@ -185,10 +186,11 @@ def _illegal(profile: Profile, cluster: Cluster, layout: Layout, global_batch_si
     return _illegal_groups(layout, num_microbatches) if layout.schedule == "interleaved" else ""
 
 
-def _num_ends(profile: Profile) -> int:
-    """Return how many of embedding and output layer the only module has."""
+def _num_ends(profile: Profile, layout: Layout) -> int:
+    """Return how many units beside layers the only module has: embedding, output layer, prediction."""
     (cost,) = profile.measurements[0].modules.values()
-    return (cost.pre is not None) + (cost.post is not None)
+    apart = cost.prediction is not None and prediction_may_be_apart(profile.model, layout)
+    return (cost.pre is not None) + (cost.post is not None) + apart
 
 
 def _with_smallest_groups(layout: Layout, global_batch_size: int) -> Layout:

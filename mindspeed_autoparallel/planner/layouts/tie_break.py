@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.placement import RECOMPUTED_KINDS, ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import fits_rank
@@ -47,4 +49,4 @@ def _keeping(placement: ModulePlacement, module: str, kind: str, stage: int, cou
         return placement
     kinds = placement.recompute[module]
     row = tuple(number - count * (v == stage) for v, number in enumerate(kinds[kind]))
-    return ModulePlacement(layers=placement.layers, recompute={**placement.recompute, module: {**kinds, kind: row}})
+    return replace(placement, recompute={**placement.recompute, module: {**kinds, kind: row}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.split.deepstack import deepstack_joints
 from mindspeed_autoparallel.planner.split.moments import fullest_moments
-from mindspeed_autoparallel.planner.split.problem import LayerKind, Segment, SplitProblem
+from mindspeed_autoparallel.planner.split.problem import Joint, LayerKind, Segment, SplitProblem
 from mindspeed_autoparallel.profiles import BlockCost, Profile
 from mindspeed_autoparallel.schedule import in_flight, make_program
 from mindspeed_autoparallel.units import MIB
@@ -79,7 +79,7 @@ def problem_from_profile(
         sends=_sends(profile, schedule),
         per_operation=round(profile.device.operation_overhead_us * NS_PER_US),
         in_flight=moments,
-        joints=deepstack_joints(profile.model, stacks, segments),
+        joints=(*deepstack_joints(profile.model, stacks, segments), *_joints(profile, num_stages, segments)),
         microbatch_group_size=microbatch_group_size,
     )
 
@@ -110,7 +110,7 @@ def _segments(
                     backward=round(block.backward_us * NS_PER_US),
                     kinds=_kinds(block, held, mindspeed, ways if is_layer else ["none"]),
                     predecessors=before,
-                    beside=None if alone else {"pre": first, "layer": None, "post": first + num_runs - 1}[part],
+                    beside=None if alone else {"pre": first, "layer": None}.get(part, first + num_runs - 1),
                     continues=is_layer and len(segments) > first,
                 )
             )
@@ -119,6 +119,15 @@ def _segments(
         last[module.name] = len(segments) - 1
         stacks[module.name] = range(first, first + num_runs)
     return segments, stacks, link
+
+
+def _joints(profile: Profile, num_stages: int, segments: list[Segment]) -> tuple[Joint, ...]:
+    """Return that multi-token prediction stays beside the loss, where no rank but the first could have it, or where the
+    loss has the copy of a tied embedding."""
+    if num_stages >= 3 and not profile.model.tied_embeddings:
+        return ()
+    ahead = [index for index, segment in enumerate(segments) if segment.name.endswith("_prediction")]
+    return tuple(Joint(before=index, segment=index + 1, num_layers=1) for index in ahead if not segments[index].beside)
 
 
 def _link_ns(profile: Profile, block: BlockCost) -> int:

@@ -57,6 +57,7 @@ def _module(cost: ModuleCost, time: float, size: float) -> ModuleCost:
         layer=_block(cost.layer, time, size),
         kinds=tuple(_block(kind, time, size) for kind in cost.kinds),
         pre=_block(cost.pre, time, size) if cost.pre is not None else None,
+        prediction=_block(cost.prediction, time, size) if cost.prediction is not None else None,
         post=_block(cost.post, time, size) if cost.post is not None else None,
         side=_shared(cost.side, size),
     )

@@ -61,7 +61,7 @@ def _equal_stages(profile: Profile, layout: Layout) -> Array:
     for index, module in enumerate(profile.model.modules):
         cost = measurement.modules[module.name]
         totals[:, index] = module.num_layers * _passes(cost.layer)
-        for block in (cost.pre, cost.post):
+        for block in (cost.pre, cost.prediction, cost.post):
             totals[:, index] += _passes(block) if block is not None else 0.0
     number = layout.num_virtual_stages
     return numpy.repeat(totals[:, None, :], number, axis=1) / number

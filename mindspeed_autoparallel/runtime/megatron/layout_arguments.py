@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from mindspeed_autoparallel.errors import PlanError
+from mindspeed_autoparallel.planner.placement import ModulePlacement, check_prediction
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm, split_arguments
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
@@ -86,7 +87,8 @@ def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
     """Return ``--pipeline-model-parallel-layout`` of a language model: ``Et*5|t*11|t*9L``, one part per virtual stage.
 
     Stages are listed in chain order, which is the order Megatron deals virtual stages in. ``num_mtp_layers``: of
-    multi-token prediction (``m``), which run before the loss on the last stage, as they do without a layout.
+    multi-token prediction (``m``), which run before the loss on the last stage, as they do without a layout, or on the
+    stage where the plan has them.
     """
     if len(plan.model.modules) != 1:
         raise PlanError("a pipeline layout string describes one module; multimodal hosts read model.json instead.")
@@ -94,7 +96,15 @@ def pipeline_layout(plan: Plan, num_mtp_layers: int = 0) -> str:
     counts = plan.layers_of(module.name)
     parts = [f"t*{count}" if count else "" for count in counts]
     parts[0] = "E" + parts[0]
-    parts[-1] += "m" * num_mtp_layers + "L"
+    apart = ModulePlacement.of_plan(plan).prediction_stage
+    if apart is not None and not num_mtp_layers:
+        raise PlanError(
+            f"the plan has layers of multi-token prediction on virtual stage {apart}, and the script trains none "
+            "(--mtp-num-layers). Plan this model again."
+        )
+    check_prediction(plan.model, plan.layout, ModulePlacement.of_plan(plan))
+    parts[-1 if apart is None else apart] += "m" * num_mtp_layers
+    parts[-1] += "L"
     return "|".join(parts)
 
 
