@@ -17,6 +17,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT, hybrid_pattern, num_pattern_layers
 from mindspeed_autoparallel.runtime.megatron.model_file import modules_of_file
 
 MODEL_FILE_ARGUMENT = "mm_model"
@@ -154,12 +155,15 @@ def _shape(arguments: argparse.Namespace) -> dict[str, Any]:
         if getattr(arguments, switch, None):
             names += [switch, *more]
     values = {name: getattr(arguments, name, None) for name in names}
+    if pattern := hybrid_pattern(arguments):
+        # It says how many layers there are; where its stages end is layout.
+        values |= {"num_layers": None, PATTERN_ARGUMENT: pattern}
     return {name: value for name, value in values.items() if value}
 
 
 def _modules_of_flags(arguments: argparse.Namespace) -> tuple[DescribedModule, ...]:
     own = getattr(arguments, "encoder_num_layers", None) if is_llava(arguments) else None
-    layers = getattr(arguments, "num_layers", None) or own
+    layers = num_pattern_layers(hybrid_pattern(arguments)) or getattr(arguments, "num_layers", None) or own
     if not layers or layers < 1:
         raise ConfigError(f"--num-layers must be a positive integer, got {layers}.")
     if not is_llava(arguments):

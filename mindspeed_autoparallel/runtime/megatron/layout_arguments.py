@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.planner.placement import ModulePlacement, check_prediction
+from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT, cut_pattern, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import is_mindspeed_llm, split_arguments
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.spec.recompute import policy_of
@@ -114,6 +115,8 @@ def stage_arguments(plan: Plan, arguments: argparse.Namespace) -> dict[str, int 
     Nothing where that is an even split by itself. Raises ``PlanError`` for a split that it cannot run.
     """
     layout = plan.layout
+    if pattern := hybrid_pattern(arguments):
+        return {PATTERN_ARGUMENT: cut_pattern(pattern, plan.layers_of(plan.model.modules[0].name))}
     if layout.num_virtual_stages == 1:
         return {}
     if len(plan.model.modules) > 1:

@@ -9,25 +9,29 @@ from collections.abc import Collection, Sequence
 
 from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.runtime.megatron.description import MODEL_FILE_ARGUMENT, is_llava
+from mindspeed_autoparallel.runtime.megatron.hybrid import PATTERN_ARGUMENT
 
-_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+_PATTERNS = (PATTERN_ARGUMENT, "hybrid_override_pattern")
 """Arguments of Megatron with a letter per layer; the second is the name up to 0.16."""
 _SWITCH = "is_hybrid_model"
 _KINDS = {"M": "Mamba", "*": "attention", "-": "MLP", "E": "experts", "G": "gated delta net", "D": "attention"}
+_COMPUTED = "--auto-parallel-mm"
+"""The search that takes computed costs."""
 _SEARCHES = ("--auto-parallel-mm", "--auto-tuning", "--operator-search")
 
 
 def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
-    """Refuse a model of several kinds of layers in a pattern, which no split of equal layers describes."""
+    """Refuse a model of several kinds of layers in a pattern, which no measurement of a few layers describes."""
     pattern = _pattern(arguments)
-    if not pattern:
+    computed = getattr(arguments, "profile_source", None) == "analytic" and flag == _COMPUTED
+    if not pattern or (computed and getattr(arguments, PATTERN_ARGUMENT, None)):
         return
     counts = Counter(letter for letter in pattern.partition("/")[0] if letter in _KINDS)
     kinds = ", ".join(f"{number} {_KINDS[letter]}" for letter, number in counts.items())
     raise ConfigError(
         f"{flag} takes layers that are alike or come in Megatron's --moe-layer-freq; this hybrid model has {kinds} "
-        f"(pattern {pattern}), and Megatron cuts it into stages by that pattern alone. Cut it with '|' in the pattern, "
-        f"and leave {flag} out."
+        f"(pattern {pattern}), and its layers are not measured. Plan it with {_COMPUTED} --profile-source analytic (from "
+        f"Megatron 0.17 on, whose pattern ends stages with '|'), or cut it so by hand and leave {flag} out."
     )
 
 
@@ -73,7 +77,7 @@ def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
     if search is None:
         return
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in (*_PATTERNS, "num_layers"):
+    for name in (*_PATTERNS, "num_layers", "profile_source"):
         parser.add_argument("--" + name.replace("_", "-"), "--" + name)
     parser.add_argument("--" + _SWITCH.replace("_", "-"), "--" + _SWITCH, action="store_true")
     # What is no argument at all, the host's own parser says better.

@@ -25,6 +25,7 @@ from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import Description, describe
+from mindspeed_autoparallel.runtime.megatron.hybrid import hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     EXPERT_TENSOR_ARGUMENT,
     GROUP_ARGUMENT,
@@ -140,7 +141,9 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         hetero_balance=_hetero_balance(arguments, description),
         splits=runnable_splits(arguments, description),
         group_sizes=hasattr(arguments, GROUP_ARGUMENT),
-        standalone_ends=hasattr(arguments, LAYOUT_ARGUMENT) and description.model_file is None,
+        standalone_ends=hasattr(arguments, LAYOUT_ARGUMENT)
+        and description.model_file is None
+        and not hybrid_pattern(arguments),
         sample_data=read_sample_data(arguments),
     )
     if request.target_device is None:
