@@ -19,8 +19,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.planner.placement import (
     ModulePlacement,
     boundary_bytes,
-    check_deepstack,
-    check_prediction,
+    check_placement,
     placed_blocks,
 )
 from mindspeed_autoparallel.planner.rank_memory import measured_at, memory_of_ranks, sends_of
@@ -84,8 +83,7 @@ def evaluate(
     device, size = profile.device, layout.pipeline_size
     num_microbatches = layout.num_microbatches(global_batch_size)
     program = make_program(*layout.program_sizes(num_microbatches))
-    check_deepstack(profile.model, placement.layers)
-    check_prediction(profile.model, layout, placement)
+    check_placement(profile.model, layout, placement)
     blocks = placed_blocks(profile.model, measurement, placement)
     if [] in blocks:
         raise ConfigError(f"stage {blocks.index([])} holds no layer: an empty stage cannot run.")

@@ -79,6 +79,12 @@ def placed_blocks(model: Model, measurement: Measurement, placement: ModulePlace
     return stages
 
 
+def check_placement(model: Model, layout: Layout, placement: ModulePlacement) -> None:
+    """Raise ``ConfigError`` where a host would lose features (deepstack), or not run multi-token prediction."""
+    check_deepstack(model, placement.layers)
+    check_prediction(model, layout, placement)
+
+
 def check_deepstack(model: Model, layers: Mapping[str, Sequence[int]]) -> None:
     """Raise ``ConfigError`` where features of an encoder's layers would be lost; ``layers`` by virtual stage."""
     for encoder, reader in model.deepstacks():

@@ -42,13 +42,21 @@ def place_layers(model: ModelShape, request: PlacementRequest) -> tuple[StageLay
             f"the encoder has {encoder.num_layers} layers, its split over {request.pipeline_size} stages "
             f"is {list(split)}."
         )
+    ahead = _stage_of_prediction(request)
     stages = []
     for stage in range(request.pipeline_size):
         own = tuple(tuple(chunks[stage + request.pipeline_size * chunk]) for chunk in range(request.virtual_size))
         encoder_layers = (split[stage] if split else encoder.num_layers * (stage == 0)) if encoder else 0
-        mtp = model.mtp_layers if stage == request.pipeline_size - 1 else 0
+        mtp = model.mtp_layers if stage == ahead else 0
         stages.append(StageLayers(chunks=own, encoder_layers=encoder_layers, mtp_layers=mtp))
     return tuple(stages)
+
+
+def _stage_of_prediction(request: PlacementRequest) -> int:
+    """Return the stage of layers of multi-token prediction: where a layout string has them, else the last."""
+    parts = unfold_layout(request.layout.replace(" ", "").replace(",", "")).split("|")
+    holder = next((v for v, part in enumerate(parts) if "m" in part), request.pipeline_size - 1)
+    return holder % request.pipeline_size
 
 
 def _chunks(model: ModelShape, request: PlacementRequest) -> list[list[LayerKind]]:
@@ -70,6 +78,12 @@ def _chunks(model: ModelShape, request: PlacementRequest) -> list[list[LayerKind
 def _counts(model: ModelShape, request: PlacementRequest) -> list[int]:
     total, size = model.num_layers + len(request.noop_layers), request.pipeline_size * request.virtual_size
     if request.layout:
+        written = unfold_layout(request.layout.replace(" ", "").replace(",", "")).count("m")
+        if written != model.mtp_layers:
+            raise ConfigError(
+                f"pipeline_layout {request.layout!r} has {written} MTP layers (m), the model {model.mtp_layers} "
+                "(mtp_layers, --mtp-num-layers): it holds every one."
+            )
         return layout_counts(request.layout, total, request.pipeline_size, request.virtual_size)
     if request.layer_list:
         return _listed(request, total)

@@ -168,8 +168,13 @@ def stage_times_us(
     stages = []
     for stage, place in enumerate(work.stages):
         time = sum(number * of(kind, recomputed) for kind, recomputed, number in split_layers(work, stage))
+        if place.mtp_layers:
+            # Their logits and losses are computed where the loss is.
+            nothing = LayerTime(forward_us=0.0, backward_us=0.0)
+            ahead = prediction_time(work, device, efficiency, fabric, nothing)
+            time += place.mtp_layers * (ahead.forward_us + ahead.backward_us)
         stages.append(time + place.encoder_layers * encoder_us)
-    stages[-1] += behind_layers_us(work, device, efficiency, fabric, head)
+    stages[-1] += (1 + work.model.mtp_layers) * (head.forward_us + head.backward_us)
     if work.preference == "dpo":
         stages[-1] += head.forward_us
     return stages

@@ -1,7 +1,7 @@
 """Hybrid models: a letter per layer in ``--hybrid-layer-pattern``, which says where stages end, too.
 
-From Megatron 0.17 on ``|`` in the pattern ends a virtual stage, in chain order; what follows ``/`` are layers of multi-token
-prediction, on the last stage. Up to 0.16 the pattern (``--hybrid-override-pattern``) is cut evenly.
+From Megatron 0.17 on ``|`` in the pattern ends a virtual stage, in chain order; what follows ``/`` are layers of
+multi-token prediction, on the last stage. Up to 0.16 the pattern (``--hybrid-override-pattern``) is cut evenly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STAGE, _PREDICTION = "|", "/"
 
 
 def hybrid_pattern(arguments: argparse.Namespace) -> str:
-    """Return the script's pattern without ends of stages; nothing for other models, and where no pattern says stages."""
+    """Return the script's pattern without ends of stages; nothing for other models, or where patterns say no stages."""
     return str(getattr(arguments, PATTERN_ARGUMENT, None) or "").replace(_STAGE, "")
 
 
@@ -31,8 +31,8 @@ def cut_pattern(pattern: str, counts: Sequence[int]) -> str:
     layers, mark, ahead = pattern.partition(_PREDICTION)
     if sum(counts) != len(layers) or not all(counts):
         raise PlanError(
-            f"the plan has {list(counts)} layers on its stages, and the pattern {pattern} has {len(layers)}; every stage "
-            "needs one or more. Plan this model again, with --no-standalone-ends."
+            f"the plan has {list(counts)} layers on its stages, and the pattern {pattern} has {len(layers)}; every "
+            "stage needs one or more. Plan this model again, with --no-standalone-ends."
         )
     ends = list(itertools.accumulate(counts, initial=0))
     return _STAGE.join(layers[start:end] for start, end in itertools.pairwise(ends)) + mark + ahead

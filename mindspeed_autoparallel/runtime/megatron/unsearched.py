@@ -30,8 +30,8 @@ def refuse_hybrid(arguments: argparse.Namespace, flag: str) -> None:
     kinds = ", ".join(f"{number} {_KINDS[letter]}" for letter, number in counts.items())
     raise ConfigError(
         f"{flag} takes layers that are alike or come in Megatron's --moe-layer-freq; this hybrid model has {kinds} "
-        f"(pattern {pattern}), and its layers are not measured. Plan it with {_COMPUTED} --profile-source analytic (from "
-        f"Megatron 0.17 on, whose pattern ends stages with '|'), or cut it so by hand and leave {flag} out."
+        f"(pattern {pattern}), and its layers are not measured. Plan it with {_COMPUTED} --profile-source analytic "
+        f"(from Megatron 0.17 on, whose pattern ends stages with '|'), or cut it so by hand and leave {flag} out."
     )
 
 

@@ -1,6 +1,7 @@
 """Train a few steps of a model as deep as one of the league's under the layout by hand and under ours, tiny widths.
 
 python tests/benchmarks/plan/league_trains.py 8 80 LAYOUT [LAYOUT ...]    # ranks, decoder layers, Megatron's strings
+python tests/benchmarks/plan/league_trains.py 13 78 LAYOUT LAYOUT --microbatches 32 --group 16
 
 One process per pipeline rank (gloo); weights depend on a parameter's global name only, so that losses and gradient norms
 of all layouts must agree.
@@ -8,6 +9,7 @@ of all layouts must agree.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -20,8 +22,8 @@ import gpt_layouts
 NUM_STEPS, HIDDEN = 2, 16
 
 
-def train(rank: int, pipeline: int, layouts: list[str]) -> None:
-    """Print losses and norms of every layout, on the first rank."""
+def train(rank: int, pipeline: int, layouts: list[str], microbatches: int, group: int | None) -> None:
+    """Print losses and norms of every layout, on the first rank; ``group``: microbatches of a chunk in a row."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(pipeline)}
     gpt_layouts.dist.init_process_group("nccl")
     for layout in layouts:
@@ -29,8 +31,8 @@ def train(rank: int, pipeline: int, layouts: list[str]) -> None:
         case = {
             "pp": pipeline,
             "vpp": virtual if virtual > 1 else None,
-            "batch": pipeline,
-            "config": {"pipeline_model_parallel_layout": layout},
+            "batch": microbatches,
+            "config": {"pipeline_model_parallel_layout": layout, "microbatch_group_size_per_vp_stage": group},
         }
         result = gpt_layouts.run_case(case)
         every: list[object] = [None] * pipeline
@@ -50,7 +52,14 @@ def parts_of(layout: str) -> list[str]:
 
 def main() -> None:
     """Fork a process per rank, so that imports are paid once."""
-    pipeline, gpt_layouts.NUM_LAYERS = int(sys.argv[1]), int(sys.argv[2])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("num_layers", type=int)
+    parser.add_argument("layouts", nargs="+")
+    parser.add_argument("--microbatches", type=int, help="as many as ranks, where nothing is said")
+    parser.add_argument("--group", type=int)
+    arguments = parser.parse_args()
+    pipeline, gpt_layouts.NUM_LAYERS = arguments.ranks, arguments.num_layers
     gpt_layouts.HIDDEN, gpt_layouts.NUM_STEPS = HIDDEN, NUM_STEPS
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ.get("MASTER_PORT", "29731")}
     children = []
@@ -59,7 +68,7 @@ def main() -> None:
         if not child:
             code = 1
             try:
-                train(rank, pipeline, sys.argv[3:])
+                train(rank, pipeline, arguments.layouts, arguments.microbatches or pipeline, arguments.group)
                 code = 0
             finally:
                 os._exit(code)

@@ -55,7 +55,7 @@ def test_patterns_are_cut_where_the_plan_says() -> None:
     assert cut_pattern("M*M-M/MM/MM", (2, 1, 2)) == "M*|M|-M/MM/MM"
     with pytest.raises(PlanError, match=r"has \[2, 0, 3\] layers on its stages"):
         cut_pattern("M*M-M", (2, 0, 3))
-    with pytest.raises(PlanError, match="the pattern M.M-M has 5"):
+    with pytest.raises(PlanError, match=r"the pattern M\*M-M has 5"):
         cut_pattern("M*M-M", (2, 2))
 
 
