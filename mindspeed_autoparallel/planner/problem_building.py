@@ -18,7 +18,7 @@ from mindspeed_autoparallel.planner.problem_messages import latest_start, link_t
 from mindspeed_autoparallel.planner.problem_transients import (
     KIND_ORDER,
     hidden_by_post,
-    hidden_by_prediction,
+    raised_limits,
     surely_on_top,
 )
 from mindspeed_autoparallel.planner.rank_memory import sends_of
@@ -66,10 +66,7 @@ def build_problem(
     if not rows.mindspeed:
         limits = tuple(max(0, a - overhead + b) for a, b in zip(limits, messages, strict=True))
         if not safe:
-            limits = (*limits[:-1], limits[-1] + (rows.hidden if len(limits) > 1 else 0))
-            ahead = hidden_by_prediction(profile, layout, measurement)
-            if ahead:
-                limits = (*limits[:-2], limits[-2] + ahead, limits[-1])
+            limits = raised_limits(limits, profile, layout, measurement)
     link = link_times(profile, candidate, cluster, start)
     per_operation = round(profile.device.operation_overhead_us * NS_PER_US)
     if (per_operation % _unit(segments, link) or with_tails) and segments[0].forward:

@@ -25,7 +25,18 @@ def hidden_by_post(profile: Profile, layout: Layout, measurement: Measurement) -
     return _hidden_by(profile, layout, measurement, [cost.prediction, cost.post]) if cost.post is not None else 0
 
 
-def hidden_by_prediction(profile: Profile, layout: Layout, measurement: Measurement) -> int:
+def raised_limits(
+    limits: tuple[int, ...], profile: Profile, layout: Layout, measurement: Measurement
+) -> tuple[int, ...]:
+    """Return ``limits`` by rank, higher by what hides transients of layers: on the last rank, and on the one before it
+    where multi-token prediction may lie there."""
+    if len(limits) == 1:
+        return limits
+    last = limits[-1] + hidden_by_post(profile, layout, measurement)
+    return (*limits[:-2], limits[-2] + _hidden_by_prediction(profile, layout, measurement), last)
+
+
+def _hidden_by_prediction(profile: Profile, layout: Layout, measurement: Measurement) -> int:
     """Return the same of the stage before the last, which may hold layers and multi-token prediction."""
     cost = measurement.modules[profile.model.modules[-1].name]
     if cost.prediction is None or not prediction_may_be_apart(profile.model, layout):
