@@ -44,6 +44,7 @@ class ChainSolution:
     lower_bound: int
     rounds: int
     complete: bool
+    cuts: tuple[Cut, ...] = ()
 
 
 def solve_chain(

@@ -111,7 +111,12 @@ class _Search:
         complete = self.lower >= self.best_time
         lower = self.best_time if complete else self.lower
         return ChainSolution(
-            placement=self.best, step_time=self.best_time, lower_bound=lower, rounds=self.rounds, complete=complete
+            placement=self.best,
+            step_time=self.best_time,
+            lower_bound=lower,
+            rounds=self.rounds,
+            complete=complete,
+            cuts=tuple(self.cuts),
         )
 
     def run(self, ceiling: int) -> bool:

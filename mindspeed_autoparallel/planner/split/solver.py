@@ -18,6 +18,7 @@ from mindspeed_autoparallel.planner.split.baselines import Baseline, baselines
 from mindspeed_autoparallel.planner.split.chain_solver import ChainSolution, solve_chain
 from mindspeed_autoparallel.planner.split.integer_master import IntegerMaster
 from mindspeed_autoparallel.planner.split.layer_row import fits_a_row, is_one_row
+from mindspeed_autoparallel.planner.split.many_microbatches import solve_long_step, with_fewer_microbatches
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.ranges import is_chain
 from mindspeed_autoparallel.planner.split.relaxation import Cut, cut_of, relaxed_cuts
@@ -34,6 +35,8 @@ from mindspeed_autoparallel.planner.split.virtual_solution import Beginning
 from mindspeed_autoparallel.planner.split.virtual_stages import LITTLE_EFFORT, solve_virtual
 
 LABELS_PER_EFFORT = 100_000
+LONG_STEP_SHARE, SIDE_BY_SIDE_SHARE = 0.8, 0.6
+"""Of the time: for searches of very many microbatches; and before modules side by side go to the integer solver."""
 CUTS_KEPT = 200
 """Of a solution with virtual stages, to begin another from."""
 
@@ -69,11 +72,19 @@ def solve(
     if not one_row and may_be_side_by_side(problem):
         limits = _Limits(started, time_limit_s, below, effort, seed)
         beside = _searched_side_by_side(problem, limits)
-        if beside is not None and beside.placement is None:
-            return _solved_by_integers(problem, _Known(lower_bound=beside.lower_bound), limits, ())
-        if beside is not None and beside.placement is not None:
+        if beside is not None and beside.placement is not None and (beside.complete or effort is not None):
             found_time, bound = beside.step_time, beside.lower_bound
             return _solution(problem, beside.placement, found_time, bound, beside.rounds, started)
+        if beside is not None:
+            found_time = -1 if beside.placement is None else beside.step_time
+            known = _Known(beside.placement, found_time, beside.lower_bound, beside.cuts)
+            return _solved_by_integers(problem, known, limits, ())
+    shorter = with_fewer_microbatches(problem) if one_row and below is None and problem.num_chunks > 1 else None
+    if shorter is not None:
+        some = started + LONG_STEP_SHARE * time_limit_s
+        long = solve_long_step(problem, shorter, some, seed=seed, effort=inf if effort is None else effort)
+        if long is not None:
+            return _solution(problem, long.placement, long.step_time, long.lower_bound, 0, started)
     # A row has all its placements searched; others leave half the time to the integer solver.
     until = deadline if one_row else started + time_limit_s / 2
     most = inf if effort is None else effort
@@ -171,7 +182,7 @@ def _searched_side_by_side(problem: SplitProblem, limits: _Limits) -> ChainSolut
     simple = _best_baseline(problem) if below is None else None
     found = solve_side_by_side(
         problem,
-        limits.started + limits.time_limit_s,
+        limits.started + SIDE_BY_SIDE_SHARE * limits.time_limit_s,
         seed=limits.seed,
         known=simple.placement if simple else None,
         below=below,
