@@ -5,7 +5,6 @@ What the search learns sharpens the bound, and whole-layer optima under the cuts
 
 from __future__ import annotations
 
-import itertools
 import time
 from math import ceil, comb, inf
 from typing import Any
@@ -33,14 +32,15 @@ SIMULATED_PER_EFFORT = 6_000
 MOST_SIMULATED = 30_000
 """Of one search without a limit of its own."""
 NODES_PER_EFFORT = 200
-MOST_NODES = 4_000
-"""Of the search over whole layers: a round may take four times as many as the one before, from ``FIRST_NODES``."""
-FIRST_NODES = 50
-FORMULATIONS, QUIET_ROUNDS = 2, 1
-WORTHWHILE = 0.1
-"""Share of the open interval that a round must close; after so many of each formulation that did not, it is left."""
-NEAR = 0.9
-"""Cuts that are shorter than this share of the step where the plan is are left out of that search."""
+MOST_NODES = 100_000
+"""Of the search over whole layers: twice as many as before where a question stayed open, from ``FIRST_NODES``."""
+FIRST_NODES = 1_000
+FIRST_SHARE, LEAST_SHARE, FEW_TICKS = 0.4, 0.02, 4
+"""Where the first question is asked, as a share of the way from the bound to the plan; below the least one nothing is
+asked any more, and so few ticks are asked about at once."""
+ROUND_SHARE, LAST_SECONDS = 0.4, 1.0
+"""Of the time left, for one question; less than these seconds are not shared."""
+NONE_BELOW, OUT_OF_NODES, FEASIBLE, EXHAUSTED = "none below", "out of nodes", "feasible", "exhausted"
 FEW_CUTS = 3_000
 """So many ways to cut the row into stages are all looked at,"""
 MOST_WAYS = 2_000
@@ -82,6 +82,9 @@ class _Solve:
         self.impossible = self.exhausted = False
         self.best: Placement | None = None
         self.best_time = -1
+        self.cuts: dict[Cut, None] = {}
+        """Of the relaxations and of plans of whole layers. What the local search learns lies near its plans, and makes
+        questions below them no easier."""
 
     def run(self, begin: Beginning | None) -> VirtualSolution:
         """Return what was found and proved."""
@@ -126,7 +129,7 @@ class _Solve:
                 return
             caps = known
             self._raise_to(whole_ranks_bound(self.problem, self.lower, limit - 1))
-        again = relaxed_cuts(self.problem, self.deadline, limit, tuple(self.evaluator.cuts), caps=caps)
+        again = relaxed_cuts(self.problem, self.deadline, limit, tuple(self.cuts), caps=caps)
         if again is not None:
             self._learn(again if limit is None else (again[0], min(again[1], limit)))
         elif limit is not None:
@@ -148,6 +151,7 @@ class _Solve:
     def _learn(self, relaxed: tuple[dict[Cut, None], float]) -> None:
         self._raise_to(relaxed[1])
         self.evaluator.know(relaxed[0])
+        self.cuts.update(relaxed[0])
 
     def _take_over(self) -> None:
         """Take the local search's plan, if it is of interest."""
@@ -199,68 +203,75 @@ class _Solve:
         return is_one_row(self.problem)
 
     def _search_whole_layers(self) -> None:
-        """Bound and improve by the optimum of whole layers under the cuts known.
+        """Bound and improve by whole layers under the cuts known: no plan stays below a step between bound and plan, or
+        the search goes on from one that may.
 
-        Rounds branch on boundaries and on what stages hold in turn: neither raises bounds faster everywhere. They end
-        when neither has closed more of what is open.
+        A step well below the plan known leaves so little room on ranks and at boundaries that many questions are
+        answered in moments where the optimum itself is out of reach. Questions come nearer to the bound where one is too
+        hard, and nearer to the plan where it was not.
         """
-        nodes, quiet, ways = FIRST_NODES, 0, itertools.cycle((True, False))
-        most = min(MOST_NODES, self.effort * NODES_PER_EFFORT)
+        nodes, share, most = FIRST_NODES, FIRST_SHARE, min(MOST_NODES, self.effort * NODES_PER_EFFORT)
+        if self._limit(None) is None:
+            if self._round(None, FIRST_NODES) != FEASIBLE:
+                return
         while not self._is_closed and nodes <= most and time.monotonic() < self.deadline:
-            open_before = self._limit(inf) - self.lower
-            ended, larger = self._round(next(ways), nodes)
-            if ended:
+            limit = self._limit(None)
+            if limit is None:
                 return
-            quiet = quiet + 1 if self._limit(inf) - self.lower > (1 - WORTHWHILE) * open_before else 0
-            if quiet >= FORMULATIONS * QUIET_ROUNDS:
+            ended = self._round(self._between(share, limit), nodes)
+            if ended == EXHAUSTED:
                 return
-            if larger and not self.rounds % FORMULATIONS:
-                nodes *= 4
+            if ended == NONE_BELOW:
+                share = min(1.0, share * 1.5)
+            elif ended == OUT_OF_NODES:
+                share, nodes = share / 2, nodes * 2
+                if share < LEAST_SHARE:
+                    return
 
-    def _round(self, on_boundaries: bool, nodes: int) -> tuple[bool, bool]:
-        """Return whether nothing is left to find, and whether the search used up its nodes."""
+    def _between(self, share: float, limit: int) -> int:
+        """Return a step between the bound and what is to be beaten, in whole ticks."""
+        if limit - self.lower <= FEW_TICKS * self.unit:
+            return limit
+        return self.lower + max(1, round(share * (limit - self.lower) / self.unit)) * self.unit
+
+    def _round(self, target: int | None, nodes: int) -> str:
+        """Ask for a plan of whole layers that stays below a step, and go on from what comes."""
         self.rounds += 1
-        limit = self._limit(None)
-        model = CutModel(self.problem, whole=True, on_boundaries=on_boundaries)
-        model.cap((rank_caps(self.problem, limit) or ()) if limit is not None else ())
-        for cut in self._cuts_near(limit):
+        caps = rank_caps(self.problem, target) if target is not None else []
+        if caps is None:
+            self._raise_to(target or 0)
+            return NONE_BELOW
+        model = CutModel(self.problem, whole=True)
+        model.cap(caps)
+        for cut in self.cuts:
             model.add(cut)
-        if limit is not None:
-            model.run_plainly(roomy_stages(self.problem, limit))
-        if self.best is not None:
-            model.suggest(self.best)
-        status, bound = model.solve(self.deadline, nodes, None if limit is None else limit * (1 + 2 * ROUNDING))
+        if target is not None:
+            model.run_plainly(roomy_stages(self.problem, target))
+        left = self.deadline - time.monotonic()
+        until = time.monotonic() + (ROUND_SHARE * left if left > LAST_SECONDS else left)
+        status, bound = model.solve(until, nodes, None if target is None else target * (1 + 2 * ROUNDING))
         if status == "infeasible":
             # Memory rows leave transients out: nothing fits, or nothing of interest does.
-            self.impossible = limit is None
-            self._raise_to(limit or 0)
-            return True, False
+            self.impossible = target is None
+            self._raise_to(target or 0)
+            return NONE_BELOW
         if status == "unknown":
-            return False, True
-        self._raise_to(bound if limit is None else min(bound, limit))
-        before = len(self.evaluator.cuts), self.best_time
+            return OUT_OF_NODES
+        self._raise_to(bound if target is None else min(bound, target))
+        before = len(self.cuts), self.best_time
         self._go_on_from(model.values())
-        learned = (len(self.evaluator.cuts), self.best_time) != before
+        learned = (len(self.cuts), self.best_time) != before
         if status == "optimal" and not learned:
             self.exhausted = True
-            return True, False
-        return False, status == "feasible"
-
-    def _cuts_near(self, step: int | None) -> list[Cut]:
-        """Return cuts that are long where the best plan is."""
-        cuts = list(self.evaluator.cuts)
-        if self.best is None or step is None:
-            return cuts
-        forward, backward = stage_times(self.problem, self.best)
-        tail = longest_tail(self.problem, self.best)[1]
-        near = NEAR * step - tail
-        return [cut for cut in cuts if numpy.dot(cut[0], forward) + numpy.dot(cut[1], backward) + cut[2] >= near]
+            return EXHAUSTED
+        return OUT_OF_NODES if status == "feasible" else FEASIBLE
 
     def _go_on_from(self, values: list[list[list[float]]]) -> None:
         """Time the counts found and search around them."""
         placement: Placement = tuple(tuple(tuple(round(v) for v in row) for row in kinds) for kinds in values)
         cut, step = cut_of(self.problem, placement)
         self.evaluator.know([cut])
+        self.cuts[cut] = None
         used = stage_memory(self.problem, placement)
         if all(a <= b for a, b in zip(used, self.problem.memory_limit, strict=True)) and step < self._limit(inf):
             self.best, self.best_time = placement, int(step)
