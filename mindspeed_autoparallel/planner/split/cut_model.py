@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
@@ -19,6 +20,8 @@ ROUNDING = 1e-6
 """Of the step: how far solvers' optima may be above the true ones."""
 
 
+FEW_SEPARATIONS = "separating/maxroundsroot = 3\nseparating/maxrounds = 1\n"
+"""SCIP's: rounds of cutting planes of its own, which take long beside rows as full as paths are."""
 CLOCK = 2
 """SCIP's: 1 is processor time, which benchmarks on a busy machine take; 2 is wall time."""
 
@@ -34,10 +37,11 @@ class RankCap:
 
 
 class CutModel:
-    """Grows by cuts. ``whole``: layers are whole (SCIP), otherwise fractions are allowed (CLP)."""
+    """Grows by cuts. ``whole``: stages hold whole layers (SCIP), otherwise fractions are allowed (CLP). How many of a
+    stage's layers are recomputed may be a fraction: that hides little, and makes questions much easier."""
 
-    def __init__(self, problem: SplitProblem, *, whole: bool, on_boundaries: bool = True) -> None:
-        """Set up order and memory. ``on_boundaries``: branch on how many whole layers lie before each boundary, too."""
+    def __init__(self, problem: SplitProblem, *, whole: bool) -> None:
+        """Set up order and memory."""
         from ortools.linear_solver import pywraplp
 
         self.problem, self._whole = problem, whole
@@ -47,19 +51,22 @@ class CutModel:
         # Times near 1: solvers lose their way with large numbers.
         self.unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in problem.segments) / num)
         self.x: list[list[list[Any]]] = [
-            [[self._count(s.num_layers) for _ in range(num)] for _ in s.kinds] for s in problem.segments
+            [[self._count(s.num_layers, len(s.kinds) == 1) for _ in range(num)] for _ in s.kinds]
+            for s in problem.segments
         ]
         self.step: Any = self._solver.NumVar(0, self._solver.infinity(), "")
         self._solver.Minimize(self.step)
         self._finished: dict[tuple[int, int], Any] = {}
         self._prefixes: list[list[Any]] = []
-        if whole and on_boundaries:
+        if whole:
+            self._add_totals()
             self._add_prefixes()
         self._add_order()
         self._add_memory()
 
-    def _count(self, most: int) -> Any:
-        return self._solver.IntVar(0, most, "") if self._whole else self._solver.NumVar(0, most, "")
+    def _count(self, most: int, is_all: bool = True) -> Any:
+        whole = self._whole and is_all
+        return self._solver.IntVar(0, most, "") if whole else self._solver.NumVar(0, most, "")
 
     def _row(self, terms: list[tuple[float, Any]], low: float | None = None, high: float | None = None) -> None:
         endless = self._solver.infinity()
@@ -70,6 +77,12 @@ class CutModel:
     def _of(self, k: int, stages: range, factor: float = 1.0) -> list[tuple[float, Any]]:
         """Return a segment's layers on some virtual stages."""
         return [(factor, row[v]) for row in self.x[k] for v in stages]
+
+    def _add_totals(self) -> None:
+        """Add whole numbers for what a stage holds of layers that may be recomputed."""
+        for k, segment in enumerate(self.problem.segments):
+            for v in range(self.problem.num_virtual if len(segment.kinds) > 1 else 0):
+                self._row([*self._of(k, range(v, v + 1)), (-1.0, self._count(segment.num_layers))], 0.0, 0.0)
 
     def _add_prefixes(self) -> None:
         """Add whole numbers for what each segment has placed before a boundary: branching on them moves boundaries,
@@ -174,12 +187,6 @@ class CutModel:
                     for v in range(stage, self.problem.num_virtual, self.problem.num_stages):
                         row[v].SetUb(0)
 
-    def suggest(self, placement: Placement) -> None:
-        """Set a plan to begin from."""
-        variables = [v for kinds in self.x for row in kinds for v in row]
-        values = [float(count) for kinds in placement for row in kinds for count in row]
-        self._solver.SetHint(variables, values)
-
     def solve(self, deadline: float, most_nodes: int = 0, below: float | None = None) -> tuple[str, float]:
         """Return ``optimal``, ``feasible``, ``infeasible`` or ``unknown``; and a bound in ticks.
 
@@ -190,7 +197,8 @@ class CutModel:
         if below is not None:
             self.step.SetUb(below / self.unit)
         if self._whole:
-            settings = f"timing/clocktype = {CLOCK}\n" + (f"limits/nodes = {most_nodes}\n" if most_nodes else "")
+            settings = f"timing/clocktype = {CLOCK}\n{FEW_SEPARATIONS}"
+            settings += f"limits/nodes = {most_nodes}\n" if most_nodes else ""
             self._solver.SetSolverSpecificParametersAsString(settings)
         status = self._solver.Solve()
         if status == self._status.INFEASIBLE:
@@ -221,3 +229,18 @@ def tail_rows(problem: SplitProblem, x: Any, stage: int) -> list[tuple[list[tupl
         surely = all(tail.by_segment) and not problem.allow_empty_stages
         rows.append((terms, tail.fixed if surely else 0))
     return rows or [([], 0)]
+
+
+def whole_counts(values: list[list[list[float]]]) -> Placement:
+    """Return whole counts of whole layers of which fractions are recomputed: more of them rather than fewer."""
+    placement = []
+    for kinds in values:
+        columns = []
+        for column in zip(*kinds, strict=True):
+            left, counts = round(sum(column)), []
+            for value in column[1:]:
+                counts.append(min(left, ceil(value - ROUNDING)))
+                left -= counts[-1]
+            columns.append((left, *counts))
+        placement.append(tuple(zip(*columns, strict=True)))
+    return tuple(placement)

@@ -12,35 +12,27 @@ from typing import Any
 import numpy
 
 from mindspeed_autoparallel.planner.split.candidates import Evaluator, OutOfTime, Request
-from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
+from mindspeed_autoparallel.planner.split.cut_model import Cut, whole_counts
 from mindspeed_autoparallel.planner.split.layer_row import all_cuts, is_one_row
 from mindspeed_autoparallel.planner.split.local_search import Best, LocalSearch
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.relaxation import MOST_ROUNDS, cut_of, relaxed_cuts
 from mindspeed_autoparallel.planner.split.solution import (
     Placement,
-    longest_tail,
     stage_memory,
-    stage_times,
     tick_of,
 )
 from mindspeed_autoparallel.planner.split.virtual_solution import Beginning, VirtualSolution
-from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, roomy_stages, whole_ranks_bound
+from mindspeed_autoparallel.planner.split.whole_layers import Questions, ask
+from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, whole_ranks_bound
 
 SIMULATED_PER_EFFORT = 6_000
 """Replays of the search per unit of effort."""
 MOST_SIMULATED = 30_000
 """Of one search without a limit of its own."""
-NODES_PER_EFFORT = 200
+NODES_PER_EFFORT = 4_000
 MOST_NODES = 100_000
-"""Of the search over whole layers: twice as many as before where a question stayed open, from ``FIRST_NODES``."""
-FIRST_NODES = 1_000
-FIRST_SHARE, LEAST_SHARE, FEW_TICKS = 0.4, 0.02, 4
-"""Where the first question is asked, as a share of the way from the bound to the plan; below the least one nothing is
-asked any more, and so few ticks are asked about at once."""
-ROUND_SHARE, LAST_SECONDS = 0.4, 1.0
-"""Of the time left, for one question; less than these seconds are not shared."""
-NONE_BELOW, OUT_OF_NODES, FEASIBLE, EXHAUSTED = "none below", "out of nodes", "feasible", "exhausted"
+"""Of one question about whole layers."""
 FEW_CUTS = 3_000
 """So many ways to cut the row into stages are all looked at,"""
 MOST_WAYS = 2_000
@@ -203,75 +195,33 @@ class _Solve:
         return is_one_row(self.problem)
 
     def _search_whole_layers(self) -> None:
-        """Bound and improve by whole layers under the cuts known: no plan stays below a step between bound and plan, or
-        the search goes on from one that may.
-
-        A step well below the plan known leaves so little room on ranks and at boundaries that many questions are
-        answered in moments where the optimum itself is out of reach. Questions come nearer to the bound where one is too
-        hard, and nearer to the plan where it was not.
-        """
-        nodes, share, most = FIRST_NODES, FIRST_SHARE, min(MOST_NODES, self.effort * NODES_PER_EFFORT)
-        if self._limit(None) is None:
-            if self._round(None, FIRST_NODES) != FEASIBLE:
-                return
-        while not self._is_closed and nodes <= most and time.monotonic() < self.deadline:
+        """Bound and improve by whole layers under the cuts known, in questions between bound and plan."""
+        questions = Questions(self.problem, min(MOST_NODES, self.effort * NODES_PER_EFFORT))
+        while not self._is_closed and questions.are_worthwhile and time.monotonic() < self.deadline:
             limit = self._limit(None)
-            if limit is None:
+            target = None if limit is None else questions.between(self.lower, limit)
+            self.rounds += 1
+            answer = ask(self.problem, self.cuts, target, self.deadline, questions.nodes)
+            self.impossible = answer.status == "none below" and target is None
+            self._raise_to(answer.bound)
+            if self.impossible:
+                # Memory rows leave transients out: nothing fits at all.
                 return
-            ended = self._round(self._between(share, limit), nodes)
-            if ended == EXHAUSTED:
-                return
-            if ended == NONE_BELOW:
-                share = min(1.0, share * 1.5)
-            elif ended == OUT_OF_NODES:
-                share, nodes = share / 2, nodes * 2
-                if share < LEAST_SHARE:
+            if answer.values is not None:
+                before = len(self.cuts), self.best_time
+                self._go_on_from(answer.values)
+                if answer.status == "optimal" and (len(self.cuts), self.best_time) == before:
+                    self.exhausted = True
                     return
-
-    def _between(self, share: float, limit: int) -> int:
-        """Return a step between the bound and what is to be beaten, in whole ticks."""
-        if limit - self.lower <= FEW_TICKS * self.unit:
-            return limit
-        return self.lower + max(1, round(share * (limit - self.lower) / self.unit)) * self.unit
-
-    def _round(self, target: int | None, nodes: int) -> str:
-        """Ask for a plan of whole layers that stays below a step, and go on from what comes."""
-        self.rounds += 1
-        caps = rank_caps(self.problem, target) if target is not None else []
-        if caps is None:
-            self._raise_to(target or 0)
-            return NONE_BELOW
-        model = CutModel(self.problem, whole=True)
-        model.cap(caps)
-        for cut in self.cuts:
-            model.add(cut)
-        if target is not None:
-            model.run_plainly(roomy_stages(self.problem, target))
-        left = self.deadline - time.monotonic()
-        until = time.monotonic() + (ROUND_SHARE * left if left > LAST_SECONDS else left)
-        status, bound = model.solve(until, nodes, None if target is None else target * (1 + 2 * ROUNDING))
-        if status == "infeasible":
-            # Memory rows leave transients out: nothing fits, or nothing of interest does.
-            self.impossible = target is None
-            self._raise_to(target or 0)
-            return NONE_BELOW
-        if status == "unknown":
-            return OUT_OF_NODES
-        self._raise_to(bound if target is None else min(bound, target))
-        before = len(self.cuts), self.best_time
-        self._go_on_from(model.values())
-        learned = (len(self.cuts), self.best_time) != before
-        if status == "optimal" and not learned:
-            self.exhausted = True
-            return EXHAUSTED
-        return OUT_OF_NODES if status == "feasible" else FEASIBLE
+            questions.take(answer)
 
     def _go_on_from(self, values: list[list[list[float]]]) -> None:
         """Time the counts found and search around them."""
-        placement: Placement = tuple(tuple(tuple(round(v) for v in row) for row in kinds) for kinds in values)
-        cut, step = cut_of(self.problem, placement)
-        self.evaluator.know([cut])
-        self.cuts[cut] = None
+        placement = whole_counts(values)
+        for point in (values, placement):
+            cut, step = cut_of(self.problem, point)
+            self.evaluator.know([cut])
+            self.cuts[cut] = None
         used = stage_memory(self.problem, placement)
         if all(a <= b for a, b in zip(used, self.problem.memory_limit, strict=True)) and step < self._limit(inf):
             self.best, self.best_time = placement, int(step)

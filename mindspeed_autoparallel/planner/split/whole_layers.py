@@ -1,0 +1,105 @@
+"""Questions about whole layers: does any placement of them stay below a step, as far as known cuts tell?
+
+A step well below the plan known leaves so little room on ranks and at boundaries that many such questions are answered
+in moments where the optimum itself is out of reach. They come nearer to the bound where one was too hard, and nearer to
+the plan where one was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
+from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.solution import tick_of
+from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, roomy_stages
+
+FIRST_NODES = 1_000
+FIRST_SHARE, LEAST_SHARE, FEW_TICKS = 0.25, 0.02, 4
+"""Where the first question is asked, as a share of the way from the bound to the plan; below the least one nothing is
+asked any more, and so few ticks are asked about at once."""
+NEARER = 1.5
+ROUND_SHARE, LAST_SECONDS = 0.5, 1.0
+"""Of the time left, for one question; less than these seconds are not shared."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a question."""
+
+    status: str
+    """``none below``, ``optimal``, ``feasible`` (some placement may stay below) or ``unknown``."""
+    bound: float
+    """No placement of whole layers takes less."""
+    values: list[list[list[float]]] | None = None
+    """Layers by segment, kind and virtual stage, of the shortest placement met; recomputed ones may be fractions."""
+
+
+def ask(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadline: float, nodes: int) -> Answer:
+    """Look for a placement of whole layers that takes at most ``target`` by the cuts known; ``None``: for the shortest.
+
+    ``nodes``: of the search, at most.
+    """
+    caps = rank_caps(problem, target) if target is not None else []
+    if caps is None:
+        return Answer("none below", float(target or 0))
+    model = CutModel(problem, whole=True)
+    model.cap(caps)
+    for cut in cuts:
+        model.add(cut)
+    if target is not None:
+        model.run_plainly(roomy_stages(problem, target))
+    left = deadline - time.monotonic()
+    until = deadline if left < LAST_SECONDS else deadline - (1 - ROUND_SHARE) * left
+    status, bound = model.solve(until, nodes, None if target is None else target * (1 + 2 * ROUNDING))
+    if status == "infeasible":
+        return Answer("none below", float(target or 0))
+    if status == "unknown":
+        return Answer(status, 0.0)
+    return Answer(status, bound if target is None else min(bound, target), model.values())
+
+
+class Questions:
+    """Where to ask next, between a bound and a plan."""
+
+    def __init__(self, problem: SplitProblem, most_nodes: float) -> None:
+        self._unit, self._most_nodes = tick_of(problem), most_nodes
+        self.nodes, self._share = FIRST_NODES, FIRST_SHARE
+
+    @property
+    def are_worthwhile(self) -> bool:
+        """Return whether there is another question within the effort."""
+        return self.nodes <= self._most_nodes and self._share >= LEAST_SHARE
+
+    def between(self, low: int, high: int) -> int:
+        """Return a step to ask about, in whole ticks."""
+        if high - low <= FEW_TICKS * self._unit:
+            return high
+        return low + max(1, round(self._share * (high - low) / self._unit)) * self._unit
+
+    def take(self, answer: Answer) -> None:
+        """Go nearer to the plan or to the bound."""
+        if answer.status == "none below":
+            self._share = min(1.0, self._share * NEARER)
+        elif answer.status != "optimal":
+            self._share, self.nodes = self._share / 2, self.nodes * 2
+
+
+def raised_bound(
+    problem: SplitProblem, cuts: Collection[Cut], low: int, high: int, deadline: float, most_nodes: float = 100_000
+) -> int:
+    """Return a step that no plan beats, ``low`` or more; ``high``: no more is of interest.
+
+    ``cuts``: those of the linear relaxation serve best.
+    """
+    questions = Questions(problem, most_nodes)
+    while low < high and questions.are_worthwhile and time.monotonic() < deadline:
+        answer = ask(problem, cuts, questions.between(low, high), deadline, questions.nodes)
+        low = max(low, min(high, int(answer.bound)))
+        questions.take(answer)
+        if answer.status == "optimal":
+            # The bound is what these cuts can tell.
+            break
+    return low
