@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy
@@ -99,6 +99,9 @@ class Evaluator:
         self._transient = max(s.kinds[0].transient for s in problem.segments)
         self._is_free = not any(s.kinds[0].extra_backward for s in problem.segments)
         self._rooms: Array = numpy.array([problem.room(stage) for stage in range(size)])
+        by_rank: Array = (numpy.arange(num)[:, None] % size == numpy.arange(size)).astype(float)
+        most = [[problem.most_memory(s.kinds[0], v) for s in problem.segments] for v in range(num)]
+        self._most: Array = (numpy.array(most)[:, :, None] * by_rank[:, None, :]).reshape(-1, size)
 
     @functools.cached_property
     def simulator(self) -> BatchSimulator:
@@ -119,7 +122,7 @@ class Evaluator:
         """Return a candidate with another way to recompute on one of its ranks, all of them."""
         held, rows = self.row.held(one.ends)[0], []
         for rank in range(self.problem.num_stages):
-            ways = self._ways_of(rank, held).extra
+            ways = self.ways_of(rank, held).extra
             for way in ways if len(ways) > 1 else ():
                 changed = one.extra[0].copy()
                 changed[rank :: self.problem.num_stages] = way
@@ -130,7 +133,7 @@ class Evaluator:
         """Return a candidate's layers with all combinations of its ranks' ways to recompute; ``None``: more than
         ``most``, or more than are known."""
         held = self.row.held(one.ends)[0]
-        found = [self._ways_of(rank, held) for rank in range(self.problem.num_stages)]
+        found = [self.ways_of(rank, held) for rank in range(self.problem.num_stages)]
         ways = [rank.extra for rank in found]
         if math.prod(map(len, ways)) > most or not all(rank.complete for rank in found):
             return None
@@ -170,26 +173,35 @@ class Evaluator:
         num, size = len(held), self.problem.num_stages
         extra: Array = numpy.zeros((num, *self._shape), dtype=numpy.int64)
         fits: Array = numpy.ones(num, dtype=bool)
-        free = self._used(held, self._plain, self._saved) + self._transient <= self._rooms
-        if not self._is_free:
-            free[:] = False
-        candidate, rank = numpy.nonzero(~free)
+        candidate, rank = numpy.nonzero(~self.runs_plainly(held))
         if len(candidate):
-            by_rank = held.reshape(num, *self._shape, -1)
-            keys = (by_rank * self._hashes).sum(axis=(1, 3))[candidate, rank] * size + rank
+            keys = self.rank_keys(held)[candidate, rank]
             _, first, inverse = numpy.unique(keys, return_index=True, return_inverse=True)
             best = []
             for index in first:
                 if time.monotonic() > self.deadline:
                     raise OutOfTime
-                ways = self._ways_of(int(rank[index]), held[candidate[index]])
+                ways = self.ways_of(int(rank[index]), held[candidate[index]])
                 cost = ways.extra @ weights[rank[index] :: size]
                 best.append(ways.extra[int(cost.argmin())] if len(cost) else numpy.full(self._shape[0], -1))
             extra[candidate, :, rank] = numpy.array(best)[inverse]
             fits = (extra >= 0).all(axis=(1, 2))
         return extra.reshape(num, self.problem.num_virtual), fits
 
-    def _ways_of(self, rank: int, held: Array) -> RankWays:
+    def runs_plainly(self, held: Array) -> Array:
+        """Return which ranks have memory for all of their layers whole, ``[candidate, rank]``."""
+        if not self._is_free:
+            return numpy.zeros((len(held), self.problem.num_stages), dtype=bool)
+        plainly = held.reshape(len(held), -1).astype(float) @ self._most + self._transient <= self._rooms
+        return plainly if plainly.all() else self._used(held, self._plain, self._saved) + self._transient <= self._rooms
+
+    def rank_keys(self, held: Array) -> Array:
+        """Return a number for what every rank holds, ``[candidate, rank]``; equal ones hold the same."""
+        size = self.problem.num_stages
+        keys: Array = (held.reshape(len(held), *self._shape, -1) * self._hashes).sum(axis=(1, 3)) * size
+        return keys + numpy.arange(size)
+
+    def ways_of(self, rank: int, held: Array) -> RankWays:
         """Return ways for a rank; ``held``: ``[virtual stage, segment]``."""
         return self.kinds.ways(rank, tuple(map(tuple, held[rank :: self.problem.num_stages].tolist())))
 
@@ -201,26 +213,32 @@ class Evaluator:
     def replay(self, requests: list[Request]) -> list[Replay]:
         """Time all candidates exactly, and keep a critical path of every request as a cut."""
         answers: list[Replay] = []
-        learned: list[tuple[Array, int, Cut]] = []
+        learned: list[Cut] = []
         for group in self._packed(requests):
-            some = Candidates.join([request.some for request in group])
-            self.num_simulated += len(some)
-            times, path_of = self.simulator.replay(some.forward, some.backward)
-            steps, first = times + some.tail, 0
+            steps, cut_of = self.timed(Candidates.join([request.some for request in group]))
+            first = 0
             for request in group:
                 last = first + len(request.some)
                 place = int(steps[first:last].argmin())
                 step = int(steps[first + place])
-                index = first + place if step < request.to_beat else first
-                path = path_of(index)
-                row = numpy.array([*path.num_forwards, *path.num_backwards])
-                constant = round(times[index] - row @ numpy.concatenate([some.forward[index], some.backward[index]]))
-                cut = (path.num_forwards, path.num_backwards, constant, int(some.tail_stage[index]))
-                learned.append((row, constant, cut))
-                answers.append(Replay(place, step, numpy.array(path.num_backwards)))
+                learned.append(cut_of(first + place if step < request.to_beat else first))
+                answers.append(Replay(place, step, numpy.array(learned[-1][1])))
                 first = last
-        self._keep(learned)
+        self.know(learned)
         return answers
+
+    def timed(self, some: Candidates) -> tuple[Array, Callable[[int], Cut]]:
+        """Return the step of every candidate, exactly, and what returns the critical path of any of them."""
+        self.num_simulated += len(some)
+        times, path_of = self.simulator.replay(some.forward, some.backward)
+
+        def cut_of(index: int) -> Cut:
+            path = path_of(index)
+            row = numpy.array([*path.num_forwards, *path.num_backwards])
+            constant = round(times[index] - row @ numpy.concatenate([some.forward[index], some.backward[index]]))
+            return path.num_forwards, path.num_backwards, constant, int(some.tail_stage[index])
+
+        return times + some.tail, cut_of
 
     def _packed(self, requests: list[Request]) -> list[list[Request]]:
         """Return the requests in groups that one replay has memory for, as far as they are not too large alone."""
@@ -235,19 +253,21 @@ class Evaluator:
         return groups if groups[-1] else []
 
     def know(self, cuts: Iterable[Cut]) -> None:
-        """Keep cuts that were found elsewhere."""
-        self._keep([(numpy.array([*cut[0], *cut[1]]), cut[2], cut) for cut in cuts])
-
-    def _keep(self, learned: list[tuple[Array, int, Cut]]) -> None:
+        """Keep cuts."""
         fresh = []
-        for row, constant, cut in learned:
+        for cut in cuts:
             if cut not in self.cuts:
                 self.cuts[cut] = None
-                fresh.append((row, constant))
+                fresh.append(cut)
         if fresh:
             self.num_learned += len(fresh)
-            self._matrix = numpy.concatenate([self._matrix, [row for row, _ in fresh]])[-MOST_CUTS:]
-            self._constant = numpy.concatenate([self._constant, [constant for _, constant in fresh]])[-MOST_CUTS:]
+            self._matrix = numpy.concatenate([self._matrix, [[*cut[0], *cut[1]] for cut in fresh]])[-MOST_CUTS:]
+            self._constant = numpy.concatenate([self._constant, [cut[2] for cut in fresh]])[-MOST_CUTS:]
+
+    @property
+    def known_cuts(self) -> tuple[Array, Array]:
+        """Return the newest cuts, ``[cut, forwards then backwards]``, and what each adds."""
+        return self._matrix, self._constant
 
     def bounds(self, some: Candidates, since: int = 0) -> Array:
         """Return a lower bound on every candidate's step, by the cuts learned; ``since``: only by those learned when
@@ -269,7 +289,7 @@ class Evaluator:
         problem, held = self.problem, self.row.held(one.ends[:1])[0]
         columns: list[list[tuple[int, ...]]] = [[] for _ in range(problem.num_virtual)]
         for rank in range(problem.num_stages):
-            ways = self._ways_of(rank, held)
+            ways = self.ways_of(rank, held)
             way = int((ways.extra == one.extra[0, rank :: problem.num_stages]).all(axis=1).argmax())
             for chunk, edges in enumerate(ways.edges(way)):
                 v = rank + chunk * problem.num_stages

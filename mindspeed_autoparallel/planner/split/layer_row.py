@@ -119,3 +119,11 @@ def all_cuts(num_layers: int, num_virtual: int, least: int) -> Array:
             [*row, end] for row in rows for end in range(row[-1] + least, num_layers - least * (num_virtual - v) + 1)
         ]
     return numpy.array([[*row, num_layers] for row in rows], dtype=numpy.int64)
+
+
+def shifts(num_virtual: int) -> Array:
+    """Return every way to shift boundaries i to j by one, ``[move, num_virtual + 1]``."""
+    i, j = numpy.triu_indices(num_virtual - 1)
+    places = numpy.arange(num_virtual + 1)
+    shift = ((places > i[:, None]) & (places <= j[:, None] + 1)).astype(numpy.int64)
+    return numpy.concatenate([shift, -shift])

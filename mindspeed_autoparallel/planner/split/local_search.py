@@ -1,4 +1,4 @@
-"""Good placements by steps: boundaries move, recomputation moves, and what is found is shaken and improved again.
+"""Good placements by steps: boundaries move, recomputation moves, what is found is shaken or annealed.
 
 A step shifts boundaries i to j by one layer, all of them tried at once: cuts known so far discard most, the batch
 simulator times the rest, and each round's critical paths become cuts. Several searches go downwards side by side and
@@ -15,7 +15,9 @@ from math import inf
 
 import numpy
 
+from mindspeed_autoparallel.planner.split.annealing import Annealing
 from mindspeed_autoparallel.planner.split.candidates import Candidates, Evaluator, Replay, Request
+from mindspeed_autoparallel.planner.split.layer_row import shifts
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.starts import LIGHTER_ENDS, simple_splits
 
@@ -33,6 +35,12 @@ RESTART = 30
 """Shakes after which the best one is taken up again."""
 PATIENCE, MORE_PATIENCE = 90, 1.5
 """Shakes without success before it ends; and of the shakes made until the last success."""
+FIRST_ROUNDS, LONGER, QUIET_RUNS = 80, 1.5, 2
+"""Of annealing; of the next run; and runs without success before it ends."""
+ENOUGH_TO_ANNEAL = 40_000
+"""Replays; where fewer are allowed, shakes find more."""
+DESCENTS = 4
+"""Of where a run ends, so many placements are improved further."""
 OTHER_PLACES = 0.05
 """Weight of recomputation where the critical path does not pass, in passes per microbatch."""
 
@@ -59,7 +67,7 @@ class LocalSearch:
         before any."""
         self.evaluator, self.deadline, self.no_later = evaluator, deadline, max(deadline, no_later)
         self._random = numpy.random.default_rng(seed)
-        self._moves = _shifts(evaluator.problem.num_virtual)
+        self._moves = shifts(evaluator.problem.num_virtual)
         self._nowhere: Array = numpy.zeros(evaluator.problem.num_virtual, dtype=numpy.int64)
         self.best: Best | None = None
         self.shakes = 0
@@ -108,12 +116,42 @@ class LocalSearch:
         if self.best is None or best.step < self.best.step:
             self.best = best
 
+    def improve(self, most_simulated: int, lower_bound: float = 0) -> None:
+        """Search on until effort, patience or time ends, or the best placement is proved."""
+        if most_simulated < ENOUGH_TO_ANNEAL:
+            self.shake(most_simulated, lower_bound)
+        else:
+            self.anneal(most_simulated, lower_bound)
+
+    def anneal(self, most_simulated: int, lower_bound: float = 0) -> None:
+        """Search by annealing from the best placement and simple splits, each time longer, until effort or luck ends,
+        or the best one is proved."""
+        assert self.best is not None
+        annealing, evaluator = Annealing(self.evaluator, self._random), self.evaluator
+        simple = evaluator.candidates(simple_splits(evaluator.row), self._weights(self._nowhere))
+
+        def is_over() -> bool:
+            return self._is_done(most_simulated, lower_bound)
+
+        rounds, quiet = FIRST_ROUNDS, 0
+        while quiet < QUIET_RUNS and not is_over():
+            before = self.best.step
+            found = annealing.run(Candidates.join([self.best.one, simple]), rounds, is_over)
+            self._search_from([found.take(numpy.array([place])) for place in range(min(DESCENTS, len(found)))])
+            quiet = 0 if self.best.step < before else quiet + 1
+            rounds = int(LONGER * rounds)
+
+    def _is_done(self, most_simulated: int, lower_bound: float) -> bool:
+        """Return whether effort or time is over, or the best placement proved."""
+        assert self.best is not None
+        return self.best.step <= lower_bound or self.evaluator.num_simulated >= most_simulated or self.is_late
+
     def shake(self, most_simulated: int, lower_bound: float = 0) -> None:
         """Search on from shaken placements until effort or patience ends, or the best one is proved."""
         assert self.best is not None
         current, since, quiet = self.best, 0, 0
         under_way: list[tuple[Descent, Request]] = []
-        while self.best.step > lower_bound and self.evaluator.num_simulated < most_simulated and not self.is_late:
+        while not self._is_done(most_simulated, lower_bound):
             if quiet > PATIENCE + MORE_PATIENCE * (self.shakes - quiet):
                 break
             for _ in range(SIDE_BY_SIDE - len(under_way)):
@@ -221,11 +259,3 @@ class LocalSearch:
 
 def _begun(descent: Descent) -> tuple[Descent, Request]:
     return descent, next(descent)
-
-
-def _shifts(num_virtual: int) -> Array:
-    """Return every way to shift boundaries i to j by one, ``[move, num_virtual + 1]``."""
-    i, j = numpy.triu_indices(num_virtual - 1)
-    places = numpy.arange(num_virtual + 1)
-    shift = ((places > i[:, None]) & (places <= j[:, None] + 1)).astype(numpy.int64)
-    return numpy.concatenate([shift, -shift])

@@ -28,7 +28,7 @@ from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, whole_ra
 
 SIMULATED_PER_EFFORT = 6_000
 """Replays of the search per unit of effort."""
-MOST_SIMULATED = 30_000
+MOST_SIMULATED = 300_000
 """Of one search without a limit of its own."""
 NODES_PER_EFFORT = 4_000
 MOST_NODES = 100_000
@@ -103,7 +103,7 @@ class _Solve:
             self.impossible = self.best is None and self.below is None
             return self._result()
         if self._started(begin) and self._is_promising:
-            self.search.shake(int(min(MOST_SIMULATED, self.effort * SIMULATED_PER_EFFORT)), self.lower)
+            self.search.improve(int(min(MOST_SIMULATED, self.effort * SIMULATED_PER_EFFORT)), self.lower)
             self._take_over()
         if not self._is_closed and self.effort > LITTLE_EFFORT:
             self._relax_again()

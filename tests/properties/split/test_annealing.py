@@ -1,0 +1,92 @@
+"""Annealed placements fit, take as long as they say, are the same for the same seed, and reach the optimum of small cases."""
+
+import random
+from dataclasses import replace
+from math import inf
+
+import numpy
+import pytest
+
+from mindspeed_autoparallel.planner.split import LayerKind, Segment, SplitProblem, solve, stage_memory, step_of
+from mindspeed_autoparallel.planner.split.annealing import Annealing
+from mindspeed_autoparallel.planner.split.candidates import Evaluator
+from mindspeed_autoparallel.planner.split.local_search import LocalSearch
+from mindspeed_autoparallel.planner.split.moments import fullest_moments
+from mindspeed_autoparallel.planner.split.starts import simple_splits
+from mindspeed_autoparallel.schedule import make_program
+
+
+def pipeline(seed, stages, chunks, microbatches, layers, room):
+    """Two modules one after the other, each layer whole or recomputed; ``room``: of what all layers whole would need."""
+    drawn, virtual = random.Random(seed), stages * chunks
+    moments = fullest_moments(make_program("interleaved", stages, microbatches, chunks))
+    first, segments = drawn.randint(1, layers - 1), []
+    for index, count in enumerate((first, layers - first)):
+        forward, saved = drawn.randint(5, 40), drawn.randint(4, 20)
+        plain = LayerKind(name="none", memory=(3,) * virtual, saved=saved)
+        full = replace(plain, name="full", saved=1, extra_backward=forward)
+        before = (0,) if index else ()
+        segments.append(
+            Segment(
+                name=f"m{index}",
+                num_layers=count,
+                forward=forward,
+                backward=2 * forward,
+                kinds=(plain, full),
+                predecessors=before,
+            )
+        )
+    whole = sum(s.num_layers * s.kinds[0].saved for s in segments) / virtual
+    return SplitProblem(
+        segments=tuple(segments),
+        num_stages=stages,
+        num_chunks=chunks,
+        num_microbatches=microbatches,
+        schedule="interleaved",
+        memory_limit=(int(room * whole * max(sum(moment) for moment in moments[0])) + 3 * layers,) * stages,
+        link=(2,) * (virtual - 1),
+        sends="eager",
+        in_flight=moments,
+    )
+
+
+def annealed(problem, rounds=60):
+    """Return the evaluator and where the chains ended, the best placement first."""
+    evaluator = Evaluator(problem)
+    starts = evaluator.candidates(simple_splits(evaluator.row), numpy.ones(problem.num_virtual))
+    return evaluator, Annealing(evaluator, numpy.random.default_rng(0)).run(starts, rounds, lambda: False)
+
+
+@pytest.mark.parametrize("room", [0.4, 3.0])
+def test_where_chains_end_fits_and_takes_as_long_as_they_say(room):
+    problem = pipeline(3, 4, 2, 16, 30, room)
+    evaluator, ends = annealed(problem)
+    assert bool(ends.extra.any()) == (room < 1)
+    steps = evaluator.steps(ends)
+    assert steps[0] == steps.min()
+    for place in range(len(ends)):
+        placement = evaluator.placement(ends.take(numpy.array([place])))
+        assert step_of(problem, placement).step_time == steps[place]
+        assert all(a <= b for a, b in zip(stage_memory(problem, placement), problem.memory_limit, strict=True))
+
+
+def test_small_cases_reach_the_optimum():
+    for seed in range(6):
+        problem = pipeline(seed, 2, 2, 6, 10, 0.8)
+        best = solve(problem, time_limit_s=60)
+        evaluator, ends = annealed(problem)
+        assert best.status == "optimal"
+        assert evaluator.steps(ends)[0] == best.step_time
+
+
+def test_the_same_seed_finds_the_same_and_more_than_downwards_alone():
+    problem = pipeline(1, 4, 2, 16, 40, 0.5)
+    found = []
+    for _ in range(2):
+        search = LocalSearch(Evaluator(problem), inf)
+        search.start()
+        before = search.best.step
+        search.anneal(8_000)
+        found.append((search.best.step, search.best.one.ends.tolist(), search.best.one.extra.tolist()))
+        assert search.best.step < before
+    assert found[0] == found[1]
