@@ -10,8 +10,8 @@ from math import inf
 
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.candidate import Candidate
-from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, SIMPLE, SOLVE, Outcome, Task
-from mindspeed_autoparallel.planner.layouts.turns import LAST, turn_of
+from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SIMPLE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.turns import LAST, is_quick, turn_of
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -23,10 +23,11 @@ EFFORT, FIRST_EFFORT = 2.0, 0.2
 """Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
 VIRTUAL_S = 16.0
 """Of all processes together, for layouts with virtual stages that take long to prove, unless they were asked for."""
-LOOKS = (BOUND, IMPROVE, SOLVE)
-"""At a layout with virtual stages, one after the other, as long as it may hold the best plan."""
-FEW_OPERATIONS = 20_000
-"""Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
+LOOKS = (BOUND, IMPROVE, PROVE, SOLVE)
+"""At a layout with virtual stages, one after the other, as long as it may hold the best plan; ``PROVE``: if it takes
+long."""
+PROVE_S = 10.0
+"""Of one layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +112,13 @@ class LayoutSearch(Search[Candidate]):
 
     def admits(self, item: Open[Candidate], cutoff_us: float) -> bool:
         """Return whether to solve a layout; those that cannot be the best only where that is quick."""
-        if self._proving and self._is_out_of_time(item):
+        if self._proving and self._seconds_left(item) <= 0:
             return False
-        return item.bound_us < cutoff_us and (self._proving or _is_quick(item))
+        return item.bound_us < cutoff_us and (self._proving or is_quick(item.item, item.late))
 
     def discard(self, item: Open[Candidate]) -> None:
         """Keep what the best plan beats: it may be the next best."""
-        if self._proving and item.bound_us < self.best_us * (1 - ROUNDING) and self._is_out_of_time(item):
+        if self._proving and item.bound_us < self.best_us * (1 - ROUNDING) and self._seconds_left(item) <= 0:
             self._leave(item)
         elif self._proving:
             self._beaten.append(item)
@@ -136,11 +137,12 @@ class LayoutSearch(Search[Candidate]):
             Task(
                 kind=LOOKS[self._look_at(item)],
                 layout=item.item.layout,
-                seconds=min(seconds, self._seconds_left(item)) if self._look_at(item) == len(LOOKS) - 1 else seconds,
+                seconds=min(seconds, self._seconds_for(item)),
                 effort=FIRST_EFFORT if LOOKS[self._look_at(item)] == IMPROVE else EFFORT,
                 cutoff_us=cutoff_us if cutoff_us < inf else None,
                 only_faster=True,
                 placement=self._begin_from.get(_label(item)),
+                bound_us=item.bound_us,
             )
             for item in group
         ]
@@ -150,7 +152,7 @@ class LayoutSearch(Search[Candidate]):
                 self._settle(item, "memory", "no split fits the memory, with any recomputation.")
                 self.without_plan.append(item.item)
             elif LOOKS[self._look_at(item)] != SOLVE and not outcome.beaten:
-                self._looks[_label(item)] = self._look_at(item) + 1
+                self._looks[_label(item)] = self._look_after(item)
                 if (again := self._to_look_at_again(item, outcome)) is not None:
                     left.append(again)
                 else:
@@ -165,11 +167,18 @@ class LayoutSearch(Search[Candidate]):
             return LOOKS.index(SOLVE)
         return self._looks.get(_label(item), 0)
 
+    def _look_after(self, item: Open[Candidate]) -> int:
+        """Return the next look: what does not take long is solved rather than bounded again."""
+        following = self._look_at(item) + 1
+        return following + (LOOKS[following] == PROVE and not takes_long(self._model, item.item))
+
+    def _seconds_for(self, item: Open[Candidate]) -> float:
+        """Return what the next look may take."""
+        look, left = LOOKS[self._look_at(item)], self._seconds_left(item)
+        return {PROVE: min(PROVE_S, left), SOLVE: left}.get(look, inf)
+
     def _seconds_left(self, item: Open[Candidate]) -> float:
         return self.virtual_s - self._virtual_spent if takes_long(self._model, item.item) else inf
-
-    def _is_out_of_time(self, item: Open[Candidate]) -> bool:
-        return self._seconds_left(item) <= 0
 
     def _to_look_at_again(self, item: Open[Candidate], outcome: Outcome) -> Open[Candidate] | None:
         """Keep what a look found, and return the layout with the bound it proved; ``None``: it is settled."""
@@ -181,8 +190,8 @@ class LayoutSearch(Search[Candidate]):
         known = self._simple.get(_label(item))
         if outcome.step_us is not None and (known is None or outcome.step_us < known.step_us):
             self._simple[_label(item)] = SolvedLayout(candidate=item.item, outcome=outcome)
-        first = LOOKS[self._look_at(item)] == IMPROVE
-        late = LAST / 2 + max(item.late, turn_of(self._model, item.item, bound)) if first else LAST
+        improving = LAST / 2 + max(item.late, turn_of(self._model, item.item, bound))
+        late = {PROVE: LAST, SOLVE: 2 * LAST}.get(LOOKS[self._look_at(item)], improving)
         return replace(item, late=late, bound_us=bound)
 
     def _leave(self, item: Open[Candidate]) -> None:
@@ -287,9 +296,3 @@ class LayoutSearch(Search[Candidate]):
 
 def _label(item: Open[Candidate]) -> str:
     return item.item.layout.label()
-
-
-def _is_quick(item: Open[Candidate]) -> bool:
-    """Return whether a layout is worth solving although it cannot be the best."""
-    layout = item.item.layout
-    return not item.late and 2 * layout.pipeline_size * item.item.num_microbatches <= FEW_OPERATIONS

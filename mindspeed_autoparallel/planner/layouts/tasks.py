@@ -10,14 +10,14 @@ from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
-from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, improve_layout
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, improve_layout, prove_layout
 from mindspeed_autoparallel.planner.paired_costs import searched_costs
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import measured_at
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
-SIMPLE, BOUND, IMPROVE, SOLVE, TIME = "simple", "bound", "improve", "solve", "time"
+SIMPLE, BOUND, IMPROVE, PROVE, SOLVE, TIME = "simple", "bound", "improve", "prove", "solve", "time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Task:
 
     kind: str
     """``simple``: the best even or greedy split that fits; ``solve``: the best of all, proved as far as effort goes;
-    with virtual stages also ``bound``: none, but a bound; ``improve``: a good plan, and no bound; ``time``:
-    ``placement``, evaluated."""
+    with virtual stages also ``bound``: none, but a bound; ``improve``: a good plan, and no bound; ``prove``: a higher
+    bound; ``time``: ``placement``, evaluated."""
     layout: Layout
     seconds: float
     cutoff_us: float | None = None
@@ -50,6 +50,8 @@ class Task:
     """Of ``time``, and where ``improve`` begins: of the same layout in other groups, or with other memory."""
     memory_limit_bytes: int | None = None
     """Of a device, in place of the request's."""
+    bound_us: float = 0.0
+    """What no plan of the layout beats, as far as is known."""
     batches: int = 1
     """Global batches of the request in a step."""
 
@@ -100,6 +102,8 @@ def _performed(request: Request, task: Task) -> Outcome:
     )
     if task.kind == BOUND:
         result = bound_layout(request.profile, cluster, candidate, options)
+    elif task.kind == PROVE:
+        result = prove_layout(request.profile, cluster, candidate, task.bound_us, options)
     elif task.kind == IMPROVE:
         result = improve_layout(request.profile, cluster, candidate, batch, options, task.placement)
     else:

@@ -7,6 +7,8 @@ from mindspeed_autoparallel.spec import Model
 
 LAST = 1.0
 """Turn of layouts that take long."""
+FEW_OPERATIONS = 20_000
+"""Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
 
 
 def turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
@@ -15,6 +17,11 @@ def turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
     if candidate.layout.virtual_size > 1:
         return LAST / 2 * expected_us / (1 + expected_us)
     return 0.0 if _is_chain(model, candidate) else LAST
+
+
+def is_quick(candidate: Candidate, late: float) -> bool:
+    """Return whether a layout whose turn is ``late`` is worth solving although it cannot be the best."""
+    return not late and 2 * candidate.layout.pipeline_size * candidate.num_microbatches <= FEW_OPERATIONS
 
 
 def _is_chain(model: Model, candidate: Candidate) -> bool:

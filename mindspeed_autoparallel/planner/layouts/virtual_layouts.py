@@ -22,6 +22,7 @@ from mindspeed_autoparallel.planner.layouts.layout_solver import (
     simple_splits,
 )
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
+from mindspeed_autoparallel.planner.layouts.whole_layers import raised_bound
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, split_placement
 from mindspeed_autoparallel.planner.split import NoneBelow, StoppedEarly
@@ -77,6 +78,17 @@ def improve_layout(
     begin = Beginning(cuts=tuple(relaxed[0]), placement=placement)
     attempts = _searched(look, global_batch_size, options, begin, known)
     return look.result(relaxed[1], attempts.best)
+
+
+def prove_layout(
+    profile: Profile, cluster: Cluster, candidate: Candidate, bound_us: float, options: SolveOptions
+) -> LayoutResult:
+    """Return a bound of whole layers, ``bound_us`` or more, and no plan."""
+    look = _Look(profile, cluster, candidate, options)
+    if look.below is None:
+        return LayoutResult(lower_bound_us=bound_us, placement=None, evaluation=None)
+    low = min(look.below, max(0.0, (bound_us - look.tied_us) * NS_PER_US))
+    return look.result(raised_bound(look.problem, low, look.below, look.deadline))
 
 
 class _Look:

@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
+from mindspeed_autoparallel.planner.layouts.whole_layers import raised_bound
 from mindspeed_autoparallel.planner.split import (
     LayerKind,
     PostPipelineTime,
@@ -264,6 +265,9 @@ def test_no_plan_within_a_step_holds_more_than_the_caps_of_its_ranks(seed):
             assert held[steps <= limit][:, cap.rank, list(cap.group)].sum(axis=1).max() <= cap.most
     if len(steps):
         assert whole_ranks_bound(problem, 0, 2 * steps.max()) <= steps.min()
+        # Nothing is faster than the optimum, and questions of whole layers find that out.
+        assert 0.9 * steps.min() <= raised_bound(problem, 0, steps.min(), time.monotonic() + 60) <= steps.min()
+        assert raised_bound(problem, 0, 2 * steps.max(), time.monotonic() + 60) <= steps.min()
     relaxed = relaxed_cuts(problem, time.monotonic() + 60)
     if len(steps) and relaxed is not None:
         again = relaxed_cuts(problem, time.monotonic() + 60, caps=rank_caps(problem, steps.min()))

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.planner.layouts.layout_search import LOOKS
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
-from mindspeed_autoparallel.planner.layouts.tasks import Outcome, Task
+from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE, Outcome, Task
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, VariableData
@@ -189,8 +189,9 @@ def _searched_on_four(sizes: tuple[int, ...] | None) -> Plan:
     return search(_row_of_layers(), Cluster(num_nodes=1, devices_per_node=4), 16, options)
 
 
+@pytest.mark.parametrize("long", [False, True])
 def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
     asked: list[int] = []
     perform = Workers.perform
@@ -201,8 +202,12 @@ def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long
 
     monkeypatch.setattr(Workers, "perform", note)
     monkeypatch.setattr(short_rows, "MOST_EVENTS_OF_CUTS", 0)
+    monkeypatch.setattr(
+        layout_search, "takes_long", lambda model, candidate: long and candidate.layout.virtual_size > 1
+    )
     plan = _searched_on_four((1, 2, 3))
-    assert set(asked) == {0, 1, 2}
+    # What takes long is bounded by whole layers, which is enough here; what is solved in a moment is not before.
+    assert set(asked) == {LOOKS.index(look) for look in (BOUND, IMPROVE, PROVE if long else SOLVE)}
     assert asked == sorted(asked)
     labels = [verdict.layout.label() for verdict in plan.search.verdicts]
     assert len(labels) == len(set(labels))
