@@ -36,6 +36,10 @@ FIRST_SHARE, MOST_SHARE = 0.3, 1.0
 FIRST_NODES = 30
 """Divisions of one question before a lower target is tried; doubled each time."""
 NODES_PER_EFFORT, REPLAYS_PER_EFFORT = 50, 6_000
+FAR = 0.9
+"""Share of the step asked for: a cut whose bound is less drops few options."""
+NEARLY, NEARLY_SHARE = 0.999, 0.6
+"""Share of the step that is bounded, and of the time after which it is left at that."""
 WORTHWHILE = 0.7
 """Share of the options left at which the prices are computed again before the rest is divided."""
 
@@ -81,6 +85,8 @@ class _Search:
         effort: float,
     ) -> None:
         self.problem, self.deadline, self.without_plan = problem, deadline, WITHOUT_PLAN
+        begun = time.monotonic()
+        self.nearly_until = begun + NEARLY_SHARE * (deadline - begun)
         self.nodes_left, self.replays_left = effort * NODES_PER_EFFORT, effort * REPLAYS_PER_EFFORT
         self.cuts: dict[Cut, None] = first_cuts(problem)
         self.unit, self.lower, self.rounds = tick_of(problem), 0, 0
@@ -95,6 +101,8 @@ class _Search:
         """Step of stages that are all alike."""
         self.columns_of: dict[Cut, list[tuple[int, int]]] = {}
         """Where the mixture of one cut begins."""
+        self.alone: dict[Cut, float] = {}
+        """The bound of one cut, when last computed."""
         self.drawn = numpy.random.default_rng(seed)
         self.table = StageOptions(problem, 0)
         self.moves = LayerMoves(problem, self.table.choice, self.cuts, seed)
@@ -163,8 +171,9 @@ class _Search:
         return self.best_time - self.unit
 
     def _is_over(self) -> bool:
-        """Return whether nodes or time are up."""
-        return self.nodes_left <= 0 or time.monotonic() > self.deadline
+        """Return whether nodes or time are up; some is left to others where no plan is known or little is open."""
+        goes_on = self.best is not None and self.lower < NEARLY * self.best_time
+        return self.nodes_left <= 0 or time.monotonic() > (self.deadline if goes_on else self.nearly_until)
 
     def _raise_to(self, bound: float) -> None:
         whole = ceil(bound * (1 - 1e-12)) if isinstance(bound, float) else bound
@@ -215,6 +224,8 @@ class _Search:
         """Drop options by every cut alone: what a mixture may exceed where it is balanced elsewhere. Whether any plan
         is left."""
         for cut in choice.cuts:
+            if self.alone.get(cut, inf) < FAR * target:
+                continue
             alone = Choice(choice.options, 0, [cut], self.columns_of.get(cut, []))
             mixture = Mixture(self.table, alone, None, self.moves.simulator, self.alike)
             prices, _ = mixture.run(target, self.deadline)
@@ -224,6 +235,7 @@ class _Search:
                 continue
             mixture.used(prices)
             self.columns_of[cut] = alone.columns
+            self.alone[cut] = prices.bound
             if prices.bound > target * (1 + 1e-9) + 1:
                 return False
             mixture.drop(prices, target)

@@ -35,8 +35,8 @@ from mindspeed_autoparallel.planner.split.virtual_solution import Beginning
 from mindspeed_autoparallel.planner.split.virtual_stages import LITTLE_EFFORT, solve_virtual
 
 LABELS_PER_EFFORT = 100_000
-LONG_STEP_SHARE, SIDE_BY_SIDE_SHARE = 0.8, 0.6
-"""Of the time: for searches of very many microbatches; and before modules side by side go to the integer solver."""
+LONG_STEP_SHARE = 0.8
+"""Of the time: for searches of very many microbatches."""
 CUTS_KEPT = 200
 """Of a solution with virtual stages, to begin another from."""
 
@@ -182,7 +182,7 @@ def _searched_side_by_side(problem: SplitProblem, limits: _Limits) -> ChainSolut
     simple = _best_baseline(problem) if below is None else None
     found = solve_side_by_side(
         problem,
-        limits.started + SIDE_BY_SIDE_SHARE * limits.time_limit_s,
+        limits.started + limits.time_limit_s,
         seed=limits.seed,
         known=simple.placement if simple else None,
         below=below,

@@ -41,7 +41,16 @@ class StageOptions:
         self._exact: list[Array] = []
         self.first: list[Array] = []
         """By stage: options that may fit."""
+        alike: dict[tuple[int, ...], int] = {}
         for stage in range(problem.num_stages):
+            memory = [kind.memory[stage] for s in problem.segments for kind in s.kinds]
+            other = alike.setdefault((problem.room(stage), *memory), stage)
+            if other < stage:
+                # What is found for one is found for all.
+                self.backward.append(self.backward[other])
+                self._exact.append(self._exact[other])
+                self.first.append(self.first[other])
+                continue
             extra, may_fit, exact = self._least_extra(stage)
             self.backward.append(self._plain + extra)
             self._exact.append(exact)
