@@ -36,8 +36,8 @@ FIRST_SHARE, MOST_SHARE = 0.3, 1.0
 FIRST_NODES = 30
 """Divisions of one question before a lower target is tried; doubled each time."""
 NODES_PER_EFFORT, REPLAYS_PER_EFFORT = 50, 6_000
-FAR = 0.9
-"""Share of the step asked for: a cut whose bound is less drops few options."""
+FUTILE = 0.02
+"""Share of the options: a cut that drops less by itself is left out until the next question."""
 NEARLY, NEARLY_SHARE = 0.999, 0.6
 """Share of the step that is bounded, and of the time after which it is left at that."""
 WORTHWHILE = 0.7
@@ -101,8 +101,8 @@ class _Search:
         """Step of stages that are all alike."""
         self.columns_of: dict[Cut, list[tuple[int, int]]] = {}
         """Where the mixture of one cut begins."""
-        self.alone: dict[Cut, float] = {}
-        """The bound of one cut, when last computed."""
+        self.futile: set[Cut] = set()
+        """Cuts that dropped few options by themselves since the last question."""
         self.drawn = numpy.random.default_rng(seed)
         self.table = StageOptions(problem, 0)
         self.moves = LayerMoves(problem, self.table.choice, self.cuts, seed)
@@ -181,6 +181,7 @@ class _Search:
 
     def _none_within(self, root: Choice, target: int, most_nodes: int) -> bool:
         """Return whether no plan takes at most ``target``, proved. Otherwise one was found, or nodes or time are up."""
+        self.futile.clear()
         stack = [Choice(list(root.options), 0, list(root.cuts), list(root.columns))]
         for number in range(most_nodes):
             if not stack:
@@ -224,8 +225,9 @@ class _Search:
         """Drop options by every cut alone: what a mixture may exceed where it is balanced elsewhere. Whether any plan
         is left."""
         for cut in choice.cuts:
-            if self.alone.get(cut, inf) < FAR * target:
+            if cut in self.futile:
                 continue
+            before = choice.size()
             alone = Choice(choice.options, 0, [cut], self.columns_of.get(cut, []))
             mixture = Mixture(self.table, alone, None, self.moves.simulator, self.alike)
             prices, _ = mixture.run(target, self.deadline)
@@ -235,10 +237,11 @@ class _Search:
                 continue
             mixture.used(prices)
             self.columns_of[cut] = alone.columns
-            self.alone[cut] = prices.bound
             if prices.bound > target * (1 + 1e-9) + 1:
                 return False
             mixture.drop(prices, target)
+            if choice.size() > (1 - FUTILE) * before:
+                self.futile.add(cut)
             if time.monotonic() > self.deadline:
                 break
         return not choice.is_empty()
