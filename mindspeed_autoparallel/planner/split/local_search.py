@@ -38,7 +38,9 @@ PATIENCE, MORE_PATIENCE = 90, 1.5
 FIRST_ROUNDS, LONGER, QUIET_RUNS = 80, 1.5, 2
 """Of annealing; of the next run; and runs without success before it ends."""
 ENOUGH_TO_ANNEAL = 40_000
-"""Replays; where fewer are allowed, shakes find more."""
+"""Replays; fewer are left to shakes."""
+ANNEALED_SHARE = 0.6
+"""Of the time left, at most."""
 DESCENTS = 4
 """Of where a run ends, so many placements are improved further."""
 OTHER_PLACES = 0.05
@@ -118,10 +120,13 @@ class LocalSearch:
 
     def improve(self, most_simulated: int, lower_bound: float = 0) -> None:
         """Search on until effort, patience or time ends, or the best placement is proved."""
-        if most_simulated < ENOUGH_TO_ANNEAL:
-            self.shake(most_simulated, lower_bound)
-        else:
+        if most_simulated >= ENOUGH_TO_ANNEAL:
+            now, deadline = time.monotonic(), self.deadline
+            self.deadline = now + ANNEALED_SHARE * (deadline - now)
             self.anneal(most_simulated, lower_bound)
+            self.deadline = deadline
+        # Each finds what the other does not.
+        self.shake(most_simulated, lower_bound)
 
     def anneal(self, most_simulated: int, lower_bound: float = 0) -> None:
         """Search by annealing from the best placement and simple splits, each time longer, until effort or luck ends,
