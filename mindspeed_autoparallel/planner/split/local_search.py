@@ -33,8 +33,8 @@ FORGIVEN = 5e-4
 """How much slower than the current one a placement may be to go on from."""
 RESTART = 30
 """Shakes after which the best one is taken up again."""
-PATIENCE, MORE_PATIENCE = 90, 1.5
-"""Shakes without success before it ends; and of the shakes made until the last success."""
+PATIENCE, MORE_PATIENCE, LONG_PATIENCE = 90, 1.5, 300
+"""Shakes without success before it ends; and of the shakes made until the last success; and after annealing."""
 FIRST_ROUNDS, LONGER, QUIET_RUNS = 80, 1.5, 2
 """Of annealing; of the next run; and runs without success before it ends."""
 ENOUGH_TO_ANNEAL = 40_000
@@ -125,8 +125,10 @@ class LocalSearch:
             self.deadline = now + ANNEALED_SHARE * (deadline - now)
             self.anneal(most_simulated, lower_bound)
             self.deadline = deadline
-        # Each finds what the other does not.
-        self.shake(most_simulated, lower_bound)
+            # Each finds what the other does not.
+            self.shake(most_simulated, lower_bound, LONG_PATIENCE)
+        else:
+            self.shake(most_simulated, lower_bound)
 
     def anneal(self, most_simulated: int, lower_bound: float = 0) -> None:
         """Search by annealing from the best placement and simple splits, each time longer, until effort or luck ends,
@@ -151,13 +153,13 @@ class LocalSearch:
         assert self.best is not None
         return self.best.step <= lower_bound or self.evaluator.num_simulated >= most_simulated or self.is_late
 
-    def shake(self, most_simulated: int, lower_bound: float = 0) -> None:
+    def shake(self, most_simulated: int, lower_bound: float = 0, patience: int = PATIENCE) -> None:
         """Search on from shaken placements until effort or patience ends, or the best one is proved."""
         assert self.best is not None
         current, since, quiet = self.best, 0, 0
         under_way: list[tuple[Descent, Request]] = []
         while not self._is_done(most_simulated, lower_bound):
-            if quiet > PATIENCE + MORE_PATIENCE * (self.shakes - quiet):
+            if quiet > patience + MORE_PATIENCE * (self.shakes - quiet):
                 break
             for _ in range(SIDE_BY_SIDE - len(under_way)):
                 self.shakes, since, quiet = self.shakes + 1, since + 1, quiet + 1
