@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from mindspeed_autoparallel.planner.split.layer_ranges import LayerRanges
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.solution import Cut as Cut
 from mindspeed_autoparallel.planner.split.solution import Placement
@@ -178,6 +179,21 @@ class CutModel:
         for item in caps:
             stages = range(item.rank, self.problem.num_virtual, self.problem.num_stages)
             self._row([term for k in item.group for term in self._of(k, stages)], high=item.most)
+
+    def keep_to(self, ranges: LayerRanges) -> None:
+        """Take over where the boundaries of one row of whole layers may lie, and what stages and ranks may hold."""
+        problem, begun, every = self.problem, 0, range(len(self.problem.segments))
+        for segment, prefixes in zip(problem.segments, self._prefixes, strict=True):
+            for variable, (low, high) in zip(prefixes, ranges.boundaries[1:-1], strict=True):
+                variable.SetBounds(*(min(max(place - begun, 0), segment.num_layers) for place in (low, high)))
+            begun += segment.num_layers
+        for boundary, (low, high) in enumerate(ranges.boundaries[1:-1], start=1):
+            self._row([term for k in every for term in self._before(k, boundary)], low, high)
+        for v, (low, high) in enumerate(ranges.stages):
+            self._row([term for k in every for term in self._of(k, range(v, v + 1))], low, high)
+        for rank, (low, high) in enumerate(ranges.ranks):
+            stages = range(rank, problem.num_virtual, problem.num_stages)
+            self._row([term for k in every for term in self._of(k, stages)], low, high)
 
     def run_plainly(self, stages: list[int]) -> None:
         """Leave out recomputation on stages where whatever they hold fits."""

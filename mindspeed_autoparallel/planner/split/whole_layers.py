@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.solution import tick_of
+from mindspeed_autoparallel.planner.split.tightening import can_be_tightened, tighten
 from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, roomy_stages
 
 FIRST_NODES = 1_000
@@ -23,6 +24,8 @@ asked any more, and so few ticks are asked about at once."""
 NEARER = 1.5
 ROUND_SHARE, LAST_SECONDS = 0.5, 1.0
 """Of the time left, for one question; less than these seconds are not shared."""
+TIGHTENING_SHARE = 0.5
+"""Of a question's time, at most, for where layers can be at all."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,21 @@ def ask(problem: SplitProblem, cuts: Collection[Cut], target: int | None, deadli
     caps = rank_caps(problem, target) if target is not None else []
     if caps is None:
         return Answer("none below", float(target or 0))
+    left = deadline - time.monotonic()
+    until = deadline if left < LAST_SECONDS else deadline - (1 - ROUND_SHARE) * left
     model = CutModel(problem, whole=True)
+    if target is not None and can_be_tightened(problem):
+        now = time.monotonic()
+        tightened = tighten(problem, cuts, target, now + TIGHTENING_SHARE * (until - now))
+        if tightened is None:
+            return Answer("none below", float(target))
+        cuts = tightened.cuts
+        model.keep_to(tightened.ranges)
     model.cap(caps)
     for cut in cuts:
         model.add(cut)
     if target is not None:
         model.run_plainly(roomy_stages(problem, target))
-    left = deadline - time.monotonic()
-    until = deadline if left < LAST_SECONDS else deadline - (1 - ROUND_SHARE) * left
     status, bound = model.solve(until, nodes, None if target is None else target * (1 + 2 * ROUNDING))
     if status == "infeasible":
         return Answer("none below", float(target or 0))
