@@ -10,14 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import floor, inf
 
 from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut, CutModel
+from mindspeed_autoparallel.planner.split.layer_row import fits_a_row
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
+from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.solution import tick_of
 from mindspeed_autoparallel.planner.split.tightening import can_be_tightened, tighten
 from mindspeed_autoparallel.planner.split.whole_ranks import rank_caps, roomy_stages
 
-FIRST_NODES = 1_000
+FIRST_NODES, ROUNDS = 1_000, 40
+"""Of the first question, and of a relaxation."""
 FIRST_SHARE, LEAST_SHARE, FEW_TICKS = 0.25, 0.02, 4
 """Where the first question is asked, as a share of the way from the bound to the plan; below the least one nothing is
 asked any more, and so few ticks are asked about at once."""
@@ -98,18 +102,26 @@ class Questions:
 
 
 def raised_bound(
-    problem: SplitProblem, cuts: Collection[Cut], low: int, high: int, deadline: float, most_nodes: float = 100_000
-) -> int:
+    problem: SplitProblem, low: float, high: int, deadline: float, cuts: Collection[Cut] = (), most_nodes: float = inf
+) -> float:
     """Return a step that no plan beats, ``low`` or more; ``high``: no more is of interest.
 
-    ``cuts``: those of the linear relaxation serve best.
+    ``cuts``: those of the linear relaxation, which is solved first where there are none.
     """
-    questions = Questions(problem, most_nodes)
-    while low < high and questions.are_worthwhile and time.monotonic() < deadline:
-        answer = ask(problem, cuts, questions.between(low, high), deadline, questions.nodes)
-        low = max(low, min(high, int(answer.bound)))
+    if not fits_a_row(problem):
+        return low
+    if not cuts:
+        caps = rank_caps(problem, high)
+        relaxed = None if caps is None else relaxed_cuts(problem, deadline, high, most_rounds=ROUNDS, caps=caps)
+        if relaxed is None or relaxed[1] >= high:
+            return high
+        low, cuts = max(low, relaxed[1]), tuple(relaxed[0])
+    questions, bound = Questions(problem, most_nodes), floor(low)
+    while bound < high and questions.are_worthwhile and time.monotonic() < deadline:
+        answer = ask(problem, cuts, questions.between(bound, high), deadline, questions.nodes)
+        bound = max(bound, min(high, floor(answer.bound)))
         questions.take(answer)
         if answer.status == "optimal":
             # The bound is what these cuts can tell.
             break
-    return low
+    return max(low, bound)
