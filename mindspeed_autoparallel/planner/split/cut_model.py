@@ -182,11 +182,11 @@ class CutModel:
 
     def keep_to(self, ranges: LayerRanges) -> None:
         """Take over where the boundaries of one row of whole layers may lie, and what stages and ranks may hold."""
-        problem, begun, every = self.problem, 0, range(len(self.problem.segments))
-        for segment, prefixes in zip(problem.segments, self._prefixes, strict=True):
-            for variable, (low, high) in zip(prefixes, ranges.boundaries[1:-1], strict=True):
-                variable.SetBounds(*(min(max(place - begun, 0), segment.num_layers) for place in (low, high)))
-            begun += segment.num_layers
+        problem = self.problem
+        every = [k for k, segment in enumerate(problem.segments) if segment.beside is None]
+        for prefixes, places in zip(self._prefixes, ranges.before(problem), strict=True):
+            for variable, (low, high) in zip(prefixes, places, strict=True):
+                variable.SetBounds(low, high)
         for boundary, (low, high) in enumerate(ranges.boundaries[1:-1], start=1):
             self._row([term for k in every for term in self._before(k, boundary)], low, high)
         for v, (low, high) in enumerate(ranges.stages):

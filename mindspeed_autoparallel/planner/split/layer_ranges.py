@@ -25,7 +25,7 @@ class LayerRanges:
     def widest(problem: SplitProblem) -> LayerRanges:
         """Return what a row allows by itself."""
         num, size = problem.num_virtual, problem.num_stages
-        total = sum(segment.num_layers for segment in problem.segments)
+        total = sum(segment.num_layers for segment in problem.segments if segment.beside is None)
         least = 0 if problem.allow_empty_stages else 1
         return LayerRanges(
             total,
@@ -37,6 +37,21 @@ class LayerRanges:
     def of(self, number: Number) -> Range:
         """Return least and most of a number."""
         return {"boundary": self.boundaries, "stage": self.stages, "rank": self.ranks}[number[0]][number[1]]
+
+    def before(self, problem: SplitProblem) -> list[list[Range]]:
+        """Return by segment how many of its layers may lie before every inner boundary. Blocks beside a segment go with
+        its first or last layer."""
+        found: dict[int, list[Range]] = {}
+        begun = 0
+        for k, segment in enumerate(problem.segments):
+            if segment.beside is None:
+                found[k] = [_within(places, begun, segment.num_layers) for places in self.boundaries[1:-1]]
+                begun += segment.num_layers
+        for k, segment in enumerate(problem.segments):
+            if segment.beside is not None:
+                skipped = 0 if k < segment.beside else problem.segments[segment.beside].num_layers - 1
+                found[k] = [_within(places, skipped, 1) for places in found[segment.beside]]
+        return [found[k] for k in range(len(problem.segments))]
 
     def narrowed(self, number: Number, sign: int, bound: int) -> LayerRanges | None:
         """Return the ranges with another most (``sign`` 1) or least (-1) of a number, and what follows for the others;
@@ -74,6 +89,12 @@ class LayerRanges:
             _share(parts, sums, limit)
         _share(of_rank, [self.num_layers, self.num_layers], limit)
         return changed
+
+
+def _within(places: Range, begun: int, most: int) -> Range:
+    """Return how many of ``most`` layers lie before some places, if ``begun`` lie before the first of them."""
+    low, high = (min(max(place - begun, 0), most) for place in places)
+    return low, high
 
 
 def _share(parts: list[list[int]], sums: list[int], limit: object) -> None:

@@ -5,6 +5,7 @@ It is asked for the least or the most of one number after another, each time fro
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy
@@ -28,7 +29,8 @@ class StageProgram:
         self.cuts: set[Cut] = set()
         num, segments = problem.num_virtual, problem.segments
         self.unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in segments) / num)
-        total = sum(s.num_layers for s in segments)
+        self._solid = [k for k, s in enumerate(segments) if s.beside is None]
+        total = sum(segments[k].num_layers for k in self._solid)
         self._step = step
         self._numbers: dict[Number, Any] = {
             **{("boundary", v): self._number(total) for v in range(1, num)},
@@ -60,7 +62,7 @@ class StageProgram:
 
     def _add_stage(self, v: int, total: int) -> None:
         segments, stage = self.problem.segments, self._numbers["stage", v]
-        self._row([*((1.0, held[v]) for held in self._held), (-1.0, stage)], 0, 0)
+        self._row([*((1.0, self._held[k][v]) for k in self._solid), (-1.0, stage)], 0, 0)
         self._advance(stage, [self._numbers.get(("boundary", u)) for u in (v, v + 1)], total)
         for k, segment in enumerate(segments):
             before = [self._before[k][u - 1] if 0 < u < self.problem.num_virtual else None for u in (v, v + 1)]
@@ -96,11 +98,20 @@ class StageProgram:
         self._row(terms, constant, constant)
 
     def _add_order(self, boundary: int) -> None:
-        before = [row[boundary - 1] for row in self._before]
-        self._row([*((1.0, row) for row in before), (-1.0, self._numbers["boundary", boundary])], 0, 0)
-        for k in range(1, len(before)):
-            earlier, later = self.problem.segments[k - 1].num_layers, self.problem.segments[k].num_layers
-            self._row([(1 / later, before[k]), (-1 / earlier, before[k - 1])], high=0)
+        segments, before = self.problem.segments, [row[boundary - 1] for row in self._before]
+        self._row([*((1.0, before[k]) for k in self._solid), (-1.0, self._numbers["boundary", boundary])], 0, 0)
+        for earlier, later in itertools.pairwise(self._solid):
+            shares = 1 / segments[later].num_layers, 1 / segments[earlier].num_layers
+            self._row([(shares[0], before[later]), (-shares[1], before[earlier])], high=0)
+        for k, segment in enumerate(segments):
+            if segment.beside is None:
+                continue
+            # With the first layer of its segment, or with the last.
+            layers = segments[segment.beside].num_layers
+            at_begin, its = k < segment.beside, before[segment.beside]
+            self._row([(1.0, before[k]), (-1.0 if at_begin else -1 / layers, its)], high=0)
+            low = 0 if at_begin else 1 - layers
+            self._row([(1.0, before[k]), (-1 / layers if at_begin else -1.0, its)], low=low)
 
     def _add_memory(self, rank: int, stages: range) -> None:
         problem = self.problem
@@ -127,22 +138,19 @@ class StageProgram:
         for number, variable in self._numbers.items():
             low, high = ranges.of(number)
             variable.SetBounds(float(low), float(high))
-        begun = 0
-        for segment, before in zip(self.problem.segments, self._before, strict=True):
-            for variable, (low, high) in zip(before, ranges.boundaries[1:-1], strict=True):
-                least, most = (float(min(max(place - begun, 0), segment.num_layers)) for place in (low, high))
-                variable.SetBounds(least, most)
-            begun += segment.num_layers
+        for variables, places in zip(self._before, ranges.before(self.problem), strict=True):
+            for variable, (low, high) in zip(variables, places, strict=True):
+                variable.SetBounds(float(low), float(high))
 
     def follow_order(self, ranges: LayerRanges) -> None:
         """Add that segments come one after the other, as sharply as the ranges of boundaries allow."""
         begun = 0
-        for k, segment in enumerate(self.problem.segments[:-1]):
-            begun += segment.num_layers
+        for index, k in enumerate(self._solid[:-1]):
+            begun += self.problem.segments[k].num_layers
             for place, (low, high) in enumerate(ranges.boundaries[1:-1]):
                 if low < begun < high:
                     slope = (begun - low) / (high - low)
-                    terms = [(1.0, row[place]) for row in self._before[: k + 1]]
+                    terms = [(1.0, self._before[j][place]) for j in self._solid[: index + 1]]
                     self._row([*terms, (-slope, self._numbers["boundary", place + 1])], low=low - slope * low)
 
     def any_point(self) -> str:

@@ -16,7 +16,7 @@ import numpy
 
 from mindspeed_autoparallel.planner.split.cut_model import ROUNDING, Cut
 from mindspeed_autoparallel.planner.split.layer_ranges import LayerRanges, Number
-from mindspeed_autoparallel.planner.split.layer_row import is_one_row
+from mindspeed_autoparallel.planner.split.layer_row import fits_a_row, is_one_row
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
 from mindspeed_autoparallel.planner.split.solution import program_of, sends_of
@@ -38,8 +38,8 @@ class Tightened:
 
 
 def can_be_tightened(problem: SplitProblem) -> bool:
-    """Return whether the layers are one row without blocks beside them, which is what ranges are about."""
-    return is_one_row(problem) and not any(segment.beside is not None for segment in problem.segments)
+    """Return whether every placement is a cut of one row of layers, which is what ranges are about."""
+    return is_one_row(problem) and fits_a_row(problem)
 
 
 def tighten(problem: SplitProblem, cuts: Collection[Cut], step: int, deadline: float) -> Tightened | None:

@@ -3,14 +3,16 @@
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import numpy
 import pytest
 from small_pipeline import pipeline
 
+from mindspeed_autoparallel.planner.split import Segment
 from mindspeed_autoparallel.planner.split.candidates import Evaluator
 from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
-from mindspeed_autoparallel.planner.split.tightening import tighten
+from mindspeed_autoparallel.planner.split.tightening import can_be_tightened, tighten
 from mindspeed_autoparallel.planner.split.whole_layers import ask
 
 
@@ -23,11 +25,27 @@ def every_split(problem, layers):
     return fitting.ends, evaluator.steps(fitting)
 
 
+def with_ends(problem, drawn):
+    """Return the pipeline with a block beside its first layer and one beside its last."""
+    pre, post = (
+        Segment(
+            name=name, num_layers=1, forward=drawn.randint(0, 30), backward=drawn.randint(0, 60),
+            kinds=(replace(problem.segments[0].kinds[0], saved=2),), predecessors=waits, beside=beside,
+        )
+        for name, waits, beside in (("pre", (), 1), ("post", (2,), 2))
+    )  # fmt: skip
+    first, second = (replace(s, predecessors=(k,)) for k, s in enumerate(problem.segments))
+    return replace(problem, segments=(pre, first, second, post))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_every_plan_within_a_step_lies_where_layers_may_be(seed):
     drawn = random.Random(seed)
     stages, chunks, layers = drawn.choice([(2, 2, 8), (2, 3, 8), (4, 2, 10)])
     problem = pipeline(drawn, stages, chunks, 2 * stages, layers, drawn.choice([0.5, 100.0]))
+    if seed % 2:
+        problem = with_ends(problem, drawn)
+    assert can_be_tightened(problem)
     ends, steps = every_split(problem, layers)
     relaxed = relaxed_cuts(problem, time.monotonic() + 60)
     assert relaxed is not None or not len(steps)
