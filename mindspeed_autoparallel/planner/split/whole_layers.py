@@ -25,6 +25,8 @@ FIRST_NODES, ROUNDS = 1_000, 40
 FIRST_SHARE, LEAST_SHARE, FEW_TICKS = 0.25, 0.02, 4
 """Where the first question is asked, as a share of the way from the bound to the plan; below the least one nothing is
 asked any more, and so few ticks are asked about at once."""
+NEARLY = 5e-4
+"""Of the step: what is asked about at once, too."""
 NEARER = 1.5
 ROUND_SHARE, LAST_SECONDS = 0.5, 1.0
 """Of the time left, for one question; less than these seconds are not shared."""
@@ -89,7 +91,7 @@ class Questions:
 
     def between(self, low: int, high: int) -> int:
         """Return a step to ask about, in whole ticks."""
-        if high - low <= FEW_TICKS * self._unit:
+        if high - low <= max(FEW_TICKS * self._unit, NEARLY * high):
             return high
         return low + max(1, round(self._share * (high - low) / self._unit)) * self._unit
 
