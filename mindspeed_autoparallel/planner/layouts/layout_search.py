@@ -21,7 +21,7 @@ from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 GROUP = 4
 EFFORT, FIRST_EFFORT = 2.0, 0.2
 """Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
-VIRTUAL_S = 16.0
+VIRTUAL_S = 12.0
 """Of all processes together, for layouts with virtual stages that take long to prove, unless they were asked for."""
 LOOKS = (BOUND, IMPROVE, PROVE, SOLVE)
 """At a layout with virtual stages, one after the other, as long as it may hold the best plan; ``PROVE``: if it takes
