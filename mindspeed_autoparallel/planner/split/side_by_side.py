@@ -36,7 +36,7 @@ FIRST_SHARE, MOST_SHARE = 0.3, 1.0
 FIRST_NODES = 30
 """Divisions of one question before a lower target is tried; doubled each time."""
 NODES_PER_EFFORT, REPLAYS_PER_EFFORT = 50, 6_000
-FUTILE = 0.02
+FUTILE = 0.005
 """Share of the options: a cut that drops less by itself is left out until the next question."""
 NEARLY, NEARLY_SHARE = 0.999, 0.6
 """Share of the step that is bounded, and of the time after which it is left at that."""
