@@ -16,6 +16,8 @@ from mindspeed_autoparallel.planner.split.problem import SplitProblem
 from mindspeed_autoparallel.planner.split.recompute_choice import Array
 
 AT_BOUND = 1e-6
+MOST_ITERATIONS, MOST_MS = 10_000, 2_000
+"""Of one answer, which takes some hundred iterations and 5 to 50 ms: GLOP may go round in circles."""
 
 
 class StageProgram:
@@ -26,6 +28,8 @@ class StageProgram:
 
         self.problem, self._status = problem, pywraplp.Solver
         self._solver: Any = pywraplp.Solver.CreateSolver("GLOP")
+        self._solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {MOST_ITERATIONS}")
+        self._solver.SetTimeLimit(MOST_MS)
         self.cuts: set[Cut] = set()
         num, segments = problem.num_virtual, problem.segments
         self.unit = max(1.0, sum(s.num_layers * (s.forward + s.backward) for s in segments) / num)

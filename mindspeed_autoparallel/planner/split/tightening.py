@@ -54,7 +54,8 @@ class _Tightening:
     def __init__(self, problem: SplitProblem, cuts: Collection[Cut], step: int, deadline: float) -> None:
         self.problem, self.step, self.deadline = problem, step * (1 + ROUNDING), deadline
         self.pool = list(cuts)
-        self._rows: Array = numpy.array([[*cut[0], *cut[1]] for cut in self.pool], dtype=float)
+        shape = len(self.pool), 2 * problem.num_virtual
+        self._rows: Array = numpy.array([[*cut[0], *cut[1]] for cut in self.pool], dtype=float).reshape(shape)
         self._constants: Array = numpy.array([cut[2] for cut in self.pool], dtype=float)
         self.program = StageProgram(problem, self.step)
         self.ranges = LayerRanges.widest(problem)

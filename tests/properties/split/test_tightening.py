@@ -11,6 +11,7 @@ from small_pipeline import pipeline
 
 from mindspeed_autoparallel.planner.split import Segment
 from mindspeed_autoparallel.planner.split.candidates import Evaluator
+from mindspeed_autoparallel.planner.split.layer_ranges import LayerRanges
 from mindspeed_autoparallel.planner.split.relaxation import relaxed_cuts
 from mindspeed_autoparallel.planner.split.tightening import can_be_tightened, tighten
 from mindspeed_autoparallel.planner.split.whole_layers import ask
@@ -81,3 +82,12 @@ def test_a_deadline_that_has_passed_leaves_everything_possible():
     problem = pipeline(random.Random(1), 2, 2, 4, 8, 100.0)
     left = tighten(problem, (), 10**9, time.monotonic() - 1)
     assert left is not None and left.ranges.boundaries == ((0, 0), (1, 5), (2, 6), (3, 7), (8, 8))
+
+
+def test_what_the_solver_leaves_open_refutes_nothing(monkeypatch):
+    monkeypatch.setattr("mindspeed_autoparallel.planner.split.stage_program.MOST_ITERATIONS", 1)
+    problem = pipeline(random.Random(1), 4, 2, 8, 10, 100.0)
+    left = tighten(problem, relaxed_cuts(problem, time.monotonic() + 60)[0], 1, time.monotonic() + 60)
+    assert left is None or left.ranges == LayerRanges.widest(problem)
+    steps = every_split(problem, 10)[1]
+    assert tighten(problem, (), int(steps.min()), time.monotonic() + 60) is not None
