@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.planner.split.problem import SplitProblem
@@ -97,9 +98,8 @@ def _within(places: Range, begun: int, most: int) -> Range:
     return low, high
 
 
-def _share(parts: list[list[int]], sums: list[int], limit: object) -> None:
+def _share(parts: list[list[int]], sums: list[int], limit: Callable[[list[int], int, int], None]) -> None:
     """Draw conclusions from parts on their sum, and back."""
-    assert callable(limit)
     low, high = sum(part[0] for part in parts), sum(part[1] for part in parts)
     limit(sums, low, high)
     for part in parts:

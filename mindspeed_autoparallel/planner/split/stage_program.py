@@ -75,19 +75,14 @@ class StageProgram:
         forward, backward = (times[v] for times in self._times)
         terms = [(s.forward / self.unit, held[v]) for s, held in zip(segments, self._held, strict=True)]
         self._row([*terms, (-1.0, forward)], 0, 0)
-        terms = [(s.backward / self.unit, held[v]) for s, held in zip(segments, self._held, strict=True)]
+        plain = [s.backward + s.kinds[0].extra_backward for s in segments]
+        terms = [(ticks / self.unit, held[v]) for ticks, held in zip(plain, self._held, strict=True)]
         terms += [
             ((kind.extra_backward - s.kinds[0].extra_backward) / self.unit, row[v])
             for s, rows in zip(segments, self._recomputed, strict=True)
             for kind, row in zip(s.kinds[1:], rows, strict=True)
         ]
-        terms += [
-            (s.kinds[0].extra_backward / self.unit, held[v]) for s, held in zip(segments, self._held, strict=True)
-        ]
-        sums: dict[int, tuple[float, Any]] = {}
-        for weight, variable in terms:
-            sums[id(variable)] = (sums.get(id(variable), (0.0, variable))[0] + weight, variable)
-        self._row([*sums.values(), (-1.0, backward)], 0, 0)
+        self._row([*terms, (-1.0, backward)], 0, 0)
 
     def _advance(self, held: Any, around: list[Any], total: int) -> None:
         """Add that what is placed after a stage is what was placed before it and what the stage holds."""
