@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ def test_two_builds_are_equal_and_hold_no_tests(tmp_path: Path):
     assert built[0] == built[1]
     assert sorted(name.rpartition(".")[2] for name in built[0]) == ["gz", "whl"]
     archive = next((tmp_path / "one-built").glob("*.tar.gz"))
+    with zipfile.ZipFile(next((tmp_path / "one-built").glob("*.whl"))) as wheel:
+        assert not [name for name in wheel.namelist() if "/reference/" in name]
     with tarfile.open(archive) as content:
         names = content.getnames()
         assert any(name.endswith("patches/__init__.py") for name in names)
