@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from mindspeed_autoparallel.files import write_json_atomic
     from mindspeed_autoparallel.data.llava import convert
+    from mindspeed_autoparallel.files import write_json_atomic
 
     if arguments.max_samples is not None and arguments.max_samples < 1:
         raise ConfigError(f"--max-samples {arguments.max_samples}: give a number of at least 1.")
