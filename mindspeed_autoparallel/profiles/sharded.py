@@ -62,6 +62,9 @@ class ModuleCosts:
     """Most bytes above what was saved while backward runs, gradients of the module's parameters included."""
     tail_kept_bytes: int = 0
     """Saved by what runs after the modules below it; ``kept_bytes`` is without."""
+    tail_saves: bool = True
+    """Whether what runs after the modules below it saves any tensor, kept elsewhere or not: else its backward starts no
+    recomputation, and recomputation ends before it."""
     tail_forward_transient_bytes: int = 0
     tail_backward_transient_bytes: int = 0
     ulysses_sent_bytes: int = 0

@@ -230,10 +230,10 @@ class LayerSearch:
         return module.again_ns if module.name == layer else module.forward_ns
 
     def _first_backward(self, layer: str) -> tuple[str, str]:
-        """Return the layer's first operation in backward, in front of which recomputation runs."""
+        """Return the layer's first operation in backward that reads a saved tensor: recomputation runs before it."""
         modules = self._modules(KEEP)
         at = self.members[layer][0]
-        while not modules[at].tail_backward_ns:
+        while not (modules[at].tail_backward_ns and modules[at].tail_saves):
             below = [index for index in self.members[layer] if modules[index].parent == at]
             if not below:
                 return "B", modules[at].name

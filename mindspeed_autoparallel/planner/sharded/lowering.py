@@ -182,6 +182,7 @@ class Lowering:
             backward_transient_bytes=costs.backward_transient_bytes if module.needs_backward else 0,
             tail_kept_bytes=0 if redoes else costs.tail_kept_bytes,
             tail_again_bytes=costs.tail_kept_bytes if redoes else 0,
+            tail_saves=costs.tail_saves,
             tail_forward_transient_bytes=costs.tail_forward_transient_bytes,
             tail_backward_transient_bytes=costs.tail_backward_transient_bytes,
             gradient_bytes=gradients if module.needs_backward else 0,

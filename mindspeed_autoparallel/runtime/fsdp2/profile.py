@@ -107,6 +107,7 @@ def _costs(step: MeasuredStep, modules: Sequence[ShardedModule], kind: str, topk
         output_bytes=int(median(lambda name: step.output_bytes.get(name, 0))),
         kept_bytes=kept,
         tail_kept_bytes=int(median(saved(1))),
+        tail_saves=any(step.saved.tail_saves(name, step.forward[name].num_segments) for name in names),
         attention_bytes=min(attention_bytes, kept),
         forward_transient_bytes=max(0, int(of(step.transient_forward, "head_bytes"))),
         tail_forward_transient_bytes=max(0, int(of(step.transient_forward, "tail_bytes"))),

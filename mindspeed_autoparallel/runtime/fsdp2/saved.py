@@ -18,12 +18,18 @@ class SavedBytes:
     """The module's own input, where the module saves it; of a layer always."""
     kept: dict[str, dict[int, int]] = field(default_factory=dict)
     """The others, by how many modules below had run when they were saved."""
+    saving: set[tuple[str, int]] = field(default_factory=set)
+    """Modules with how many below had run, wherever anything was saved, parameters and counted storages included."""
 
     def split(self, name: str, num_segments: int) -> tuple[int, int]:
         """Return the bytes saved before the last module below ``name`` had run, and those after it."""
         parts = self.kept.get(name, {})
         tail = parts.get(num_segments - 1, 0) if num_segments > 1 else 0
         return sum(parts.values()) - tail, tail
+
+    def tail_saves(self, name: str, num_segments: int) -> bool:
+        """Return whether anything was saved after the last module below ``name`` had run."""
+        return num_segments > 1 and (name, num_segments - 1) in self.saving
 
 
 @contextlib.contextmanager
@@ -35,6 +41,8 @@ def saved_bytes(timeline: Timeline, layers: Collection[str]) -> Iterator[SavedBy
 
     def pack(tensor: Any) -> Any:
         innermost = timeline.innermost
+        if innermost is not None:
+            found.saving.add(innermost)
         if innermost is None or tensor.layout != torch.strided or _is_parameter(tensor):
             return tensor
         storage = tensor.untyped_storage()

@@ -111,9 +111,10 @@ class _Step:
         self.memory.hold(index, module.again_bytes)
         self.memory.touch("temporary", module.forward_transient_bytes)
         has_tail = module.tail_forward_ns > 0 or module.tail_again_bytes > 0
+        saves = has_tail and module.tail_saves
         for child in children:
-            self._again(child, top, is_last=is_last and child == children[-1] and not has_tail)
-        if has_tail:
+            self._again(child, top, is_last=is_last and child == children[-1] and not saves)
+        if saves or (has_tail and not is_last):
             self._run_again(module, "AT", module.tail_forward_ns)
             self.memory.hold(index, module.tail_again_bytes)
             self.memory.touch("temporary", module.tail_forward_transient_bytes)
@@ -138,7 +139,8 @@ class _Step:
             self.to_recompute = index
         tail_bytes = module.tail_kept_bytes + module.tail_again_bytes
         if module.tail_backward_ns or tail_bytes or module.tail_backward_transient_bytes:
-            self._recompute()
+            if module.tail_saves:
+                self._recompute()
             self._run(module, "BT", module.tail_backward_ns, module.tail_backward_transient_bytes)
             self.memory.hold(index, -tail_bytes)
         for child in reversed(self.children[index]):

@@ -85,6 +85,8 @@ class StreamModule:
     tail_kept_bytes: int = 0
     tail_again_bytes: int = 0
     """The same as ``again_bytes`` of what runs after the modules below."""
+    tail_saves: bool = True
+    """Whether what runs after the modules below saves anything: else its backward starts no recomputation."""
     tail_forward_transient_bytes: int = 0
     tail_backward_transient_bytes: int = 0
     gradient_bytes: int = 0

@@ -95,13 +95,14 @@ class Timed(torch.autograd.Function):
         again = torch._C._current_graph_task_id() != -1
         key = "tail_forward_ns" if tail else "again_ns" if again and record["top"] else "forward_ns"
         DEVICE.run([("A" if again else "F") + ("T" if tail else ""), record["name"]], record[key])
-        ctx.save_for_backward(x, weight)
+        if not tail or record["tail_saves"]:
+            ctx.save_for_backward(x, weight)
         ctx.record, ctx.tail = record, tail
         return x * 1
 
     @staticmethod
     def backward(ctx, grad):
-        _, weight = ctx.saved_tensors
+        _, weight = ctx.saved_tensors or (None, None)
         key = "tail_backward_ns" if ctx.tail else "backward_ns"
         DEVICE.run(["BT" if ctx.tail else "B", ctx.record["name"]], ctx.record[key])
         return grad, None if weight is None else torch.zeros_like(weight), None, None

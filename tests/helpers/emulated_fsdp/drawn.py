@@ -33,6 +33,7 @@ class _Tree:
                 again_ns=self.time(),
                 tail_forward_ns=self.time() if tail else 0,
                 tail_backward_ns=self.time() if tail else 0,
+                tail_saves=self.drawn.random() < 0.7,
                 **values,
             )
         )

@@ -99,6 +99,8 @@ def test_each_segment_of_a_step_belongs_to_the_innermost_module(monkeypatch: pyt
     assert saved.inputs["model.layers.1"] == 6 * 8 * 4
     head, tail = saved.split("model.layers.1", 2)
     assert head == 2 * 6 * 4 and tail == 0
+    # The linear saves what the part below keeps already; nothing in that part runs after a module of its own.
+    assert saved.tail_saves("model.layers.1", 2) and not saved.tail_saves("model.layers.1.mlp", 1)
     assert saved.split("model.layers.1.mlp", 1)[0] + saved.inputs["model.layers.1.mlp"] == 2 * 6 * 8 * 4
     for handle in handles:
         handle.remove()
