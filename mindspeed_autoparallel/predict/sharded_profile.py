@@ -223,8 +223,8 @@ def _tower(
     costs = []
     for point in works:
         work = by_micro[point.micro_batch_size]
-        cost = layer_costs(replace(point, ulysses_size=1), work, device, kind)
-        costs.append(replace(cost, at=point, **({"kept_bytes": 0, "input_bytes": 0} if described.frozen_tower else {})))
+        cost = replace(layer_costs(replace(point, ulysses_size=1), work, device, kind), at=point)
+        costs.append(replace(cost, kept_bytes=0, input_bytes=0) if described.frozen_tower else cost)
     work = by_micro[1]
     block, patch = round(layer_parameters(work, kind).shared), 3 * 2 * 16 * 16 * work.model.hidden
     merger = 16 * work.model.hidden**2 + 4 * work.model.hidden * works[CostPoint()].model.hidden

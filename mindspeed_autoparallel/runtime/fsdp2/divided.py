@@ -54,8 +54,10 @@ def _at(point: CostPoint, context: int, expert: int) -> CostPoint:
 
 def _divided(costs: ModuleCosts, ranks: int, at: CostPoint) -> ModuleCosts:
     values: dict[str, Any] = {field.name: getattr(costs, field.name) for field in fields(costs) if field.name != "at"}
-    shares = {name: value / ranks if isinstance(value, float) else value // ranks for name, value in values.items()}
-    return ModuleCosts(at=at, **shares | {"tail_saves": costs.tail_saves})
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            values[name] = value / ranks if isinstance(value, float) else value // ranks
+    return ModuleCosts(at=at, **values)
 
 
 def _divided_kinds(profile: ShardedProfile) -> set[str]:
