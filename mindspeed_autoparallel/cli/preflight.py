@@ -1,49 +1,110 @@
 """Run each distinct rank of a plan, or of your script's own layout, alone on this device: does it fit?
 
-  preflight --plan plan.json -- pretrain_gpt.py <the script's own arguments>
+  preflight plan.json -- pretrain_gpt.py <the script's own arguments>
   preflight --devices 1024 --ranks ends -- pretrain_gpt.py <the script's own arguments>
+  preflight plan.json -- mindspeed_mm/fsdp/train/trainer.py config.yaml
+  preflight --result preflight_result.json --memory-limit-mib 40960
 
-The same as the script with --auto-parallel-preflight. Ends with 0 where it fits, 3 where a rank runs out of memory, 1
-where a rank did not run to its end.
+The same as the script with --auto-parallel-preflight. The last form compares a finished pre-flight with another limit
+and runs nothing. Ends with 0 where it fits, 3 where a rank runs out of memory, 1 where a rank did not run to its end.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from mindspeed_autoparallel.cli.plan import MAX_LIMIT_MIB
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.whole_numbers import LARGE
+from mindspeed_autoparallel.files import read_json
+from mindspeed_autoparallel.profiles.records import record_of
+from mindspeed_autoparallel.units import MIB
+
+_ONE_PROCESS = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
+"""What a native FSDP2 trainer reads before its plugin starts; torchrun would set it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
-    parser.add_argument("arguments", nargs="+", metavar="-- SCRIPT ARGUMENT", help="the training as you start it")
+    parser.add_argument("arguments", nargs="*", metavar="PLAN -- SCRIPT ARGUMENT", help="the training as you start it")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="the plan; without it the script's own layout")
     parser.add_argument("--devices", type=int, metavar="N", help="devices of the training, without a plan")
     parser.add_argument("--ranks", default="distinct", help="distinct, ends, or numbers such as 0,37")
     parser.add_argument(
-        "--memory-limit-mib",
-        type=LARGE,
-        metavar="MIB",
-        help="per device (of the plan, or this device's)",
+        "--memory-limit-mib", type=float, metavar="MIB", help="per device (of the plan, or this device's)"
     )
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where preflight_result.json goes (.)")
+    parser.add_argument("--result", type=Path, metavar="FILE", help="preflight_result.json of a finished pre-flight")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start the script with the flags of the pre-flight."""
-    script = Path(arguments.arguments[0])
-    if not script.is_file():
-        raise ConfigError(f"{script} is no file; give the training script behind --.")
+    """Start the script with the flags of the pre-flight, or compare a finished one with another limit."""
+    if arguments.memory_limit_mib is not None and not 0 < arguments.memory_limit_mib <= MAX_LIMIT_MIB:
+        raise ConfigError(
+            f"--memory-limit-mib must be above 0 and at most {MAX_LIMIT_MIB}, got {arguments.memory_limit_mib:g}."
+        )
+    if arguments.result is not None:
+        return _judge_again(arguments)
+    words = list(arguments.arguments)
+    plan = arguments.plan
+    if plan is None and words and words[0].endswith(".json"):
+        plan = Path(words.pop(0))
+    if not words or not Path(words[0]).is_file():
+        raise ConfigError(f"{words[0] if words else 'nothing'} is no file; give the training script behind --.")
+    if plan is not None:
+        _check_plan(plan, arguments)
+    native = any(word.endswith((".yaml", ".yml")) for word in words[1:2])
+    environment = {**_ONE_PROCESS, "NON_MEGATRON": "true", **os.environ} if native else None
+    return subprocess.run([sys.executable, *words, *_flags(arguments, plan)], env=environment, check=False).returncode
+
+
+def _flags(arguments: argparse.Namespace, plan: Path | None) -> list[str]:
     words = ["--auto-parallel-preflight"]
-    if arguments.plan is not None:
-        words.append(str(arguments.plan))
+    if plan is not None:
+        words.append(str(plan))
     words += ["--auto-parallel-preflight-ranks", arguments.ranks, "--auto-parallel-output-dir", str(arguments.out)]
     if arguments.devices is not None:
         words += ["--simulated-nnodes", "1", "--simulated-nproc-per-node", str(arguments.devices)]
     if arguments.memory_limit_mib is not None:
-        words += ["--auto-parallel-memory-limit-mib", str(arguments.memory_limit_mib)]
-    return subprocess.run([sys.executable, *arguments.arguments, *words], check=False).returncode
+        words += ["--auto-parallel-memory-limit-mib", f"{arguments.memory_limit_mib:.17g}"]
+    return words
+
+
+def _check_plan(path: Path, arguments: argparse.Namespace) -> None:
+    """Raise ``ConfigError`` or ``PlanError`` for what can be seen without the script: it may take long to start."""
+    from mindspeed_autoparallel.spec.plan import Plan
+    from mindspeed_autoparallel.spec.sharded_plan import SHARDED_PLAN_FORMAT, ShardedPlan
+
+    if arguments.devices is not None:
+        raise ConfigError(f"--devices {arguments.devices}: {path} has its own number of devices; leave --devices out.")
+    content: Any = read_json(path, "plan")
+    if isinstance(content, dict) and content.get("format") == SHARDED_PLAN_FORMAT:
+        ShardedPlan.read(path)
+    else:
+        Plan.read(path)
+
+
+def _judge_again(arguments: argparse.Namespace) -> int:
+    from mindspeed_autoparallel.report.preflight_result import PreflightResult
+    from mindspeed_autoparallel.report.preflight_verdict import EXIT_CODES, judge
+
+    path = arguments.result
+    if arguments.memory_limit_mib is None or arguments.arguments:
+        raise ConfigError(f"--result {path} takes --memory-limit-mib and no script: nothing is run.")
+    result = record_of(read_json(path, "result of a pre-flight"), str(path), PreflightResult)
+    limit = int(arguments.memory_limit_mib * MIB)
+    verdict, text = judge(result.ranks, limit, "--memory-limit-mib", result.world_size)
+    print(f"{result.layout} on {result.world_size} devices, measured on {result.device}")
+    print(f"verdict: {text}")
+    return EXIT_CODES[verdict]

@@ -33,7 +33,7 @@ NUM_REPEATS = 10
 
 
 def items(small: bool) -> list[dict[str, Any]]:
-    """Return forty blocks; small: five."""
+    """Return forty blocks; small: two of each kind."""
     found = [
         {"block": kind, "sequence": length, "recompute": recompute}
         for kind in KINDS
@@ -42,7 +42,7 @@ def items(small: bool) -> list[dict[str, Any]]:
         if recompute != "selective" or (length == 4096 and kind in ("dense", "gqa", "experts", "vit"))
     ]
     if small:
-        return [dict(item, sequence=64) for item in found if item["sequence"] == 1024 and item["recompute"] != "full"]
+        return [dict(item, sequence=64) for item in found if item["sequence"] == 1024]
     return found[:40]
 
 
@@ -67,7 +67,7 @@ def run(figures: Any) -> None:
         errors = {
             f"{name}_error": predicted[name] / measured[name] - 1
             for name in ("forward_us", "backward_us")
-            if measured[name]
+            if predicted and measured[name]
         }
         return {"measured": measured, "predicted": predicted, **errors}
 
@@ -102,10 +102,10 @@ def build(sizes: dict[str, Any], sequence: int, recompute: str) -> Any:
     from mindspeed_autoparallel.runtime.profiling.trace.building import build_layer
     from mindspeed_autoparallel.runtime.profiling.trace.request import read_request
 
-    if sizes.get("linear_attention"):
-        raise NotImplementedError("Megatron's gated delta net needs the package flash-linear-attention")
     if sizes.get("mla"):
         layer = _latent_layer(sizes)
+    elif sizes.get("linear_attention"):
+        layer = _linear_layer(sizes)
     else:
         layer = build_layer(read_request({**sizes, "sequence": sequence, "recompute": recompute}))
     with torch.no_grad():
@@ -114,35 +114,75 @@ def build(sizes: dict[str, Any], sequence: int, recompute: str) -> Any:
     return layer.bfloat16().cuda()  # norms, too, as Megatron's Float16Module has them
 
 
-def _latent_layer(sizes: dict[str, Any]) -> Any:
+def _fields(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of Megatron's config that the layers built here share."""
     import torch
+
+    return {
+        "num_layers": 1,
+        "hidden_size": sizes["hidden"],
+        "num_attention_heads": sizes["heads"],
+        "ffn_hidden_size": sizes["ffn"],
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "use_cpu_initialization": True,
+        "perform_initialization": False,
+        "params_dtype": torch.bfloat16,
+        "bf16": True,
+    }
+
+
+def _latent_layer(sizes: dict[str, Any]) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.spec_utils import build_module
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-    config = MLATransformerConfig(
-        num_layers=1,
-        hidden_size=sizes["hidden"],
-        num_attention_heads=sizes["heads"],
-        ffn_hidden_size=sizes["ffn"],
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        normalization="RMSNorm",
-        add_bias_linear=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        use_cpu_initialization=True,
-        perform_initialization=False,
-        params_dtype=torch.bfloat16,
-        bf16=True,
-        rope_type="rope",
-        **LATENT,
-    )
+    config = MLATransformerConfig(rope_type="rope", **_fields(sizes), **LATENT)
     spec = get_gpt_layer_local_spec(multi_latent_attention=True, normalization="RMSNorm")
+    return build_module(spec, config=config, layer_number=1)
+
+
+def _linear_layer(sizes: dict[str, Any]) -> Any:
+    """Return a layer with a gated delta net, of flash-linear-attention's kernels where that package is there, else of
+    torch's operators."""
+    import torch
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules, common
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    has_kernels = common.HAVE_FLA
+    if not has_kernels:
+        common.HAVE_FLA = True  # in deterministic mode one function of that package is called
+        common.l2norm = lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+    config = TransformerConfig(
+        experimental_attention_variant="gated_delta_net",
+        linear_attention_freq=[1],
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=sizes["hidden"] // sizes["heads"],
+        linear_value_head_dim=sizes["hidden"] // sizes["heads"],
+        linear_num_key_heads=sizes["heads"],
+        linear_num_value_heads=2 * sizes["heads"],
+        deterministic_mode=not has_kernels,
+        **_fields(sizes),
+    )
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    spec.submodules.self_attention = ModuleSpec(
+        module=GatedDeltaNet,
+        submodules=GatedDeltaNetSubmodules(
+            in_proj=ColumnParallelLinear, out_norm=WrappedTorchNorm, out_proj=RowParallelLinear
+        ),
+    )
     return build_module(spec, config=config, layer_number=1)
 
 
@@ -192,8 +232,11 @@ def _first(layer: Any, hidden: Any, mask: Any) -> Any:
     return output[0] if isinstance(output, tuple) else output
 
 
-def predicted_block(sizes: dict[str, Any], sequence: int, recompute: str, device: str) -> dict[str, Any]:
-    """Return times and kept bytes of one layer as a computed profile has them."""
+def predicted_block(sizes: dict[str, Any], sequence: int, recompute: str, device: str) -> dict[str, Any] | None:
+    """Return times and kept bytes of one layer as a computed profile has them; ``None`` for linear attention, which
+    computed profiles refuse."""
+    if sizes.get("linear_attention"):
+        return None
     from mindspeed_autoparallel.cost.catalogue import find_device
     from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
     from mindspeed_autoparallel.predict.model_file import Section

@@ -84,11 +84,8 @@ def read_measuring(
         raise ConfigError(
             f"--node-rank must be 0 to {nodes.nnodes - 1} with --nnodes {nodes.nnodes}, got {nodes.node_rank}."
         )
-    if memory_limit_mib is not None and not 0 < memory_limit_mib <= _MAX_LIMIT_MIB:
-        raise ConfigError(
-            f"the memory limit of a device must be above 0 and at most {_MAX_LIMIT_MIB} MiB, got {memory_limit_mib:g}. "
-            "Leave the flag out to use the device's own memory."
-        )
+    if memory_limit_mib is not None:
+        check_memory_limit(memory_limit_mib)
     return MeasuringRequest(
         description=description,
         num_nodes=nodes.nnodes,
@@ -104,6 +101,15 @@ def read_measuring(
         launch_timeout_s=float(launch_timeout_s),
         target_device=target_device(arguments, names_links=plays_ranks and nodes.nnodes == nodes.nproc_per_node == 1),
     )
+
+
+def check_memory_limit(limit_mib: float) -> None:
+    """Raise ``ConfigError`` for what can be no memory of a device."""
+    if not 0 < limit_mib <= _MAX_LIMIT_MIB:
+        raise ConfigError(
+            f"the memory limit of a device must be above 0 and at most {_MAX_LIMIT_MIB} MiB, got {limit_mib:g}. "
+            "Leave the flag out to use the device's own memory."
+        )
 
 
 def needed(arguments: argparse.Namespace, feature: str, destination: str) -> int:

@@ -9,4 +9,6 @@
 ``divided``    costs at Ulysses and expert sizes that were not run
 ``search``     measure, then ``write`` plan and YAML
 ``apply``      the trainer's arguments changed to those of a plan, and predicted beside measured
+``preflight``  a rank or several alone on this device, one after the other, and the verdict
+``rank_alone`` the child's side of it: fake process groups, steps that are measured
 """

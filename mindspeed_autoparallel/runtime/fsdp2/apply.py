@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
@@ -23,8 +24,18 @@ _WATCHED_STEP = 2
 def prepare_plan(native: NativeTrainer, request: NativeRequest) -> None:
     """Set sizes now, before groups exist, and lists of modules when the model is there; then compare some steps."""
     assert request.plan is not None
-    plan = ShardedPlan.read(request.plan)
-    _check(native, plan, str(request.plan))
+    plan = read_plan(native, request.plan)
+    if plan.decisions.sizes.num_devices != world_size():
+        raise PlanError(
+            f"{request.plan} is for {plan.decisions.sizes.num_devices} devices, and {world_size()} processes run: "
+            "start as many, or plan for these."
+        )
+    set_plan(native, plan, request.plan)
+    _Comparison(plan, request.check_steps).attach(native)
+
+
+def set_plan(native: NativeTrainer, plan: ShardedPlan, path: Path) -> None:
+    """Set the sizes of ``plan`` now, and its lists of modules when the model is there."""
     sizes = plan.decisions.sizes
     native.set_values(decided_sizes(native.config, plan.decisions))
     # The trainer computed these from the sizes of the file when it parsed it.
@@ -35,7 +46,7 @@ def prepare_plan(native: NativeTrainer, request: NativeRequest) -> None:
             "parallel.data_parallel_size": sizes.num_devices // sizes.context_size,
         }
     )
-    say(f"training by {request.plan}: {plan.decisions.sizes.label()}")
+    say(f"training by {path}: {plan.decisions.sizes.label()}")
 
     def set_modules(model: Any) -> None:
         modules = find_modules(model, native.config).modules
@@ -43,12 +54,11 @@ def prepare_plan(native: NativeTrainer, request: NativeRequest) -> None:
             count = sum(module.pattern == pattern and module.is_layer for module in modules)
             if count != len(layers):
                 raise PlanError(
-                    f"{request.plan} has {len(layers)} layers {pattern}, this model {count}: a plan of another model."
+                    f"{path} has {len(layers)} layers {pattern}, this model {count}: a plan of another model."
                 )
         native.set_values(decided_values(native.config, plan.decisions, modules))
 
     before_sharding(native, set_modules)
-    _Comparison(plan, request.check_steps).attach(native)
 
 
 def _expert_shard(sizes: ShardSizes) -> int:
@@ -56,17 +66,15 @@ def _expert_shard(sizes: ShardSizes) -> int:
     return sizes.expert_shard_size if sizes.expert_size > 1 else sizes.num_devices
 
 
-def _check(native: NativeTrainer, plan: ShardedPlan, path: str) -> None:
+def read_plan(native: NativeTrainer, path: Path) -> ShardedPlan:
+    """Read a plan of the trainer's model; ``PlanError`` where it is of another trainer or model."""
+    plan = ShardedPlan.read(path)
     name = native.config.model_id or native.config.model_path
     if plan.host != HOST_NAME:
         raise PlanError(f"{path} is a plan for {plan.host}, not for {HOST_NAME}.")
     if plan.model != name:
         raise PlanError(f"{path} is a plan of {plan.model}; {native.config.path} trains {name}.")
-    if plan.decisions.sizes.num_devices != world_size():
-        raise PlanError(
-            f"{path} is for {plan.decisions.sizes.num_devices} devices, and {world_size()} processes run: start as "
-            "many, or plan for these."
-        )
+    return plan
 
 
 class _Comparison:

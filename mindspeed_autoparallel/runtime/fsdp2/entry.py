@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import AutoParallelError, ConfigError
+from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import shard_sizes
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.fsdp2.apply import prepare_plan
 from mindspeed_autoparallel.runtime.fsdp2.flags import read_native_flags
+from mindspeed_autoparallel.runtime.fsdp2.preflight import run_and_exit
+from mindspeed_autoparallel.runtime.fsdp2.rank_alone import prepare_rank
 from mindspeed_autoparallel.runtime.fsdp2.trainer import (
     NativeTrainer,
     end_with,
@@ -17,18 +21,24 @@ from mindspeed_autoparallel.runtime.fsdp2.trainer import (
     say,
     world_size,
 )
+from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 
 
 def install() -> None:
     """Prepare the running trainer for the flags behind the YAML; a wrong one ends every process with a line."""
     try:
         native = running_trainer()
+        if task_file := os.environ.get(TASK_VARIABLE):
+            prepare_rank(native, read_json(Path(task_file), "task of this process"))
+            return
         request = read_native_flags(sys.argv[1:])
-        if not request.search and request.plan is None:
+        if not (request.search or request.preflight or request.plan):
             say("no flag of mindspeed_autoparallel stands behind the YAML: the training runs as it is")
             return
         check_model_folder(native)
-        if request.search:
+        if request.preflight:
+            run_and_exit(native, request)
+        elif request.search:
             shard_sizes(native.config, world_size(), current_device().name == "npu")
             from mindspeed_autoparallel.runtime.fsdp2.search import prepare_search
 

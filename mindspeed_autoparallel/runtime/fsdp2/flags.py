@@ -1,5 +1,5 @@
-"""The flags behind the YAML's name: those of ``--auto-parallel-mm`` and ``--auto-parallel-plan`` that mean something
-here."""
+"""The flags behind the YAML's name: those of ``--auto-parallel-mm``, ``--auto-parallel-plan`` and
+``--auto-parallel-preflight`` that mean something here."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT
 from mindspeed_autoparallel.whole_numbers import LARGE, WholeNumber
 
 _DEFAULT_SECONDS = 600
 _DEFAULT_STEPS = 5
+_JOBS = ("auto_parallel_mm", "auto_parallel_plan", "auto_parallel_preflight")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NativeRequest:
-    """What the user wants of the plugin; neither a search nor a plan: nothing."""
+    """What the user wants of the plugin; neither a search nor a plan nor a pre-flight: nothing."""
 
     search: bool
     plan: Path | None
+    """To train by, or to pre-flight."""
+    preflight: bool
+    preflight_ranks: str
+    preflight_steps: int
+    preflight_timeout_s: int
     num_nodes: int
     devices_per_node: int
     output_dir: Path
@@ -49,6 +56,10 @@ def read_native_flags(words: Sequence[str]) -> NativeRequest:
     switch = parser.add_argument
     switch("--auto-parallel-mm", action="store_true")
     switch("--auto-parallel-plan", type=Path)
+    switch("--auto-parallel-preflight", nargs="?", const=SCRIPT)
+    switch("--auto-parallel-preflight-ranks", default="distinct")
+    switch("--auto-parallel-preflight-steps", type=int, default=3)
+    switch("--auto-parallel-preflight-timeout-s", type=int, default=_DEFAULT_SECONDS)
     for name in ("--simulated-nnodes", "--simulated-nproc-per-node"):
         switch(name, type=int)
     switch("--auto-parallel-memory-limit-mib", type=LARGE)
@@ -64,19 +75,15 @@ def read_native_flags(words: Sequence[str]) -> NativeRequest:
         if close or name.startswith(("--auto-", "--simulated-")):
             means = f"; the nearest is {close[0]}" if close else ""
             raise ConfigError(f"{name} is no flag of the native FSDP2 trainer's plugin{means}.")
-    if arguments.auto_parallel_mm and arguments.auto_parallel_plan:
-        raise ConfigError("--auto-parallel-mm and --auto-parallel-plan exclude each other: search first, then train.")
-    if arguments.auto_parallel_mm:
-        for name in ("simulated_nnodes", "simulated_nproc_per_node"):
-            if (getattr(arguments, name) or 0) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"--auto-parallel-mm needs {flag}: the cluster to plan for.")
-    for name in ("auto_parallel_time_limit_s", "auto_parallel_check_steps"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}.")
+    _check(arguments)
+    preflight = arguments.auto_parallel_preflight
     return NativeRequest(
         search=arguments.auto_parallel_mm,
-        plan=arguments.auto_parallel_plan,
+        plan=arguments.auto_parallel_plan if preflight in (None, SCRIPT) else Path(preflight),
+        preflight=preflight is not None,
+        preflight_ranks=arguments.auto_parallel_preflight_ranks,
+        preflight_steps=arguments.auto_parallel_preflight_steps,
+        preflight_timeout_s=arguments.auto_parallel_preflight_timeout_s,
         num_nodes=arguments.simulated_nnodes or 1,
         devices_per_node=arguments.simulated_nproc_per_node or 1,
         output_dir=arguments.auto_parallel_output_dir,
@@ -85,3 +92,19 @@ def read_native_flags(words: Sequence[str]) -> NativeRequest:
         time_limit_s=arguments.auto_parallel_time_limit_s,
         check_steps=arguments.auto_parallel_check_steps,
     )
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ``ConfigError`` for jobs that exclude each other, a cluster that is missing, and counts below 1."""
+    jobs = ["--" + name.replace("_", "-") for name in _JOBS if getattr(arguments, name)]
+    if len(jobs) > 1:
+        raise ConfigError(f"{' and '.join(jobs)} exclude each other: search first, then pre-flight, then train.")
+    if arguments.auto_parallel_mm or arguments.auto_parallel_preflight == SCRIPT:
+        for name in ("simulated_nnodes", "simulated_nproc_per_node"):
+            if (getattr(arguments, name) or 0) < 1:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{jobs[0]} needs {flag}: the cluster to plan for.")
+    counts = ("time_limit_s", "check_steps", "preflight_timeout_s", "memory_limit_mib")
+    for name, least in (*((f"auto_parallel_{name}", 1) for name in counts), ("auto_parallel_preflight_steps", 3)):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(arguments, name)}.")

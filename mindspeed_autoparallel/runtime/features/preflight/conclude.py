@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from mindspeed_autoparallel.report.preflight_result import PreflightResult, RankReport
+from mindspeed_autoparallel.report.preflight_verdict import judge, num_covered
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest
 from mindspeed_autoparallel.schedule import StepTimes, in_flight, make_program, simulate
@@ -15,17 +16,18 @@ from mindspeed_autoparallel.units import MIB
 
 def conclude(request: PreflightRequest, ranks: Sequence[RankReport]) -> PreflightResult:
     """Return the whole result."""
-    verdict, text = _verdict(request, ranks)
+    limit = request.limit_bytes
+    verdict, text = judge(ranks, limit, request.limit_source, request.layout.num_devices)
     replay_us, note = _replay(request, ranks)
     return PreflightResult(
         layout=request.layout.label(),
         world_size=request.layout.num_devices,
         plan=str(request.plan_path or ""),
         device=current_device().fingerprint()["device"],
-        limit_bytes=request.limit_bytes,
+        limit_bytes=limit,
         limit_source=request.limit_source,
         ranks=tuple(ranks),
-        num_ranks_covered=len({rank for item in ranks if item.run.status == "ok" for rank in item.stands_for}),
+        num_ranks_covered=num_covered(ranks),
         replay_us=replay_us,
         replay_note=note,
         predicted_us=request.plan.step.total_us if request.plan is not None else None,
@@ -34,32 +36,6 @@ def conclude(request: PreflightRequest, ranks: Sequence[RankReport]) -> Prefligh
         advice=_advice(request, ranks) if verdict == "runs_out" else (),
         samples_differ=request.samples_differ,
     )
-
-
-def _verdict(request: PreflightRequest, ranks: Sequence[RankReport]) -> tuple[str, str]:
-    out = [report for report in ranks if report.run.status == "out_of_memory" or _excess(request, report) > 0]
-    if out:
-        return "runs_out", _shortage(request, out)
-    failed = [report for report in ranks if report.run.status != "ok"]
-    if failed:
-        run = failed[0].run
-        return "unknown", f"rank {run.rank} ({failed[0].why}) was not run to its end: {run.reason}"
-    fullest = max(ranks, key=lambda report: report.run.peak_bytes)
-    spare = request.limit_bytes - fullest.run.peak_bytes
-    covered = len({rank for report in ranks for rank in report.stands_for})
-    scope = "" if covered == request.layout.num_devices else f" (of the {covered} ranks that those stand for which ran)"
-    text = (
-        f"fits with {spare / MIB:.1f} MiB to spare on the fullest rank, {fullest.run.rank} ({fullest.why}): "
-        f"{fullest.run.peak_bytes / MIB:.1f} of {request.limit_bytes / MIB:.1f} MiB ({request.limit_source}){scope}"
-    )
-    reserved = max((report.run.reserved_bytes or 0 for report in ranks), default=0)
-    if reserved > request.limit_bytes:
-        text += f"; the allocator held {reserved / MIB:.1f} MiB, so it would have to give cached blocks back"
-    return "fits", text
-
-
-def _excess(request: PreflightRequest, report: RankReport) -> int:
-    return report.run.peak_bytes - request.limit_bytes
 
 
 def _replay(request: PreflightRequest, ranks: Sequence[RankReport]) -> tuple[float | None, str]:
@@ -87,21 +63,6 @@ def _replay(request: PreflightRequest, ranks: Sequence[RankReport]) -> tuple[flo
     return total, "passes and the slowest optimizer step as measured; without communication, which returns at once here"
 
 
-def _shortage(request: PreflightRequest, out: Sequence[RankReport]) -> str:
-    """Return which rank runs out, where, and by how much."""
-    worst = max(out, key=lambda report: (report.run.status == "out_of_memory", report.run.peak_bytes))
-    run = worst.run
-    if run.status == "out_of_memory":
-        how = f"at {run.peak_place}: {run.reason}"
-    else:
-        how = (
-            f"by {_excess(request, worst) / MIB:.1f} MiB: its peak is {run.peak_bytes / MIB:.1f} MiB of "
-            f"{request.limit_bytes / MIB:.1f} MiB ({request.limit_source}), at {run.peak_place}"
-        )
-    others = f"; {len(out) - 1} other kinds of ranks run out, too" if len(out) > 1 else ""
-    return f"rank {run.rank} ({worst.why}) runs out of memory {how}{others}"
-
-
 def _advice(request: PreflightRequest, ranks: Sequence[RankReport]) -> tuple[str, ...]:
     """Return what would help the fullest rank, with figures that it measured."""
     layout = request.layout
@@ -123,7 +84,7 @@ def _advice(request: PreflightRequest, ranks: Sequence[RankReport]) -> tuple[str
 
 
 def _recompute_advice(request: PreflightRequest, report: RankReport) -> list[str]:
-    run, over = report.run, _excess(request, report)
+    run, over = report.run, report.run.peak_bytes - request.limit_bytes
     if not run.layer_bytes or over <= 0:
         return []
     program = make_program(*request.layout.program_sizes(request.num_microbatches))

@@ -74,7 +74,6 @@ def selected(kinds: Sequence[RankKind], wanted: str, plan: Plan | None, layout: 
 
     A number is played by the first rank of its tensor group, which reads the group's data.
     """
-    world_size = layout.num_devices
     if wanted == "distinct":
         return tuple(kinds)
     if wanted == "ends":
@@ -82,6 +81,13 @@ def selected(kinds: Sequence[RankKind], wanted: str, plan: Plan | None, layout: 
         worst = max(kinds, key=lambda kind: peaks.get(kind.pipeline_rank, 0))
         picked = {kinds[0].rank, kinds[-1].rank, worst.rank}
         return tuple(kind for kind in kinds if kind.rank in picked)
+    numbers = rank_numbers(wanted, layout.num_devices)
+    firsts = dict.fromkeys(number - number % layout.tensor_size for number in numbers)
+    return tuple(replace(kind, rank=first) for first in firsts for kind in kinds if first in kind.members)
+
+
+def rank_numbers(wanted: str, world_size: int) -> list[int]:
+    """Return the ranks in a text such as ``0,37``; ``ConfigError`` for what is no rank of ``world_size``."""
     numbers = []
     for word in wanted.split(","):
         if not word.strip().isdigit() or int(word) >= world_size:
@@ -90,5 +96,4 @@ def selected(kinds: Sequence[RankKind], wanted: str, plan: Plan | None, layout: 
                 f"layout, which has ranks 0 to {world_size - 1}. Give numbers, distinct or ends."
             )
         numbers.append(int(word))
-    firsts = dict.fromkeys(number - number % layout.tensor_size for number in numbers)
-    return tuple(replace(kind, rank=first) for first in firsts for kind in kinds if first in kind.members)
+    return numbers

@@ -12,7 +12,7 @@ from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
 from mindspeed_autoparallel.runtime.features.apply_plan.request import check_model
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
-from mindspeed_autoparallel.runtime.features.measuring import needed, refuse_launcher
+from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit, needed, refuse_launcher
 from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, PreflightFlags
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind, kinds_of_ranks, selected
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
@@ -144,8 +144,10 @@ def _num_stages(text: str) -> int:
 
 def _limit(plan: Plan | None, shared: AutoParallelFlags) -> tuple[int, str]:
     """Return the memory that a rank may use, and where the figure is from."""
-    if shared.auto_parallel_memory_limit_mib:
-        return int(shared.auto_parallel_memory_limit_mib * MIB), "--auto-parallel-memory-limit-mib"
+    limit = shared.auto_parallel_memory_limit_mib
+    if limit is not None:
+        check_memory_limit(limit)
+        return int(limit * MIB), "--auto-parallel-memory-limit-mib"
     if plan is not None and plan.memory:
         return min(memory.limit_bytes for memory in plan.memory), "the plan"
     device = current_device()

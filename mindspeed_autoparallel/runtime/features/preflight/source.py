@@ -27,7 +27,7 @@ def run_source(request: PreflightRequest) -> tuple[RankReport, ...]:
     reports = []
     for number, kind in enumerate(request.selected, start=1):
         run = _run(request, kind)
-        _LOGGER.info(f"rank {kind.rank} ({number} of {len(request.selected)}, {kind.why}): {_short(run)}")
+        _LOGGER.info(f"rank {kind.rank} ({number} of {len(request.selected)}, {kind.why}): {shown_run(run)}")
         memory = (
             [item for item in request.plan.memory if item.pipeline_rank == kind.pipeline_rank] if request.plan else []
         )
@@ -43,39 +43,46 @@ def run_source(request: PreflightRequest) -> tuple[RankReport, ...]:
     return tuple(reports)
 
 
-def _short(run: RankRun) -> str:
+def shown_run(run: RankRun) -> str:
+    """Return the outcome of a rank in a few words."""
     if run.status == "ok":
         return f"peak {run.peak_bytes / 2**20:.1f} MiB, {run.seconds:.0f} s"
     return f"{run.status.replace('_', ' ')}: {run.reason}"
 
 
 def _run(request: PreflightRequest, kind: RankKind) -> RankRun:
-    folder = request.work_dir / "preflight"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    result = folder / f"rank{kind.rank}.json"
-    result.unlink(missing_ok=True)
-    world = request.layout.num_devices
     task = PreflightTask(
         rank=kind.rank,
-        world_size=world,
+        world_size=request.layout.num_devices,
         plan=str(request.plan_path or ""),
         num_steps=request.num_steps,
         imbalance=request.imbalance,
         switches=request.switches,
-        result=str(result),
+        result=str(result_file(request.work_dir, kind.rank)),
     )
+    return run_rank(task, request.work_dir, request.timeout_s)
+
+
+def result_file(work_dir: Path, rank: int) -> Path:
+    """Return the file that the child of ``rank`` writes."""
+    return work_dir / "preflight" / f"rank{rank}.json"
+
+
+def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:
+    """Run this process's own command as one rank alone and return what it measured, or why it measured nothing."""
+    result, world = Path(task.result), task.world_size
+    result.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    result.unlink(missing_ok=True)
     spec = LaunchSpec(
-        launch_id=f"preflight-rank{kind.rank}",
+        launch_id=f"preflight-rank{task.rank}",
         argv=own_command(),
         environment={ALONE_VARIABLE: str(world)},
         task={"kind": TASK_KIND, "preflight": json_of(task)},
-        timeout_s=request.timeout_s,
+        timeout_s=timeout_s,
     )
     started = time.monotonic()
     # As if every rank had a node of its own: the rank is any, the local rank 0, and this device the only one.
-    outcome = run_local_processes(
-        spec, LocalRanks(node_rank=kind.rank, num_nodes=world), log_dir=request.work_dir / "logs"
-    )
+    outcome = run_local_processes(spec, LocalRanks(node_rank=task.rank, num_nodes=world), log_dir=work_dir / "logs")
     seconds = time.monotonic() - started
     if result.exists():
         return replace(_read(result), seconds=seconds)
@@ -84,10 +91,10 @@ def _run(request: PreflightRequest, kind: RankKind) -> RankRun:
         status, reason = "no_step", "the script ended by itself before any step was done"
     elif outcome.status is LaunchStatus.OUT_OF_MEMORY:
         status = "out_of_memory"
-    log = outcome.log or str(request.work_dir / "logs" / f"{spec.launch_id}.rank{kind.rank}.log")
+    log = outcome.log or str(work_dir / "logs" / f"{spec.launch_id}.rank{task.rank}.log")
     if missing := _missing_object(Path(log)):
         reason = f"{reason}; {missing}"
-    return RankRun(rank=kind.rank, status=status, reason=f"{reason} (log: {log})", seconds=seconds)
+    return RankRun(rank=task.rank, status=status, reason=f"{reason} (log: {log})", seconds=seconds)
 
 
 def _missing_object(log: Path) -> str:

@@ -17,6 +17,12 @@ def test_flags_are_read_beside_words_of_the_trainer() -> None:
     assert request.search and request.plan is None and (request.num_nodes, request.devices_per_node) == (2, 8)
     assert read_native_flags(["c.yaml", "--auto-parallel-plan", "p.json"]).plan == Path("p.json")
     assert not read_native_flags(["c.yaml"]).search
+    checked = read_native_flags(
+        ["c.yaml", "--auto-parallel-preflight", "p.json", "--auto-parallel-preflight-ranks", "3"]
+    )
+    assert checked.preflight and (checked.plan, checked.preflight_ranks) == (Path("p.json"), "3")
+    own = read_native_flags(["c.yaml", "--auto-parallel-preflight", *CLUSTER])
+    assert own.preflight and own.plan is None and own.devices_per_node == 8
 
 
 @pytest.mark.parametrize(
@@ -25,6 +31,10 @@ def test_flags_are_read_beside_words_of_the_trainer() -> None:
         (["--auto-parallel-mm"], "needs --simulated-nnodes"),
         (["--auto-parallel-mm", *CLUSTER, "--auto-parallel-plan", "p"], "exclude each other"),
         (["--auto-paralel-mm", *CLUSTER], "nearest is --auto-parallel-mm"),
+        (["--auto-parallel-preflight"], "--auto-parallel-preflight needs --simulated-nnodes"),
+        (["--auto-parallel-preflight", "p", "--auto-parallel-plan", "p"], "exclude each other"),
+        (["--auto-parallel-preflight", "p", "--auto-parallel-preflight-steps", "2"], "at least 3, got 2"),
+        (["--auto-parallel-memory-limit-mib", "-1", "--auto-parallel-preflight", "p"], "at least 1, got -1"),
         (["--auto-tuning"], "no flag of the native"),
         (["--simulated-nnodes", "two"], "must be a whole number, got 'two'"),
         (["--auto-parallel-plan", "p", "--auto-parallel-check-steps", "0"], "at least 1"),

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from example_plan import example_plan
 
+from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.report.preflight import render, shown_ranks
 from mindspeed_autoparallel.report.preflight_result import PassTime, RankReport, RankRun
 from mindspeed_autoparallel.runtime.features.preflight.conclude import conclude
@@ -159,6 +162,34 @@ def test_ranks_are_shown_as_ranges() -> None:
     assert shown_ranks(tuple(range(0, 40, 2))).endswith("... (20 ranks)")
 
 
+@pytest.mark.parametrize(("limit", "code"), [("79.5", 3), ("80", 0), ("1e9", 0)])
+def test_a_finished_pre_flight_is_compared_with_another_limit(
+    limit: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "preflight_result.json"
+    write_json_atomic(path, json_of(conclude(request(), reports())))
+    assert main(["preflight", "--result", str(path), "--memory-limit-mib", limit]) == code
+    assert "verdict: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan.json"], "nothing is no file"),
+        (["no_script.py"], "no_script.py is no file"),
+        (["plan.json", "--", __file__], "plan.json"),
+        (["--devices", "8", "plan.json", "--", __file__], "has its own number of devices"),
+        (["--memory-limit-mib", "nan", __file__], "must be above 0"),
+        (["--result", "r.json"], "takes --memory-limit-mib"),
+        (["--result", "r.json", "--memory-limit-mib", "5"], "r.json"),
+    ],
+)
+def test_the_front_ends_with_a_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preflight", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and said in lines[0], lines
+
+
 def arguments(**values: object) -> argparse.Namespace:
     given = {
         "auto_parallel_preflight": "script",
@@ -190,6 +221,8 @@ def test_the_scripts_own_layout_takes_as_few_devices_as_hold_it(tmp_path: Path) 
         ({"simulated_nproc_per_node": 6}, "does not divide the 6 devices"),
         ({"auto_parallel_preflight_ranks": "12"}, "12 is no rank of this layout, which has ranks 0 to 3"),
         ({"auto_parallel_preflight_imbalance": 0.5}, "must be at least 1, got 0.5"),
+        ({"auto_parallel_memory_limit_mib": -1.0}, "above 0 and at most"),
+        ({"auto_parallel_memory_limit_mib": float("inf")}, "above 0 and at most"),
         ({"auto_parallel_preflight_steps": 2}, "at least 3, got 2"),
         ({"auto_parallel_preflight": "no_such_plan.json"}, "no_such_plan.json"),
     ],
