@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.cli.plan import MAX_LIMIT_MIB
 from mindspeed_autoparallel.errors import ConfigError
@@ -88,7 +87,7 @@ def _check_plan(path: Path, arguments: argparse.Namespace) -> None:
 
     if arguments.devices is not None:
         raise ConfigError(f"--devices {arguments.devices}: {path} has its own number of devices; leave --devices out.")
-    content: Any = read_json(path, "plan")
+    content = read_json(path, "plan")
     if isinstance(content, dict) and content.get("format") == SHARDED_PLAN_FORMAT:
         ShardedPlan.read(path)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import Any
 
@@ -161,7 +162,7 @@ def _linear_layer(sizes: dict[str, Any]) -> Any:
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    has_kernels = common.HAVE_FLA
+    has_kernels = common.chunk_gated_delta_rule is not None
     if not has_kernels:
         common.HAVE_FLA = True  # in deterministic mode one function of that package is called
         common.l2norm = lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
@@ -188,6 +189,7 @@ def _linear_layer(sizes: dict[str, Any]) -> Any:
 
 def _measured(sizes: dict[str, Any], sequence: int, recompute: str, device: Any) -> dict[str, Any]:
     import torch
+    from megatron.core.tensor_parallel import checkpoint
 
     layer = build(sizes, sequence, recompute)
     dtype = next(layer.parameters()).dtype
@@ -195,7 +197,7 @@ def _measured(sizes: dict[str, Any], sequence: int, recompute: str, device: Any)
 
     def forward(hidden: Any) -> Any:
         if recompute == "full":
-            return torch.utils.checkpoint.checkpoint(_first, layer, hidden, causal, use_reentrant=False)
+            return checkpoint(functools.partial(_first, layer), False, hidden, causal)
         return _first(layer, hidden, causal)
 
     times: list[tuple[float, float]] = []
@@ -209,6 +211,7 @@ def _measured(sizes: dict[str, Any], sequence: int, recompute: str, device: Any)
         points.append(device.clock())
         device.synchronize()
         times.append((device.seconds_between(*points[:2]) * 1e6, device.seconds_between(*points[1:]) * 1e6))
+    del hidden, output  # what they hold would be counted as there before, and go meanwhile
     hidden = torch.randn(sequence, 1, sizes["hidden"], dtype=dtype).cuda().requires_grad_()
     with device.tracked_memory() as memory:
         before = memory.current_bytes()

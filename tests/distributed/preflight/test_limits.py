@@ -77,7 +77,7 @@ def real_peaks(folder: Path, flags: list[str], world: int) -> list[int]:
             own |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "MINDSPEED_AUTOPARALLEL_TASK": path}
             running.append(
                 subprocess.Popen(
-                    [forked_python(), str(script), *flags],
+                    [forked_python(), str(script), *flags, "--auto-parallel-preflight"],
                     env=environment(**{name: str(value) for name, value in own.items()}),
                     cwd=folder,
                     stdout=subprocess.PIPE,

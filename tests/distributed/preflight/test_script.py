@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_plan import example_plan
+from native_runs import plan_of
+
+from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron, pytest.mark.timeout(900)]
 
@@ -49,6 +53,19 @@ FILE = f"""{PEERS}    import time
     while not os.path.exists("made_by_rank_0"):
         time.sleep(0.1)
 """
+ONLY_FIRST_BUILDS = """    built = datasets_provider
+
+    def datasets_provider(num_samples, vp_stage=None):
+        path = "data.built"
+        if torch.distributed.get_rank() == 0:
+            open(path, "w").write("built")
+        torch.distributed.barrier()
+        assert os.path.exists(path), "rank 0 has not built the data"
+        os.remove(path)
+        return built(num_samples)
+
+    datasets_provider.is_distributed = True
+"""
 NO_STEP = f"{MAIN}    raise SystemExit(0)\n"
 
 
@@ -86,7 +103,7 @@ def preflight(folder: Path, beginning: str, *words: str, flags: str = FLAGS) -> 
 
 
 def test_a_script_that_talks_to_its_peers_first_is_run_and_leaves_no_process(tmp_path: Path) -> None:
-    beginning = in_children(PEERS)
+    beginning = in_children(PEERS) + ONLY_FIRST_BUILDS
     flags = FLAGS.replace("--train-iters 20", IN_SAMPLES)
     code, output, result = preflight(tmp_path, beginning, "--auto-parallel-preflight", flags=flags)
     assert code == 0, output[-3000:]
@@ -126,9 +143,36 @@ def test_a_script_that_cannot_run_alone_is_reported_in_a_line(beginning: str, sa
     ("words", "said"),
     [
         (["--auto-parallel-preflight", "no_plan.json"], "no_plan.json"),
+        (["--auto-parallel-preflight", "other_model.json"], "other_model.json"),
+        (["--auto-parallel-preflight", "other_trainer.json"], "other_trainer.json"),
         (["--auto-parallel-preflight", "--auto-parallel-preflight-ranks", "8"], "has ranks 0 to 7"),
+        (["--auto-parallel-preflight", "--auto-parallel-memory-limit-mib", "-1"], "above 0"),
     ],
 )
 def test_what_cannot_be_right_ends_before_anything_starts(words: list[str], said: str, tmp_path: Path) -> None:
+    example_plan().write(tmp_path / "other_model.json")
+    sizes = ShardSizes(num_devices=8, fully_shard_size=8, expert_shard_size=8)
+    plan_of(ShardedDecisions(sizes=sizes, groups=(), policies={})).write(tmp_path / "other_trainer.json")
     code, output, result = preflight(tmp_path, MAIN, *words)
-    assert code == 2 and said in output.splitlines()[-1] and not result
+    last = output.splitlines()[-1]
+    assert code == 2 and said in last and not result and "Traceback" not in output, output[-3000:]
+    assert not (tmp_path / "auto_parallel_work" / "preflight").exists()
+
+
+@pytest.mark.long
+def test_a_plan_of_1024_devices_runs_its_first_last_and_fullest_rank(tmp_path: Path) -> None:
+    flags = FLAGS.replace("--num-layers 4", "--num-layers 24").replace("-size 8 ", "-size 1024 ")
+    flags = flags.replace("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 ", "")
+    search = ["--auto-parallel-mm", "--profile-source", "analytic", "--profile-device", "H100", "--simulated-nnodes"]
+    code, output, _ = preflight(tmp_path, MAIN, *search, "128", "--auto-parallel-memory-limit-mib", "1", flags=flags)
+    assert code == 0, output[-3000:]
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["layout"]["pipeline_size"] > 1, plan["layout"]
+    words = ["--auto-parallel-preflight", "plan.json", "--auto-parallel-preflight-ranks", "ends"]
+    code, output, result = preflight(tmp_path, MAIN, *words, "--auto-parallel-memory-limit-mib", "4096", flags=flags)
+    assert code == 0 and result["world_size"] == 1024, output[-3000:]
+    fullest = max(plan["memory"], key=lambda memory: memory["peak_bytes"])["pipeline_rank"]
+    stages = {report["pipeline_rank"] for report in result["ranks"]}
+    assert stages == {0, plan["layout"]["pipeline_size"] - 1, fullest}
+    print(plan["layout"], fullest, [(report["run"]["rank"], report["run"]["seconds"]) for report in result["ranks"]])
+    assert all(report["run"]["status"] == "ok" and report["run"]["seconds"] < 120 for report in result["ranks"])

@@ -54,7 +54,7 @@ class PreflightWatch:
         self._forwards.clear()
         self._counts.clear()
 
-    def run_pass(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+    def run_pass(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, object], run: Callable[[], Any]) -> Any:
         """Run a forward or backward of the schedule, with its place and its time."""
         from mindspeed_autoparallel.runtime.devices import current_device
 
