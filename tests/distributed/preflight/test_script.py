@@ -164,7 +164,7 @@ def test_a_plan_of_1024_devices_runs_its_first_last_and_fullest_rank(tmp_path: P
     flags = FLAGS.replace("--num-layers 4", "--num-layers 24").replace("-size 8 ", "-size 1024 ")
     flags = flags.replace("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 ", "")
     search = ["--auto-parallel-mm", "--profile-source", "analytic", "--profile-device", "H100", "--simulated-nnodes"]
-    code, output, _ = preflight(tmp_path, MAIN, *search, "128", "--auto-parallel-memory-limit-mib", "1", flags=flags)
+    code, output, _ = preflight(tmp_path, MAIN, *search, "128", "--auto-parallel-memory-limit-mib", "98", flags=flags)
     assert code == 0, output[-3000:]
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["layout"]["pipeline_size"] > 1, plan["layout"]
