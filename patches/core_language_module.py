@@ -6,7 +6,7 @@ from typing import Any
 from mindspeed_autoparallel.patching import Patch
 
 
-def _set_up(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _set_up(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     from mindspeed_autoparallel.runtime.megatron.shared_embedding import send_embedding
 
     return send_embedding(wrapped, instance, args, kwargs)

@@ -1,43 +1,23 @@
 """megatron.core.pipeline_parallel.schedules: the stock schedule with phases around it, or other microbatch orders."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from mindspeed_autoparallel.patching import Patch, Wrapper
+from mindspeed_autoparallel.patching import Calls, Patch
 
 
-def _schedule(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.hetero.job import schedule
-
-    return schedule(wrapped, args, kwargs)
-
-
-def _order(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.features.data_balance.stepping import schedule
-
-    return schedule(wrapped, args, kwargs)
-
-
-def _pass(kind: str) -> Wrapper:
-    def wrapper(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        from mindspeed_autoparallel.runtime.features.preflight import watch
-
-        return watch.schedule_pass(kind, wrapped, args, kwargs)
-
-    return wrapper
+def _pass(kind: str) -> Calls:
+    return Calls("runtime.features.preflight.watch:schedule_pass", (kind,))
 
 
 PATCHES = [
     Patch(
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
-        wrapper=_schedule,
+        wrapper=Calls("runtime.hetero.job:schedule"),
         versions=">=0.12,<0.21",
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Encoders run before the backbone's schedule, and their backward after it; itself it is untouched.",
     ),
     Patch(
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
-        wrapper=_order,
+        wrapper=Calls("runtime.features.data_balance.stepping:schedule"),
         versions=">=0.12,<0.21",
         flags=("--data-balance", "--order-microbatches"),
         why="The iterators of a step give its microbatches in another order; the schedule itself is untouched.",

@@ -2,9 +2,9 @@
 
 from mindspeed_autoparallel.patches.training_training import (
     HETERO_FLAGS,
+    LOG_ITERATION,
+    TAKE_OVER,
     TRAINING_FLAGS,
-    log_iteration,
-    take_training_over,
 )
 from mindspeed_autoparallel.patching import Patch
 
@@ -12,7 +12,7 @@ PATCHES = [
     Patch(
         target="mindspeed_llm.training.training:train",
         instead_of="megatron.training.training:train",
-        wrapper=take_training_over,
+        wrapper=TAKE_OVER,
         distribution="mindspeed-llm",
         parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
         flags=TRAINING_FLAGS,
@@ -22,7 +22,7 @@ PATCHES = [
     Patch(
         target="mindspeed_llm.training.training:training_log",
         instead_of="megatron.training.training:training_log",
-        wrapper=log_iteration,
+        wrapper=LOG_ITERATION,
         distribution="mindspeed-llm",
         parameters=("iteration",),
         flags=HETERO_FLAGS,

@@ -13,7 +13,7 @@ _PLUGIN = "mindspeed_autoparallel.plugin"
 
 
 def load_own_plugin(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
 ) -> Any:
     """Load the user's plugins, then ours where flags of ours are on the command line and no plugin list names it."""
     from mindspeed_autoparallel.runtime.flags import flags_given

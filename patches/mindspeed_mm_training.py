@@ -2,11 +2,11 @@
 
 from mindspeed_autoparallel.patches.training_training import (
     HETERO_FLAGS,
+    LOG_ITERATION,
     STEP_FLAGS,
+    TAKE_OVER,
     TRAINING_FLAGS,
-    log_iteration,
-    take_training_over,
-    watch_step,
+    WATCH_STEP,
 )
 from mindspeed_autoparallel.patching import Patch
 
@@ -14,7 +14,7 @@ PATCHES = [
     Patch(
         target="mindspeed_mm.training:train",
         instead_of="megatron.training.training:train",
-        wrapper=take_training_over,
+        wrapper=TAKE_OVER,
         distribution="mindspeed-mm",
         parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
         flags=TRAINING_FLAGS,
@@ -23,7 +23,7 @@ PATCHES = [
     Patch(
         target="mindspeed_mm.training:train_step",
         instead_of="megatron.training.training:train_step",
-        wrapper=watch_step,
+        wrapper=WATCH_STEP,
         distribution="mindspeed-mm",
         parameters=("forward_step_func", "data_iterator", "model"),
         flags=STEP_FLAGS,
@@ -32,7 +32,7 @@ PATCHES = [
     Patch(
         target="mindspeed_mm.training:training_log",
         instead_of="megatron.training.training:training_log",
-        wrapper=log_iteration,
+        wrapper=LOG_ITERATION,
         distribution="mindspeed-mm",
         parameters=("iteration",),
         flags=HETERO_FLAGS,

@@ -1,27 +1,11 @@
 """megatron.training.checkpointing: random states of modules with a layout of their own."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from mindspeed_autoparallel.patching import Patch
-
-
-def _save(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.hetero.checkpoint import save
-
-    return save(wrapped, args, kwargs)
-
-
-def _load(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    from mindspeed_autoparallel.runtime.hetero.checkpoint import load
-
-    return load(wrapped, args, kwargs)
-
+from mindspeed_autoparallel.patching import Calls, Patch
 
 PATCHES = [
     Patch(
         target="megatron.training.checkpointing:save_checkpoint",
-        wrapper=_save,
+        wrapper=Calls("runtime.hetero.checkpoint:save"),
         versions=">=0.12,<0.21",
         parameters=("iteration",),
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
@@ -29,7 +13,7 @@ PATCHES = [
     ),
     Patch(
         target="megatron.training.checkpointing:load_checkpoint",
-        wrapper=_load,
+        wrapper=Calls("runtime.hetero.checkpoint:load"),
         versions=">=0.12,<0.21",
         flags=("--hetero-parallel", "--auto-parallel-hetero"),
         why="Encoders go on drawing where they stopped.",

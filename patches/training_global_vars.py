@@ -6,7 +6,9 @@ from typing import Any
 from mindspeed_autoparallel.patching import Patch
 
 
-def _set_globals(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _set_globals(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
+) -> Any:
     from mindspeed_autoparallel.runtime.megatron.parsing import refuse_unseen_flags
 
     refuse_unseen_flags(args[0] if args else kwargs.get("args"))

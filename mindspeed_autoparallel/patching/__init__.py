@@ -13,10 +13,11 @@ from mindspeed_autoparallel.patching.engine import (
     PatchState,
 )
 from mindspeed_autoparallel.patching.imports import call_after_import, call_before_import
-from mindspeed_autoparallel.patching.patch import Patch, Wrapper
+from mindspeed_autoparallel.patching.patch import Calls, Patch, Wrapper
 
 __all__ = [
     "ENGINE",
+    "Calls",
     "Engine",
     "InstalledPatch",
     "LateImportWarning",

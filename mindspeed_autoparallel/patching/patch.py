@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], Mapping[str, Any]], Any]
+Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], Mapping[str, object]], Any]
 """``wrapper(wrapped, instance, args, kwargs) -> result``: wrapt's protocol; call ``wrapped`` to go on."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The wrapper that calls ``function(*first, wrapped, args, kwargs)``; its module is imported by the first call."""
+
+    target: str
+    """``module:function``, the module without the name of this package."""
+    first: tuple[object, ...] = ()
+
+    def __call__(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
+    ) -> Any:
+        """Call the function; wrapt's protocol."""
+        return self.function(*self.first, wrapped, args, kwargs)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Return the function, whose module is imported where it was not."""
+        module, _, name = self.target.partition(":")
+        found: Callable[..., Any] = getattr(importlib.import_module(f"mindspeed_autoparallel.{module}"), name)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

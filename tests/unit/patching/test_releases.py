@@ -1,7 +1,10 @@
 """Release clauses are PEP 440 specifiers."""
 
+import inspect
+
 import pytest
 
+from mindspeed_autoparallel.patching import Calls
 from mindspeed_autoparallel.patching.releases import within
 
 
@@ -26,3 +29,13 @@ def test_releases_are_compared_as_pep_440_says(release, specifier, fits):
 def test_a_clause_that_is_none_is_a_programming_error():
     with pytest.raises(ValueError, match="Invalid specifier"):
         within("1.0", "at least 1")
+
+
+def test_every_patch_calls_a_function_that_exists():
+    from mindspeed_autoparallel.patches import patch_table
+
+    called = [patch.wrapper for patch in patch_table() if isinstance(patch.wrapper, Calls)]
+    assert len(called) > 20
+    for wrapper in called:
+        parameters = list(inspect.signature(wrapper.function).parameters)
+        assert parameters[len(wrapper.first) :][1:] == ["args", "kwargs"], wrapper.target

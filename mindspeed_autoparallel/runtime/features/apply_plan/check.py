@@ -58,7 +58,7 @@ def _num_memory_steps(num_steps: int) -> int:
     return max(1, (num_steps - 1) // 3)
 
 
-def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def watch_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``train_step``. Step 0 warms up, the next ones follow memory, the others are timed."""
     check = of_process(PlanCheck)
     plan = check.plan

@@ -127,7 +127,7 @@ def watching() -> PreflightWatch:
     return of_process(PreflightWatch)
 
 
-def schedule_pass(kind: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def schedule_pass(kind: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap ``forward_step`` (``F``) and ``backward_step`` (``B``) of Megatron's schedules."""
     watch = watching()
     if watch.task is None:
@@ -135,7 +135,7 @@ def schedule_pass(kind: str, wrapped: Callable[..., Any], args: tuple[Any, ...],
     return watch.run_pass(kind, args, kwargs, lambda: wrapped(*args, **kwargs))
 
 
-def build_data(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def build_data(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's building of data iterators."""
     if watching().task is None:
         return wrapped(*args, **kwargs)
@@ -143,12 +143,12 @@ def build_data(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
         return wrapped(*args, **kwargs)
 
 
-def log_nothing(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def log_nothing(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``training_log``: losses of a rank alone mean nothing."""
     return wrapped(*args, **kwargs) if watching().task is None else False
 
 
-def train_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def train_step(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap the host's ``train_step``; ends the process after the task's last step, or out of memory."""
     watch = watching()
     if watch.task is None:

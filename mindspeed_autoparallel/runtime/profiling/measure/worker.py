@@ -16,7 +16,7 @@ from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.profiles import MeasuredAt
 from mindspeed_autoparallel.profiles.records import json_of
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
-from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
+from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE, verify_patches
 from mindspeed_autoparallel.runtime.megatron.rerun import without_kept_batches
 from mindspeed_autoparallel.runtime.megatron.short_training import train_for
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
@@ -105,7 +105,8 @@ def record(name: str, wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs
 
 
 def take_over_training(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Measure every point where the host's ``train`` begins in a measuring process, and end it."""
+    """Check the patches; in a measuring process, measure every point where the host's ``train`` begins, and exit."""
+    verify_patches()
     session = measuring()
     if session.task is None:
         return wrapped(*args, **kwargs)
