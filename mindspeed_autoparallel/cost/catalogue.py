@@ -142,7 +142,7 @@ def read_device(path: Path) -> Device:
     return device
 
 
-def _positive(data: Mapping[str, Any], name: str, path: Path) -> float:
+def _positive(data: Mapping[str, object], name: str, path: Path) -> float:
     value = _number(data[name], f"device file {path}: {name}")
     if value == 0:
         raise ConfigError(f"device file {path}: {name} is 0, must be above 0.")

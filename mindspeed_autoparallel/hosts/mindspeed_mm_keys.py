@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig
 
@@ -107,7 +106,7 @@ def idle_keys(config: NativeConfig) -> list[IdleKey]:
     return found
 
 
-def nearest(section: str, key: str, present: Mapping[str, Any]) -> str:
+def nearest(section: str, key: str, present: Mapping[str, object]) -> str:
     """Return the known key of ``section``, dotted, that ``key`` misspells; empty where none is near and unset."""
     unset = [name for name in KNOWN[section] if name not in present]
     close = difflib.get_close_matches(key, unset, 1, 0.8)

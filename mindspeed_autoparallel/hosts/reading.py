@@ -16,7 +16,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 class Values:
     """A tree of sections and the name of the file that it came from."""
 
-    tree: Mapping[str, Any]
+    tree: Mapping[str, object]
     name: str
 
     def has(self, key: str) -> bool:

@@ -235,7 +235,7 @@ class _SameDraws(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        keywords: Mapping[str, Any] = kwargs or {}
+        keywords: Mapping[str, object] = kwargs or {}
         name = short_name(function)
         if name in ("bernoulli_", "uniform_", "normal_", "random_", "exponential_"):
             return args[0].fill_(1 if name == "bernoulli_" else self._CONSTANT)

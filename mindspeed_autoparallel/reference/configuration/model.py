@@ -40,7 +40,7 @@ def read_model(
     return describe_model(read_json(file, "model description (--mm-model)"), file, pipeline_size, own_pipelines)
 
 
-def _refuse_other_architecture(values: Mapping[str, Any], file: Path) -> None:
+def _refuse_other_architecture(values: Mapping[str, object], file: Path) -> None:
     model_id = values.get("model_id")
     if model_id is not None and model_id not in accepted_keys.ARCHITECTURES:
         raise ConfigError(

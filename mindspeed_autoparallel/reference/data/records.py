@@ -73,7 +73,7 @@ def _record(value: Any, name: str, data: DataDescription) -> Record:
     return record
 
 
-def _files(value: Mapping[str, Any], key: str, name: str, folder: Path) -> tuple[Path, ...]:
+def _files(value: Mapping[str, object], key: str, name: str, folder: Path) -> tuple[Path, ...]:
     listed = value.get(key) or []
     listed = [listed] if isinstance(listed, str) else listed
     if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.files import shown
 
 
 def check_block(
-    where: str, block: Mapping[str, Any], sizes: Mapping[str, int], role: str, world_size: int, source: str
+    where: str, block: Mapping[str, object], sizes: Mapping[str, int], role: str, world_size: int, source: str
 ) -> None:
     """Raise ``ConfigError`` where the block contradicts ``sizes`` (tp, pp, cp) or ``world_size``.
 
@@ -40,7 +40,7 @@ def check_block(
         _check_stages(where, block, sizes["pp"], source)
 
 
-def _check_world(where: str, block: Mapping[str, Any], world_size: int, size: int, source: str) -> None:
+def _check_world(where: str, block: Mapping[str, object], world_size: int, size: int, source: str) -> None:
     """Refuse ``dp``, ``ranks`` and ``ep`` that are not what follows from the job: nothing would act on them."""
     follows = {"dp": world_size // size, "ranks": world_size, "ep": 1}
     why = {
@@ -57,7 +57,7 @@ def _check_world(where: str, block: Mapping[str, Any], world_size: int, size: in
         raise ConfigError(f"{source}: {where}.{key} is {shown(value)}, but {why[key]}. Leave {key} out.")
 
 
-def _check_stages(where: str, block: Mapping[str, Any], stages: int, source: str) -> None:
+def _check_stages(where: str, block: Mapping[str, object], stages: int, source: str) -> None:
     """Refuse an encoder's pipeline with a stage that has no layer."""
     num_layers = block.get("num_layers")
     if isinstance(num_layers, int) and num_layers < stages:
@@ -73,7 +73,7 @@ def _check_stages(where: str, block: Mapping[str, Any], stages: int, source: str
             )
 
 
-def _layer_counts(block: Mapping[str, Any]) -> Iterator[Any]:
+def _layer_counts(block: Mapping[str, object]) -> Iterator[Any]:
     """Yield ``pipeline_num_layers`` of the block and of the blocks in it."""
     if "pipeline_num_layers" in block:
         yield block["pipeline_num_layers"]
@@ -82,7 +82,7 @@ def _layer_counts(block: Mapping[str, Any]) -> Iterator[Any]:
             yield from _layer_counts(child)
 
 
-def _ffn_sizes(block: Mapping[str, Any]) -> Iterator[int]:
+def _ffn_sizes(block: Mapping[str, object]) -> Iterator[int]:
     """Yield the feed-forward widths of the block and of the blocks in it, projectors included."""
     width = block.get("ffn_hidden_size")
     if isinstance(width, int) and not isinstance(width, bool):
@@ -92,7 +92,7 @@ def _ffn_sizes(block: Mapping[str, Any]) -> Iterator[int]:
             yield from _ffn_sizes(child)
 
 
-def _heads(block: Mapping[str, Any]) -> Iterator[int]:
+def _heads(block: Mapping[str, object]) -> Iterator[int]:
     """Yield attention heads of the block and of the blocks in it; a projector's are a formality of its file."""
     heads = block.get("num_attention_heads", block.get("num_heads"))
     if isinstance(heads, int):

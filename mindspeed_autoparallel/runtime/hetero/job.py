@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
     from mindspeed_autoparallel.runtime.hetero.states import ModuleStates
 
-_ENCODER_GROUPS: Mapping[str, Any] = {
+_ENCODER_GROUPS: Mapping[str, object] = {
     "virtual_pipeline_model_parallel_size": None,
     "expert_model_parallel_size": 1,
     "expert_tensor_parallel_size": None,
@@ -34,7 +34,7 @@ _ENCODER_GROUPS: Mapping[str, Any] = {
 }
 """``initialize_model_parallel``'s parameters that speak of the backbone only."""
 
-_ENCODER_ARGUMENTS: Mapping[str, Any] = {
+_ENCODER_ARGUMENTS: Mapping[str, object] = {
     "virtual_pipeline_model_parallel_size": None,
     "pipeline_model_parallel_layout": None,
     "expert_model_parallel_size": 1,

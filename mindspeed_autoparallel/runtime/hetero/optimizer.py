@@ -137,7 +137,7 @@ def build_optimizer(
     return optimizer
 
 
-def _joins(parts: Sequence[Any], metadata: Mapping[str, Any]) -> bool:
+def _joins(parts: Sequence[Any], metadata: Mapping[str, object]) -> bool:
     """Return whether the parts' states can be written as one optimizer's."""
     kinds = {type(part).__name__ for part in parts}
     if kinds == {"DistributedOptimizer"}:

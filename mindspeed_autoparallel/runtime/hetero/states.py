@@ -125,7 +125,7 @@ class ModuleStates:
         """Call ``hook(old, new)`` at every real switch (the RNG states follow this way)."""
         self._hooks.append(hook)
 
-    def overlay(self, target: Any, values: Mapping[str, Mapping[str, Any]]) -> None:
+    def overlay(self, target: Any, values: Mapping[str, Mapping[str, object]]) -> None:
         """Give ``target`` the attributes ``values[m]`` while module m is current."""
         self._overlaid = target
         self._overlays = {name: dict(fields) for name, fields in values.items()}
@@ -225,7 +225,7 @@ class ModuleStates:
             namespace.__dict__.update(fields)
 
 
-def _reader(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+def _reader(names: Sequence[str]) -> Callable[[Mapping[str, object]], tuple[Any, ...]]:
     """Read the values of ``names``; one call for all where there are several."""
     if len(names) > 1:
         return operator.itemgetter(*names)

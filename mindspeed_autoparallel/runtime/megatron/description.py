@@ -109,7 +109,7 @@ class Description:
 
     modules: tuple[DescribedModule, ...]
     model_file: Path | None
-    content: Mapping[str, Any]
+    content: Mapping[str, object]
     """model.json, or nothing."""
     model_hash: str
     """Of everything that shapes the model, and of nothing that only lays it out."""

@@ -28,7 +28,7 @@ class ModuleBlock:
     """Of its layers, how many give features to first layers of the decoder."""
 
 
-def modules_of_file(content: Mapping[str, Any], path: Path) -> tuple[ModuleBlock, ...]:
+def modules_of_file(content: Mapping[str, object], path: Path) -> tuple[ModuleBlock, ...]:
     """Return the blocks with layers, encoders in the order of the file and ``text_decoder`` last, as they run.
 
     Raises ``ConfigError`` where the file describes no text decoder (a diffusion model, an autoencoder, parts for
@@ -48,7 +48,7 @@ def modules_of_file(content: Mapping[str, Any], path: Path) -> tuple[ModuleBlock
     return tuple(sorted(found, key=lambda block: block.name == BACKBONE))
 
 
-def _refuse_other_models(content: Mapping[str, Any], path: Path) -> None:
+def _refuse_other_models(content: Mapping[str, object], path: Path) -> None:
     if folder := content.get("init_from_hf_path"):
         raise ConfigError(
             f"{path} has its model built by transformers from {folder} (init_from_hf_path): its num_layers are "
@@ -65,7 +65,7 @@ def _refuse_other_models(content: Mapping[str, Any], path: Path) -> None:
     )
 
 
-def _block(content: Mapping[str, Any], name: str, value: Any, path: Path) -> ModuleBlock | None:
+def _block(content: Mapping[str, object], name: str, value: Any, path: Path) -> ModuleBlock | None:
     keys = next(_blocks_with_layers(value, (name,)), None) if isinstance(value, dict) else None
     if keys is None:
         return None
@@ -82,7 +82,7 @@ def _block(content: Mapping[str, Any], name: str, value: Any, path: Path) -> Mod
     return ModuleBlock(name, layers, keys, bool(block.get("freeze", False)), _deepstack(block, keys, path))
 
 
-def _deepstack(block: Mapping[str, Any], keys: tuple[str, ...], path: Path) -> int:
+def _deepstack(block: Mapping[str, object], keys: tuple[str, ...], path: Path) -> int:
     """Return how many layers of a vision encoder give features (Qwen3-VL)."""
     places = block.get(DEEPSTACK) or []
     if not isinstance(places, list):
@@ -90,7 +90,7 @@ def _deepstack(block: Mapping[str, Any], keys: tuple[str, ...], path: Path) -> i
     return len(places)
 
 
-def _blocks_with_layers(block: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _blocks_with_layers(block: Mapping[str, object], keys: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     if block.get("num_layers") is not None:
         yield keys
         return

@@ -125,7 +125,7 @@ def can_stage_encoders(description: Description) -> bool:
     return not any("adapter" in words for words in _hetero_words(description.content))
 
 
-def _hetero_words(block: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _hetero_words(block: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
     for key, child in block.items():
         if isinstance(child, Mapping):
             if key == "hetero":

@@ -246,7 +246,7 @@ def _heads(arguments: argparse.Namespace, description: Description) -> tuple[int
     """Return the attention heads and key/value groups of every module that says them."""
     heads: list[int] = []
     for module in description.modules:
-        block = description.content
+        block: Mapping[str, Any] = description.content
         for key in module.keys:
             block = block[key]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.planner.tuner.candidates import Space
 from mindspeed_autoparallel.planner.tuner.placements import SolvedConfiguration
@@ -18,7 +17,7 @@ class Recommendation:
 
     found: SolvedConfiguration
     plan: Plan
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     """Megatron's argument destinations."""
     words: Sequence[str]
     """The configuration as flags."""

@@ -75,7 +75,7 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
     return tuple(sections)
 
 
-def _block(content: Mapping[str, Any], module: DescribedModule) -> Mapping[str, Any]:
+def _block(content: Mapping[str, object], module: DescribedModule) -> Mapping[str, object]:
     block: Any = content
     for key in module.keys:
         block = block[key]
@@ -86,7 +86,7 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
-def _of_block(block: Mapping[str, Any], arguments: argparse.Namespace, *, is_last: bool) -> dict[str, Any]:
+def _of_block(block: Mapping[str, object], arguments: argparse.Namespace, *, is_last: bool) -> dict[str, Any]:
     shape: dict[str, Any] = {
         "swiglu": bool(block.get("gated_linear_unit", False)),
         "causal": is_last,
