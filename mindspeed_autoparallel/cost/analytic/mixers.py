@@ -17,7 +17,14 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device, Efficiency
 
 _CONVOLUTION_PASSES = 6
-"""Passes over what Mamba's convolution and gates read and write, forward."""
+"""Passes over what linear attention's convolution and gates read and write, forward."""
+_SCAN_CHUNK = 128
+"""Tokens of a chunk of Mamba-2's scan: the default of Megatron's ``MambaMixer``."""
+_SCAN_BYTES, _SCAN_BACKWARD_BYTES = (16, 12, 8, 8), (42, 34, 28, 24)
+"""Bytes that the kernels of ``mamba_split_conv1d_scan_combined`` and the gated norm move for a token, forward and backward
+(which runs convolution and chunk states again): per element of the inner width, of the chunk's states (most in fp32), of
+the inputs and outputs of the state, and of the products of the two in a chunk (fp32). Counted in state-spaces/mamba at
+e9594ce, ``ssd_combined.py``."""
 _RING_LAUNCHES = 1.0
 """Host time of one ring step, in layers: a pair of messages, attention on its part, joining it with what is there.
 Short sequences on four Ascend ranks say about one."""
@@ -183,25 +190,24 @@ def _mamba(work: Workload, device: Device, efficiency: Efficiency) -> Mixing:
     6)."""
     space, tokens = work.model.state_space, work.tokens
     assert space is not None
-    inner, states = (
-        space.inner / work.tensor_size,
-        2 * space.groups * space.state_size / min(work.tensor_size, space.groups),
-    )
+    groups = max(1.0, space.groups / work.tensor_size)
+    inner, states = space.inner / work.tensor_size, 2 * groups * space.state_size
     hidden = work.model.hidden
     into = linear_us(
         device, efficiency, tokens, hidden, 2 * inner + states + space.heads / work.tensor_size, recipe=work.recipe
     )
     out = linear_us(device, efficiency, tokens, inner, hidden, recipe=work.recipe)
-    chunk = 128
     # Within chunks as masked attention, between them states are carried: per token and head.
-    per_token = 2 * (inner * chunk + states * chunk / 2) / 2 + 4 * inner * space.state_size
+    per_token = 2 * (inner * _SCAN_CHUNK + states * _SCAN_CHUNK / 2) / 2 + 4 * inner * space.state_size
     scan = 2 * tokens * per_token / (device.peak_tflops * 1e6 * efficiency.attention_fraction)
-    passes = memory_pass_us(
-        device, efficiency, _CONVOLUTION_PASSES * tokens * (2 * inner + states) * work.element_bytes
+    widths = inner, inner * space.state_size / _SCAN_CHUNK, states, groups * _SCAN_CHUNK
+    forward, backward = (
+        memory_pass_us(device, efficiency, tokens * sum(w * size for w, size in zip(widths, moved, strict=True)))
+        for moved in (_SCAN_BYTES, _SCAN_BACKWARD_BYTES)
     )
     return Mixing(
         projections=into.plus(out),
-        core=Times(scan + passes, 2.5 * scan + 2 * passes),
+        core=Times(scan + forward, 2.5 * scan + backward),
         launches=0.6,
     )
 
