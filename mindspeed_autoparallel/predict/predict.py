@@ -37,34 +37,47 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
         request = request_in_own_words(request) if isinstance(request, Mapping) else request
     except ConfigError as error:
         return {"id": request.get("id"), "status": "error", "reason": str(error), "notes": []}
-    answer, assumed = _fitting_answer(request, extra_devices)
+    read = _read(request)
+    answer, assumed = _fitting_answer(request, read, extra_devices)
     unknown = unknown_keys(request) if isinstance(request, Mapping) else []
     answer["notes"] = [f"{', '.join(unknown)}: unknown; ignored"] if unknown else []
-    if answer["status"] != "error":
-        answer["notes"] += without_effect(request, read_workload(request))
+    if isinstance(read, Workload) and answer["status"] != "error":
+        answer["notes"] += without_effect(request, read)
     if assumed:
         answer["assumed"] = assumed
         answer["notes"].append(f"fits only with switches that the request does not state, assumed here: {assumed}")
     return answer
 
 
-def _fitting_answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> tuple[Answer, str]:
-    """Return the answer to ``request``; where it does not fit, to the first leaner reading that does, and which."""
-    answer = _answer(request, extra_devices)
-    if answer["status"] == "out_of_memory":
-        for reading in leaner_readings(request, read_workload(request)):
-            leaner = _answer(reading.request, extra_devices)
-            if leaner["status"] == "ok":
-                return leaner, reading.words
-    return answer, ""
-
-
-def _answer(request: Mapping[str, Any], extra_devices: tuple[Device, ...]) -> Answer:
-    identity = request.get("id") if isinstance(request, Mapping) else None
+def _read(request: Mapping[str, Any]) -> Workload | str:
+    """Return what ``request`` describes, or why no run could be started with it."""
     try:
         if not isinstance(request, Mapping):
             raise ConfigError("a request must be an object with model, hw, parallel and train.")
-        work = read_workload(request)
+        return read_workload(request)
+    except ConfigError as error:
+        return str(error)
+
+
+def _fitting_answer(
+    request: Mapping[str, Any], read: Workload | str, extra_devices: tuple[Device, ...]
+) -> tuple[Answer, str]:
+    """Return the answer to ``request``; where it does not fit, to the first leaner reading that does, and which."""
+    identity = request.get("id") if isinstance(request, Mapping) else None
+    if isinstance(read, str):
+        return {"id": identity, "status": "error", "reason": read}, ""
+    answer = _answer(identity, read, extra_devices)
+    if answer["status"] == "out_of_memory":
+        for reading in leaner_readings(request, read):
+            leaner = _read(reading.request)
+            found = _answer(identity, leaner, extra_devices) if isinstance(leaner, Workload) else answer
+            if found["status"] == "ok":
+                return found, reading.words
+    return answer, ""
+
+
+def _answer(identity: Any, work: Workload, extra_devices: tuple[Device, ...]) -> Answer:
+    try:
         device = find_device(work.gpu, extra_devices)
         _check_recipe(work, device)
     except ConfigError as error:

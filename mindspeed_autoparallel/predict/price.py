@@ -24,10 +24,9 @@ from mindspeed_autoparallel.spec import Cluster, Layout, Model, Module
 from mindspeed_autoparallel.spec.plan import RankMemory
 
 TEXT = "text_decoder"
-_MANY_OPERATIONS = 4_000
-"""Passes of a step beyond which the steady part of the schedule is measured once and multiplied."""
-_ROUNDS = 6
-"""Rounds of microbatches (as many as pipeline ranks) that are simulated then, of which the last is the steady one."""
+_ROUNDS = 4
+"""Rounds of microbatches (as many as pipeline ranks) that are simulated of longer steps, once with the last round and
+once without: it is the steady one and repeats until the step ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,7 @@ def price(work: Workload, device: Device) -> Evaluation:
     """Return what a step of ``work`` on ``device`` costs. Raises ``ConfigError`` for what Megatron would not run."""
     run = described(work, device)
     layout, batch = run.layout, work.global_batch
-    operations = 2 * layout.num_virtual_stages * work.num_microbatches
-    shorter = _short_counts(layout, work.num_microbatches) if operations > _MANY_OPERATIONS else None
+    shorter = _short_counts(layout, work.num_microbatches)
     if shorter is None:
         return evaluate(run.profile, run.cluster, layout, run.placement, batch, with_timeline=True)
     each = work.data_size * work.micro_batch
@@ -60,7 +58,7 @@ def _short_counts(layout: Layout, num_microbatches: int) -> tuple[int, int] | No
     """Return two numbers of microbatches with the same remainder, the larger of which is steady at its end."""
     period = layout.microbatch_group_size or layout.pipeline_size
     most = _ROUNDS * period + num_microbatches % period
-    return (most - period, most) if num_microbatches > most else None
+    return (most - period, most) if num_microbatches > 2 * most - period else None
 
 
 def _extended(less: Evaluation, more: Evaluation, counts: tuple[int, int], work: Workload) -> Evaluation:

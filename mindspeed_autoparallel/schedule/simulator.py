@@ -204,7 +204,7 @@ def _trace(
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def compile_graph(program: Program, sends: str) -> EventGraph:
     """Sort the events of a program and kind of sends once. Raises ``ConfigError`` for a program that deadlocks."""
     steps: Sequence[Sequence[Step]]

@@ -21,10 +21,10 @@ _CONVOLUTION_PASSES = 6
 _SCAN_CHUNK = 128
 """Tokens of a chunk of Mamba-2's scan: the default of Megatron's ``MambaMixer``."""
 _SCAN_BYTES, _SCAN_BACKWARD_BYTES = (16, 12, 8, 8), (42, 34, 28, 24)
-"""Bytes that the kernels of ``mamba_split_conv1d_scan_combined`` and the gated norm move for a token, forward and backward
-(which runs convolution and chunk states again): per element of the inner width, of the chunk's states (most in fp32), of
-the inputs and outputs of the state, and of the products of the two in a chunk (fp32). Counted in state-spaces/mamba at
-e9594ce, ``ssd_combined.py``."""
+"""Bytes that the kernels of ``mamba_split_conv1d_scan_combined`` and the gated norm move for a token, forward and
+backward (which runs convolution and chunk states again): per element of the inner width, of the chunk's states (most in
+fp32), of the state's inputs and outputs, and of the products of the two in a chunk (fp32). Counted in
+state-spaces/mamba at e9594ce, ``ssd_combined.py``."""
 _RING_LAUNCHES = 1.0
 """Host time of one ring step, in layers: a pair of messages, attention on its part, joining it with what is there.
 Short sequences on four Ascend ranks say about one."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_autoparallel.cli.main import main
+from mindspeed_autoparallel.predict import price
 from mindspeed_autoparallel.predict.predict import predict
 
 _REQUEST = {
@@ -74,6 +75,23 @@ def test_fifteen_hundred_requests_are_answered_well_within_a_minute() -> None:
     answers = predict([_REQUEST] * 1500)["predictions"]
     assert len(answers) == 1500
     assert time.process_time() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "virtual", "batch"), [(1, 1, 40), (2, 1, 100), (2, 2, 96), (4, 1, 67), (4, 3, 116), (8, 1, 130)]
+)
+def test_the_steady_part_of_a_step_is_multiplied_as_if_all_of_it_were_simulated(
+    pipeline: int, virtual: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parallel = {"tp": 1, "pp": pipeline, "dp": 1, **({"vpp": virtual} if virtual > 1 else {})}
+    hardware = {"gpu": "A100-80GB", "num_gpus": pipeline, "gpus_per_node": 8}
+    train = {"gbs": batch, "mbs": 1, "recompute": "none"}
+    request = {**_REQUEST, "parallel": parallel, "hw": hardware, "train": train}
+    short = predict([request])["predictions"][0]
+    monkeypatch.setattr(price, "_ROUNDS", 10_000)
+    whole = predict([request])["predictions"][0]
+    for key in ("step_time_ms", "bubble_fraction", "peak_memory_gib", "tokens_per_s_per_device"):
+        assert short[key] == pytest.approx(whole[key], rel=1e-9)
 
 
 def test_a_file_that_is_no_request_file_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 
+from mindspeed_autoparallel.cost.analytic.kernels import memory_pass_us
+from mindspeed_autoparallel.cost.analytic.mixers import mixing
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
 from mindspeed_autoparallel.cost.analytic.parameters import stage_parameters
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.cost.collectives import Fabric
 
 _DEEPSEEK_V3: dict[str, Any] = {
     "type": "moe", "num_layers": 61, "hidden": 7168, "heads": 128, "ffn": 18432, "moe_ffn": 2048, "num_experts": 256,
@@ -53,3 +58,47 @@ def test_a_layer_that_predicts_further_tokens_adds_a_layer_and_a_joining_product
     added = _total({**_DEEPSEEK_V3, "mtp_layers": 1}) - _total(_DEEPSEEK_V3)
     # DeepSeek-V3's report: 14 B beside the main model, embedding and head shared with it (11.5 B of its own).
     assert added == pytest.approx(11.5e9, rel=0.03)
+
+
+# What the kernels of Mamba-2's forward and backward read and write: bf16 tensors as wide as the inner width (x, z, out),
+# the state's inputs (b, c), states of a chunk and products in a chunk in fp32 (4) or bf16 (2).
+_FORWARD = {
+    "convolution": "x b c x b c", "chunk_state": "x b states4", "state_passing": "states4 states2", "bmm": "b c products",
+    "chunk_scan": "products x c states2 x", "norm": "x z x",
+}  # fmt: skip
+_BACKWARD = {
+    "norm": "x x z x z", "convolution": "x b c x b c", "bmm": "b c products", "chunk_state": "x b states4",
+    "state_passing": "states4 states4", "dstates": "x c states4",
+    "state_passing_backward": "states4 states4 states2 states2", "dx": "x x b products states2 x",
+    "db": "x states2 b fp32", "dc": "x states2 c fp32", "dcb": "x x products", "bmm_backward": "products products b c",
+    "residuals": "fp32 fp32 b c", "dda": "x x products", "convolution_backward": "x b c x b c x b c",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("state", [64, 128, 256])
+def test_mamba_moves_the_bytes_that_its_kernels_list(state: int) -> None:
+    request = {
+        "model": {**_NEMOTRON_H_8B, "mamba": {**_NEMOTRON_H_8B["mamba"], "state_dim": state}},
+        "hw": {"gpu": "H100", "num_gpus": 1},
+        "parallel": {},
+        "train": {"gbs": 1, "mbs": 1},
+    }
+    work, device = read_workload(request), find_device("H100")
+    efficiency = device.efficiency("megatron-core")
+    inner, groups, chunk = 128 * 64, 8, 128
+    wide = {
+        "x": inner * 2,
+        "z": inner * 2,
+        "b": groups * state * 2,
+        "c": groups * state * 2,
+        "fp32": groups * state * 4,
+    }
+    wide |= {"states4": inner * state / chunk * 4, "states2": inner * state / chunk * 2, "products": groups * chunk * 4}
+
+    def moved_us(kernels: dict[str, str]) -> float:
+        size = sum(wide[name] for kernel in kernels.values() for name in kernel.split())
+        return memory_pass_us(device, efficiency, work.tokens * size)
+
+    core = mixing(work, device, efficiency, Fabric.of(device, efficiency, 8, None), LayerKind("mamba", "none")).core
+    between = core.input_gradient_us - 2.5 * core.forward_us
+    assert between == pytest.approx(moved_us(_BACKWARD) - 2.5 * moved_us(_FORWARD), rel=0.1)
