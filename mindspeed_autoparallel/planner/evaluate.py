@@ -195,11 +195,10 @@ def with_layout(
     """Return ``evaluation`` under a layout that differs in overlap of reduction and gathering only: another tail."""
     measurement = point_of(profile, layout)
     assert measurement is not None
-    blocks, size = placed_blocks(profile.model, measurement, placement), layout.pipeline_size
+    blocks = placed_blocks(profile.model, measurement, placement)
     forward = [round(stage.forward_us * NS_PER_US) for stage in evaluation.stages]
     backward = [round(stage.backward_us * NS_PER_US) for stage in evaluation.stages]
-    chunks = [[blocks[v] for v in range(rank, len(blocks), size)] for rank in range(size)]
-    tails, worst = bucketed_tails(chunks, rank_times(forward, backward, size), layout, cluster, profile.device)
+    tails, worst = _tails(blocks, (forward, backward), layout, cluster, profile.device)
     before = evaluation.step
     more_us = worst.total_us - before.data_parallel_us - before.optimizer_us
     total_us = before.total_us + more_us

@@ -170,15 +170,16 @@ def _embedding(work: Workload, device: Device, layer: BlockCost, frozen: bool) -
         backward_us=0.0 if frozen else 2 * look_up,
         recompute={"none": RecomputeCost(saved_bytes=0 if frozen else mask, backward_peak_bytes=layer.output_bytes)},
         output_bytes=layer.output_bytes,
-        dense=_state(work, _table(work) + positions, frozen),
+        dense=_state(work, _table(work) + positions, frozen, shards=_shards_of_ends(work)),
     )
 
 
 def _head(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> BlockCost:
     time = head_time(work, device, device.efficiency(work.stack))
     logits = round(work.tokens * padded_vocabulary(work) / work.tensor_size * work.element_bytes / work.loss_slices)
-    head = _copy_of_embedding(work, frozen) if work.model.tied else _state(work, _table(work), frozen)
-    norm = _state(work, (2 if has_bias(work) else 1) * work.model.hidden, frozen)
+    shards = _shards_of_ends(work)
+    head = _copy_of_embedding(work, frozen) if work.model.tied else _state(work, _table(work), frozen, shards=shards)
+    norm = _state(work, (2 if has_bias(work) else 1) * work.model.hidden, frozen, shards=shards)
     reference_us = time.forward_us if work.preference == "dpo" else 0.0
     return BlockCost(
         forward_us=time.forward_us + reference_us,
@@ -196,7 +197,14 @@ def _head(work: Workload, device: Device, layer: BlockCost, frozen: bool) -> Blo
 
 def _copy_of_embedding(work: Workload, frozen: bool) -> StateBytes:
     """Return the embedding's copy on a stage that reads it too: memory, and none of the model's parameters."""
-    return dataclasses.replace(_state(work, _table(work), frozen), num_parameters=0)
+    state = _state(work, _table(work), frozen, shards=_shards_of_ends(work))
+    return dataclasses.replace(state, num_parameters=0)
+
+
+def _shards_of_ends(work: Workload) -> float:
+    """Return ranks that share the gradients of embedding and head; where parameters are cut up, both are gathered once
+    and stay whole."""
+    return 1.0 if work.sharding == "parameters" else shards_of(work)[0]
 
 
 def _table(work: Workload) -> float:

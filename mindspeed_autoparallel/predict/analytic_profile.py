@@ -75,6 +75,7 @@ def analytic_profile(
         model=_model(sections, whole, measurements[0]),
         device=device_cost(whole[-1], device, fabric),
         measurements=tuple(measurements),
+        overlaps_tensor_parallel=bool(whole[-1].tensor_overlap),
         provenance=Provenance(
             source="analytic",
             device=device.name,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from mindspeed_autoparallel.cost.analytic.layer_time import correction_key, is_calibrated, layer_time
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device, Efficiency
@@ -85,7 +85,7 @@ def _network_share(work: Workload, device: Device, efficiency: Efficiency) -> fl
     """Return how much longer a step takes, relatively, with networks between nodes of half the rate."""
     halved = dataclasses.replace(efficiency, inter_fraction=efficiency.inter_fraction / _NETWORK_FACTOR)
     slower = dataclasses.replace(device, efficiencies={**device.efficiencies, work.stack: halved})
-    return step_time(work, slower).total_ms / step_time(work, device).total_ms - 1
+    return closed_form_us(work, slower) / closed_form_us(work, device) - 1
 
 
 def peak_half_width(peak_gib: float) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed_autoparallel.cost.analytic.layer_time import correction_key
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.predict.calibration import free_figures
@@ -172,7 +172,7 @@ def _slopes(works: Sequence[Workload], device: Device, stack: str, names: Sequen
         value = getattr(efficiency, name)
         high, low = (with_values(device, stack, {name: value * factor}) for factor in (1.05, 1 / 1.05))
         for row, work in enumerate(works):
-            ratio = step_time(work, high).total_ms / step_time(work, low).total_ms
+            ratio = closed_form_us(work, high) / closed_form_us(work, low)
             result[row, column] = math.log(ratio) / (2 * math.log(1.05))
     return result
 

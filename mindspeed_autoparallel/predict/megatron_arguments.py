@@ -50,12 +50,7 @@ def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any])
     Raises ``ConfigError`` naming the argument for what is not modelled or missing.
     """
     arguments = Arguments(values)
-    for name, reason in _REFUSED.items():
-        if arguments.flag(name):
-            raise ConfigError(f"--{name.replace('_', '-')}: {reason}.")
-    for name, reason in _COUNTS_REFUSED.items():
-        if (arguments.integer(name) or 0) > 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {arguments.text(name)}: {reason}.")
+    _refuse_unmodelled(arguments)
     devices = hardware.get("num_gpus")
     if (
         arguments.flag("use_tp_pp_dp_mapping")
@@ -66,6 +61,29 @@ def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any])
     sections = {"model": _model(arguments), "parallel": _parallel(arguments), "train": _train(arguments)}
     kept = {name: {key: value for key, value in part.items() if value is not None} for name, part in sections.items()}
     return {**kept, "hw": dict(hardware)}
+
+
+def _refuse_unmodelled(arguments: Arguments) -> None:
+    for name, reason in _REFUSED.items():
+        if arguments.flag(name):
+            raise ConfigError(f"--{name.replace('_', '-')}: {reason}.")
+    for name, reason in _COUNTS_REFUSED.items():
+        if (arguments.integer(name) or 0) > 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {arguments.text(name)}: {reason}.")
+
+
+def switches_of_arguments(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the request's ``train`` that the arguments describe, without what a search chooses: batch and recompute.
+
+    Raises ``ConfigError`` naming the argument for what is not modelled.
+    """
+    arguments = Arguments(values)
+    _refuse_unmodelled(arguments)
+    return {
+        key: value
+        for key, value in _train(arguments).items()
+        if value is not None and key not in ("gbs", "mbs") and not key.startswith("recompute")
+    }
 
 
 def model_of_arguments(values: Mapping[str, object]) -> dict[str, object]:
@@ -191,7 +209,9 @@ def _train(arguments: Arguments) -> dict[str, Any]:
     if granularity is None and arguments.flag("recompute_activations"):
         granularity = "selective"
     fusion = arguments.flag("cross_entropy_loss_fusion")
-    unfused = arguments.text("attention_backend") == "unfused" or (
+    # A launch has the word, a namespace an enumeration's member.
+    backend = (arguments.text("attention_backend") or "").rpartition(".")[2]
+    unfused = backend == "unfused" or (
         arguments.text("transformer_impl") == "local" and not arguments.flag("use_flash_attn")
     )
     train: dict[str, Any] = {

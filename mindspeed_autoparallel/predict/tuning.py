@@ -126,7 +126,6 @@ def _space(
     """Return the space of the layouts that have what the request holds."""
     return SpaceOptions(
         overlap_gradient_reduce=bool(stated["overlap_grad_reduce"]),
-        overlap_tensor_parallel=bool(stated["tp_comm_overlap"]),
         held={
             **{field: held[key] for key, field in _HELD.items() if key in held},
             **({"micro_batch_size": train["mbs"]} if train.get("mbs") else {}),

@@ -75,6 +75,8 @@ class Profile:
     interleaved_sends: str = "freed"
     """How the host's interleaved schedule treats its messages (see ``schedule.messages.SENDS``); the default is that of
     Megatron-LM since April 2026."""
+    overlaps_tensor_parallel: bool = False
+    """Whether layers overlap collectives of tensor parallelism with products; plans turn the switch on then."""
     format: str = PROFILE_FORMAT
     schema_version: int = PROFILE_SCHEMA_VERSION
 

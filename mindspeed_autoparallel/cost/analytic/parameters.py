@@ -141,15 +141,3 @@ def stage_parameters(work: Workload, stage: int) -> RankParameters:
             if stage != 0:
                 shared += table
     return RankParameters(shared=shared, expert=expert)
-
-
-def unquantized_parameters(work: Workload, stage: int) -> float:
-    """Count what a stage keeps in the training precision under an eight- or four-bit recipe: embedding and head."""
-    table = padded_vocabulary(work) * work.model.hidden / work.tensor_size
-    return table * ((stage == 0) + (stage == work.pipeline_size - 1) - (work.model.tied and work.pipeline_size == 1))
-
-
-def frozen_encoder_parameters(work: Workload, stage: int) -> float:
-    """Count a frozen encoder's parameters on a stage."""
-    encoder = work.model.encoder
-    return work.stages[stage].encoder_layers * encoder_parameters(work) if encoder and encoder.frozen else 0.0

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_autoparallel.cost.analytic.parameters import (
-    RankParameters,
-    layer_parameters,
-    padded_vocabulary,
-)
+from mindspeed_autoparallel.cost.analytic.parameters import RankParameters
 from mindspeed_autoparallel.cost.analytic.workload import OPERAND_BYTES, Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 
@@ -23,25 +19,12 @@ def shards_of(work: Workload) -> tuple[float, float]:
     return max(1.0, work.data_size * work.context_size / replicas), max(1.0, work.expert_data / replicas)
 
 
-def sharded_fractions(work: Workload, parameters: RankParameters) -> float:
-    """Return the mean share of ``parameters`` that one rank holds."""
-    shared, expert = shards_of(work)
-    return (parameters.shared / shared + parameters.expert / expert) / max(1.0, parameters.shared + parameters.expert)
-
-
 def gathered_layer_bytes(work: Workload, parameters: RankParameters) -> int:
     """Return parameters and gradients of layers like this one that are whole on a rank at once."""
     if work.sharding != "parameters":
         return 0
     count = parameters.shared + parameters.expert
     return round(_LAYERS_AT_ONCE * count * (work.element_bytes + work.gradient_bytes))
-
-
-def gathered_bytes(work: Workload, stage: int) -> float:
-    """Return parameters and gradients that are whole on a rank at once: those of two layers, embedding and head."""
-    tables = padded_vocabulary(work) * work.model.hidden / work.tensor_size
-    ends = tables * ((stage == 0) + (stage == work.pipeline_size - 1))
-    return gathered_layer_bytes(work, layer_parameters(work)) + ends * (work.element_bytes + work.gradient_bytes)
 
 
 def shown_us(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from mindspeed_autoparallel.cost.analytic.activations import layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.kernels import linear_us
@@ -23,20 +22,6 @@ HOST_LINK_GB_PER_S = 24.0
 _HOST_MEMORY_GB_PER_S = 38.4
 """One device's share of its host's memory: eight channels of DDR5-4800 (307 GB/s, JEDEC) among eight devices."""
 _ENCODER_LAYER = LayerKind("attention", "dense")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """One step, in milliseconds, and where it goes."""
-
-    total_ms: float
-    pipeline_ms: float
-    gradient_ms: float
-    optimizer_ms: float
-    fixed_ms: float
-    bubble_fraction: float
-    stage_ms: tuple[float, ...]
-    """Forward plus backward of one microbatch on each stage."""
 
 
 def one_f_one_b_us(stages: list[float], boundary_us: float, num_microbatches: int, virtual: int) -> float:
@@ -167,15 +152,6 @@ def prediction_time(
     )
 
 
-def behind_layers_us(work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, head: LayerTime) -> float:
-    """Return what the last stage does for one microbatch beside its layers: the head, and multi-token prediction."""
-    time = head.forward_us + head.backward_us
-    if work.model.mtp_layers:
-        ahead = prediction_time(work, device, efficiency, fabric, head)
-        time += work.model.mtp_layers * (ahead.forward_us + ahead.backward_us)
-    return time
-
-
 def stage_times_us(
     work: Workload, device: Device, efficiency: Efficiency, fabric: Fabric, layer: LayerTime | None = None
 ) -> list[float]:
@@ -229,11 +205,14 @@ def beside_layer(
     return LayerTime(forward_us=forward, backward_us=backward)
 
 
-def step_time(work: Workload, device: Device, layer: LayerTime | None = None) -> StepTime:
-    """Return one step of ``work`` on ``device``; a measured ``layer`` replaces the modelled ones."""
+def closed_form_us(work: Workload, device: Device) -> float:
+    """Return one step by a closed form, some fifty times faster than the simulator; never the price of a run.
+
+    Ratios between two devices alone are used, as slopes (fits, intervals, experiments): ``predict.price`` has the step.
+    """
     efficiency = device.efficiency(work.stack)
     fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
-    stages = stage_times_us(work, device, efficiency, fabric, layer)
+    stages = stage_times_us(work, device, efficiency, fabric)
     boundary = 0.0
     if work.pipeline_size > 1:
         boundary = 2 * (efficiency.point_to_point_us + boundary_send_us(work, fabric))
@@ -243,14 +222,4 @@ def step_time(work: Workload, device: Device, layer: LayerTime | None = None) ->
     ends = (0, work.pipeline_size - 1)
     gradient = max(gradient_us(work, efficiency, fabric, stage) for stage in ends)
     optimizer = max(optimizer_us(work, device, efficiency, stage) for stage in ends)
-    total = pipeline + gradient + optimizer + efficiency.step_us
-    busy = max(stages) * work.num_microbatches
-    return StepTime(
-        total_ms=total / 1e3,
-        pipeline_ms=pipeline / 1e3,
-        gradient_ms=gradient / 1e3,
-        optimizer_ms=optimizer / 1e3,
-        fixed_ms=efficiency.step_us / 1e3,
-        bubble_fraction=max(0.0, 1 - busy / pipeline),
-        stage_ms=tuple(stage / 1e3 for stage in stages),
-    )
+    return pipeline + gradient + optimizer + efficiency.step_us

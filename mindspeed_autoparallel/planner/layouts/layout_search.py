@@ -11,10 +11,10 @@ from math import inf
 from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.plain_search import PlainSearch
+from mindspeed_autoparallel.planner.layouts.rank_looks import bound_by_ranks
 from mindspeed_autoparallel.planner.layouts.solved import SolvedLayout
-from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SIMPLE, SOLVE, Outcome, Task
-from mindspeed_autoparallel.planner.layouts.turns import LAST, QUICK, is_quick, likeliest_first, turn_of
-from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
+from mindspeed_autoparallel.planner.layouts.tasks import IMPROVE, SIMPLE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.turns import Looks, is_quick, likeliest_first, turn_of
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.spec import Model
@@ -25,13 +25,6 @@ MANY_LAYOUTS, MANY_GROUPS = 64, 6
 """From so many layouts on those that promise most come first, and simple splits of this many groups are tried."""
 EFFORT, FIRST_EFFORT = 2.0, 0.2
 """Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
-VIRTUAL_S = 12.0
-"""Of all processes together, for layouts with virtual stages that take long to prove, unless they were asked for."""
-LOOKS = (BOUND, IMPROVE, PROVE, SOLVE)
-"""At a layout with virtual stages, one after the other, as long as it may hold the best plan; ``PROVE``: if it takes
-long."""
-PROVE_S = 10.0
-"""Of one layout."""
 
 
 class LayoutSearch(Search[Candidate]):
@@ -57,15 +50,11 @@ class LayoutSearch(Search[Candidate]):
         """Layouts that time or effort left open."""
         # Chains with one chunk per stage come first: they are proved in a moment, and then bound the others. Those with
         # virtual stages are looked at from the likeliest on: a good plan discards most of the rest.
-        self._looks: dict[str, int] = {}
-        self._model, self._virtual_spent = model, 0.0
-        self.virtual_s = inf
-        """Processor seconds after which layouts with virtual stages that take long are left open."""
+        self.looks = Looks(model)
         self.items = [
             Open(turn_of(model, item, expected), bound, order, item)
             for order, (item, bound, expected) in enumerate(zip(candidates, bounds_us, expected_us, strict=True))
         ]
-        self._many = False
         self._simple: dict[str, SolvedLayout] = {}
         self._begin_from: dict[str, ModulePlacement] = {}
         self._beaten: list[Open[Candidate]] = []
@@ -93,9 +82,14 @@ class LayoutSearch(Search[Candidate]):
         """Take a plan, found elsewhere, for one of the layouts: to begin from, and to be beaten where it fits."""
         assert outcome.placement is not None
         self._begin_from[candidate.layout.label()] = outcome.placement
-        if not outcome.fits:
-            return
-        self._simple[candidate.layout.label()] = SolvedLayout(candidate=candidate, outcome=outcome)
+        if outcome.fits:
+            self._offer(SolvedLayout(candidate=candidate, outcome=outcome))
+
+    def _offer(self, found: SolvedLayout) -> None:
+        """Keep a plan where no faster one of its layout is known."""
+        label = found.candidate.layout.label()
+        if label not in self._simple or found.step_us < self._simple[label].step_us:
+            self._simple[label] = found
 
     def unsettled(self) -> list[Open[Candidate]]:
         """Return the layouts without a verdict, for a search that was interrupted."""
@@ -105,17 +99,27 @@ class LayoutSearch(Search[Candidate]):
 
     def take_likeliest_first(self, promises_us: Sequence[float]) -> None:
         """Look at many layouts in the order of what they promise (``promise_us``), in that of their candidates."""
-        self._many, self.items = True, likeliest_first(self.items, promises_us, GROUP)
+        self.looks.many, self.items = True, likeliest_first(self.items, promises_us, GROUP)
 
     def warm_up(self) -> None:
         """Take simple splits of the most promising layouts: something to prune by."""
-        number = max(GROUP, min(4 * GROUP, self._num_alternatives + 1), MANY_GROUPS * GROUP * self._many)
+        number = max(GROUP, min(4 * GROUP, self._num_alternatives + 1), MANY_GROUPS * GROUP * self.looks.many)
         items = heapq.nsmallest(number, self.items)
         seconds = self._deadline - time.monotonic()
         tasks = [Task(kind=SIMPLE, layout=item.item.layout, seconds=seconds) for item in items]
         for item, outcome in zip(items, self._workers.perform(tasks), strict=True):
             if outcome.step_us is not None:
-                self._simple[_label(item)] = SolvedLayout(candidate=item.item, outcome=outcome)
+                self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
+
+    def bound_by_ranks(self, deadline: float) -> list[Open[Candidate]]:
+        """Raise the bounds of all layouts that may hold the best plan by their ranks alone; return what is not settled
+        by it. Ends at ``deadline``."""
+        bounded = bound_by_ranks(self._workers, self.items, self.cutoff_us(), deadline)
+        self.items = bounded
+        for item in bounded:
+            if item.bound_us == inf:
+                self._too_full(item)
+        return [item for item in bounded if item.bound_us < inf]
 
     def cutoff_us(self) -> float:
         """Return the best step time, or that of the last alternative asked for."""
@@ -123,13 +127,14 @@ class LayoutSearch(Search[Candidate]):
 
     def admits(self, item: Open[Candidate], cutoff_us: float) -> bool:
         """Return whether to solve a layout; those that cannot be the best only where that is quick."""
-        if self._proving and self._seconds_left(item) <= 0:
+        if self._proving and self.looks.seconds_left(item, self.best_us) <= 0:
             return False
         return item.bound_us < cutoff_us and (self._proving or is_quick(item.item, item.late))
 
     def discard(self, item: Open[Candidate]) -> None:
         """Keep what the best plan beats: it may be the next best."""
-        if self._proving and item.bound_us < self.best_us * (1 - ROUNDING) and self._seconds_left(item) <= 0:
+        open_yet = item.bound_us < self.best_us * (1 - ROUNDING)
+        if self._proving and open_yet and self.looks.seconds_left(item, self.best_us) <= 0:
             self._leave(item)
         elif self._proving:
             self._beaten.append(item)
@@ -146,10 +151,10 @@ class LayoutSearch(Search[Candidate]):
         seconds, left = self._deadline - time.monotonic(), []
         tasks = [
             Task(
-                kind=LOOKS[self._look_at(item)],
+                kind=self.looks.kind(item),
                 layout=item.item.layout,
-                seconds=min(seconds, self._seconds_for(item)),
-                effort=FIRST_EFFORT if LOOKS[self._look_at(item)] == IMPROVE else EFFORT,
+                seconds=min(seconds, self.looks.seconds(item, self.best_us)),
+                effort=FIRST_EFFORT if self.looks.kind(item) == IMPROVE else EFFORT,
                 cutoff_us=cutoff_us if cutoff_us < inf else None,
                 only_faster=True,
                 placement=self._begin_from.get(_label(item)),
@@ -158,12 +163,11 @@ class LayoutSearch(Search[Candidate]):
             for item in group
         ]
         for item, outcome in zip(group, self._workers.perform(tasks), strict=True):
-            self._virtual_spent += outcome.processor_s if takes_long(self._model, item.item) else 0.0
+            self.looks.spent(item, outcome.processor_s)
             if outcome.proved_infeasible:
-                self._settle(item, "memory", "no split fits the memory, with any recomputation.")
-                self.without_plan.append(item.item)
-            elif LOOKS[self._look_at(item)] != SOLVE and not outcome.beaten:
-                self._looks[_label(item)] = self._look_after(item)
+                self._too_full(item)
+            elif self.looks.kind(item) != SOLVE and not outcome.beaten:
+                self.looks.advance(item)
                 if (again := self._to_look_at_again(item, outcome)) is not None:
                     left.append(again)
                     self._bounds[_label(item)] = again
@@ -173,27 +177,9 @@ class LayoutSearch(Search[Candidate]):
                 self._solved(item, outcome)
         return left
 
-    def _look_at(self, item: Open[Candidate]) -> int:
-        """Return how a layout is looked at: a place in ``LOOKS``."""
-        if item.item.layout.virtual_size == 1:
-            # Of many, most do not fit, which the relaxation shows in milliseconds.
-            return self._looks.get(_label(item), LOOKS.index(BOUND if self._many else SOLVE))
-        return self._looks.get(_label(item), 0)
-
-    def _look_after(self, item: Open[Candidate]) -> int:
-        """Return the next look: what does not take long is solved rather than bounded again."""
-        if item.item.layout.virtual_size == 1:
-            return LOOKS.index(SOLVE)
-        following = self._look_at(item) + 1
-        return following + (LOOKS[following] == PROVE and not takes_long(self._model, item.item))
-
-    def _seconds_for(self, item: Open[Candidate]) -> float:
-        """Return what the next look may take."""
-        look, left = LOOKS[self._look_at(item)], self._seconds_left(item)
-        return {PROVE: min(PROVE_S, left), SOLVE: left}.get(look, inf)
-
-    def _seconds_left(self, item: Open[Candidate]) -> float:
-        return self.virtual_s - self._virtual_spent if takes_long(self._model, item.item) else inf
+    def _too_full(self, item: Open[Candidate]) -> None:
+        self._settle(item, "memory", "no split fits the memory, with any recomputation.")
+        self.without_plan.append(item.item)
 
     def _to_look_at_again(self, item: Open[Candidate], outcome: Outcome) -> Open[Candidate] | None:
         """Keep what a look found, and return the layout with the bound it proved; ``None``: it is settled."""
@@ -202,14 +188,9 @@ class LayoutSearch(Search[Candidate]):
             return None
         if outcome.step_us is not None and outcome.step_us < self.best_us:
             self._progress(f"{_label(item)}: {outcome.step_us / 1000:.2f} ms, at least {bound / 1000:.2f} ms")
-        known = self._simple.get(_label(item))
-        if outcome.step_us is not None and (known is None or outcome.step_us < known.step_us):
-            self._simple[_label(item)] = SolvedLayout(candidate=item.item, outcome=outcome)
-        if item.item.layout.virtual_size == 1:
-            return replace(item, bound_us=bound, late=item.late + QUICK / 2 if item.late else 0.0)
-        improving = LAST / 2 + max(item.late, turn_of(self._model, item.item, bound))
-        late = {PROVE: LAST, SOLVE: 2 * LAST}.get(LOOKS[self._look_at(item)], improving)
-        return replace(item, late=late, bound_us=bound)
+        if outcome.step_us is not None:
+            self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
+        return self.looks.later(item, bound)
 
     def _leave(self, item: Open[Candidate]) -> None:
         """Settle a layout whose time is over with what is known of it."""

@@ -20,7 +20,6 @@ from mindspeed_autoparallel.planner.layouts.group_sizes import Regrouped, regrou
 from mindspeed_autoparallel.planner.layouts.layout_search import (
     GROUP,
     MANY_LAYOUTS,
-    VIRTUAL_S,
     LayoutSearch,
 )
 from mindspeed_autoparallel.planner.layouts.layout_solver import LayoutResult
@@ -33,6 +32,7 @@ from mindspeed_autoparallel.planner.layouts.solved import SolvedLayout
 from mindspeed_autoparallel.planner.layouts.space import enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import Request
 from mindspeed_autoparallel.planner.layouts.tie_break import with_least_recompute
+from mindspeed_autoparallel.planner.layouts.turns import VIRTUAL_S
 from mindspeed_autoparallel.planner.layouts.workers import Workers, usable_cores
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import Profile
@@ -42,6 +42,8 @@ from mindspeed_autoparallel.spec.plan import Relaxation, Verdict
 FIRST_SHARE, REGROUPED_SHARE = 0.8, 0.25
 """Of the time, for layouts with the smallest group size, where others may follow; and what those may take of
 ``VIRTUAL_S``, beside it."""
+RANKS_SHARE = 0.2
+"""Of the time, for a first bound of every layout."""
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
 
@@ -159,7 +161,7 @@ def _explore(
     )
     if len(candidates) >= MANY_LAYOUTS:
         layout_search.take_likeliest_first([promise_us(profile, cluster, item) for item in candidates])
-    layout_search.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
+    layout_search.looks.virtual_s = _virtual_s(options) * (REGROUPED_SHARE if known else 1)
     layout_search.known_us = known_us
     for item in known:
         layout_search.know(item.candidate, item.outcome)
@@ -167,7 +169,8 @@ def _explore(
         if options.layouts is None and not known:
             layout_search.plain.run(layout_search.items, time.monotonic() + PLAIN_SHARE * options.time_limit_s)
         layout_search.warm_up()
-        best_first(layout_search, layout_search.items, deadline=deadline, group_size=GROUP, progress=progress)
+        left = layout_search.bound_by_ranks(time.monotonic() + RANKS_SHARE * options.time_limit_s)
+        best_first(layout_search, left, deadline=deadline, group_size=GROUP, progress=progress)
     except KeyboardInterrupt as error:
         layout_search.interrupt = error
         layout_search.stop(layout_search.unsettled())

@@ -35,7 +35,7 @@ class SpaceOptions:
     distributed_optimizer: bool = True
     overlap_gradient_reduce: bool = False
     overlap_tensor_parallel: bool = False
-    """Whether the profile's layers overlap collectives of tensor parallelism with products."""
+    """Whether layouts overlap collectives of tensor parallelism with products although the profile does not name it."""
     held: Mapping[str, int] = field(default_factory=dict)
     """Fields of ``Layout`` that every layout has, and their values; layouts with others are not named."""
     paired: bool = False
@@ -101,6 +101,7 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
     else:
         virtual = (1,)
     alone = options.standalone_ends and len(profile.model.modules) == 1 and profile.memory_semantics != "mindspeed"
+    overlapped = options.overlap_tensor_parallel or profile.overlaps_tensor_parallel
     _check_pairs(profile, options)
     found = []
     # Attention ways and sharded norms are taken as measured: any (CP, EP, SP, ETP) of some point.
@@ -132,7 +133,7 @@ def _all_layouts(profile: Profile, cluster: Cluster, options: SpaceOptions) -> l
                                 overlap_parameter_gather=options.overlap_gradient_reduce
                                 and options.distributed_optimizer
                                 and profile.device.exchange is not None,
-                                overlap_tensor_parallel=options.overlap_tensor_parallel and tensor > 1,
+                                overlap_tensor_parallel=overlapped and tensor > 1,
                                 schedule=schedule,
                                 standalone_ends=alone,
                             )

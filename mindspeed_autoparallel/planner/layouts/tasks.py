@@ -8,9 +8,11 @@ from math import inf
 
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
+from mindspeed_autoparallel.planner.layouts.bounds import tail_bound_us
 from mindspeed_autoparallel.planner.layouts.layout_solver import simple_splits, solve_layout
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
 from mindspeed_autoparallel.planner.layouts.plain import plain_recipe
+from mindspeed_autoparallel.planner.layouts.rank_bounds import rank_bound_us
 from mindspeed_autoparallel.planner.layouts.virtual_layouts import bound_layout, improve_layout, prove_layout
 from mindspeed_autoparallel.planner.paired_costs import searched_costs
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -18,7 +20,8 @@ from mindspeed_autoparallel.planner.rank_memory import point_of
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster, Layout
 
-SIMPLE, PLAIN, BOUND, IMPROVE, PROVE, SOLVE, TIME = "simple", "plain", "bound", "improve", "prove", "solve", "time"
+SIMPLE, PLAIN, RANKS, BOUND = "simple", "plain", "ranks", "bound"
+IMPROVE, PROVE, SOLVE, TIME = "improve", "prove", "solve", "time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +39,9 @@ class Task:
     """One thing to find out about a layout."""
 
     kind: str
-    """``simple``: the best even or greedy split that fits; ``plain``: the plain recipe; ``solve``: the best of all,
-    proved as far as effort goes; with virtual stages also ``bound``: none, but a bound; ``improve``: a good plan, and
-    no bound; ``prove``: a higher bound; ``time``: ``placement``, evaluated."""
+    """``simple``: the best even or greedy split that fits; ``plain``: the plain recipe; ``ranks``: a bound by ranks
+    alone; ``solve``: the best of all, proved as far as effort goes; with virtual stages also ``bound``: none, but a
+    bound; ``improve``: a good plan, and no bound; ``prove``: a higher bound; ``time``: ``placement``, evaluated."""
     layout: Layout
     seconds: float
     cutoff_us: float | None = None
@@ -92,6 +95,10 @@ def _performed(request: Request, task: Task) -> Outcome:
     cutoff_us = inf if task.cutoff_us is None else task.cutoff_us
     if task.kind == SIMPLE:
         return _simple(request, candidate)
+    if task.kind == RANKS:
+        ranks_us = rank_bound_us(request.profile, cluster, candidate)
+        tail_us = tail_bound_us(request.profile, cluster, candidate)
+        return Outcome(lower_bound_us=ranks_us + tail_us if ranks_us < inf else 0.0, proved_infeasible=ranks_us == inf)
     if task.kind == TIME:
         return _timed(request, task)
     if task.kind == PLAIN:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
+from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
 from mindspeed_autoparallel.spec import Model
 
 QUICK = 0.25
@@ -15,6 +18,14 @@ LAST = 1.0
 """Turn of layouts that take long."""
 FEW_OPERATIONS = 20_000
 """Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
+VIRTUAL_S, WIDE_GAP = 12.0, 0.1
+"""Of all processes together, for layouts with virtual stages that take long to prove, unless they were asked for or
+their bound is this much below the best plan."""
+PROVE_S = 10.0
+"""Of one layout."""
+LOOKS = (BOUND, IMPROVE, PROVE, SOLVE)
+"""At a layout with virtual stages, one after the other, as long as it may hold the best plan; ``PROVE``: if it takes
+long."""
 
 
 def turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
@@ -46,9 +57,60 @@ def _is_chain(model: Model, candidate: Candidate) -> bool:
 def likeliest_first(
     items: Sequence[Open[Candidate]], promises_us: Sequence[float], first: int
 ) -> list[Open[Candidate]]:
-    """Return chains in the order of what they promise, before all others: the ``first`` of them are solved at once, the
-    others once all are bounded."""
-    chains = [index for index, item in enumerate(items) if item.late < QUICK]
-    order = sorted(chains, key=lambda index: promises_us[index])
-    turns = {index: QUICK / 2 * place / len(items) * (place >= first) for place, index in enumerate(order)}
+    """Return layouts in the order of what they promise, before those that take long: the ``first`` chains are solved at
+    once, all others once everything is bounded."""
+    early = [index for index, item in enumerate(items) if item.late < LAST]
+    order = sorted(early, key=lambda index: promises_us[index])
+    chains = [index for index in order if items[index].late < QUICK][:first]
+    turns = {index: QUICK / 2 * place / len(items) for place, index in enumerate(order, start=1)}
+    turns.update(dict.fromkeys(chains, 0.0))
     return [replace(item, late=turns.get(index, item.late)) for index, item in enumerate(items)]
+
+
+class Looks:
+    """How each layout is looked at next, and how long."""
+
+    def __init__(self, model: Model) -> None:
+        self.many = False
+        """Whether all are bounded before most are solved: of many, most do not fit, which takes milliseconds."""
+        self.virtual_s = inf
+        """Processor seconds after which layouts with virtual stages that take long are left open."""
+        self._model, self._virtual_spent = model, 0.0
+        self._places: dict[str, int] = {}
+
+    def kind(self, item: Open[Candidate]) -> str:
+        """Return the kind of the next look, one of ``LOOKS``."""
+        first = SOLVE if item.item.layout.virtual_size == 1 and not self.many else BOUND
+        return LOOKS[self._places.get(item.item.layout.label(), LOOKS.index(first))]
+
+    def advance(self, item: Open[Candidate]) -> None:
+        """Go on to the next look: what does not take long is solved rather than bounded again."""
+        following = LOOKS.index(self.kind(item)) + 1
+        if item.item.layout.virtual_size == 1:
+            following = LOOKS.index(SOLVE)
+        elif LOOKS[following] == PROVE and not takes_long(self._model, item.item):
+            following += 1
+        self._places[item.item.layout.label()] = following
+
+    def spent(self, item: Open[Candidate], processor_s: float) -> None:
+        """Count what a look at a layout took."""
+        self._virtual_spent += processor_s if takes_long(self._model, item.item) else 0.0
+
+    def seconds_left(self, item: Open[Candidate], best_us: float) -> float:
+        """Return what is left for a layout, whose bound is near ``best_us`` or far below it."""
+        wide = item.bound_us < best_us * (1 - WIDE_GAP)
+        return inf if wide or not takes_long(self._model, item.item) else self.virtual_s - self._virtual_spent
+
+    def seconds(self, item: Open[Candidate], best_us: float) -> float:
+        """Return what the next look at a layout may take."""
+        left = self.seconds_left(item, best_us)
+        return {PROVE: min(PROVE_S, left), SOLVE: left}.get(self.kind(item), inf)
+
+    def later(self, item: Open[Candidate], bound_us: float) -> Open[Candidate]:
+        """Return a layout after a look, with the turn of the next one."""
+        look, late = self.kind(item), item.late
+        if item.item.layout.virtual_size == 1 or (self.many and look == IMPROVE):
+            # A plan is searched next: of many layouts, in the order of what they promise.
+            return replace(item, bound_us=bound_us, late=late + QUICK / 2 if late else 0.0)
+        improving = LAST / 2 + max(late, turn_of(self._model, item.item, bound_us))
+        return replace(item, late={PROVE: LAST, SOLVE: 2 * LAST}.get(look, improving), bound_us=bound_us)

@@ -18,8 +18,8 @@ import numpy as np
 from predict_rows import QWEN3_30B, gpt_oss
 
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.predict.price import price
 
 SHARES = np.arange(0.4, 1.01, 0.05)
 QWEN3_30B_MS = 24713.8
@@ -39,7 +39,7 @@ def predicted_ms(request: dict[str, Any], share: float) -> float:
     work = read_workload(request)
     device = find_device(work.gpu)
     changed = dataclasses.replace(device.efficiency(work.stack), expert_fraction=share)
-    return step_time(work, dataclasses.replace(device, efficiencies={work.stack: changed})).total_ms
+    return price(work, dataclasses.replace(device, efficiencies={work.stack: changed})).step.total_us / 1e3
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_autoparallel.cost.analytic.layer_time import LayerTime, correction_key, layer_time
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
@@ -112,7 +112,7 @@ def predict(device: Device, stack: str, works: Sequence[Workload]) -> np.ndarray
             fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
             seen[key] = layer_time(work, device, efficiency, fabric)
         layer: LayerTime = seen[key]
-        result.append(step_time(work, device, layer).total_ms)
+        result.append(closed_form_us(work, device, layer) / 1e3)
     return np.array(result)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from mindspeed_autoparallel.cost import catalogue
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
@@ -114,7 +114,7 @@ def fit(device: Device, runs: Sequence[Run]) -> Device:
 
 def ratios(device: Device, runs: Sequence[Run]) -> np.ndarray:
     """Return predicted over measured."""
-    return np.array([step_time(run.work, device).total_ms / run.step_ms for run in runs])
+    return np.array([closed_form_us(run.work, device) / 1e3 / run.step_ms for run in runs])
 
 
 def left_out(device: Device, runs: Sequence[Run], folds: dict[str, int]) -> np.ndarray:

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from mindspeed_autoparallel.cost import catalogue
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.measured_rows import request_of_row
+from mindspeed_autoparallel.predict.price import price
 from mindspeed_autoparallel.predict.scoreboard import measured_step_ms
 
 MOST = 32.0
@@ -76,7 +76,7 @@ def runs_with_experts(rows: list[dict[str, Any]]) -> list[Run]:
 
 def predicted_ms(run: Run, imbalance: float) -> float:
     """Return the predicted step under ``imbalance``."""
-    return step_time(dataclasses.replace(run.work, imbalance=imbalance), run.device).total_ms
+    return price(dataclasses.replace(run.work, imbalance=imbalance), run.device).step.total_us / 1e3
 
 
 def implied(run: Run, step_ms: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mindspeed_autoparallel.cli.main import main
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
+from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.catalogue import find_device, read_device, write_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.fitting import with_values
@@ -230,14 +230,14 @@ def test_three_logs_of_a_slower_machine_predict_its_other_layouts(tmp_path: Path
         path.write_text(_text(4000.0, **layout))
         work = observation_of(read_log(path), find_device("H100"), 8, None).work
         works.append(work)
-        path.write_text(_text(step_time(work, machine).total_ms, **layout))
+        path.write_text(_text(closed_form_us(work, machine) / 1e3, **layout))
         logs.append(str(path))
     output = tmp_path / "mine.json"
     assert main(["calibrate", "--from-log", *logs[:3], "--device", "H100", "--output", str(output)]) == 0
     mine = read_device(output)
 
     def error(device: Any) -> float:
-        pairs = [(step_time(work, device).total_ms, step_time(work, machine).total_ms) for work in works[3:]]
+        pairs = [(closed_form_us(work, device) / 1e3, closed_form_us(work, machine) / 1e3) for work in works[3:]]
         return sum(abs(predicted / true - 1) for predicted, true in pairs) / len(pairs)
 
     assert error(catalogue) > 0.15

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
+import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from drawn_layouts import drawn
 
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
+from mindspeed_autoparallel.cost.analytic.step_time import closed_form_us
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import plan_of
 from mindspeed_autoparallel.planner.rank_memory import measured_at, point_of
 from mindspeed_autoparallel.planner.replay import replay
+from mindspeed_autoparallel.planner.tuner.candidates import Dimensions, ProfileVariant, enumerate_space
+from mindspeed_autoparallel.planner.tuner.placements import evaluate_placement
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
+from mindspeed_autoparallel.predict.fitting import with_values
+from mindspeed_autoparallel.predict.megatron_arguments import request_of_arguments
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.predict.predict import predict_one
-from mindspeed_autoparallel.predict.price import described
-from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.predict.price import described, price
+from mindspeed_autoparallel.spec import Cluster, Plan
 from mindspeed_autoparallel.spec.plan import SearchRecord
 
 APART = 1e-3
@@ -76,3 +84,129 @@ def test_predict_plan_and_simulate_agree_over_200_layouts() -> None:
             _check(request)
         except AssertionError as error:
             raise AssertionError(f"{name}: {request['parallel']} {request['train']}") from error
+
+
+_NAMES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "ffn": "ffn_hidden_size",
+    "seq": "seq_length",
+    "vocab": "vocab_size",
+    "topk": "moe_router_topk",
+    "moe_ffn": "moe_ffn_hidden_size",
+    "mtp_layers": "mtp_num_layers",
+    "gbs": "global_batch_size",
+    "mbs": "micro_batch_size",
+}
+
+
+def _script(request: dict[str, Any], number: int) -> argparse.Namespace:
+    """Return Megatron's namespace of a drawn request, with switches of its own."""
+    model, train = request["model"], request["train"]
+    given = {**model, **request["parallel"], **train}
+    values = {name: given[key] for key, name in _NAMES.items() if given.get(key) is not None}
+    return argparse.Namespace(
+        **{**values, **(model.get("mla") or {}), "context_parallel_size": 1},
+        mm_model=None,
+        num_layers=model["num_layers"],
+        num_experts=model.get("num_experts"),
+        group_query_attention=bool(model.get("kv_heads")),
+        num_query_groups=model.get("kv_heads"),
+        multi_latent_attention="mla" in model,
+        kv_channels=128,
+        swiglu=bool(model.get("swiglu")),
+        untie_embeddings_and_output_weights=not model.get("tied_embeddings"),
+        sequence_parallel=request["parallel"]["tp"] > 1,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=train["overlap_grad_reduce"],
+        tp_comm_overlap=train["tp_comm_overlap"],
+        bf16=True,
+        fp8_format=("hybrid" if number % 3 == 0 and request["hw"]["gpu"] == "H100" else None),
+        attention_dropout=0.1 * (number % 2),
+        hidden_dropout=0.0,
+        attention_backend=["AttnBackend.flash", "AttnBackend.unfused"][number % 5 == 0],
+        cross_entropy_loss_fusion=number % 2 == 0,
+        cross_entropy_fusion_impl="te",
+        moe_token_dispatcher_type="alltoall",
+        moe_grouped_gemm=True,
+    )
+
+
+def _scripts(count: int) -> list[Any]:
+    found = []
+    for number, (name, request) in enumerate(drawn(3 * count, seed=5)):
+        if request["model"]["type"] in ("gpt", "moe") and "hybrid" not in name and "vision" not in name:
+            found.append(pytest.param(_script(request, number), request["hw"], id=name))
+    return found[:count]
+
+
+@pytest.mark.parametrize(("script", "hardware"), _scripts(12))
+def test_auto_parallel_mm_prices_a_script_as_predict_prices_its_arguments(
+    script: argparse.Namespace, hardware: dict[str, Any]
+) -> None:
+    """Both read the script: its precision, its dropout, its attention, its fused loss."""
+    pytest.importorskip("megatron.core")  # its release decides how interleaved stages send
+    from mindspeed_autoparallel.runtime.megatron.description import describe
+    from mindspeed_autoparallel.runtime.profiling.sources.analytic import computed_profile
+
+    request = request_of_arguments(vars(script), hardware)
+    request["train"] |= {"recompute": "none", **_STATED}
+    work = read_workload(request)
+    device = find_device(work.gpu)
+    run = described(work, device)
+    profile = computed_profile(script, describe(script), device, work.devices_per_node)
+    profile = replace(profile, interleaved_sends=run.profile.interleaved_sends)
+    found = evaluate(profile, run.cluster, run.layout, run.placement, work.global_batch)
+    answer = predict_one(request)
+    assert answer["status"] != "error", answer["reason"]
+    assert found.step.total_us / 1e3 == pytest.approx(answer["step_time_ms"], rel=APART)
+    peak_gib = max(rank.peak_bytes for rank in found.memory) / 2**30
+    assert peak_gib == pytest.approx(answer["peak_memory_gib"], rel=APART)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_auto_tuning_prices_every_layout_of_a_profile_as_plan_does(overlapped: bool) -> None:
+    """Traces make other profiles than shapes; under one profile there is one price."""
+    request = next(request for name, request in drawn(7) if "dense" in name)
+    device, cluster, batch = find_device("H100"), Cluster(num_nodes=2, devices_per_node=8), 64
+    profile = analytic_profile(
+        [Section("text_decoder", request["model"])], device, 8, train={"overlap_grad_reduce": overlapped}
+    )
+    dimensions = Dimensions(overlap_gradient_reduce=(overlapped,))
+    variants = [ProfileVariant(name="", settings={}, profile=profile)]
+    compared = set()
+    for configuration in enumerate_space(variants, cluster, batch, dimensions).configurations[::7]:
+        layout = configuration.layout
+        layers, over = divmod(profile.model.num_layers, layout.num_virtual_stages)
+        if over:
+            continue
+        found = evaluate_placement(
+            configuration, cluster, batch, (layers,) * layout.num_virtual_stages, "none", 0, dimensions
+        )
+        plain = replace(found.configuration.layout, bucket_elements=0)
+        again = evaluate(profile, cluster, plain, found.placement, batch, with_timeline=False)
+        assert found.step_us == pytest.approx(again.step.total_us, rel=APART), layout.label()
+        assert found.peak_bytes == max(rank.peak_bytes for rank in again.memory)
+        compared.add(layout.label())
+    assert len(compared) > 10
+
+
+def test_ratios_of_the_closed_form_are_those_of_the_price() -> None:
+    """Intervals, fits and experiments take slopes from the closed form, and no step: what it is used for holds."""
+    apart = []
+    for _, request in drawn(28, seed=2):
+        work = read_workload(request)
+        device = find_device(work.gpu)
+        for name in ("inter_fraction", "memory_fraction", "gemm_fraction"):
+            value = getattr(device.efficiency(work.stack), name)
+            slower = with_values(device, work.stack, {name: value / 1.5})
+            closed = closed_form_us(work, slower) / closed_form_us(work, device)
+            priced = price(work, slower).step.total_us / price(work, device).step.total_us
+            apart.append(abs(closed / priced - 1))
+    assert statistics.median(apart) < 0.005, sorted(apart)
+    assert max(apart) < 0.05, sorted(apart)[-5:]

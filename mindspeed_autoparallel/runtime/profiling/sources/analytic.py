@@ -13,7 +13,7 @@ from typing import Any
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.analytic_profile import analytic_profile
-from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
+from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments, switches_of_arguments
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
@@ -36,7 +36,8 @@ def computed_profile(
     device: Device,
     devices_per_node: int,
 ) -> Profile:
-    """Return costs of every module of ``description`` for ``device``; what had to be assumed is logged."""
+    """Return costs of every module of ``description`` for ``device``, with the script's own switches (precision, fused
+    kernels, overlaps); what had to be assumed is logged. Raises ``ConfigError`` for a switch that is not modelled."""
     sections = _sections(arguments, description)
     _LOGGER.info(
         "analytic: nothing is measured; costs are computed for %s from datasheet and efficiencies", device.name
@@ -47,7 +48,7 @@ def computed_profile(
         devices_per_node,
         command=" ".join(masked_words([Path(sys.argv[0]).name, *sys.argv[1:]])),
         model_hash=description.model_hash,
-        train={name: bool(getattr(arguments, name, False)) for name in ("overlap_grad_reduce", "tp_comm_overlap")},
+        train=switches_of_arguments(vars(arguments)),
     )
     return replace(profile, interleaved_sends=interleaved_sends(arguments))
 

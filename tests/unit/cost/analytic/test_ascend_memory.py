@@ -6,13 +6,14 @@ import copy
 from typing import Any
 
 import pytest
+from prices import step_ms
 
 from mindspeed_autoparallel.cost.analytic.activations import head_bytes, layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.predict import predict_one
+from mindspeed_autoparallel.predict.price import price
 
 _GEMMA2: dict[str, Any] = {
     "model": {
@@ -114,7 +115,7 @@ def test_kernels_that_are_not_fused_take_time() -> None:
     device = find_device("Ascend-910B")
 
     def milliseconds(request: dict[str, Any]) -> float:
-        return step_time(read_workload(request), device).total_ms
+        return step_ms(read_workload(request), device)
 
     assert milliseconds(_with(_QWEN3, "train", rope_fusion=False)) > milliseconds(_QWEN3)
     assert milliseconds(_GEMMA2) > milliseconds(_with(_GEMMA2, "model", activation="fused"))
@@ -127,8 +128,8 @@ def test_collectives_that_are_cut_up_with_products_show_where_products_are_short
         steps = []
         for overlap in (False, True):
             request = _with(_with(_QWEN3, "model", hidden=hidden, ffn=4 * hidden), "train", tp_comm_overlap=overlap)
-            steps.append(step_time(read_workload(_with(request, "parallel", tp=8)), device))
-        return (steps[0].pipeline_ms - steps[1].pipeline_ms) / steps[0].pipeline_ms
+            steps.append(price(read_workload(_with(request, "parallel", tp=8)), device).step.pipeline_us)
+        return (steps[0] - steps[1]) / steps[0]
 
     # Twice the width is twice the bytes and four times the products, behind which more of the bytes hide.
     assert 0 < gained(2048) < gained(8192)

@@ -6,15 +6,15 @@ import copy
 from typing import Any
 
 import pytest
+from prices import memory_of, step_ms
 
 from mindspeed_autoparallel.cost.analytic.activations import layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.kernels import product_us, quantize_bytes
-from mindspeed_autoparallel.cost.analytic.memory import StageMemory, stage_memory
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.predict import predict_one
+from mindspeed_autoparallel.spec.plan import RankMemory
 
 _HIDDEN, _FFN, _SEQUENCE, _LAYERS, _VOCABULARY = 4096, 14336, 8192, 8, 128256
 _LINEAR = _LAYERS * (_HIDDEN * (2 * 4096 + 2 * 1024) + 3 * _HIDDEN * _FFN)
@@ -45,12 +45,12 @@ def _with(gpu: str = "H100", parallel: dict[str, Any] | None = None, **train: ob
     return changed
 
 
-def _memory(gpu: str = "H100", parallel: dict[str, Any] | None = None, **train: object) -> StageMemory:
-    return stage_memory(read_workload(_with(gpu, parallel, **train)), 0, 0)
+def _memory(gpu: str = "H100", parallel: dict[str, Any] | None = None, **train: object) -> RankMemory:
+    return memory_of(read_workload(_with(gpu, parallel, **train)), 0)
 
 
 def _ms(gpu: str = "H100", parallel: dict[str, Any] | None = None, **train: object) -> float:
-    return step_time(read_workload(_with(gpu, parallel, **train)), find_device(gpu)).total_ms
+    return step_ms(read_workload(_with(gpu, parallel, **train)))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_weights_of_products_take_what_the_recipe_keeps_of_them(
     gpu: str, train: dict[str, object], bytes_per_weight: float
 ) -> None:
     expected = 2 * _TABLES + bytes_per_weight * _LINEAR
-    assert _memory(gpu, **train).parameter_bytes == pytest.approx(expected, rel=1e-3)
+    assert _memory(gpu, **train).terms["parameters"] == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_weights_of_products_take_what_the_recipe_keeps_of_them(
     ],
 )
 def test_gradients_take_the_bytes_in_which_they_are_reduced(train: dict[str, object], size: int) -> None:
-    assert _memory(**train).gradient_bytes == pytest.approx(size * (_LINEAR + _TABLES), rel=1e-3)
+    assert _memory(**train).terms["gradients"] == pytest.approx(size * (_LINEAR + _TABLES), rel=1e-3)
     if size == 2:
         slow = {"parallel": {}, "overlap_grad_reduce": False}
         assert _ms(**slow, **train) < _ms(**slow, **{**train, "grad_reduce_in_bf16": False})
@@ -102,30 +102,32 @@ def test_eight_bit_operands_are_saved_in_eight_bits_and_the_rest_is_not() -> Non
 
 def test_state_of_a_precision_aware_optimizer_takes_its_types() -> None:
     owned = (_LINEAR + _TABLES) / 8
-    assert _memory().optimizer_bytes == pytest.approx(12 * owned, rel=1e-3)
-    assert _memory(exp_avg_dtype="bf16", exp_avg_sq_dtype="fp8").optimizer_bytes == pytest.approx(7 * owned, rel=1e-3)
-    assert _memory(main_params_dtype="fp16").optimizer_bytes == pytest.approx(10 * owned, rel=1e-3)
+    assert _memory().terms["optimizer"] == pytest.approx(12 * owned, rel=1e-3)
+    assert _memory(exp_avg_dtype="bf16", exp_avg_sq_dtype="fp8").terms["optimizer"] == pytest.approx(
+        7 * owned, rel=1e-3
+    )
+    assert _memory(main_params_dtype="fp16").terms["optimizer"] == pytest.approx(10 * owned, rel=1e-3)
     with pytest.raises(ConfigError, match="exp_avg_dtype is 'int3'"):
         _memory(exp_avg_dtype="int3")
 
 
 def test_an_optimizer_on_the_host_takes_time_for_memory() -> None:
     half = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}
-    assert _memory(**half).optimizer_bytes == pytest.approx(_memory().optimizer_bytes / 2)
+    assert _memory(**half).terms["optimizer"] == pytest.approx(_memory().terms["optimizer"] / 2)
     assert _ms() < _ms(**half) < _ms(optimizer_cpu_offload=True)
 
 
 def test_sharding_divides_what_it_names_and_its_replicas_hold_more() -> None:
     plain = _memory()
     gradients = _memory(parallel={"fsdp": 8, "sharding_strategy": "optim_grads"})
-    assert gradients.parameter_bytes == plain.parameter_bytes
-    assert gradients.gradient_bytes == pytest.approx(plain.gradient_bytes / 8)
+    assert gradients.terms["parameters"] == plain.terms["parameters"]
+    assert gradients.terms["gradients"] == pytest.approx(plain.terms["gradients"] / 8)
     deep = _with()
     deep["model"]["num_layers"] = 80
     held = []
     for size in (1, 4, 8):
         work = read_workload({**deep, "parallel": {"fsdp": size}})
-        held.append(stage_memory(work, 0, 0).parameter_bytes)
+        held.append(memory_of(work, 0).terms["parameters"])
     assert held[0] > held[1] > held[2]
     with pytest.raises(ConfigError, match="fsdp 3 does not divide"):
         _memory(parallel={"fsdp": 3})
@@ -134,7 +136,7 @@ def test_sharding_divides_what_it_names_and_its_replicas_hold_more() -> None:
 
 
 def test_offloaded_layers_leave_the_device_and_wait_for_the_link() -> None:
-    assert _memory(cpu_offloading_num_layers=4).activation_bytes < _memory().activation_bytes
+    assert _memory(cpu_offloading_num_layers=4).peak_bytes < _memory().peak_bytes
     assert _ms(cpu_offloading_num_layers=4) >= _ms()
 
 

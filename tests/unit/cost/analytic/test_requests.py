@@ -4,13 +4,11 @@ import copy
 from typing import Any
 
 import pytest
+from prices import memory_of, step_ms
 
-from mindspeed_autoparallel.cost.analytic.memory import stage_memory
 from mindspeed_autoparallel.cost.analytic.placement import layout_counts
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.request_keys import unknown_keys
-from mindspeed_autoparallel.cost.analytic.step_time import step_time
-from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.predict import predict_one
 
@@ -36,12 +34,12 @@ def _layers(**parallel: Any) -> list[int]:
 
 def _ms(**changes: dict[str, Any]) -> float:
     work = read_workload(_with(**changes))
-    return step_time(work, find_device(work.gpu)).total_ms
+    return step_ms(work)
 
 
 def _peaks(**changes: dict[str, Any]) -> list[float]:
     work = read_workload(_with(**changes))
-    return [stage_memory(work, stage, 0).peak_bytes for stage in range(work.pipeline_size)]
+    return [memory_of(work, stage).peak_bytes for stage in range(work.pipeline_size)]
 
 
 def test_layers_lie_where_the_run_puts_them() -> None:

@@ -4,12 +4,13 @@ import copy
 import dataclasses
 
 import pytest
+from prices import step_ms
 
 from mindspeed_autoparallel.cost.analytic.kernels import product_us
 from mindspeed_autoparallel.cost.analytic.layer_time import layer_time
 from mindspeed_autoparallel.cost.analytic.mlps import exchange_us, widening
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
-from mindspeed_autoparallel.cost.analytic.step_time import boundary_send_us, one_f_one_b_us, step_time
+from mindspeed_autoparallel.cost.analytic.step_time import boundary_send_us, one_f_one_b_us
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.errors import ConfigError
@@ -37,7 +38,7 @@ def _ms(**changes: dict) -> float:
     for section, values in changes.items():
         request[section].update(values)
     work = read_workload(request)
-    return step_time(work, find_device(work.gpu)).total_ms
+    return step_ms(work)
 
 
 def test_equal_stages_take_the_textbook_time() -> None:
@@ -236,7 +237,7 @@ _EXPERTS = {
 def _experts_ms(section: str, train: dict[str, object] | None = None, **values: object) -> float:
     request = {**_EXPERTS, section: {**_EXPERTS[section], **values}}
     work = read_workload({**request, "train": {**request["train"], **(train or {})}})
-    return step_time(work, find_device(work.gpu)).total_ms
+    return step_ms(work)
 
 
 def test_windowed_attention_saves_time_for_as_many_layers_as_have_it() -> None:
@@ -268,7 +269,7 @@ def test_exchanges_of_tokens_hide_behind_computing_but_for_what_it_cannot_cover(
         for value in (False, True)
     }
     device = find_device("H100")
-    assert step_time(across[True], device).total_ms > 0.5 * step_time(across[False], device).total_ms
+    assert step_ms(across[True], device) > 0.5 * step_ms(across[False], device)
 
 
 def test_grouped_products_of_experts_take_as_much_longer_as_the_device_says() -> None:
@@ -276,11 +277,11 @@ def test_grouped_products_of_experts_take_as_much_longer_as_the_device_says() ->
     changed = dataclasses.replace(device.efficiency("megatron-core"), expert_fraction=1.0)
     fast = dataclasses.replace(device, efficiencies={"megatron-core": changed})
     work = read_workload(_EXPERTS)
-    assert step_time(work, device).total_ms > 1.15 * step_time(work, fast).total_ms
+    assert step_ms(work, device) > 1.15 * step_ms(work, fast)
     dense = {**_REQUEST, "hw": {"gpu": "H100", "num_gpus": 8}}
     one_each = {**_EXPERTS, "model": {**_EXPERTS["model"], "num_experts": 8}}
     for request in (dense, one_each):
-        assert step_time(read_workload(request), device) == step_time(read_workload(request), fast)
+        assert step_ms(read_workload(request), device) == step_ms(read_workload(request), fast)
 
 
 def test_a_request_that_says_whether_gradients_overlap_goes_before_what_the_device_was_measured_with() -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from math import inf
+from typing import cast
 
 import pytest
 from small_profile import block, small_profile
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
+from mindspeed_autoparallel.planner.best_first import silent
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.layouts import layout_search, short_rows
-from mindspeed_autoparallel.planner.layouts.layout_search import LOOKS
+from mindspeed_autoparallel.planner.layouts import short_rows, turns
+from mindspeed_autoparallel.planner.layouts.layout_search import LayoutSearch
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
 from mindspeed_autoparallel.planner.layouts.search import search
 from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate_layouts
 from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE, Outcome, Task
+from mindspeed_autoparallel.planner.layouts.turns import LOOKS
 from mindspeed_autoparallel.planner.layouts.workers import Workers
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.profiles import MeasuredAt, Measurement, ModuleCost, Profile, VariableData
@@ -202,9 +206,7 @@ def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long
 
     monkeypatch.setattr(Workers, "perform", note)
     monkeypatch.setattr(short_rows, "MOST_EVENTS_OF_CUTS", 0)
-    monkeypatch.setattr(
-        layout_search, "takes_long", lambda model, candidate: long and candidate.layout.virtual_size > 1
-    )
+    monkeypatch.setattr(turns, "takes_long", lambda model, candidate: long and candidate.layout.virtual_size > 1)
     plan = _searched_on_four((1, 2, 3))
     # What takes long is bounded by whole layers, which is enough here; what is solved in a moment is not before.
     assert set(asked) == {LOOKS.index(look) for look in (BOUND, IMPROVE, PROVE if long else SOLVE)}
@@ -217,7 +219,7 @@ def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long
 def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     without, everything = _searched_on_four((1,)), _searched_on_four((1, 2, 4))
     monkeypatch.setattr("mindspeed_autoparallel.planner.layouts.search.VIRTUAL_S", 0.0)
-    monkeypatch.setattr(layout_search, "takes_long", lambda model, candidate: candidate.layout.virtual_size > 1)
+    monkeypatch.setattr(turns, "takes_long", lambda model, candidate: candidate.layout.virtual_size > 1)
     plan = _searched_on_four(None)
     assert everything.step.total_us <= plan.step.total_us <= without.step.total_us
     left = [verdict.lower_bound_us for verdict in plan.search.verdicts if verdict.outcome == "unsolved"]
@@ -230,3 +232,29 @@ def test_twice_the_microbatches_of_groups_that_only_the_plan_runs_are_tried_in_s
     layout = Layout(pipeline_size=2, virtual_size=2, schedule="interleaved", microbatch_group_size=3)
     plan = search(small_profile(), Cluster(num_nodes=1, devices_per_node=2), 5, SearchOptions(layouts=[layout]))
     assert [relaxation.step_us is not None for relaxation in plan.search.relaxations] == [True, True]
+
+
+def test_a_simple_split_never_takes_the_place_of_a_faster_plan_of_the_same_layout() -> None:
+    """The plain recipe is found first; simple splits of the same layout come later and may be slower."""
+
+    class OfOneLayout:
+        def perform(self, tasks: Sequence[Task]) -> list[Outcome]:
+            return [Outcome(placement=ModulePlacement(layers={}, recompute={}), step_us=200.0) for _ in tasks]
+
+    profile = small_profile()
+    (candidate,), _ = enumerate_layouts(
+        profile, Cluster(num_nodes=1, devices_per_node=1), 4, SpaceOptions(), [Layout()]
+    )
+    found = LayoutSearch(
+        profile.model,
+        [candidate],
+        [1.0],
+        [1.0],
+        workers=cast(Workers, OfOneLayout()),
+        deadline=inf,
+        num_alternatives=0,
+        progress=silent,
+    )
+    found.know(candidate, Outcome(placement=ModulePlacement(layers={}, recompute={}), step_us=100.0))
+    found.warm_up()
+    assert found.best_us == 100.0
