@@ -192,12 +192,11 @@ class _Ranks:
             stages = range(rank, len(self.time), layout.pipeline_size)
             # step - count x (work of the rank) - (way to it and back) >= count x (beside its blocks)
             terms = [(-count * time, variable) for v in stages for time, variable in self.time[v]]
-            way = [] if before is None else [(-1.0, before)]
+            way: list[tuple[float, Any]] = [] if before is None else [(-1.0, before)]
             self.program.row([(1.0, step), *way, *terms], count * sum(beside[v] for v in stages))
             if rank + 1 < layout.pipeline_size:
                 following = self.program.number()
                 passed = [(-time, variable) for time, variable in self.time[rank]]
-                further = [] if before is None else [(-1.0, before)]
-                self.program.row([(1.0, following), *further, *passed], beside[rank] + links[rank])
+                self.program.row([(1.0, following), *way, *passed], beside[rank] + links[rank])
                 before = following
         return step
