@@ -205,14 +205,15 @@ def beside_layer(
     return LayerTime(forward_us=forward, backward_us=backward)
 
 
-def closed_form_us(work: Workload, device: Device) -> float:
+def closed_form_us(work: Workload, device: Device, layer: LayerTime | None = None) -> float:
     """Return one step by a closed form, some fifty times faster than the simulator; never the price of a run.
 
     Ratios between two devices alone are used, as slopes (fits, intervals, experiments): ``predict.price`` has the step.
+    ``layer``: in place of the modelled ones.
     """
     efficiency = device.efficiency(work.stack)
     fabric = Fabric.of(device, efficiency, work.devices_per_node, work.inter_node_gbit_per_s)
-    stages = stage_times_us(work, device, efficiency, fabric)
+    stages = stage_times_us(work, device, efficiency, fabric, layer)
     boundary = 0.0
     if work.pipeline_size > 1:
         boundary = 2 * (efficiency.point_to_point_us + boundary_send_us(work, fabric))
