@@ -8,6 +8,27 @@ from collections.abc import Mapping
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
 
+_REFUSED = {
+    "use_megatron_fsdp": "fully sharded parameters are not modelled",
+    "use_custom_fsdp": "fully sharded parameters are not modelled",
+    "use_torch_fsdp2": "fully sharded parameters are not modelled",
+    "layerzero": "fully sharded parameters are not modelled",
+    "cpu_offloading": "offload of activations is not modelled here",
+    "fine_grained_activation_offloading": "offload of activations is not modelled here",
+    "heterogeneous_layers_config_path": "layers of different sizes are not modelled",
+    "export_kd_teacher_load": "distillation is not modelled",
+    "kd_teacher_load": "distillation is not modelled",
+    "enable_mhc": "hyper-connections are not modelled",
+    "qlora": "quantized frozen weights are not modelled",
+    "retro_add_retriever": "retrieval is not modelled",
+}
+_COUNTS_REFUSED = {
+    "num_distributed_optimizer_instances": "several instances of the distributed optimizer are not modelled",
+    "cpu_offloading_num_layers": "offload of activations is not modelled here",
+    "encoder_tensor_model_parallel_size": "encoders with a layout of their own are not modelled here",
+    "num_zero_experts": "experts that do nothing are not modelled",
+    "cla_share_factor": "key and value states shared between layers are not modelled",
+}
 _NO = ("false", "none", "null", "")
 
 
@@ -50,3 +71,13 @@ class Arguments:
         if not math.isfinite(number):
             raise ConfigError(f"--{names[0].replace('_', '-')} is {shown(text)}, must be a number.")
         return number
+
+
+def refuse_unmodelled(arguments: Arguments) -> None:
+    """Raise ``ConfigError`` naming the first argument whose effect on time or memory is not modelled."""
+    for name, reason in _REFUSED.items():
+        if arguments.flag(name):
+            raise ConfigError(f"--{name.replace('_', '-')}: {reason}.")
+    for name, reason in _COUNTS_REFUSED.items():
+        if (arguments.integer(name) or 0) > 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {arguments.text(name)}: {reason}.")

@@ -12,30 +12,7 @@ from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.placement import unfold_layout
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.predict.arguments import Arguments
-
-_REFUSED = {
-    "use_megatron_fsdp": "fully sharded parameters are not modelled",
-    "use_custom_fsdp": "fully sharded parameters are not modelled",
-    "use_torch_fsdp2": "fully sharded parameters are not modelled",
-    "layerzero": "fully sharded parameters are not modelled",
-    "cpu_offloading": "offload of activations is not modelled here",
-    "fine_grained_activation_offloading": "offload of activations is not modelled here",
-    "heterogeneous_layers_config_path": "layers of different sizes are not modelled",
-    "export_kd_teacher_load": "distillation is not modelled",
-    "kd_teacher_load": "distillation is not modelled",
-    "enable_mhc": "hyper-connections are not modelled",
-    "qlora": "quantized frozen weights are not modelled",
-    "retro_add_retriever": "retrieval is not modelled",
-}
-_COUNTS_REFUSED = {
-    "num_distributed_optimizer_instances": "several instances of the distributed optimizer are not modelled",
-    "cpu_offloading_num_layers": "offload of activations is not modelled here",
-    "encoder_tensor_model_parallel_size": "encoders with a layout of their own are not modelled here",
-    "num_zero_experts": "experts that do nothing are not modelled",
-    "cla_share_factor": "key and value states shared between layers are not modelled",
-}
-
+from mindspeed_autoparallel.predict.arguments import Arguments, refuse_unmodelled
 
 _TENSOR_OVERLAPS = ("tp_comm_overlap", "use_mc2", "use_ascend_mc2", "use_ascend_coc")
 _EXCHANGE_OVERLAPS = (
@@ -50,7 +27,7 @@ def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any])
     Raises ``ConfigError`` naming the argument for what is not modelled or missing.
     """
     arguments = Arguments(values)
-    _refuse_unmodelled(arguments)
+    refuse_unmodelled(arguments)
     devices = hardware.get("num_gpus")
     if (
         arguments.flag("use_tp_pp_dp_mapping")
@@ -63,22 +40,13 @@ def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any])
     return {**kept, "hw": dict(hardware)}
 
 
-def _refuse_unmodelled(arguments: Arguments) -> None:
-    for name, reason in _REFUSED.items():
-        if arguments.flag(name):
-            raise ConfigError(f"--{name.replace('_', '-')}: {reason}.")
-    for name, reason in _COUNTS_REFUSED.items():
-        if (arguments.integer(name) or 0) > 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {arguments.text(name)}: {reason}.")
-
-
 def switches_of_arguments(values: Mapping[str, object]) -> dict[str, object]:
     """Return the request's ``train`` that the arguments describe, without what a search chooses: batch and recompute.
 
     Raises ``ConfigError`` naming the argument for what is not modelled.
     """
     arguments = Arguments(values)
-    _refuse_unmodelled(arguments)
+    refuse_unmodelled(arguments)
     return {
         key: value
         for key, value in _train(arguments).items()
