@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from mindspeed_autoparallel.data.packs import equal_packs, filled_packs
-from mindspeed_autoparallel.data.partition import loads_of, lower_bound, partition
+from mindspeed_autoparallel.data.partition import cost_of, loads_of, lower_bound, partition
 from mindspeed_autoparallel.data.sample import COLUMNS
 from mindspeed_autoparallel.data.work import WorkModel
 from mindspeed_autoparallel.errors import ConfigError
@@ -103,6 +104,61 @@ def balance(sizes: Array, model: WorkModel, shape: BatchShape) -> Assignment:
     totals = _group_weights(sizes, model, samples.reshape(-1, samples.shape[2]), shape.is_padded).sum(axis=1)
     order = numpy.stack([short_at_the_ends(row) for row in totals.reshape(_cut(shape))])
     return _assignment(sizes, model, shape, numpy.take_along_axis(samples, order[:, :, None], axis=1), bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Which microbatches of a global batch a replica trains, and what that gains."""
+
+    places: tuple[tuple[int, ...], ...]
+    """By replica, in the order of training: microbatch ``replica * number + index`` of the replica that loaded it."""
+    imbalance_before: float
+    """Work of the slowest replica over that of the mean one."""
+    imbalance: float
+    gap: float
+    """How far the slowest replica lies above the batch's own lower bound, as a share of it."""
+
+
+def share(works: Sequence[Sequence[float]]) -> Shared:
+    """Return the same answer on every rank for the works ``[replica][microbatch]`` of a global batch.
+
+    Every replica keeps its number of microbatches. A batch that cannot be made more even stays as it is loaded.
+    """
+    replicas, number = len(works), len(works[0])
+    weights: Array = numpy.array(works, dtype=numpy.float64).reshape(-1, 1)
+    as_loaded: Array = numpy.repeat(numpy.arange(replicas), number)
+    before = cost_of(weights, as_loaded, replicas)
+    bins, cost = as_loaded, before
+    if replicas > 1:
+        found = partition(weights, replicas, number)
+        if found.cost < before * (1 - 1e-9):
+            bins, cost = found.bins, found.cost
+    places = []
+    for replica in range(replicas):
+        rows = numpy.flatnonzero(bins == replica)
+        times = weights[rows, 0]
+        # Of equal ones the order stays: nothing is gained by another.
+        rows = rows if numpy.ptp(times) == 0 else rows[short_at_the_ends(times)]
+        places.append(tuple(int(row) for row in rows))
+    mean = float(weights.sum()) / replicas
+    bound = lower_bound(weights, replicas, number)
+    return Shared(
+        places=tuple(places),
+        imbalance_before=before / mean if mean else 1.0,
+        imbalance=cost / mean if mean else 1.0,
+        gap=cost / bound - 1 if bound else 0.0,
+    )
+
+
+def as_loaded(sizes: Array, model: WorkModel, shape: BatchShape, is_exchanged: bool) -> Array:
+    """Return ``samples [replica, microbatch, place]`` of microbatches as they are loaded, in another order, or
+    (``is_exchanged``) on other replicas, too."""
+    groups = in_order(sizes, model, shape).samples.reshape(-1, shape.micro_batch_size)
+    works = _group_weights(sizes, model, groups, shape.is_padded).sum(axis=1).reshape(_cut(shape))
+    if is_exchanged:
+        return groups[numpy.array(share(works).places)]
+    places = numpy.array([share(row[None]).places[0] for row in works])
+    return groups[places + numpy.arange(shape.num_replicas)[:, None] * shape.num_microbatches]
 
 
 def short_at_the_ends(times: Array) -> Array:

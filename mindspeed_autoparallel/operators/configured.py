@@ -12,11 +12,10 @@ from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration, derive_megatron
 from mindspeed_autoparallel.operators.moves import list_moves
 from mindspeed_autoparallel.operators.picture import picture_data
-from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined
+from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined, stage_bytes
 from mindspeed_autoparallel.operators.plan import OperatorPlan
 from mindspeed_autoparallel.operators.search.advice import advise
 from mindspeed_autoparallel.operators.search.pins import Pins
-from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
 from mindspeed_autoparallel.operators.search.recursive import ExplainedCut
 from mindspeed_autoparallel.units import format_bytes
 
@@ -121,9 +120,8 @@ class SearchResult:
         plans = {"plan": self.plan, **({"megatron": self.megatron.uniform} if self.megatron else {})}
         found = {}
         for name, each in plans.items():
-            # The first stage keeps the outputs of as many microbatches as there are stages.
-            at_once = self.plan.num_microbatches / min(self.plan.stages, self.plan.num_microbatches)
-            needed = plan_resident_bytes(each.decisions, at_once) / self.plan.stages
+            given = Pipeline(micro_batch_num=self.plan.num_microbatches)
+            needed, _ = stage_bytes(each.decisions, given, self.plan.stages)
             if needed > memory_bytes > 0:
                 found[name] = (
                     f"the {'plan' if name == 'plan' else 'Megatron run'} does not fit: it needs {format_bytes(needed)} "

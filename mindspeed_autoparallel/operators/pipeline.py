@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators.graph.node import Graph
+from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import OperatorPlan
+from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
+from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
 from mindspeed_autoparallel.operators.strategies import search_graph
-
-RESERVE = 1.1
-"""Static and dynamic memory are taken this many times."""
-STATIC_BYTES_PER_BYTE = 9
-"""Parameter, gradient (fp32) and two moments with a master copy (fp32), per byte of a two-byte parameter: 18 / 2."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,14 +31,12 @@ class Pipeline:
     device_memory_bytes: int = 64 * 2**30
 
 
-def stage_memory_bytes(graph: Graph, stages: int, dp: int, mp: int, micro_batch_num: int = 1) -> float:
-    """Return static and dynamic bytes of one device: states cut by stages and ``mp``, one step's activations by all
-    three, of which a stage keeps those of the microbatches in flight (``stages`` at most, on the first stage)."""
-    in_flight = min(stages, micro_batch_num) / micro_batch_num
-    trained = sum(node.output_bytes for node in graph.nodes.values() if node.is_parameter and node.needs_gradient)
-    frozen = sum(node.output_bytes for node in graph.nodes.values() if node.is_parameter and not node.needs_gradient)
-    kept = sum(node.output_bytes for node in graph.nodes.values() if node.inputs and node.needs_gradient)
-    return (STATIC_BYTES_PER_BYTE * trained + frozen) / (stages * mp) + kept * in_flight / (stages * dp * mp)
+def stage_bytes(decisions: Decisions, given: Pipeline, stages: int) -> tuple[float, float]:
+    """Return bytes of one device of the first stage: all, and those of outputs kept for backward, of as many
+    microbatches as there are stages."""
+    at_once = given.micro_batch_num / min(stages, given.micro_batch_num)
+    needed = plan_resident_bytes(decisions, at_once) / stages
+    return needed, needed - plan_resident_bytes(decisions, math.inf) / stages
 
 
 def num_layers(graph: Graph) -> int:
@@ -49,52 +47,43 @@ def num_layers(graph: Graph) -> int:
     return most if most > 1 else 0
 
 
-def choose_stages(graph: Graph, devices: int, given: Pipeline, dp_mp: tuple[int, int]) -> int:
-    """Return stages from the largest allowed number downwards, the first whose memory fits; never above
-    ``micro_batch_num``.
+def choose_stages(
+    graph: Graph, devices: int, given: Pipeline, plans: Callable[[int], Iterable[OperatorPlan]]
+) -> tuple[int, OperatorPlan, str]:
+    """Return stages from the largest allowed number downwards, the first with a plan that fits, that plan, and a note
+    on what did not fit.
 
-    ``dp_mp`` is the split without stages. The bound is min(max(user stages, servers), micro_batch_num, layers). With
-    each halving of the stages, dp or mp doubles: the one that keeps dp/mp nearest to the ratio of ``dp_mp``, dp on a
-    tie. Raises ``InfeasiblePlan`` where no number fits, with the memory of the nearest.
+    ``plans``: for a number of stages, the searched plans to look at, the most wanted first. The bound is
+    min(max(user stages, servers), micro_batch_num, layers). Raises ``InfeasiblePlan`` where no plan fits, with the
+    memory of the nearest.
     """
     bound = min(max(given.stages, given.servers), given.micro_batch_num, num_layers(graph) or devices)
     stages = 1
     while stages * 2 <= bound and devices % (stages * 2) == 0:
         stages *= 2
-    ratio = dp_mp[0] / dp_mp[1]
-    dp, mp = dp_mp
-    rest = stages
-    while rest > 1:  # take the stages out of dp and mp, keeping the ratio
-        if dp % 2 == 0 and (mp % 2 or abs(dp / 2 / mp - ratio) <= abs(dp / (mp / 2) - ratio)):
-            dp //= 2
-        elif mp % 2 == 0:
-            mp //= 2
-        rest //= 2
-    needs = []
-    while True:
-        rows = min(dp, _most_row_parts(graph, given)) if stages > 1 else dp  # as the search of the stages will cut
-        needed = stage_memory_bytes(graph, stages, rows, dp * mp // rows, given.micro_batch_num)
-        needs.append((RESERVE * needed, stages))
-        if needs[-1][0] <= given.device_memory_bytes:
-            return stages
-        if stages == 1:
-            break
+    needs: list[tuple[float, float, int]] = []
+    most = stages
+    while stages:
+        for plan in plans(stages):
+            needed, kept = stage_bytes(plan.decisions, given, stages)
+            if needed <= given.device_memory_bytes:
+                return stages, plan, f"{_least(needs, most, given)}: too much." if needs else ""
+            needs.append((needed, kept, stages))
         stages //= 2
-        if abs(2 * dp / mp - ratio) <= abs(dp / (2 * mp) - ratio):
-            dp *= 2
-        else:
-            mp *= 2
-    least, at = min(needs)
     raise InfeasiblePlan(
-        f"no number of pipeline stages up to {bound} fits: the least is {least / 2**30:.1f} GiB per device with "
-        f"{_stages(at)}, and {given.device_memory_bytes / 2**30:.1f} GiB are there. "
-        "Raise mem_coeff, micro_batch_num or devices."
+        f"no number of pipeline stages up to {bound} fits: the least is {_least(needs, min(needs)[2], given)}"
+        + (f", {_least(needs, most, given)}" if min(needs)[2] != most else "")
+        + f", and {given.device_memory_bytes / 2**30:.1f} GiB are there. Raise mem_coeff, micro_batch_num or devices."
     )
 
 
-def _most_row_parts(graph: Graph, given: Pipeline) -> int:
-    """Return into how many parts rows are cut at most: the samples of one microbatch."""
-    return max(1, graph.samples // given.micro_batch_num)
+def _least(needs: list[tuple[float, float, int]], stages: int, given: Pipeline) -> str:
+    needed, kept, _ = min(need for need in needs if need[2] == stages)
+    in_flight = min(stages, given.micro_batch_num)
+    return (
+        f"{needed / 2**30:.1f} GiB per device with {_stages(stages)} ({kept / 2**30:.1f} of them are outputs of "
+        f"{in_flight} of {given.micro_batch_num} microbatches, kept for backward)"
+    )
 
 
 def _stages(number: int) -> str:
@@ -106,7 +95,8 @@ def search_pipelined(
 ) -> OperatorPlan:
     """Return ``search_graph`` over the devices of one stage; the plan's ``stages`` say how many stages there are.
 
-    With ``auto_pipeline`` the number is chosen, otherwise it is the user's and the choice is logged and noted. Raises
+    With ``auto_pipeline`` the number is chosen, otherwise it is the user's and the choice is logged and noted. Rows are
+    cut into no more parts than a microbatch has samples. Raises
     ``ConfigError`` for stages that do not divide the devices or exceed ``micro_batch_num``.
     """
     given = pipeline or Pipeline()
@@ -123,31 +113,59 @@ def search_pipelined(
     if devices % given.stages:
         raise ConfigError(f"{given.stages} pipeline stages do not divide {devices} devices.")
     options.setdefault("memory_limit_bytes", given.device_memory_bytes)
-    whole = search_graph(graph, devices, **options)
-    note, stages = "", given.stages
-    try:
-        found = choose_stages(graph, devices, given, whole.dp_mp())
-        if auto_pipeline:
-            stages = found
-        else:
-            note = f"auto_pipeline suggests {_stages(found)}; configured: {_stages(stages)}."
-    except InfeasiblePlan as error:
-        if auto_pipeline:
-            raise
-        note = f"auto_pipeline has no suggestion: {error}"
+    searches = _Searches(graph, devices, given, options)
+    stages, note = given.stages, ""
+    if auto_pipeline:
+        stages, plan, note = choose_stages(graph, devices, given, searches.plans)
+    else:
+        plan = next(searches.plans(stages))
+        note = _suggestion(graph, devices, given, searches)
     if note:
         _LOG.info(note)
-    most = _most_row_parts(graph, given)
-    options["memory_limit_bytes"] = (options["memory_limit_bytes"] or 0) * stages or None  # the graph has all stages
-    plan = (
-        whole
-        if stages == 1
-        else search_graph(
-            graph, devices // stages, num_microbatches=given.micro_batch_num, most_row_parts=most, **options
-        )
-    )
     notes = (*plan.notes, *([note] if note else []))
     return dataclasses.replace(plan, stages=stages, num_microbatches=given.micro_batch_num, notes=notes)
+
+
+class _Searches:
+    """Searches over the devices of one stage, each done once."""
+
+    def __init__(self, graph: Graph, devices: int, given: Pipeline, options: dict[str, Any]) -> None:
+        self._graph, self._devices, self._given, self._options = graph, devices, given, options
+        self._found: dict[tuple[int, int | None, str], OperatorPlan] = {}
+        self._mode = options.get("search_mode", SearchOptions.search_mode)
+
+    def plans(self, stages: int, mode: str = "") -> Iterator[OperatorPlan]:
+        """Yield the plan of ``stages``; after that of recursive programming, which has no limit of memory, those that
+        cut rows into fewer and fewer parts, and weights into more."""
+        mode = mode or self._mode
+        most = max(1, self._graph.samples // self._given.micro_batch_num) if stages > 1 else None
+        yield self._plan(stages, most, mode)
+        parts = min(most or self._devices, self._devices // stages) // 2 if mode == SearchOptions.search_mode else 0
+        while parts:
+            yield self._plan(stages, parts, mode)
+            parts //= 2
+
+    def _plan(self, stages: int, most: int | None, mode: str) -> OperatorPlan:
+        key = (stages, most, mode)
+        if key not in self._found:
+            options = {**self._options, "search_mode": mode, "most_row_parts": most}
+            if stages > 1:
+                options["num_microbatches"] = self._given.micro_batch_num
+                # The graph has all stages.
+                options["memory_limit_bytes"] = (options["memory_limit_bytes"] or 0) * stages or None
+            self._found[key] = search_graph(self._graph, self._devices // stages, **options)
+        return self._found[key]
+
+
+def _suggestion(graph: Graph, devices: int, given: Pipeline, searches: _Searches) -> str:
+    """Return what ``auto_pipeline`` would choose, by recursive programming; nothing where that cannot halve."""
+    if set(device_factors(devices)) - {2}:
+        return ""
+    try:
+        found, _, _ = choose_stages(graph, devices, given, lambda n: searches.plans(n, SearchOptions.search_mode))
+    except InfeasiblePlan as error:
+        return f"auto_pipeline has no suggestion: {error}"
+    return f"auto_pipeline suggests {_stages(found)}; configured: {_stages(given.stages)}."
 
 
 def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
@@ -157,7 +175,6 @@ def data_parallel(graph: Graph, devices: int) -> OperatorPlan:
     """
     from mindspeed_autoparallel.operators.graph.node import NO_CUT
     from mindspeed_autoparallel.operators.search.recursive import carried_axes
-    from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
 
     axes = carried_axes(graph)
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))

@@ -9,6 +9,8 @@ in docs/data.md.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -22,16 +24,40 @@ _SHARES = (0.5, 0.75, 0.9, 1.0)
 """Thresholds that are such a share of what one of k may have."""
 
 
-def chance_of_heaviest(parts: tuple[tuple[Array, int], ...], shares: Array, number: int, allowed: float) -> float:
-    """Return a bound on the chance that the heaviest of ``number`` samples together exceed ``allowed`` bytes.
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Batches whose samples' ``excess [row]`` sums to more than ``least``; ``probability`` bounds their share from
+    above."""
+
+    probability: float
+    excess: Array
+    least: float
+
+    def holds(self, rows: Array) -> bool:
+        """Return whether the batch of ``rows [sample]`` is such a one."""
+        return float(self.excess[rows].sum()) > self.least
+
+
+def always(num_rows: int) -> Cause:
+    """Return the cause that every batch has."""
+    return Cause(probability=1.0, excess=numpy.zeros(num_rows), least=-1.0)
+
+
+def some_sample(is_it: Array, shares: Array, number: int) -> Cause:
+    """Return the batches of ``number`` samples with at least one whose row ``is_it [row]``."""
+    chance = float(shares[is_it].sum())
+    probability = -math.expm1(number * math.log1p(-chance)) if chance < 1 else 1.0
+    return Cause(probability=probability, excess=is_it.astype(numpy.float64), least=1 - 1e-9)
+
+
+def heaviest_exceed(parts: tuple[tuple[Array, int], ...], shares: Array, number: int, allowed: float) -> Cause:
+    """Return a cause of every batch whose heaviest of ``number`` samples together exceed ``allowed`` bytes.
 
     ``parts``: bytes by row of the distribution ``[row]``, and how many samples count by them; the sums of all parts add
     up. ``shares [row]``: of the distribution's rows.
     """
-    if allowed < 0:
-        return 1.0
-    best = 1.0
-    for thresholds in _thresholds(parts, shares, number, allowed):
+    best = always(len(shares))
+    for thresholds in _thresholds(parts, shares, number, allowed) if allowed >= 0 else ():
         left = allowed - sum(
             min(count, number) * threshold for (_, count), threshold in zip(parts, thresholds, strict=True)
         )
@@ -40,7 +66,9 @@ def chance_of_heaviest(parts: tuple[tuple[Array, int], ...], shares: Array, numb
         above: Array = sum(
             numpy.maximum(values - threshold, 0.0) for (values, _), threshold in zip(parts, thresholds, strict=True)
         )
-        best = min(best, _chance_of_sum(above, shares, number, left))
+        chance = _chance_of_sum(above, shares, number, left)
+        if chance < best.probability:
+            best = Cause(probability=chance, excess=above, least=left)
     return best
 
 

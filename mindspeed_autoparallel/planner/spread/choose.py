@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy
 
+from mindspeed_autoparallel.data.balance import as_loaded, balance, in_order
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.layouts.assembly import limits_of_plan, plan_of
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData
+from mindspeed_autoparallel.planner.spread.drawn_steps import NUM_DRAWS, DrawnSteps, PlanUnderData, StepsUnderData
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors, sample_factors
 from mindspeed_autoparallel.planner.spread.memory import Arrangement, OutOfMemory, out_of_memory
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile
@@ -53,6 +54,9 @@ class SpreadOptions:
     oom_steps: int = 10_000
     pack_length: int = 0
     """Tokens that packs are filled to; 0: packs have as many samples as a microbatch."""
+    is_exchanged: bool = True
+    """``is_balanced`` may also give whole microbatches, as they are loaded, to other replicas, as on any host; False:
+    microbatches are formed anew, as the reference training does."""
 
     @property
     def arrangement(self) -> Arrangement:
@@ -160,7 +164,7 @@ def safe_splits(
         except InfeasiblePlan:
             high = share
             continue
-        memory = out_of_memory(profile, plan, data, factors, options.oom_steps, options.arrangement)
+        memory = _chance(PlanUnderData(profile, plan, factors), profile, plan, data, options)
         if memory.probability <= options.max_oom_probability:
             found.append(judge(profile, plan, data, factors, options, memory))
             high = share
@@ -216,9 +220,28 @@ def judge(
 
     Raises ``ConfigError`` for layouts whose steps are not drawn.
     """
-    drawn = PlanUnderData(profile, plan, factors).drawn(data)
-    memory = memory or out_of_memory(profile, plan, data, factors, options.oom_steps, options.arrangement)
-    return Judged(plan=plan, drawn=drawn, is_balanced=options.is_balanced, memory=memory)
+    under = PlanUnderData(profile, plan, factors)
+    memory = memory or _chance(under, profile, plan, data, options)
+    return Judged(plan=plan, drawn=under.drawn(data), is_balanced=options.is_balanced, memory=memory)
+
+
+def _chance(
+    under: StepsUnderData, profile: Profile, plan: Plan, data: Distribution, options: SpreadOptions
+) -> OutOfMemory:
+    shape, work = under.shape, under.work()
+
+    def ways(sizes: Array) -> list[Array]:
+        if options.arrangement == "none":
+            return [in_order(sizes, work, shape).samples]
+        if options.arrangement == "replica":
+            return [as_loaded(sizes, work, shape, is_exchanged=False)]
+        found = [balance(sizes, work, shape).samples]
+        if options.is_exchanged and shape.micro_batch_size > 1:
+            found.append(as_loaded(sizes, work, shape, is_exchanged=True))
+        return found
+
+    steps, allowed = options.oom_steps, options.max_oom_probability
+    return out_of_memory(profile, plan, data, under.factors, steps, options.arrangement, ways, allowed)
 
 
 def with_record(

@@ -4,12 +4,13 @@ A rank holds at most k microbatches at once, those of a window of its program. I
 plus the activations of the window, plus what lives for one block of the largest of them. The distribution of the
 activations of a microbatch is put on a grid, rounded up, and folded k times (FFT): a probability that the true one
 cannot exceed. Windows, replicas, ranks and steps are joined by the union bound, so dependence between them does not
-matter. Formula X2 in docs/data.md.
+matter. Where training rearranges batches, ``arranged`` bounds every arrangement, ``drawn_failures`` draws. Formula X2
+in docs/data.md.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,15 +18,11 @@ import numpy
 
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.data.statistics import unseen_share
-from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.placement import ModulePlacement, boundary_bytes, placed_blocks
-from mindspeed_autoparallel.planner.rank_memory import point_of
-from mindspeed_autoparallel.planner.spread.arranged import chance_of_heaviest
+from mindspeed_autoparallel.planner.spread.arranged import Cause, always, heaviest_exceed, some_sample
+from mindspeed_autoparallel.planner.spread.drawn_failures import chance_of_failure
 from mindspeed_autoparallel.planner.spread.factors import SampleFactors
-from mindspeed_autoparallel.planner.spread.scaled import scaled_profile
+from mindspeed_autoparallel.planner.spread.rank_bytes import RankBytes, rank_bytes
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.schedule import Program, make_program
 from mindspeed_autoparallel.spec import Plan
 
 Array = Any
@@ -35,104 +32,12 @@ NUM_CELLS = 2048
 NUM_LONGEST = 48
 """Lengths that the longest sample of a microbatch is told apart by, where it has several."""
 _NUM_SPLITS = 64
-_MAGNIFIED = 64
 _NUM_COARSE_SPLITS = 10
 Arrangement = Literal["none", "replica", "batch"]
+Ways = Callable[[Array], Sequence[Array]]
+"""Of arranging a batch ``[sample, column]`` in training: ``[replica, microbatch, place]``, indexes of samples."""
 SMALLEST = 1e-12
 """Probabilities below it are rounding of the transform: it is given instead."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankBytes:
-    """Bytes of one pipeline rank: ``fixed`` + sum over its window of ``held`` x factor + ``passing`` x largest
-    factor."""
-
-    pipeline_rank: int
-    fixed: int
-    """Model states, runtime."""
-    held: tuple[int, ...]
-    """By module: activations of a reference microbatch on all chunks."""
-    passing: int
-    """Of the largest of a window, beside its activations: transients, messages, the batch."""
-    window: int
-    limit: int
-
-    def peak(self, factors: Array) -> float:
-        """Return the bound of the peak over the windows of a step ``factors [microbatch, module]``, in bytes."""
-        held = factors @ numpy.array(self.held, dtype=numpy.float64)
-        largest = factors.max(axis=1)
-        width = min(self.window, len(held))
-        starts = range(len(held) - width + 1)
-        peaks = [
-            held[start : start + width].sum() + self.passing * largest[start : start + width].max() for start in starts
-        ]
-        return self.fixed + float(max(peaks))
-
-
-def rank_bytes(profile: Profile, plan: Plan) -> tuple[RankBytes, ...]:
-    """Return the bytes of every pipeline rank of ``plan`` under ``profile``, as measured."""
-    layout, placement = plan.layout, ModulePlacement.of_plan(plan)
-    if profile.memory_semantics == "mindspeed":
-        raise ConfigError("memory by samples needs a profile of this tool; MindSpeed's file has one figure a layer.")
-    measurement = point_of(profile, layout)
-    assert measurement is not None  # it was planned
-    names = [module.name for module in profile.model.modules]
-    # So large that activations, not the optimizer step, make the peak: what they add to it is linear.
-    scaled = scaled_profile(
-        profile, {layout.micro_batch_size: (dict.fromkeys(names, 1.0), dict.fromkeys(names, float(_MAGNIFIED)))}
-    )
-    found = evaluate(scaled, plan.cluster, layout, placement, plan.global_batch_size, with_timeline=False)
-    sent = [*boundary_bytes(profile.model, measurement, placement), 0]
-    blocks = placed_blocks(profile.model, measurement, placement)
-    program = make_program(*layout.program_sizes(plan.num_microbatches))
-    ranks = []
-    for memory, window in zip(found.memory, windows(program), strict=True):
-        rank, size = memory.pipeline_rank, layout.pipeline_size
-        held = [0] * len(names)
-        for block in (block for v in range(rank, len(blocks), size) for block in blocks[v]):
-            held[names.index(block.module)] += block.recompute.saved_bytes
-        states = sum(memory.terms.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
-        fixed = states + memory.terms.get("runtime_overhead", 0)
-        rest = -(-(memory.peak_bytes - fixed) // _MAGNIFIED) if "transient" in memory.terms else 0
-        # Outputs that were sent away count as held: they are smaller for smaller samples.
-        passing = rest + window * (sum(sent[rank::size]) - sum(held))
-        passing = max(passing, _largest_transient(blocks, rank, size))
-        ranks.append(
-            RankBytes(
-                pipeline_rank=rank,
-                fixed=fixed,
-                held=tuple(held),
-                passing=passing,
-                window=window,
-                limit=memory.limit_bytes,
-            )
-        )
-    return tuple(ranks)
-
-
-def _largest_transient(blocks: list[list[Any]], rank: int, size: int) -> int:
-    largest: int = max(
-        max(block.recompute.forward_peak_bytes, block.recompute.backward_peak_bytes)
-        for v in range(rank, len(blocks), size)
-        for block in blocks[v]
-    )
-    return largest
-
-
-def windows(program: Program) -> tuple[int, ...]:
-    """Return per stage the most microbatches, from the oldest to the newest held, whose activations live at once."""
-    widths = []
-    for actions in program:
-        held: dict[int, int] = {}
-        width = 0
-        for action in actions:
-            held[action.microbatch] = held.get(action.microbatch, 0) + (1 if action.kind == "F" else -1)
-            if not held[action.microbatch]:
-                del held[action.microbatch]
-            if held:
-                width = max(width, max(held) - min(held) + 1)
-        widths.append(width)
-    return tuple(widths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,31 +60,38 @@ def out_of_memory(
     factors: SampleFactors,
     num_steps: int,
     arrangement: Arrangement = "none",
+    ways: Ways | None = None,
+    allowed: float = 0.0,
 ) -> OutOfMemory:
     """Return the bound for ``num_steps`` steps; ``arrangement``: what chooses which samples lie side by side, nothing
     (batches as they come), the order of a replica's microbatches, or the balance of the batch.
 
-    Where only a part of the data was read, the probability of any unread record above the largest one read is added.
+    The last allows for any arrangement. With ``ways``, where that is more than ``allowed``, batches are drawn for the
+    worst of these, at a confidence of all but one in a million. Where only a part of the data was read, the probability
+    of any unread record above the largest one read is added.
     """
     layout, number = plan.layout, plan.num_microbatches
+    is_loaded = arrangement == "none" or factors.pack_length > 0
     results = []
     for rank in rank_bytes(profile, plan):
         width = min(rank.window, number)
         held, heaviest = _held_distribution(rank, data, factors, layout.micro_batch_size)
         largest, chance = _largest_factor(data, factors, layout.micro_batch_size)
         places = (number - width + 1) * layout.data_size
-        if arrangement == "none" or factors.pack_length:
-            one = _tail_of_window(rank, held, heaviest, width, largest, chance)
-        else:
-            replicas = layout.data_size if arrangement == "replica" else 1
-            samples, places = plan.global_batch_size // replicas, replicas
-            one = _tail_of_any_window(rank, data, factors, layout.micro_batch_size, width, samples)
         worst = rank.fixed + width * heaviest + rank.passing * float(largest[-1])
-        if worst <= rank.limit:
-            one = 0.0
-        everywhere = min(1.0, one * places * num_steps)
-        results.append((everywhere, rank, worst))
+        one = 0.0
+        if worst > rank.limit and is_loaded:
+            one = _tail_of_window(rank, held, heaviest, width, largest, chance)
+        elif worst > rank.limit:
+            places = layout.data_size if arrangement == "replica" else 1
+            found = _causes_of_any_window(rank, data, factors, plan, plan.global_batch_size // places)
+            one = max(SMALLEST, min(1.0, sum(cause.probability for cause in found)))
+        results.append((min(1.0, one * places * num_steps), rank, worst))
     total = min(1.0, sum(probability for probability, _, _ in results))
+    if total > allowed and ways is not None and not factors.pack_length:
+        ranks = [rank for _, rank, worst in results if worst > rank.limit]
+        one = _chance_by_drawing(ranks, plan, data, factors, ways, allowed / num_steps)
+        total = min(total, max(SMALLEST, one) * num_steps)
     if not data.source.is_whole:
         unseen = unseen_share(data.source.num_read, data.source.num_records)
         total = min(1.0, total + unseen * plan.global_batch_size * num_steps)
@@ -193,24 +105,50 @@ def out_of_memory(
     )
 
 
-def _tail_of_any_window(
-    rank: RankBytes, data: Distribution, factors: SampleFactors, size: int, width: int, number: int
+def _chance_by_drawing(
+    ranks: Sequence[RankBytes], plan: Plan, data: Distribution, factors: SampleFactors, ways: Ways, allowed: float
 ) -> float:
-    """Return a bound on P(``width`` microbatches of any of ``number`` drawn samples > limit), whatever lies where."""
+    """Return a bound on the chance that any of ``ranks``, of any replica, fails in a step, arranged in any of
+    ``ways``."""
+    all_sizes, batch_size = data.sizes(), plan.global_batch_size
+
+    def fails(rows: Array) -> bool:
+        sizes = all_sizes[rows]
+        for samples in ways(sizes):
+            replicas, number, places = samples.shape
+            _, found = factors.of(sizes[samples.reshape(-1, places)])
+            of_replicas = found.reshape(replicas, number, -1)
+            if any((rank.peak(of_replicas) > rank.limit).any() for rank in ranks):
+                return True
+        return False
+
+    causes = [cause for rank in ranks for cause in _causes_of_any_window(rank, data, factors, plan, batch_size)]
+    return chance_of_failure(causes, data.shares(), batch_size, fails, allowed)
+
+
+def _causes_of_any_window(
+    rank: RankBytes, data: Distribution, factors: SampleFactors, plan: Plan, number: int
+) -> list[Cause]:
+    """Return causes of every batch of ``number`` samples in which a window of any of its microbatches, whatever lies
+    where, exceeds the limit."""
+    size, width = plan.layout.micro_batch_size, min(rank.window, plan.num_microbatches)
     left = rank.limit - rank.fixed
     sizes, shares = data.sizes(), data.shares()
     text, media = _sample_bytes(rank, sizes, factors, size)
     parts = tuple((values, count) for values, count in ((text, width), (media, width * size)) if values.any())
-    largest, chance = _largest_factor(data, factors, 1)
-    best = 1.0
+    _, rows = factors.of(sizes[:, None, :])
+    of_row = rows.max(axis=1)
+    largest, _ = _largest_factor(data, factors, 1)
+    best = [always(len(shares))]
     for place in numpy.unique(numpy.linspace(0, len(largest) - 1, _NUM_COARSE_SPLITS).astype(int)):
-        # Of any of the samples.
-        exceeded = -math.expm1(number * math.log1p(-float(chance[place]))) if chance[place] < 1 else 1.0
-        if exceeded >= best:
+        exceeded = some_sample(of_row > largest[place], shares, number)
+        chance = sum(cause.probability for cause in best)
+        if exceeded.probability >= chance:
             continue
-        allowed = left - rank.passing * float(largest[place])
-        best = min(best, exceeded + chance_of_heaviest(parts, shares, number, allowed))
-    return max(best, SMALLEST)
+        together = heaviest_exceed(parts, shares, number, left - rank.passing * float(largest[place]))
+        if exceeded.probability + together.probability < chance:
+            best = [cause for cause in (exceeded, together) if cause.probability > 0]
+    return best
 
 
 def _sample_bytes(rank: RankBytes, sizes: Array, factors: SampleFactors, size: int) -> tuple[Array, Array]:

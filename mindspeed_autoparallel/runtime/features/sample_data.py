@@ -61,6 +61,8 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
         padding=padding,
         pack_length=int(getattr(arguments, "pack_length", 0) or 0) if is_packed else 0,
         is_balanced=bool(getattr(arguments, "data_balance", False)),
+        # The flag is the reference training's, which forms microbatches anew.
+        is_exchanged=not hasattr(arguments, "data_balance_max_tokens"),
         is_ordered=bool(getattr(arguments, "order_microbatches", False)),
         max_oom_probability=flags.auto_parallel_data_max_oom_probability,
         oom_steps=flags.auto_parallel_data_oom_steps or int(getattr(arguments, "train_iters", 0) or 0) or _OOM_STEPS,

@@ -10,12 +10,10 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.operators.config import OperatorConfig, read_config
 from mindspeed_autoparallel.operators.pipeline import (
-    RESERVE,
     Pipeline,
-    choose_stages,
     data_parallel,
     search_pipelined,
-    stage_memory_bytes,
+    stage_bytes,
 )
 from mindspeed_autoparallel.operators.presets import preset_graph
 from mindspeed_autoparallel.operators.search.pins import pinned_choices
@@ -36,9 +34,17 @@ def test_stages_never_exceed_layers():
     assert search_pipelined(GRAPH, 16, auto_pipeline=True, pipeline=given).stages == 4
 
 
-def test_largest_number_of_stages_that_fits_is_kept():
-    limit = RESERVE * stage_memory_bytes(GRAPH, 4, 1, 4) * 1.001
-    assert choose_stages(GRAPH, 16, Pipeline(4, 4, 8, int(limit)), (1, 16)) == 4
+def test_the_largest_number_of_stages_whose_plan_fits_is_kept():
+    """Each number is searched; weights are cut into more parts before stages are given up."""
+    needs = {}
+    for stages in (1, 2, 4):
+        given = Pipeline(stages, 4, 8, 2**50)
+        needs[stages], _ = stage_bytes(search_pipelined(GRAPH, 16, pipeline=given).decisions, given, stages)
+    for limit in (max(needs.values()), 1.001 * min(needs.values())):
+        given = Pipeline(1, 4, 8, int(limit))
+        plan = search_pipelined(GRAPH, 16, auto_pipeline=True, pipeline=given)
+        assert stage_bytes(plan.decisions, given, plan.stages)[0] <= limit
+        assert plan.stages >= max(stages for stages, needed in needs.items() if needed <= limit)
 
 
 def test_nothing_that_fits_is_infeasible_with_the_nearest_number():
@@ -154,6 +160,13 @@ def test_the_seeds_70b_on_64_devices_of_8_servers_gets_8_stages(words, tmp_path,
     assert plan["pipeline_stages"] == 8 and plan["shortages"] == {}
     if words is None:
         assert "parallel.enable_parallel_optimizer" in captured.err and "vocab_emb_dp" in captured.err
+
+
+def test_the_seeds_70b_with_fewer_microbatches_names_what_does_not_fit(capfd):
+    words = ["operators", "--model", "llama2-70b", "--devices", "64", "--servers", "8", "--batch", "128"]
+    assert main([*words, "--micro-batch-num", "64", "--auto-pipeline"]) == 3
+    said = capfd.readouterr().err
+    assert "with 8 pipeline stages (" in said and "are outputs of 8 of 64 microbatches" in said
 
 
 def test_samples_of_a_file_follow_the_batch_table():

@@ -4,59 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 
-from mindspeed_autoparallel.data.balance import short_at_the_ends
-from mindspeed_autoparallel.data.partition import cost_of, lower_bound, partition
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shared:
-    """Which microbatches of a global batch a replica trains, and what that gains."""
-
-    places: tuple[tuple[int, ...], ...]
-    """By replica, in the order of training: microbatch ``replica * number + index`` of the replica that loaded it."""
-    imbalance_before: float
-    """Work of the slowest replica over that of the mean one."""
-    imbalance: float
-    gap: float
-    """How far the slowest replica lies above the batch's own lower bound, as a share of it."""
-
-
-def share(works: Sequence[Sequence[float]]) -> Shared:
-    """Return the same answer on every rank for the works ``[replica][microbatch]`` of a global batch.
-
-    Every replica keeps its number of microbatches. A batch that cannot be made more even stays as it is loaded.
-    """
-    replicas, number = len(works), len(works[0])
-    weights = numpy.array(works, dtype=numpy.float64).reshape(-1, 1)
-    as_loaded: Any = numpy.repeat(numpy.arange(replicas), number)
-    before = cost_of(weights, as_loaded, replicas)
-    bins, cost = as_loaded, before
-    if replicas > 1:
-        found = partition(weights, replicas, number)
-        if found.cost < before * (1 - 1e-9):
-            bins, cost = found.bins, found.cost
-    places = []
-    for replica in range(replicas):
-        rows = numpy.flatnonzero(bins == replica)
-        times = weights[rows, 0]
-        # Of equal ones the order stays: nothing is gained by another.
-        rows = rows if numpy.ptp(times) == 0 else rows[short_at_the_ends(times)]
-        places.append(tuple(int(row) for row in rows))
-    mean = float(weights.sum()) / replicas
-    bound = lower_bound(weights, replicas, number)
-    return Shared(
-        places=tuple(places),
-        imbalance_before=before / mean if mean else 1.0,
-        imbalance=cost / mean if mean else 1.0,
-        gap=cost / bound - 1 if bound else 0.0,
-    )
+from mindspeed_autoparallel.data.balance import Shared
 
 
 def gathered_works(works: Sequence[float], group: dist.ProcessGroup | None) -> list[list[float]]:

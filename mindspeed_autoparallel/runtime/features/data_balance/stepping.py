@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_autoparallel.runtime.state import of_process
 
 if TYPE_CHECKING:
-    from mindspeed_autoparallel.runtime.features.data_balance.exchange import Shared
+    from mindspeed_autoparallel.data.balance import Shared
     from mindspeed_autoparallel.runtime.features.data_balance.weights import BatchWork
 
 
@@ -31,7 +31,8 @@ class MicrobatchOrder:
             return type(iterators)(self.ordered(one, number) for one in iterators)
         if iterators is None:
             return None
-        from mindspeed_autoparallel.runtime.features.data_balance.exchange import exchange, gathered_works, share
+        from mindspeed_autoparallel.data.balance import share
+        from mindspeed_autoparallel.runtime.features.data_balance.exchange import exchange, gathered_works
 
         assert self.work is not None
         batches = [next(iterators) for _ in range(number)]

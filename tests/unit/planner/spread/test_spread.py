@@ -25,7 +25,8 @@ from mindspeed_autoparallel.planner.spread.choose import SpreadOptions, choose_p
 from mindspeed_autoparallel.planner.spread.drawn_steps import PlanUnderData
 from mindspeed_autoparallel.planner.spread.draws import draw_batches
 from mindspeed_autoparallel.planner.spread.factors import sample_factors
-from mindspeed_autoparallel.planner.spread.memory import out_of_memory, rank_bytes, windows
+from mindspeed_autoparallel.planner.spread.memory import out_of_memory
+from mindspeed_autoparallel.planner.spread.rank_bytes import rank_bytes, windows
 from mindspeed_autoparallel.planner.spread.scaled import mean_profile, scaled_profile
 from mindspeed_autoparallel.planner.spread.waiting import waiting
 from mindspeed_autoparallel.profiles import Profile

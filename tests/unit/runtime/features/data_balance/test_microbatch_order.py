@@ -10,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mindspeed_autoparallel.data.balance import share  # noqa: E402
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 from mindspeed_autoparallel.runtime import state  # noqa: E402
 from mindspeed_autoparallel.runtime.features.data_balance.entry import prepare  # noqa: E402
-from mindspeed_autoparallel.runtime.features.data_balance.exchange import share  # noqa: E402
 from mindspeed_autoparallel.runtime.features.data_balance.stepping import MicrobatchOrder, describe, schedule  # noqa: E402
 from mindspeed_autoparallel.runtime.features.data_balance.weights import batch_work  # noqa: E402
 from mindspeed_autoparallel.runtime.megatron.description import describe as describe_model  # noqa: E402
