@@ -1,4 +1,4 @@
-"""Being told to end (a scheduler's SIGTERM, a closed terminal's SIGHUP) is handled as Ctrl-C is: children first."""
+"""Requests to end (a scheduler's SIGTERM, a closed terminal's SIGHUP) are handled like Ctrl-C: children first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_IMPORT_S = 20.0
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised where the main thread is when this process is told to end."""
+    """Raised in the main thread when this process receives a request to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -111,7 +111,7 @@ def exit_code_of(error: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def leaving_kept(what_stays: str) -> Iterator[None]:
-    """End this process at an interrupt (``ended_like_ctrl_c``), after a warning that tells ``what_stays``."""
+    """End this process at an interrupt (``ended_like_ctrl_c``), after a warning that names ``what_stays``."""
     try:
         with ended_like_ctrl_c():
             yield

@@ -1,4 +1,4 @@
-"""An operator plan's Megatron configuration as a candidate of the planner that knows measured times."""
+"""An operator plan's Megatron configuration as a candidate of the planner with measured times."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class OperatorConfig:
 
 
 def read_config(path: Path) -> OperatorConfig:
-    """Return the block in a YAML file; ``ConfigError`` where it cannot be read or says what it must not."""
+    """Return the block in a YAML file; ``ConfigError`` where it cannot be read or holds what it must not."""
     try:
         import yaml
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A search as the YAML block says it: the three parallel modes over one graph, and what is written about the result."""
+"""A search described by a YAML block: the three parallel modes over one graph, and what is written about the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each constraint costs: the plan searched again without it, and the pin that says what it would be then."""
+"""What each constraint costs: the plan searched again without it, and the pin that it would have then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True)
 class Constraints:
-    """Hold what was asked of a plan; ``tied`` as in ``SearchOptions``, limits in bytes of one device or None."""
+    """Hold the constraints of a plan; ``tied`` as in ``SearchOptions``, limits in bytes of one device or None."""
 
     pins: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     tied: bool | None = None
@@ -77,7 +77,7 @@ class ConstraintCost:
 def constraint_costs(
     plan: OperatorPlan, search: Search, given: Constraints, megatron: MegatronConfiguration | None
 ) -> list[ConstraintCost]:
-    """Price each of what was asked of ``plan``: pins, alike layers, limits of memory, stages, one layout for Megatron.
+    """Price each constraint of ``plan``: pins, alike layers, limits of memory, stages, one layout for Megatron.
 
     One ``search`` for each of ``given``, and none for the last.
     """

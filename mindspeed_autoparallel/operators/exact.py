@@ -20,7 +20,7 @@ from mindspeed_autoparallel.operators.search.rounds import LEAST_GAIN, improve
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 _MOST_UNTIED = 400
-"""Operators up to which plans that cut repeated layers differently are searched without being asked for."""
+"""Operators up to which plans that cut repeated layers differently are searched by default."""
 _MOST_DIMS = 4
 """Mesh dims up to which all cuts are stated together; with more, a gap is left and coarser meshes are tried."""
 _ALIKE = "plans that cut repeated layers alike"

@@ -19,7 +19,7 @@ class SearchOptions:
     ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph.
     ``parameter_limit_bytes`` (exact): weights of one device, an error where it cannot be kept.
     ``memory_limit_bytes`` (exact): weights, gradients, optimizer states and outputs kept for backward of one of
-    ``num_microbatches`` on one device; where it cannot be kept the plan says so in a note. ``most_row_parts``
+    ``num_microbatches`` on one device; where it cannot be kept, a note of the plan states it. ``most_row_parts``
     (recursive_programming): parts that rows are cut into.
     """
 

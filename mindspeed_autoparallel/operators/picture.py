@@ -25,7 +25,7 @@ def picture_data(
     """Return ``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
 
     Bytes are what one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
-    ``reason`` says why there is none. ``tree`` has every operator by itself, ``moves`` what moves where.
+    ``reason``: why there is none. ``tree`` has every operator by itself, ``moves`` what moves where.
     """
     made, moved = plan.decisions, plan.edge_bytes()
     groups: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The number of pipeline stages: chosen by memory when asked for, otherwise suggested in the log."""
+"""The number of pipeline stages: chosen by memory when requested, otherwise suggested in the log."""
 
 from __future__ import annotations
 

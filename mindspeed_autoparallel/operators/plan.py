@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 class Bound:
     """Prove how far a plan is from the cheapest: modelled time of one step, and a lower bound on that of every plan.
 
-    ``scope`` says which plans were searched; ``method`` how the bound was found.
+    ``scope``: which plans were searched; ``method`` how the bound was found.
     """
 
     cost_us: float

@@ -18,7 +18,7 @@ Callback = Callable[[ModuleType], None]
 
 
 class _BeforeImport:
-    """Find nothing; being asked for one of ``packages`` is the signal."""
+    """Find nothing; a lookup of one of ``packages`` is the signal."""
 
     def __init__(self, packages: frozenset[str], prepare: Callable[[], None]) -> None:
         self.packages = packages
@@ -85,7 +85,7 @@ class _AfterImport:
         if not _REGISTRY.begin_finding(fullname):
             return None
         try:
-            # The import system asks all finders once more, this one included, and knows how to treat old ones.
+            # The import system calls all finders once more, this one included, and handles old ones.
             spec = importlib.util.find_spec(fullname)
         except ValueError:
             # A module put into sys.modules by hand has no spec.

@@ -1,4 +1,4 @@
-"""What a patch is: data that says what is wrapped, in which releases, for which flags, and why."""
+"""What a patch is: data on what is wrapped, in which releases, for which flags, and why."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Patch:
     versions: str = ">=0.12,<0.21"
     """Releases of the distribution the wrapper is written for, as a PEP 440 specifier."""
     distribution: str = "megatron-core"
-    """Whose release ``versions`` speaks of: ``megatron-core``, or another (whose release is not checked)."""
+    """Whose release ``versions`` refers to: ``megatron-core``, or another (whose release is not checked)."""
     flags: tuple[str, ...] = ()
     """Works once one of these is true, command line flags or an environment variable, and passes calls on until then;
     empty: always."""

@@ -1,4 +1,4 @@
-"""Which release of a host is on the path, and whether it is one a patch knows; no import of the host itself."""
+"""Which release of a host is on the path, and whether a patch supports it; no import of the host itself."""
 
 from __future__ import annotations
 

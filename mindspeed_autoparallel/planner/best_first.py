@@ -59,7 +59,7 @@ class Search(ABC, Generic[Item]):
 
     @abstractmethod
     def cutoff_us(self) -> float:
-        """Return the bound from which on items are not worth expanding; asked once per group."""
+        """Return the bound from which on items are not worth expanding; called once per group."""
 
     def admits(self, item: Open[Item], cutoff_us: float) -> bool:
         """Return whether to expand ``item``."""
@@ -171,7 +171,7 @@ class Proof:
         limits: Sequence[str] = (),
         unproved: str = "feasible",
     ) -> SearchRecord:
-        """Return what the plan file says of the search; ``unproved`` is the status of a plan with a gap."""
+        """Return the record of the search for the plan file; ``unproved`` is the status of a plan with a gap."""
         return SearchRecord(
             status="optimal" if self.is_optimal else unproved,
             lower_bound_us=self.lower_bound_us,

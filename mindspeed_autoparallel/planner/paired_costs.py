@@ -55,7 +55,7 @@ def without_whole_layers(cost: BlockCost) -> BlockCost:
 
 
 def knows_exchanges(measurements: Sequence[Measurement]) -> bool:
-    """Return whether any of them says how long experts' exchanges take."""
+    """Return whether any of them has the time of the experts' exchanges."""
     return any(
         layer.forward_exchange_us > 0
         for measurement in measurements

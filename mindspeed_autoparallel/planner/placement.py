@@ -103,7 +103,7 @@ def prediction_may_be_apart(model: Model, layout: Layout) -> bool:
 
     Megatron takes them on the last chunk of any rank but the first, behind all layers: where no stage is empty that is
     the last virtual stage or the one before it. A tied embedding stays with the loss, where its copy is, and so it does
-    where passes are paired, which nobody tried apart.
+    where passes are paired, which was not measured separately.
     """
     alone = layout.standalone_ends and len(model.modules) == 1
     return alone and layout.pipeline_size >= 3 and not (model.tied_embeddings or layout.paired)

@@ -108,8 +108,8 @@ class _MemoryRows:
         return self.profile.memory_semantics == "mindspeed"
 
     def kinds(self, block: BlockCost, names: list[str], factor: float, sure: int) -> tuple[LayerKind, ...]:
-        """Return the ways to run the block of ``names``; pre and post blocks run plainly. ``sure``: transient that a
-        stage with the block has in any case."""
+        """Return the recompute policies of the block of ``names``; pre and post blocks run plainly. ``sure``:
+        transient that a stage with the block has in any case."""
         static = sum(static_terms([_plain(block)], self.layout).values())
         updated = updated_parameter_bytes([_plain(block)], self.layout)
         step_transient = -int(-self.profile.device.optimizer_peak_bytes_per_parameter_byte * updated // 1)

@@ -15,12 +15,12 @@ from mindspeed_autoparallel.spec.plan import EDITED, ROUNDING
 def replay(plan: Plan) -> tuple[Plan, Evaluation]:
     """Return the plan with everything predicted anew. Stage times follow the layers, unless they were edited.
 
-    Raises ``PlanError`` for a plan without the costs it was made from, and for an edit that asks for another plan.
+    Raises ``PlanError`` for a plan without the costs it was made from, and for an edit that requires another plan.
     """
     again, found = replay_pipeline(plan) if plan.hetero is None else replay_hetero(plan)
     if not edited_times(plan) and _is_as_searched(plan, again):
         return again, found
-    # What was proved of the plan as searched, and compared with it, says nothing of this one.
+    # Proofs and comparisons of the searched plan do not hold for this one.
     searched = replace(again.search, status=EDITED, lower_bound_us=0.0, gap_fraction=0.0, relaxations=(), verdicts=())
     return replace(again, baselines=(), alternatives=(), search=searched, data=None), found
 

@@ -65,7 +65,7 @@ class BlockCost:
     expert: StateBytes = field(default_factory=StateBytes)
     """Expert parameters of this rank: their optimizer is split over the expert data-parallel group."""
     forward_exchange_us: float = 0.0
-    """All-to-alls of tokens between experts, part of ``forward_us``; 0 where nobody knows them."""
+    """All-to-alls of tokens between experts, part of ``forward_us``; 0 where they are unknown."""
     backward_exchange_us: float = 0.0
     RETIRED_KEYS: ClassVar[frozenset[str]] = frozenset({"paired_saving_us"})
     """Of files of earlier releases."""
@@ -108,7 +108,7 @@ class ModuleCost:
     tied_copy: StateBytes = field(default_factory=StateBytes)
     """Of ``post``: its copy of the embedding, which a pipeline of one stage does not have."""
     input_bytes: int = 0
-    """What the module as a whole is given: an encoder's share of the batch. 0 where nobody measured it."""
+    """What the module as a whole is given: an encoder's share of the batch. 0 where it was not measured."""
     kinds: tuple[BlockCost, ...] = ()
     """Where layers differ, as dense ones before those with experts do."""
     pattern: tuple[int, ...] = ()

@@ -113,7 +113,7 @@ class DeviceCost:
     operation_overhead_us: float = 0.0
     """Host time added to every forward or backward of a stage by the schedule."""
     hidden_share: float = 0.5
-    """How much to count on of the communication that a model alone, and no measurement, says is hidden: half of it."""
+    """Share of the communication hidden by a model alone, without a measurement, that a plan relies on: half."""
     message_overhead_us: float = 0.0
     """Added to every point-to-point message, beside the tier's latency."""
     interleaved_message_overhead_us: float | None = None

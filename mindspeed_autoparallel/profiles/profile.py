@@ -25,7 +25,7 @@ SOURCES = ("measured", "analytic", "imported")
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Who says so."""
+    """Where it comes from."""
 
     source: str
     """``measured`` on the device, ``analytic`` (computed, synthetic) or ``imported`` (another tool's file)."""

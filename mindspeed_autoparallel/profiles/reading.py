@@ -13,7 +13,7 @@ from mindspeed_autoparallel.profiles.profile import Profile
 def read_profile(path: Path, *, tensor_size: int = 1, p2p_gbps: float = 25.0) -> Profile:
     """Return the profile in ``path``; ``ProfileError`` if it is foreign or broken.
 
-    ``tensor_size`` and ``p2p_gbps`` (GiB/s) only complete MindSpeed's file, which tells neither.
+    ``tensor_size`` and ``p2p_gbps`` (GiB/s) only complete MindSpeed's file, which holds neither.
     """
     try:
         value = read_json(path, "profile")

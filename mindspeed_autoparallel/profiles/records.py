@@ -213,7 +213,7 @@ class Failure:
     reason: str = ""
     """The end of the error, with its place."""
     refused: bool = False
-    """Megatron itself says no, as it would on real ranks."""
+    """Megatron itself refuses it, as it would on real ranks."""
 
     @property
     def summary(self) -> str:

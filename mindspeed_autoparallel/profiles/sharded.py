@@ -36,7 +36,7 @@ class CostPoint:
 class ModuleCosts:
     """One module at one point, one micro batch, one device, without the modules below it and without gathers.
 
-    Times exclude exchanges between devices; ``..._sent_bytes`` tells what one forward pass sends, a backward pass sends
+    Times exclude exchanges between devices; ``..._sent_bytes`` is what one forward pass sends, a backward pass sends
     as much.
     """
 

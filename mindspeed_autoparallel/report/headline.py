@@ -1,4 +1,4 @@
-"""What was chosen, how fast it is said to be, what that rests on, and what a reader must know before trusting it."""
+"""The choice, its predicted speed, the sources of that figure, and what a reader must know before trusting it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIGHT_FRACTION = 0.03
 
 
 def headline(plan: Plan) -> Data:
-    """Return what was chosen, how fast it is said to be, and what that rests on."""
+    """Return the choice, its predicted speed, and the sources of that figure."""
     search, layout = plan.search, plan.layout
     return {
         "model": plan.model.name,

@@ -80,7 +80,7 @@ def draw_moves(moves: list[Data]) -> str:
 def draw_constraints(constraints: list[Data]) -> str:
     """Return what the plan would cost without each constraint, and the pins that say how products are cut then."""
     if not constraints:
-        return element("p", text("Not asked for: add --constraints."), class_="sub")
+        return element("p", text("Not requested: add --constraints."), class_="sub")
     rows = []
     for given in constraints:
         without = given["without_us"]

@@ -1,4 +1,4 @@
-"""What a report says of the search: rules of thumb, other layouts, every verdict, and what would help."""
+"""The search in a report: rules of thumb, other layouts, every verdict, and what would help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTCOMES = {
     "memory": "no split fits in memory",
     "illegal": "not legal for this model or cluster",
     "unmeasured": "not covered by the profile",
-    "excluded": "not asked for",
+    "excluded": "not requested",
     "unsolved": "not decided before the time limit",
 }
 """Outcomes of a configuration in the order shown, and what they mean."""

@@ -64,7 +64,7 @@ def section(values: Data) -> str:
 
 
 def text_lines(plan: Plan) -> list[str]:
-    """Return what a plan says about the spread of its data; nothing for a plan of equal samples."""
+    """Return a plan's record of the spread of its data; nothing for a plan of equal samples."""
     data = plan.data
     if data is None:
         return []

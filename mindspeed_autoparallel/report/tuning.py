@@ -14,7 +14,7 @@ from mindspeed_autoparallel.spec.plan import ROUNDING
 from mindspeed_autoparallel.units import format_bytes
 
 _INCOMPARABLE = "not comparable"
-"""In the note of a verifying run whose time says nothing."""
+"""In the note of a verifying run whose time means nothing."""
 SHORT_NAMES = (
     "PP pipeline stages, TP tensor, DP data, CP context, EP expert parallel, VPP virtual stages per rank, MBS samples "
     "of a microbatch, SP sequence parallel; no-dist-opt: without the distributed optimizer."
@@ -66,7 +66,7 @@ def render_table(result: TuningResult) -> str:
 
 
 def _notes(result: TuningResult) -> list[str]:
-    """Return what is to be told of where the figures come from, and of every launch that did not end well."""
+    """Return notes on the sources of the figures and on every launch that failed."""
     ended = [
         (str(launch["purpose"]), launch) for launch in result["launches"] if launch["status"] not in ("ok", "running")
     ]
@@ -142,7 +142,7 @@ def _measured_order(result: TuningResult) -> list[str]:
 
 
 def _modelled(result: TuningResult) -> list[str]:
-    """Return what the configurations rest on that nobody measured."""
+    """Return unmeasured assumptions of the configurations."""
     return [
         f"{plan['number']}. modelled, not measured: {', '.join(plan['modelled'])}; half of what they hide is counted "
         "on, the interval spans all and nothing. Run --auto-tuning-verify before you rely on it"
@@ -212,7 +212,7 @@ def render_tuning_page(result: TuningResult) -> str:
 
 
 def _tiles(result: TuningResult) -> str:
-    """Return the figures of the first configuration that are asked for first."""
+    """Return the main figures of the first configuration."""
     best, given = result["top"][0], result["as_given"]
     low, high = best["step_time_interval_ms"]
     fullest = max(best["memory"], key=lambda rank: rank["peak_bytes"] / max(1, rank["limit_bytes"]))

@@ -39,7 +39,7 @@ class SampleSpread(TypedDict):
 
 
 class ConfigurationOfEqualSamples(TypedDict):
-    """What is said of every recommended configuration."""
+    """The record of a recommended configuration."""
 
     number: int
     """1 is the fastest."""

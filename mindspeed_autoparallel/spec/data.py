@@ -1,4 +1,4 @@
-"""What a plan says about the data it was chosen for."""
+"""The part of a plan that describes the data it was chosen for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ConsideredPlan:
     mean_us: float
     p95_us: float
     oom_probability: float
-    """At most so likely does it run out of memory within the steps asked for."""
+    """Upper bound of the probability of running out of memory within the requested steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

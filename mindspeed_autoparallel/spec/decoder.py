@@ -15,7 +15,7 @@ class DecoderSizes:
     heads: int
     kv_heads: int
     ffn: int
-    """Width of an MLP; of an expert, too, where nothing else says it."""
+    """Width of an MLP; also of an expert, unless given separately."""
     vocabulary: int
     gated: bool = True
     """Whether the MLP has a gate projection beside the up projection."""

@@ -118,7 +118,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Read and check a plan; ``PlanError`` says what is foreign, of another version, or broken."""
+        """Read and check a plan; ``PlanError`` names what is foreign, of another version, or broken."""
         return cls.parse(read_json(path, "plan"), str(path))
 
     @classmethod

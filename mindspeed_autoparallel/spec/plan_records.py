@@ -108,7 +108,7 @@ class Verdict:
     layout: Layout
     outcome: str
     """``solved``, ``bounded`` (a proved bound is no better than the best), ``memory`` (no split fits), ``illegal``,
-    ``unmeasured`` (the profile does not cover it), ``excluded`` (not asked for) or ``unsolved`` (the time limit came
+    ``unmeasured`` (the profile does not cover it), ``excluded`` (not requested) or ``unsolved`` (the time limit came
     first)."""
     reason: str
     lower_bound_us: float | None = None

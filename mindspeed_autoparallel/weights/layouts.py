@@ -162,7 +162,7 @@ def make_layout(
 
 
 def check_layout(layout: CheckpointLayout, architecture: Architecture) -> None:
-    """Raise ``ConfigError`` that says which list, size or number does not fit and by how much."""
+    """Raise ``ConfigError`` with the list, size or number that does not fit, and by how much."""
     text = layout.modules[TEXT].layers
     # Text first: the other modules take over its tensor size.
     for module, placed in sorted(layout.modules.items(), key=lambda item: item[0] != TEXT):

@@ -53,7 +53,7 @@ class Node:
     """Inputs that get no gradient from this operator: an index, what is detached, the shape that is copied."""
 
     def operand_placement(self, slot: int, choice: int) -> int:
-        """Give the placement that this operator wants of input ``slot`` when axis ``choice`` is cut."""
+        """Give the placement that this operator needs of input ``slot`` when axis ``choice`` is cut."""
         if choice == NO_CUT or choice not in self.operands[slot]:
             return REPLICATE
         return self.operands[slot].index(choice)

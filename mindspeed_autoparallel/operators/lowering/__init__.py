@@ -1,1 +1,1 @@
-"""From a plan per operator to what frameworks can be told: one Megatron configuration, or its nearest."""
+"""From a plan per operator to a framework's configuration: one of Megatron's, or the nearest."""

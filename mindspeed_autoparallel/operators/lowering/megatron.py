@@ -138,7 +138,7 @@ def derive_megatron(
 
     A role that the model does not allow (samples, heads or tokens that do not divide) gives way to the next in the
     vote, with a note. ``micro_batch_size`` is kept where it divides the samples of a replica; otherwise the
-    plan's number of microbatches says it. Raises ``InfeasiblePlan`` where no role is left for a mesh dim.
+    plan's number of microbatches gives it. Raises ``InfeasiblePlan`` where no role is left for a mesh dim.
     """
     made = plan.decisions
     graph, mesh = made.graph, made.mesh
@@ -165,7 +165,7 @@ def derive_megatron(
     experts = math.prod(mesh[dim] for dim in expert_dims)
     if experts > 1 and TENSOR in roles and not sequence_parallel:
         sequence_parallel = True
-        notes.append("sequence parallelism is on because Megatron asks for it with TP and EP together.")
+        notes.append("sequence parallelism is on because Megatron requires it with TP and EP together.")
     decisions = uniform_decisions(
         graph, mesh, roles, sequence_parallel=sequence_parallel, expert_dims=tuple(expert_dims)
     )

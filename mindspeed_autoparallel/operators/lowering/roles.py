@@ -31,7 +31,7 @@ def role_of_cut(node: Node, axis: int, batch: int | None, earlier_parts: int, pa
 
 
 def votes(decisions: Decisions, num_microbatches: int = 1) -> list[dict[str, float]]:
-    """Give per mesh dim the share of all FLOPs that each role has; a role nobody took is not listed.
+    """Give per mesh dim the share of all FLOPs that each role has; an unused role is not listed.
 
     With several microbatches whole samples are those of one of them.
     """

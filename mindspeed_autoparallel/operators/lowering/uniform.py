@@ -85,7 +85,7 @@ class _Cut:
         return self.decisions.graph.nodes[name]
 
     def follow_with_parameters(self) -> None:
-        """Cut every parameter as its first reader wants it."""
+        """Cut every parameter as its first reader needs it."""
         for node in self.decisions.graph.nodes.values():
             for slot, source in enumerate(node.inputs):
                 if self._node(source).is_parameter and source not in self.chosen:

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.operators.search.joint import JointProblem
 
 _MOST_READERS = 7
 _MOST_SUMS = 4_000_000
-"""Readers of one factor, and prices times ways to take readers together; beyond them a tensor is several factors, each
+"""Readers of one factor, and prices times subsets of readers; beyond them a tensor is several factors, each
 with a share of the cost."""
 _CHECK = 8
 """Rounds between two looks at the bound."""

@@ -33,7 +33,8 @@ MOST_CHOICES = 1300
 class JointRead:
     """Hold the redistributions of one tensor: ``cost_us[p, w]`` from producer's choice ``p`` to want ``w``.
 
-    ``readers``: variable, and for each of its choices the index of what it wants. Readers that want alike pay once.
+    ``readers``: variable, and for each of its choices the index of the placement it needs. Readers with the same need
+    pay once.
     """
 
     producer: int
@@ -277,7 +278,7 @@ def exact_factors(problem: JointProblem, kept: list[Table], largest: int) -> Fac
 
 
 def _not_paid_before(earlier: list[tuple[int, Table]], wants: Table, index: int, shape: list[int]) -> Table | float:
-    """Return one where none of the ``earlier`` readers wants the tensor as this one does."""
+    """Return one where none of the ``earlier`` readers needs the tensor in this reader's placement."""
     paid: Table | float = 1.0
     for other, (_, wanted) in enumerate(earlier):
         differs = (wanted[:, None] != wants[None, :]).astype(float)

@@ -20,8 +20,8 @@ Matrix = numpy.ndarray
 class Reads:
     """Readers of one tensor, or of alike tensors of tied operators; those that want it alike share a redistribution.
 
-    ``readers``: variable, and for each of its choices the index of what it wants; ``cost_us[p, w]``: to take the tensor
-    from the producer's choice ``p`` to want ``w``, both directions.
+    ``readers``: variable, and for each of its choices the index of the placement it needs; ``cost_us[p, w]``: to take
+    the tensor from the producer's choice ``p`` to want ``w``, both directions.
     """
 
     producer: int

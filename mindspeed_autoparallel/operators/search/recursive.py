@@ -31,7 +31,7 @@ class ExplainedCut:
     cut: int
     costs: CutCosts
     taken: str = "none"
-    """What was cut: that of least cost where an axis of it can be divided, or what a pin says."""
+    """What was cut: that of least cost where an axis of it can be divided, or the pinned axis."""
 
 
 def main_neighbours(graph: Graph) -> dict[str, list[tuple[str, int, int]]]:

@@ -47,7 +47,8 @@ class Decisions:
         return tuple(node.output_placement(c) for c in self.choices[name])
 
     def wanted(self, source: str, reader: str, slot: int) -> tuple[Placements, Placements | None]:
-        """Give what ``reader`` wants of ``source``, and how it leaves the gradient; None where it leaves none.
+        """Give the placement that ``reader`` needs of ``source``, and how it leaves the gradient; None where it leaves
+        none.
 
         Readers of one tensor with the same answer share a redistribution.
         """
@@ -55,7 +56,7 @@ class Decisions:
         return self.operand_placements(reader, slot), self.gradient_placements(reader, slot) if flows else None
 
     def operand_placements(self, name: str, slot: int) -> Placements:
-        """Give the placements that operator ``name`` wants of input ``slot``."""
+        """Give the placements that operator ``name`` needs of input ``slot``."""
         node = self.graph.nodes[name]
         return tuple(node.operand_placement(slot, c) for c in self.choices[name])
 

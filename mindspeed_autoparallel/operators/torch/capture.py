@@ -49,7 +49,7 @@ def capture_program(
             captured = GraphBuilder(simplified(program), model).build()
     except ConfigError:
         raise
-    except Exception as error:  # whatever the model's own code raises under tracing is told with its place
+    except Exception as error:  # whatever the model's own code raises under tracing is reported with its place
         raise ConfigError(_broken(model, error)) from error
     finally:
         _forget_traced(model)

@@ -229,7 +229,7 @@ def _check_accumulate_hooks(model: torch.nn.Module) -> None:
 
 class _SameDraws(TorchDispatchMode):
     """Fix random numbers, so that module and capture need not draw in the same order: masks keep all, draws are a
-    constant or begin with one seed, and memory that nobody wrote is zero."""
+    constant or begin with one seed, and uninitialized memory is zero."""
 
     _CONSTANT = 0.5
     supports_higher_order_operators = True

@@ -27,9 +27,9 @@ def short_name(target: Any) -> str:
 
 
 def simplified(program: Any, *, few: bool = False) -> Any:
-    """Rewrite ``program`` where it has something that no rule knows; otherwise leave it, since a trace takes time.
+    """Rewrite ``program`` where it has something that no rule covers; otherwise leave it, since a trace takes time.
 
-    With ``few``, after a pass without, operators that no rule knows stay whole; only what changes tensors in place is
+    With ``few``, after a pass without, operators that no rule covers stay whole; only what changes tensors in place is
     rewritten.
     """
     if not _needs_rewriting(program.graph):

@@ -28,7 +28,7 @@ class Variant:
 
 
 class DistributedForward:
-    """Take the tensors of a call, run the capture that fits them, and return results as ``distribute_plan`` says.
+    """Take the tensors of a call, run the capture that fits them, and return results as ``distribute_plan`` documents.
 
     ``parameters``: by first name; ``arrival``: the placement of a batch that a loader cuts, empty for whole inputs.
     """

@@ -28,7 +28,7 @@ def refusal_of_shapes(
     """Say why ``model`` does not run with the shapes that ``styles`` leave one of ``parts`` ranks; empty where it does.
 
     ``example``: positional and named inputs of all ``replicas``. Nothing is computed: code that writes the size of a
-    dim that is cut fails by its shapes, code that asks tensors for their sizes does not.
+    dim that is cut fails by its shapes, code that reads tensors' sizes does not.
     """
     local = {name: _meta(value, _cut_dim(model, name, styles), parts) for name, value in model.named_parameters()}
     local.update({name: _meta(value, None, 1) for name, value in model.named_buffers()})
@@ -49,7 +49,7 @@ def export_with(model: torch.nn.Module, example: tuple[Any, Any]) -> None:
 
 
 def _export(module: torch.nn.Module, arguments: Any, keywords: Any) -> None:
-    logger = logging.getLogger("torch._subclasses.fake_tensor")  # tells every shape that does not fit, with its stack
+    logger = logging.getLogger("torch._subclasses.fake_tensor")  # logs every shape that does not fit, with its stack
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

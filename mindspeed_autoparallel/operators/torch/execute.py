@@ -1,4 +1,4 @@
-"""Runs a plan on real processes: every operator on its local pieces, every edge redistributed as the plan says."""
+"""Runs a plan on real processes: every operator on its local pieces, every edge redistributed as planned."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class ObservedFlows:
     """Note which inputs of which operators a backward sends a gradient to.
 
     A table of operators can be wrong for one of them (the overwritten side of a copy, an argument whose derivative is
-    undefined); a plan would then predict messages that nobody sends, or send some that nobody predicts.
+    undefined); a plan would then predict messages that are not sent, or miss some that are.
     """
 
     def __init__(self) -> None:

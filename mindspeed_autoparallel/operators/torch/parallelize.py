@@ -63,8 +63,8 @@ def nearest_styled(
 ) -> tuple[OperatorPlan, tuple[str, ...]]:
     """Leave whole what styles cannot say of ``plan``, until they can say the rest; give the plan and what was changed.
 
-    An operator that cannot be said is no longer cut on the tensor-parallel mesh dims; one that is whole already takes
-    the cut from what it reads. Ends where nothing is left to change.
+    An operator that cannot be expressed is no longer cut on the tensor-parallel mesh dims; one that is whole already
+    takes the cut from what it reads. Ends where nothing is left to change.
     """
     changed: dict[str, None] = {}
     while True:
@@ -207,7 +207,7 @@ class _Lowering:
                 self.reasons[name] = "its readers want it in different cuts."
 
     def _wanted(self, name: str) -> Iterator[int]:
-        """Yield placements that the code after operator ``name`` wants; modules take what they get."""
+        """Yield placements that the code after operator ``name`` needs; modules take what they get."""
         for reader, slot in self.graph.consumers()[name]:
             if reader not in self.owner:
                 yield self.graph.nodes[reader].operand_placement(slot, self.choice[reader])

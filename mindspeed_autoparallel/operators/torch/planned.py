@@ -1,4 +1,4 @@
-"""A captured module that runs by a plan: this rank's pieces of the parameters, every edge as the plan says."""
+"""A captured module that runs by a plan: this rank's pieces of the parameters, every edge as planned."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class PlannedModule(torch.nn.Module):
         """Give what the model returns for ``inputs`` in order.
 
         ``parameters``: pieces in the place of its own; ``buffers``: whole ones, read and updated in the place of its
-        own. An input that is smaller than the captured one is this rank's piece, placed as ``arrival`` says; results
-        with a sample dim then come back in the same pieces, and their gradients are averaged over them.
+        own. An input that is smaller than the captured one is this rank's piece, placed according to ``arrival``;
+        results with a sample dim then come back in the same pieces, and their gradients are averaged over them.
         """
         # By its own parameters and buffers: an operator may be named like a method of a module ("to").
         held = {**self._parameters, **self._buffers}

@@ -38,7 +38,7 @@ class MeshGroups:
     def group(self, dims: tuple[int, ...]) -> Any:
         """Give the group of the ranks that differ from this one in ``dims`` only.
 
-        All ranks run the same plan, so each set of dims is first asked for by all of them together.
+        All ranks run the same plan, so all of them first request each set of dims together.
         """
         if dims not in self._groups:
             rest = [d for d in range(len(self.shape)) if d not in dims]

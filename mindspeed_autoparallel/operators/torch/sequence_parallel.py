@@ -45,8 +45,8 @@ def with_sequence_parallel(captured: Captured, model: torch.nn.Module, lowered: 
     """Return ``lowered`` with sequence parallelism in the stack of repeated layers that has most of its styles.
 
     ``model`` is the module that was captured, in whole shapes. Gradients of norms are pending sums over the mesh, as
-    ``SequenceParallel`` of torch leaves them. Where it cannot be said, the reason is in ``not_expressed`` and there are
-    no styles.
+    ``SequenceParallel`` of torch leaves them. Where it cannot be expressed, the reason is in ``not_expressed`` and
+    there are no styles.
     """
     if lowered.not_expressed:
         return lowered

@@ -73,7 +73,7 @@ def encoder_phase(
         alive = num_alive(backbone.pipeline_size, sizes.micro_batch_scale, microbatches)
         held = [held_in_window(costs, windows, alive)]
         microbatches = min(microbatches, alive * sizes.micro_batch_scale)
-    # The search counts the fullest rank everywhere; ``stage_memory`` says which has what.
+    # The search counts the fullest rank everywhere; ``stage_memory`` has each rank's own.
     fullest = max(range(len(held)), key=lambda stage: state_bytes[stage] + held[stage][0])
     rows_bytes = microbatches * costs.output_bytes(backbone.micro_batch_size)
     most = max(window.samples for window in windows)

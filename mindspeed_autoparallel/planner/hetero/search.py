@@ -102,7 +102,7 @@ def _solvers(
 ) -> tuple[list[BackboneSolver], list[Verdict]]:
     """Return a solver for every layout of the backbone, and why others are ruled out. Raises ``ConfigError``."""
     backbone = backbone_profile(profile)
-    # Virtual stages of the backbone only where they were asked for.
+    # Virtual stages of the backbone only where they were requested.
     space = replace(options.space, virtual_sizes=options.space.virtual_sizes or (1,))
     candidates, ruled_out = enumerate_layouts(backbone, cluster, global_batch_size, space, options.layouts)
     if not candidates:

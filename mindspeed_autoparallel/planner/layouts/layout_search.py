@@ -28,7 +28,7 @@ EFFORT, FIRST_EFFORT = 2.0, 0.2
 
 
 class LayoutSearch(Search[Candidate]):
-    """Search layouts. First the best plan is proved; then the next best, as far as they are asked for."""
+    """Search layouts. First the best plan is proved; then the next best, as many as requested."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class LayoutSearch(Search[Candidate]):
         return [item for item in bounded if item.bound_us < inf]
 
     def cutoff_us(self) -> float:
-        """Return the best step time, or that of the last alternative asked for."""
+        """Return the best step time, or that of the last requested alternative."""
         return self.best_us * (1 - EXACT) if self._proving else self._threshold_of_alternatives()
 
     def admits(self, item: Open[Candidate], cutoff_us: float) -> bool:

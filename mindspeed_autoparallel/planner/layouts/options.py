@@ -1,4 +1,4 @@
-"""What a search is asked for, beside profile, cluster and batch: the same record for one pipeline and for hetero."""
+"""Options of a search beside profile, cluster and batch: one record for a single pipeline and for hetero."""
 
 from __future__ import annotations
 

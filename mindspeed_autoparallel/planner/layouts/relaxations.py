@@ -27,7 +27,7 @@ def relaxations_of(
 ) -> tuple[Relaxation, ...]:
     """Return one GiB more per device; twice the microbatches (gain per sample). In the best plan's layout."""
     limit = request.cluster.memory_limit_bytes or request.profile.device.memory_capacity_bytes
-    # With virtual stages a plan is all that is asked for, no proof.
+    # With virtual stages only a plan is needed, no proof.
     long = takes_long(request.profile.model, best)
     plain = Task(
         kind=IMPROVE if long else SOLVE,

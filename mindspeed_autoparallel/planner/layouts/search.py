@@ -193,7 +193,7 @@ def _explored(
     if found.found and found.interrupt is None:
         more = _explore_group_sizes(workers, _ranked(found), options, deadline, progress)
         found.items += more.items
-        # What time left open has no bound worth the name: those sizes are left out of the proof, and said to be.
+        # What time left open has no bound worth the name: those sizes are left out of the proof and listed as such.
         found.verdicts += [
             _left_out(verdict) if verdict.outcome == "unsolved" else verdict for verdict in more.verdicts
         ]

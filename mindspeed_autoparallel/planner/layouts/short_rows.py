@@ -24,7 +24,7 @@ from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import in_order
 
 MOST_EVENTS_OF_CUTS = 100_000
-"""Forwards and backwards of all ways to cut a row that are looked at one by one."""
+"""Forwards and backwards of all cuts of a row that are examined one by one."""
 MOST_WAYS = 2_000
 """Ways to recompute the layers of one rank that are looked at."""
 Counts = tuple[int, ...]

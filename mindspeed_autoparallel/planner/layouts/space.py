@@ -25,7 +25,7 @@ class SpaceOptions:
 
     virtual_sizes: tuple[int, ...] | None = None
     """Chunks per rank to try. ``None``: 1, 2 and 4; layouts with 2 and 4 that are not proved in a moment get a few
-    seconds together. Where they are asked for, they get all of the time limit."""
+    seconds together. Where they are requested, they get all of the time limit."""
     schedules: tuple[str, ...] = ("1f1b",)
     """Of layouts with one chunk per rank: ``1f1b``, and ``gpipe`` for a host that has it (Megatron has not)."""
     group_sizes: bool = True
@@ -83,7 +83,7 @@ def _check_pairs(profile: Profile, options: SpaceOptions) -> None:
     if options.paired and not knows_exchanges(profile.measurements):
         raise ConfigError(
             "the profile does not say how long experts' exchanges take (forward_exchange_us of a layer), so that "
-            "nothing can be said of combined 1F1B: use --profile-source analytic, or leave "
+            "combined 1F1B cannot be priced: use --profile-source analytic, or leave "
             "--overlap-moe-expert-parallel-comm out."
         )
 

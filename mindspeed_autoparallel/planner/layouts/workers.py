@@ -29,7 +29,7 @@ LEAST_S = 0.1
 _ENTRY = "from mindspeed_autoparallel.planner.layouts.workers import serve; serve()"
 
 _Jobs = SimpleQueue[tuple[int, Task, float] | None]
-"""Place, task, and when it was asked for."""
+"""Place, task, and the time of the request."""
 _Answers = SimpleQueue[tuple[int, Outcome | None]]
 
 
@@ -124,7 +124,7 @@ class _Other:
                 # An answer that cannot be read: this process does the work again.
                 pass
             finally:
-                # Whatever happens, nobody waits for an answer that never comes.
+                # Whatever happens, no caller waits for an answer that never comes.
                 self._answers.put((job[0], outcome))
             if outcome is None:
                 return

@@ -48,7 +48,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Replanned:
-    """The ways to go on, best first; the first is recommended."""
+    """The choices after the loss, best first; the first is recommended."""
 
     options: tuple[Option, ...]
     cluster: Cluster

@@ -30,7 +30,8 @@ class Effort:
     total_s: float = 20.0
     rounds: int = 40
     alike: bool = False
-    """Whether layers that no cut tells apart are counted, not chosen one by one, and no single answer is forbidden."""
+    """Whether layers that no cut distinguishes are counted, not chosen one by one, and no single answer is
+    forbidden."""
 
 
 _ORDER = (RECOMPUTE_OFFLOAD, RECOMPUTE, RECOMPUTE_KEEP_ATTENTION, OFFLOAD, KEEP)
@@ -60,7 +61,7 @@ class Answer:
 
 
 def _classes(options_of: Options, cuts: Cuts, effort: Effort) -> list[list[str]]:
-    """Return layers that no cut tells apart, together; each on its own where a single answer was forbidden."""
+    """Return layers that no cut distinguishes, together; each on its own where a single answer was forbidden."""
     named = {only[0] for _, _, only in cuts.points if only is not None}
     rows = [weights for _, weights in cuts.paths] + [weights for _, weights, _ in cuts.points]
     classes: dict[object, list[str]] = {}

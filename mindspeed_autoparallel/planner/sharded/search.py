@@ -81,7 +81,7 @@ class _Search:
                     bounds.append(self._sizes(sizes, bound, offload_optimizer=offload_optimizer))
             waiting = skipped
         for bound, sizes in waiting:
-            self._verdict(sizes, "bounded", "no faster than the best, or by less than the gap asked for", bound)
+            self._verdict(sizes, "bounded", "no faster than the best, or by less than the requested gap", bound)
         return min([*bounds, *(bound for bound, _ in waiting)], default=0)
 
     def _queue(self, *, offload_optimizer: bool) -> list[tuple[int, ShardSizes]]:

@@ -44,7 +44,7 @@ _SCOPE = "splits that hold larger microbatches than the mean one"
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadOptions:
-    """What is asked of a plan for data whose samples differ."""
+    """Requirements on a plan for data whose samples differ."""
 
     padding: str = "longest"
     is_balanced: bool = False
@@ -71,7 +71,7 @@ class SpreadOptions:
         if self.pack_length < 0 or (self.pack_length and not (self.is_balanced and self.padding == "none")):
             raise ConfigError(
                 f"packs filled to {self.pack_length} tokens need a length of at least 1, packed texts (none) and "
-                "--data-balance, which says what lies together."
+                "--data-balance, which decides what lies together."
             )
 
 
@@ -179,7 +179,7 @@ def is_safe(judged: Judged, options: SpreadOptions) -> bool:
 
 
 def none_is_safe(judged: Sequence[Judged], options: SpreadOptions, data: Distribution) -> InfeasiblePlan:
-    """Return the error that says how near the nearest of ``judged`` is, names the longest sample, and what to do."""
+    """Return the error: how near the nearest of ``judged`` is, the longest sample, and what to do."""
     name = f" ({data.source.longest_record})" if data.source.longest_record else ""
     nearest = min(judged, key=lambda one: one.memory.probability)
     memory = nearest.memory
@@ -194,7 +194,7 @@ def none_is_safe(judged: Sequence[Judged], options: SpreadOptions, data: Distrib
 
 
 def plan_key(plan: Plan) -> str:
-    """Return what tells plans apart: layout, split and recompute."""
+    """Return what distinguishes plans: layout, split and recompute."""
     return plan.layout.label() + repr([(stage.layers, stage.recompute) for stage in plan.stages])
 
 
@@ -252,7 +252,7 @@ def with_record(
     factors: SampleFactors,
     options: SpreadOptions,
 ) -> Plan:
-    """Return the plan of ``best`` with what it says about the data, beside all that were ``judged``."""
+    """Return the plan of ``best`` with its record of the data, beside all that were ``judged``."""
     plan = best.plan
     packed = PlanUnderData(profile, plan, sample_factors(profile, data, "none")).drawn(data)
     record = DataRecord(

@@ -101,7 +101,7 @@ def sample_factors(
 ) -> SampleFactors:
     """Return the factors of a profile's modules for the samples of ``data``.
 
-    The reference is what the profile says of a sample (``tokens_per_sample``); where it says nothing, the mean sample.
+    The reference is the sample of the profile (``tokens_per_sample``); by default, the mean sample.
     """
     if padding not in PADDINGS:
         raise ConfigError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}.")
@@ -152,7 +152,8 @@ def sample_factors(
 
 
 def _notes_on(module: Module, rows: str, mean: float, reference: float, longest: int) -> list[str]:
-    """Return what the user is told of a module that was measured with ``reference`` rows; samples have ``mean``."""
+    """Return the warning for the user about a module that was measured with ``reference`` rows; samples have
+    ``mean``."""
     notes = []
     if reference <= 0:
         notes.append(f"no sample has {rows}: {module.name} is planned as measured.")

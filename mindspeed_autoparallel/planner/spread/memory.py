@@ -30,7 +30,7 @@ Array = Any
 NUM_CELLS = 2048
 """Of the grid of one microbatch's bytes."""
 NUM_LONGEST = 48
-"""Lengths that the longest sample of a microbatch is told apart by, where it has several."""
+"""Lengths that distinguish the longest sample of a microbatch, where it has several."""
 _NUM_SPLITS = 64
 _NUM_COARSE_SPLITS = 10
 Arrangement = Literal["none", "replica", "batch"]
@@ -164,7 +164,7 @@ def _sample_bytes(rank: RankBytes, sizes: Array, factors: SampleFactors, size: i
 def _held_distribution(rank: RankBytes, data: Distribution, factors: SampleFactors, size: int) -> tuple[Array, float]:
     """Return the distribution of one microbatch's activations on the grid, rounded up, and its largest value in bytes.
 
-    Of several samples: the padded text by the longest of them, told apart on a grid of its own; the rest adds up.
+    Of several samples: the padded text by the longest of them, on a grid of its own; the rest adds up.
     """
     if factors.pack_length:
         # Whatever lies together: no pack holds more.

@@ -29,7 +29,7 @@ class ProfileVariant:
     modelled: tuple[str, ...] = ()
     """Switches whose effect was computed and never traced or measured."""
     interval: tuple[Profile, Profile] | None = None
-    """With all that these switches are said to hide hidden, and with nothing."""
+    """If these switches hide all that the model assumes, and if they hide nothing."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that they need; empty: must not be set."""
     paired: bool = False

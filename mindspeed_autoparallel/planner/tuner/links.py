@@ -66,7 +66,7 @@ def fitted_tiers(base: KnowledgeBase, device: str, software: str) -> dict[str, L
 
 
 def catalogue_tier(device: Device, tier: str, devices_per_node: int) -> LinkTier:
-    """Return a tier nobody sampled, from the device catalogue."""
+    """Return a tier that was not sampled, from the device catalogue."""
     efficiency = next(iter(device.efficiencies.values()))
     if tier == "intra":
         rate = device.link_gb_per_s * 1e9 * efficiency.link_fraction

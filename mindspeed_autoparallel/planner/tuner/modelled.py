@@ -56,7 +56,7 @@ class Switch:
     shards_parameters: bool | None = None
     """ZeRO-3 (true) or ZeRO-2 (false); ``None``: neither."""
     communication_unit: int | None = None
-    """Elements, where the script says; else two layers, which is what Megatron takes where they are large."""
+    """Elements, where the script gives them; else two layers, which is Megatron's choice for large ones."""
 
 
 Group = Sequence[Switch]

@@ -41,7 +41,7 @@ class Prices:
     _known: dict[Operator, Estimate | None] = field(default_factory=dict)
 
     def sums(self, trace: BlockTrace, module: ModuleRecord, block: str, direction: str) -> BlockSums:
-        """Return what one block adds up to; operators that nobody knows count as calls only."""
+        """Return what one block adds up to; unknown operators count as calls only."""
         calls = module.calls[block].of(direction)
         total = 0.0
         for place, count in calls.operators:

@@ -51,7 +51,7 @@ class _ConfigurationSearch(Search[Configuration]):
         return min((found.step_us for found in self.best.values()), default=math.inf)
 
     def cutoff_us(self) -> float:
-        """Return the step time of the last configuration asked for, or the limit."""
+        """Return the step time of the last requested configuration, or the limit."""
         leaders = sorted(found.step_us for found in self.best.values())
         return min(self._limit_us, leaders[self._count - 1] if len(leaders) >= self._count else math.inf)
 

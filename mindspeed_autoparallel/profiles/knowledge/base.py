@@ -72,7 +72,7 @@ class KnowledgeBase:
                 self._create(connection)
             elif "about" not in tables:
                 raise self._unusable("it is a database of something else")
-            # No lock is asked for: a base that somebody writes to can be opened.
+            # No lock is taken: a base that another process writes to can be opened.
             found = connection.execute("select schema_version from about").fetchone()
         if found is None or found[0] != SCHEMA_VERSION:
             raise ProfileError(

@@ -23,10 +23,10 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How much of a set of calls the base knows."""
+    """How much of a set of calls the base covers."""
 
     covered_time_share: float
-    """Share of the estimated time whose operators were measured; operators nobody can estimate count as uncovered."""
+    """Share of the estimated time whose operators were measured; operators without an estimate count as uncovered."""
     missing: tuple[Operator, ...]
     """Operators to measure, the most expensive (or wholly unknown) first."""
 
@@ -80,7 +80,7 @@ def coverage(base: KnowledgeBase, device: str, software: str, calls: Mapping[Ope
         else:
             guessed += found.time_us * count
             missing.append((found.time_us * count, operator))
-    # A call nobody can estimate is taken to cost as much as the mean of those that can be.
+    # A call without an estimate is assumed to cost the mean of those with one.
     estimated_calls = sum(calls.values()) - unknown
     mean = (known + guessed) / estimated_calls if estimated_calls else 1.0
     total = known + guessed + unknown * mean

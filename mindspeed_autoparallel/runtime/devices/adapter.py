@@ -57,7 +57,7 @@ class DeviceAdapter(Protocol):
         """Return what one process may allocate."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Return whether ``error`` says that the device has no memory left."""
+        """Return whether ``error`` means that the device has no memory left."""
 
     def fingerprint(self) -> dict[str, str]:
         """Return device and software, as far as they change a measurement."""

@@ -17,7 +17,7 @@ class CudaAdapter(Accelerator):
 
         if not torch.cuda.is_available():
             raise ConfigError(
-                "cuda was asked for, but torch sees no GPU. Check nvidia-smi and that torch is a CUDA build, or set "
+                "cuda was requested, but torch sees no GPU. Check nvidia-smi and that torch is a CUDA build, or set "
                 "MINDSPEED_AUTOPARALLEL_DEVICE=cpu."
             )
         super().__init__(torch.cuda)

@@ -17,12 +17,12 @@ class NpuAdapter(Accelerator):
             import torch_npu
         except Exception as error:
             raise ConfigError(
-                f"npu was asked for, but torch_npu cannot be imported: {error}. Install the torch-npu release "
+                f"npu was requested, but torch_npu cannot be imported: {error}. Install the torch-npu release "
                 "that fits torch, and source CANN's set_env.sh."
             ) from error
         if not torch_npu.npu.is_available():
             raise ConfigError(
-                "npu was asked for, but torch_npu sees no NPU. Check npu-smi info and ASCEND_RT_VISIBLE_DEVICES."
+                "npu was requested, but torch_npu sees no NPU. Check npu-smi info and ASCEND_RT_VISIBLE_DEVICES."
             )
         super().__init__(torch_npu.npu)
 

@@ -1,4 +1,4 @@
-"""Which device this process trains on: an accelerator where one works, else the CPU, and it says so."""
+"""Which device this process trains on: an accelerator where one works, else the CPU, with a line that names it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prepare_for_megatron() -> None:
 def select_device() -> DeviceAdapter:
     """Return the device ``MINDSPEED_AUTOPARALLEL_DEVICE`` names, else the first of npu, cuda and cpu that works.
 
-    Raises ``ConfigError`` for another name, for a device that is asked for and does not work, and where torch itself
+    Raises ``ConfigError`` for another name, for a requested device that does not work, and where torch itself
     cannot be imported because of an unusable torch_npu.
     """
     asked = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
@@ -92,7 +92,7 @@ def _has_torch_npu() -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first error of the chain: autoload wraps the one that says what is missing."""
+    """Return the first error of the chain: autoload wraps the one that names what is missing."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error).rstrip(".")

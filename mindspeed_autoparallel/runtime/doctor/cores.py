@@ -14,7 +14,7 @@ _ACCELERATOR_CLASSES = ("0x1200", "0x0302", "0x0300")
 
 
 def cores_by_numa(node: Node) -> dict[int, set[int]]:
-    """Return NUMA node -> its cores; one node of all cores where the kernel tells no NUMA nodes."""
+    """Return NUMA node -> its cores; one node of all cores where the kernel reports no NUMA nodes."""
     numa = {}
     for name in node.matching("sys/devices/system/node/node[0-9]*"):
         listed = node.read(f"sys/devices/system/node/{name}/cpulist")

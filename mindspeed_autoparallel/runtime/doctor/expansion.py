@@ -1,4 +1,4 @@
-"""Bash's expansion of one word, as far as it can be told without running anything."""
+"""Bash's expansion of one word, as far as it can be derived without running anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*0-9])(?P<index>\[[@*]\])?(?P<res
 
 
 def expand(word: str, values: Values, *, split: bool = True) -> list[str]:
-    """Return the words that ``word`` becomes; unquoted values are split at spaces where ``split`` says so."""
+    """Return the words that ``word`` becomes; with ``split``, unquoted values are split at spaces."""
     parts: list[str] = [""]
     for quote, text in _quoted_parts(word):
         if quote == "'":

@@ -50,7 +50,7 @@ def check_world_size(node: Node) -> Iterable[Finding]:
     model = tensor * pipeline * context
     said = f"TP {tensor} x PP {pipeline} x CP {context} = {model} on {world} processes"
     if world % model:
-        yield problem("sizes", said, "the processes cannot be shared out equally", "choose sizes whose product divides")
+        yield problem("sizes", said, "the processes cannot be divided evenly", "choose sizes whose product divides")
         return
     data = world // model
     batch, micro = script.number("--global-batch-size", 0), script.number("--micro-batch-size")
@@ -74,7 +74,7 @@ def num_processes(script: Script) -> int | None:
 
 
 def check_model_sizes(node: Node) -> Iterable[Finding]:
-    """Check that heads, columns, experts and layers divide as Megatron asks; a model.json has its own."""
+    """Check that heads, columns, experts and layers divide as Megatron requires; a model.json has its own."""
     script = node.script
     if script.given("--mm-model") is not None or all(script.given(size) is None for size in _SIZES):
         return

@@ -113,7 +113,7 @@ def check_memory_limit(limit_mib: float) -> None:
 
 
 def needed(arguments: argparse.Namespace, feature: str, destination: str) -> int:
-    """Return a whole number of at least 1 among ``arguments``; ``ConfigError`` says that ``feature`` needs it."""
+    """Return a whole number of at least 1 among ``arguments``; ``ConfigError`` names the ``feature`` that needs it."""
     value = getattr(arguments, destination, None)
     if value is None or int(value) < 1:
         raise ConfigError(f"{feature} needs --{destination.replace('_', '-')}, at least 1; the script gives {value}.")
@@ -131,7 +131,7 @@ def refuse_launcher(feature: str) -> None:
 def target_device(arguments: argparse.Namespace, *, names_links: bool = False) -> Device | None:
     """Return the device of ``--profile-source analytic``, ``None`` where costs are measured; refuse an unknown one.
 
-    ``names_links``: whether a device beside measured costs says what the links are.
+    ``names_links``: whether a device beside measured costs gives the links.
     """
     flags = read_flags(ProfileSourceFlags, arguments)
     if flags.profile_source != "analytic" and names_links:

@@ -1,4 +1,4 @@
-"""``--auto-parallel-data``: what a search is told of the training's samples, checked before anything is started."""
+"""``--auto-parallel-data``: the training's samples for a search, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_sample_data(arguments: argparse.Namespace) -> SampleData | None:
         if getattr(arguments, "pack_samples", False) or getattr(arguments, "pack_length", 0):
             padding, why = "none", "with --pack-samples or --pack-length"
         taken = "packed" if padding == "none" else f"padded to the {padding}"
-        _LOGGER.info(f"texts are taken as {taken}, {why}; --auto-parallel-data-padding says otherwise")
+        _LOGGER.info(f"texts are taken as {taken}, {why}; --auto-parallel-data-padding changes it")
     is_packed = padding == "none" and not getattr(arguments, "auto_parallel_hetero", False)
     options = SpreadOptions(
         padding=padding,

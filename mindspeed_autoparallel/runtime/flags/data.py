@@ -9,7 +9,7 @@ from mindspeed_autoparallel.whole_numbers import LARGEST
 
 @dataclass(frozen=True, kw_only=True)
 class DataFlags(FlagGroup):
-    """What a search knows of samples that differ."""
+    """The input of a search on samples that differ."""
 
     TITLE = "data: plan for samples that differ"
     USED_BY = ("--auto-parallel-mm", "--auto-tuning")

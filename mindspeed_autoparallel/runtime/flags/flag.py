@@ -38,7 +38,7 @@ def flag(
     """Declare a field as a flag: ``text`` is its help; ``least`` and ``most``: bounds of a whole number;
     ``used_by``: switches of features beside its group's that read it; ``const``: its value where none is given.
 
-    The field's type says the rest: ``bool`` is a switch, ``Literal`` has choices, ``| None`` may be left out.
+    The field's type gives the rest: ``bool`` is a switch, ``Literal`` has choices, ``| None`` may be left out.
     """
     return field(
         default=default,

@@ -16,7 +16,7 @@ class ProfileSourceFlags(FlagGroup):
     profile_source: Literal["measured", "analytic"] = flag(
         "measured",
         "analytic: nothing is launched; costs are computed from the model's shapes for --profile-device, and "
-        "every result says so.",
+        "every result states it.",
     )
     profile_device: str | None = flag(
         None,

@@ -55,7 +55,7 @@ def missing_flags(parser: argparse.ArgumentParser) -> list[tuple[type[FlagGroup]
 
 
 def flags_of_host(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the names of our flags that ``parser`` has already, which mean what the host says."""
+    """Return the names of our flags that ``parser`` has already, which have the host's meaning."""
     missing = {flag.name for _, flag in missing_flags(parser)}
     return {flag.name for group in flag_groups() for flag in flags_of(group)} - missing
 

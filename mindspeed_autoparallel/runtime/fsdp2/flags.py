@@ -20,7 +20,7 @@ _JOBS = ("auto_parallel_mm", "auto_parallel_plan", "auto_parallel_preflight")
 
 @dataclass(frozen=True, kw_only=True)
 class NativeRequest:
-    """What the user wants of the plugin; neither a search nor a plan nor a pre-flight: nothing."""
+    """The user's flags of the plugin; neither a search nor a plan nor a pre-flight: nothing to do."""
 
     search: bool
     plan: Path | None
@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
 def read_native_flags(words: Sequence[str]) -> NativeRequest:
     """Return the flags among ``words``, the trainer's command line; ``ConfigError`` for one of ours that is misspelt.
 
-    The trainer itself ignores words with dashes, so a flag that nobody reads would be lost.
+    The trainer itself ignores words with dashes, so an unread flag would be lost.
     """
     parser = _Parser()
     switch = parser.add_argument

@@ -53,7 +53,7 @@ def run_and_exit(native: NativeTrainer, request: NativeRequest) -> None:
 
 
 def _read(native: NativeTrainer, request: NativeRequest) -> _Job:
-    """Check what is asked for; ``ConfigError`` or ``PlanError`` names what is wrong."""
+    """Check the request; ``ConfigError`` or ``PlanError`` names what is wrong."""
     if world_size() > 1:
         raise ConfigError(
             f"--auto-parallel-preflight starts its own processes, and {world_size()} processes run: start one."

@@ -63,7 +63,7 @@ class StepBatches(Sequence[Any]):
         return StepBatches(self._batches, self._packed)
 
     def handed_over(self) -> Iterator[Any]:
-        """Yield every batch, taken when it is asked for."""
+        """Yield every batch, taken when it is needed."""
         for microbatch in range(len(self)):
             yield self.take(microbatch)
 

@@ -56,7 +56,7 @@ class MacroBatch:
 
     @property
     def empty(self) -> bool:
-        """Return whether no rank has an item: then nobody computes or sends anything."""
+        """Return whether no rank has an item: then no rank computes or sends anything."""
         return not self._plan.items
 
     def start(self, inputs: Mapping[int, torch.Tensor]) -> None:
@@ -156,7 +156,7 @@ class MacroBatch:
         return gradient
 
     def forget(self) -> None:
-        """Let go of everything; what this rank is no longer asked for may still be on its way."""
+        """Release everything; data that this rank no longer needs may still be on its way."""
         self._arrived()
         self._output = self._leaf = self._rows = None
 
@@ -180,7 +180,7 @@ class MacroBatch:
         items: Sequence[Any] = [self._plan.items[i] for i in self._mine]
         rows = self._rows
         if not items:
-            # A dummy's rows reach nobody: its gradient stays zero, but all collectives are issued.
+            # A dummy's rows reach no module: its gradient stays zero, but all collectives are issued.
             rows, items = adapter.dummy()
         with torch.set_grad_enabled(graph):
             output: torch.Tensor = (

@@ -49,7 +49,7 @@ class OrderedReduction:
     def _is_ready(self, number: int, *arguments: Any, **named: Any) -> None:
         """Stand in for a bucket's ``start_grad_sync``."""
         if not self._ordering:
-            # Megatron asks again where it does not know that the reduction began: on the first step.
+            # Megatron starts the reduction again where it has no record of the first start: on the first step.
             self._starts[number](*arguments, **named)
             return
         self._ready[number] = True

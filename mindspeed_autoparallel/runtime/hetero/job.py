@@ -1,4 +1,4 @@
-"""The one hetero-parallel job of this process: what the arguments asked for, the states, and what was built."""
+"""The one hetero-parallel job of this process: the requested layouts, the states, and what was built."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ENCODER_ARGUMENTS: Mapping[str, object] = {
     "gtp_weight_remat_size": 1,
     "expert_gtp_weight_remat_size": 1,
 }
-"""What ``get_args()`` says while an encoder is current, beside its own tp, pp, cp and sp."""
+"""What ``get_args()`` holds while an encoder is current, beside its own tp, pp, cp and sp."""
 
 
 _MINDSPEED_MM = {
@@ -83,12 +83,12 @@ class HeteroJob:
         return _MINDSPEED_MM.get(module.name) if known else module.adapter
 
     def check_hosts(self) -> None:
-        """Raise ``ConfigError`` where nobody says how to build an encoder; to be asked before anything is built."""
+        """Raise ``ConfigError`` for an encoder without a builder; called before anything is built."""
         for module in self.layout.others if self.layout is not None else ():
             if module.name not in self.hosts and self.adapter_of(module) is None:
                 offered = ", ".join(self.hosts) or "none"
                 raise ConfigError(
-                    f"nobody says how to build {module.name} under a layout of its own (offered: {offered}). Name a "
+                    f"no host module builds {module.name} under a layout of its own (offered: {offered}). Name a "
                     f'class in model.json: "{module.name}": {{"hetero": {{"adapter": "package.module:Class"}}}} '
                     "(docs/hetero-parallel.md)."
                 )
@@ -116,7 +116,7 @@ def current_job() -> HeteroJob:
 
 
 def initialize_groups(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
-    """Wrap the host's ``initialize_model_parallel``: the backbone's groups as asked for, then every other module's."""
+    """Wrap the host's ``initialize_model_parallel``: the backbone's groups as requested, then every other module's."""
     job = current_job()
     if job.layout is None:
         return wrapped(*args, **kwargs)

@@ -24,7 +24,7 @@ ROLES = ("backbone", "encoder", "generator")
 
 @dataclass(frozen=True)
 class ModuleLayout:
-    """One module's sizes; ``mbs`` (samples per encoder batch) is None where the file says nothing."""
+    """One module's sizes; ``mbs`` (samples per encoder batch) is None where the file does not set it."""
 
     name: str
     attribute: str
@@ -199,7 +199,7 @@ def check_script_sizes(tensor: int, pipeline: int, context: int) -> None:
     """Refuse TP, PP and CP other than 1 in the launch script: model.json holds the sizes."""
     if (tensor, pipeline, context) != (1, 1, 1):
         raise ConfigError(
-            f"--hetero-parallel takes tp/pp/cp from model.json, but the script says TP {tensor}, PP {pipeline}, "
+            f"--hetero-parallel takes tp/pp/cp from model.json, but the script sets TP {tensor}, PP {pipeline}, "
             f"CP {context}. Set all three to 1."
         )
 

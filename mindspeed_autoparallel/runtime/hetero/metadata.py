@@ -61,7 +61,7 @@ class ItemGather:
         return everyones
 
     def _exchange(self, numbers: list[float], device: Any) -> list[list[float]]:
-        """Return as much of every rank's ``numbers`` as fits; the first says how many there are."""
+        """Return as much of every rank's ``numbers`` as fits; the first is their count."""
         fitting = numbers[: self._room]
         message = torch.tensor(fitting + [0.0] * (self._room - len(fitting)), dtype=torch.float64, device=device)
         received = torch.empty(self._size * self._room, dtype=torch.float64, device=device)

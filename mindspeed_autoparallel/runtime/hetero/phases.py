@@ -181,7 +181,7 @@ def _telling(
     schedule: UpfrontSchedule | WindowedSchedule,
     generator_schedule: GeneratorSchedule,
 ) -> Callable[..., Any]:
-    """Return ``forward_step`` that tells encoders, generators and schedules which microbatch the first model
+    """Return ``forward_step`` that reports to encoders, generators and schedules which microbatch the first model
     chunk is at."""
     counter, every_chunk = itertools.count(), itertools.count()
 

@@ -131,7 +131,7 @@ def _reported(total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str
 
 
 def _schedule_config(config: Any) -> Any:
-    """Return a copy of the encoder's config that asks the schedule for passing tensors on and for nothing else."""
+    """Return a copy of the encoder's config under which the schedule passes tensors on and does nothing else."""
     own = copy.copy(config)
     changes = {
         "calculate_per_token_loss": True,

@@ -1,4 +1,4 @@
-"""What a hetero-parallel job says beside the host's log line: seconds of each phase, bytes moved."""
+"""What a hetero-parallel job prints beside the host's log line: seconds of each phase, bytes moved."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class HeteroSession:
     """Of the backbone: its first stage then keeps only its share of the rows."""
     times: PhaseTimes = field(default_factory=PhaseTimes)
     batch_owner_ranks: dict[int, list[int]] | None = None
-    """Ranks that hold the batches of each backbone replica; asked once, at the first step."""
+    """Ranks that hold the batches of each backbone replica; gathered once, at the first step."""
     _gathers: list[tuple[ItemGather, list[int]]] | None = None
 
     @property

@@ -180,7 +180,7 @@ class ModuleStates:
                 self._restore(outer or [])
 
     def coordinates(self, name: str) -> Coordinates:
-        """Return this rank's place in a module's layout, asked of Megatron."""
+        """Return this rank's place in a module's layout, from Megatron."""
         with self.use(name):
             state = self.parallel_state
             return Coordinates(

@@ -1,6 +1,6 @@
-"""Starting processes on every node: one coordinator on node 0 decides, agents on the other nodes do as told.
+"""Starting processes on every node: one coordinator on node 0 decides, agents on the other nodes follow its orders.
 
-``Coordinator.launch(spec)`` runs the user's script once on all devices and says how it ended; it never raises for a
+``Coordinator.launch(spec)`` runs the user's script once on all devices and returns how it ended; it never raises for a
 launch that fails, hangs or runs out of memory, because that is a data point.
 """
 

@@ -1,4 +1,5 @@
-"""One place decides every launch: the coordinator on node 0. The other nodes run agents that do as told and report.
+"""One place decides every launch: the coordinator on node 0. The other nodes run agents that follow its orders and
+report.
 
 They meet in a store on the main node that only nodes with the run's secret reach: no shared file system is needed.
 """
@@ -71,7 +72,7 @@ class Coordinator:
     def _shutdown_agents(self, error: BaseException | None) -> None:
         if self._store is None:
             return
-        with contextlib.suppress(Exception):  # nobody may be left to say good-bye to
+        with contextlib.suppress(Exception):  # no node may be left to sign off to
             reason = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error or "")
             word = {"stop": True, "reason": reason}
             self._store.set(f"launch/{self._num_launches}", json.dumps(word))

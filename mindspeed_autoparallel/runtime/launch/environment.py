@@ -1,4 +1,4 @@
-"""The environment of the children: the user's own, less what a launcher above us said of its processes."""
+"""The environment of the children: the user's own, less what a launcher above us set for its processes."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class Watch:
         self._store, self._next = store, 0.0
         self._silence_s = SILENCE_S if silence_s is None else silence_s
         self.reasons: dict[int, str] = {}
-        """Of nodes that said that they leave."""
+        """Of nodes that signed off."""
         self._seen = {node: (0, time.monotonic()) for node in nodes}
 
     def begin(self) -> None:
-        """Begin to watch now: nobody has looked for a while."""
+        """Begin to watch now, after a while without looking."""
         self._seen = {node: (count, time.monotonic()) for node, (count, _) in self._seen.items()}
 
     def gone(self) -> list[int]:

@@ -13,11 +13,12 @@ _LAST_PORT = 65535
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yield a TCP port of this machine that the system gives to nobody else within the context.
+    """Yield a TCP port of this machine that the system gives to no other process within the context.
 
     Between a choice and its use lie the seconds in which a process loads torch; another job's connection may take the
     port meanwhile, and rank 1 then waits for a store that is not its own. A socket bound and never listening keeps
-    the port; whoever is told of it can still listen there, since stores (libuv, torchrun, gloo) set SO_REUSEADDR.
+    the port; a process that gets its number can still listen there, since stores (libuv, torchrun, gloo) set
+    SO_REUSEADDR.
     """
     with _reusing_socket() as holder:
         holder.bind(("", 0))

@@ -82,7 +82,7 @@ def run_local_processes(
 ) -> LaunchOutcome:
     """Run ``spec`` as the processes of this node and wait for them.
 
-    All of them are killed when one fails, when the launch times out, when ``should_stop`` says so, and when this
+    All of them are killed when one fails, when the launch times out, when ``should_stop`` returns true, and when this
     process is interrupted or dies.
     """
     log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

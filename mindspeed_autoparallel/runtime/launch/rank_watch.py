@@ -1,6 +1,6 @@
 """Which rank of a training died: every rank counts up in the training's store, and the others name the one that stops.
 
-torchrun tells which of its processes failed; a training that is started in another way (srun, mpirun, a loop in a
+torchrun reports which of its processes failed; a training that is started in another way (srun, mpirun, a loop in a
 shell) is left with "connection closed by peer" on gloo, and with ten minutes of silence on NCCL and HCCL. Nothing is
 ended here: a rank is named, and what the training does about it is its own business.
 """
@@ -39,7 +39,7 @@ class RankWatch:
 
     def __init__(self, store: Any, rank: int, world_size: int, silence_s: float = SILENCE_S) -> None:
         self.found = ""
-        """What is to be told, once a rank died."""
+        """The report, once a rank died."""
         self._store, self._rank = store, rank
         self._heartbeat = Heartbeat(store, rank)
         others = range(1, world_size) if rank == 0 else range(min(rank, 1))
@@ -73,7 +73,7 @@ class RankWatch:
 
 
 class _RankThread:
-    """Runs this process's ``RankWatch`` beside the training, and tells what it found."""
+    """Runs this process's ``RankWatch`` beside the training, and reports what it found."""
 
     def __init__(self) -> None:
         self._watch: RankWatch | None = None

@@ -125,7 +125,7 @@ def wait_for_keys(store: Any, keys: Iterable[str], timeout_s: float) -> None:
 
 
 def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
-    """Try until node 0 is there and knows this node's secret, which it may only now be making."""
+    """Try until node 0 is there and has this node's secret, which it may only now be making."""
     deadline = time.monotonic() + timeout_s
     while True:
         secret = find_secret(nodes.secret_dir)
@@ -157,7 +157,7 @@ def _connect(nodes: Nodes, node_rank: int, timeout_s: float) -> StoreClient:
 
 def _size(value: Any) -> ClusterSize:
     if not isinstance(value, list) or len(value) != 2 or not all(type(one) is int and 0 < one < 2**20 for one in value):
-        raise LaunchError(f"a node says that the cluster has the size {shown(value)}.")
+        raise LaunchError(f"a node reports that the cluster has the size {shown(value)}.")
     return ClusterSize(*value)
 
 

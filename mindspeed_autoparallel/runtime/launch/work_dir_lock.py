@@ -1,4 +1,4 @@
-"""One run per work dir: the second says who holds it, on this node and on others that share the storage."""
+"""One run per work dir: the second names who holds it, on this node and on others that share the storage."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _counting(path: Path) -> Iterator[None]:
 
     def write() -> None:
         text = json.dumps({**about, "count": next(numbers)}).ljust(_LENGTH)
-        with contextlib.suppress(OSError):  # the run itself says that a disk is full
+        with contextlib.suppress(OSError):  # the run itself reports a full disk
             _overwrite(path, text.encode())
 
     write()

@@ -1,4 +1,4 @@
-"""What the user asked for, before anything is built: modules and their layers, from model.json or from the flags.
+"""The user's model, before anything is built: modules and their layers, from model.json or from the flags.
 
 Measuring needs it to build a smaller model of the same kind; planning, to know how many layers there really are;
 applying, to refuse a plan made for another model.
@@ -160,7 +160,7 @@ def _shape(arguments: argparse.Namespace) -> dict[str, Any]:
             names += [switch, *more]
     values = {name: getattr(arguments, name, None) for name in names}
     if pattern := hybrid_pattern(arguments):
-        # It says how many layers there are; where its stages end is layout.
+        # It gives the number of layers; where its stages end is layout.
         values |= {"num_layers": None, PATTERN_ARGUMENT: pattern}
     return {name: value for name, value in values.items() if value}
 

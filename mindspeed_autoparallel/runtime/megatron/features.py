@@ -15,7 +15,7 @@ from mindspeed_autoparallel.patching import ENGINE
 from mindspeed_autoparallel.runtime.state import of_process
 
 TASK_VARIABLE = "MINDSPEED_AUTOPARALLEL_TASK"
-"""Set only in processes this package starts: the file that says what the process is to measure."""
+"""Set only in processes this package starts: the file with the measuring task of the process."""
 
 ALONE_VARIABLE = "MINDSPEED_AUTOPARALLEL_ALONE"
 """Set in processes that play a rank alone: how many ranks there would be. Their process groups are fake from before
@@ -63,7 +63,7 @@ _HETERO = "--hetero-parallel"
 _HETERO_BESIDE = "--auto-parallel-hetero"
 """Asks for ours on every host."""
 _MAY_BE_HOSTS = (_HETERO, "--data-balance")
-"""Where the host's parser has them already they mean what the host says; the reference training balances by itself."""
+"""Where the host's parser has them already they have the host's meaning; the reference training balances by itself."""
 _MINDSPEED_MM_ADAPTERS = "mindspeed_autoparallel.runtime.hetero.adapters.mindspeed_mm:"
 
 _KEEPERS = (
@@ -181,7 +181,7 @@ def _leave_hosts_hetero_parallel(arguments: argparse.Namespace) -> None:
 
 
 def hetero_flag(model: Mapping[str, object] | None = None) -> str:
-    """Return the flag that asks for hetero parallel of ours.
+    """Return the flag that turns our hetero parallel on.
 
     ``model``: model.json, whose adapters tell the host where none runs, as on the command line.
     """

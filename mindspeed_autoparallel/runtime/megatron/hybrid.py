@@ -1,4 +1,4 @@
-"""Hybrid models: a letter per layer in ``--hybrid-layer-pattern``, which says where stages end, too.
+"""Hybrid models: a letter per layer in ``--hybrid-layer-pattern``, which also marks where stages end.
 
 From Megatron 0.17 on ``|`` in the pattern ends a virtual stage, in chain order; what follows ``/`` are layers of
 multi-token prediction, on the last stage. Up to 0.16 the pattern (``--hybrid-override-pattern``) is cut evenly.
@@ -45,7 +45,7 @@ def first_of_pattern(pattern: str, num_layers: int) -> str:
 
 
 def cut_pattern(pattern: str, counts: Sequence[int]) -> str:
-    """Return ``pattern`` with as many layers on each virtual stage as ``counts`` says. Raises ``PlanError``."""
+    """Return ``pattern`` with ``counts`` layers on each virtual stage. Raises ``PlanError``."""
     layers, mark, ahead = pattern.partition(_PREDICTION)
     if sum(counts) != len(layers) or not all(counts):
         raise PlanError(

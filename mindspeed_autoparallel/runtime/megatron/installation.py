@@ -1,4 +1,4 @@
-"""Which Megatron is on the path, and whether the features can run on it; asked before Megatron is imported."""
+"""Which Megatron is on the path, and whether the features can run on it; checked before Megatron is imported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Installation:
 
     @property
     def release(self) -> str:
-        """Return the release, such as ``0.19.2``; empty where it is not told."""
+        """Return the release, such as ``0.19.2``; empty where it is unknown."""
         return release_in(self.core) if self.core is not None else ""
 
 
@@ -80,7 +80,7 @@ def check_installation(installation: Installation, flags: Sequence[str]) -> str:
     core, training, release = installation.core, installation.training, installation.release
     given = ", ".join(sorted(flags))
     if core is None:
-        return ""  # the script's own import says so, or it has a Megatron that is found otherwise
+        return ""  # the script's own import fails with it, or it has a Megatron that is found otherwise
     if release and not within(release, SUPPORTED):
         raise ConfigError(
             f"{given} needs {_WORDS}; {core.parent.parent} has {release}. Put a supported release first on PYTHONPATH, "

@@ -34,7 +34,7 @@ def sizes(plan: Plan) -> dict[str, ArgumentValue]:
     experts = any(module.num_experts for module in plan.model.modules)
     return {
         **layout.megatron_sizes,
-        # Whatever the script says: with none, Megatron takes the tensor size, as the plan does.
+        # Whatever the script sets: with none, Megatron takes the tensor size, as the plan does.
         **({EXPERT_TENSOR_ARGUMENT: layout.ranks_of_expert} if experts and layout.tensor_size > 1 else {}),
         "micro_batch_size": layout.micro_batch_size,
         "global_batch_size": plan.global_batch_size,
@@ -141,7 +141,7 @@ def refuse_ends_alone(counts: Sequence[int]) -> None:
 
 
 def uneven_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:
-    """Return how a release without layout strings says layers by virtual stage; ``width`` ranks of ``chunks`` each.
+    """Return how a release without layout strings writes layers by virtual stage; ``width`` ranks of ``chunks`` each.
 
     Raises ``PlanError`` for a split that it cannot run.
     """
@@ -158,7 +158,7 @@ def uneven_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str
 
 
 def _chunk_arguments(counts: Sequence[int], width: int, chunks: int) -> dict[str, int | str | None]:
-    """Return how a release without layout strings says layers by virtual stage.
+    """Return how a release without layout strings writes layers by virtual stage.
 
     All alike; a layer less on the first, the last or both; or the same for all chunks of a rank, where ranks other than
     the first and the last are alike.
@@ -248,7 +248,7 @@ def model_keys(plan: Plan, module: str) -> dict[str, ArgumentValue | list[int] |
     if others:
         raise PlanError(
             f"the plan recomputes {', '.join(policy_of(kind).words for kind in sorted(others))} in {module}, "
-            "which no key of model.json says per stage: whole layers (full) alone can be applied."
+            "which no key of model.json holds per stage: only whole layers (full) can be applied."
         )
     layers = list(plan.layers_of(module))
     full = list(plan.recomputed_of(module, "full"))

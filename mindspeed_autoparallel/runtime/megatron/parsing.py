@@ -70,7 +70,7 @@ def refuse_unseen_flags(arguments: object) -> None:
     """End the process where a feature is on in the training's ``arguments`` that was off when they were parsed.
 
     Scripts can set it on the parsed arguments, in Megatron's ``args_defaults`` or in a YAML file; the feature has not
-    checked the arguments then, and the training would not be what the flag says.
+    checked the arguments then, and the training would not be what the flag promises.
     """
     if os.environ.get(TASK_VARIABLE):
         return
@@ -115,7 +115,7 @@ def _refuse_yaml(arguments: object) -> None:
 
 
 def _is_meant(parser: argparse.ArgumentParser) -> bool:
-    """Return whether a flag of ours is on the command line, is on by default, or its help is asked for."""
+    """Return whether a flag of ours is on the command line, is on by default, or its help is requested."""
     words = sys.argv[1:]
     if flags_given(words) or {"-h", "--help"} & set(words) or os.environ.get(TASK_VARIABLE):
         return True

@@ -21,7 +21,7 @@ def interleaved_sends(arguments: Any) -> str:
 
 
 def _waits_before_freeing() -> bool:
-    """Return whether a forward's send is waited for before its output is freed, which no version number tells.
+    """Return whether a forward's send is waited for before its output is freed, which no version number shows.
 
     Once in warm-up and once in the steady phase the send before is waited for; releases that free safely wait more.
     """

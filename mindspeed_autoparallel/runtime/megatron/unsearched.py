@@ -102,7 +102,7 @@ def refuse_hybrid_command(flags: Collection[str], argv: Sequence[str]) -> None:
     for name in (*_PATTERNS, "num_layers"):
         parser.add_argument("--" + name.replace("_", "-"), "--" + name)
     parser.add_argument("--" + _SWITCH.replace("_", "-"), "--" + _SWITCH, action="store_true")
-    # What is no argument at all, the host's own parser says better.
+    # The host's own parser has the better message for what is no argument at all.
     with contextlib.suppress(argparse.ArgumentError), told_in_a_line():
         refuse_hybrid(parser.parse_known_args(list(argv))[0], _OPERATORS)
 

@@ -1,4 +1,4 @@
-"""Operator calls as data: what a trace writes, what the knowledge base is asked for, and what a device replays."""
+"""Operator calls as data: what a trace writes, the knowledge base looks up, and a device replays."""
 
 from __future__ import annotations
 

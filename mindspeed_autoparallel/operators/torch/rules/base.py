@@ -1,4 +1,4 @@
-"""A call of an operator as rules see it, and what a rule says about it."""
+"""A call of an operator as rules see it, and the result of a rule."""
 
 from __future__ import annotations
 

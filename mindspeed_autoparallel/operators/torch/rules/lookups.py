@@ -1,4 +1,4 @@
-"""Rules of operators that read or write where an index says."""
+"""Rules of operators that read or write at indices."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _divided_by_joints(table: StageOptions, choice: Choice) -> list[Choice]:
             if not part.is_empty():
                 parts.append(part)
         if len(parts) != 1 or parts[0].size() < choice.size():
-            # Without any part there is no plan: an empty choice says so.
+            # Without any part there is no plan, which an empty choice expresses.
             return parts or [choice.divided(0, choice.options[0][:0])]
     return []
 

@@ -66,7 +66,7 @@ class Paths:
         return sum(map(len, self.ranges))
 
     def weigh(self) -> bool:
-        """Compute the cost of every arc and of the cheapest ways to the end, for the cuts known now. Return whether any
+        """Compute the cost of every arc and of the cheapest paths to the end, for the present cuts. Return whether any
         path is left."""
         forwards = numpy.array([cut.forwards for cut in self.cuts], dtype=numpy.int64)
         backwards = numpy.array([cut.backwards for cut in self.cuts], dtype=numpy.int64)

@@ -72,7 +72,7 @@ def roomy_stages(problem: SplitProblem, step: int) -> list[int]:
 
 
 class _Ranks:
-    """Every rank of a pipeline by itself, asked for one step time after another."""
+    """Every rank of a pipeline by itself, solved for one step time after another."""
 
     def __init__(self, problem: SplitProblem) -> None:
         work = sum(s.num_layers * (s.forward + s.backward) for s in problem.segments) / problem.num_stages

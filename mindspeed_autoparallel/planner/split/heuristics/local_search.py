@@ -34,7 +34,7 @@ class Best:
 
 
 Descent = Generator[Request, Replay, Best]
-"""One search downwards: asks for replays, and returns the placement that no single move makes faster."""
+"""One descent: yields placements to replay, and returns the placement that no single move makes faster."""
 
 
 class LocalSearch:

@@ -28,7 +28,7 @@ class LayerKind:
     transient: int = 0
     """Added once to a stage that has such layers (the largest over its kinds counts)."""
     saved: int = 0
-    """Of one microbatch in flight, where the problem says how many of each chunk are (``in_flight``)."""
+    """Of one microbatch in flight, where the problem gives the number of each chunk (``in_flight``)."""
 
 
 def order_of_kinds(num_kinds: int) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ class SplitProblem:
     num_chunks: int = 1
     rendezvous: bool = False
     sends: str = ""
-    """How messages are treated (``schedule.SENDS``), if not as ``rendezvous`` says."""
+    """How messages are treated (``schedule.SENDS``), if not given by ``rendezvous``."""
     allow_empty_stages: bool = False
     microbatch_group_size: int = 0
     """Microbatches of one chunk in a row (interleaved); 0: as many as stages."""
@@ -155,7 +155,7 @@ class SplitProblem:
         if layers > MOST_LAYERS:
             raise ConfigError(f"the model has {layers} layers; a model of at most {MOST_LAYERS} can be split.")
         self._check_memory()
-        # What is joined is one part. Where parts of several modules are, that is told when the problem is solved.
+        # What is joined is one part. Parts of several modules are refused when the problem is solved.
         parts = layers - sum(joint.num_layers for joint in self.joints)
         if not self.allow_empty_stages and parts < self.num_virtual <= layers:
             raise ConfigError(

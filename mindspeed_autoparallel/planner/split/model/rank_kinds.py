@@ -65,7 +65,7 @@ class RankKinds:
         self._fronts: dict[tuple[int, Held, int], _Front] = {}
 
     def ways(self, rank: int, held: tuple[Held, ...]) -> RankWays:
-        """Return ways to run the layers held by each chunk of a rank."""
+        """Return the recompute policies of the layers held by each chunk of a rank."""
         key = (rank, held)
         if key not in self._ways:
             self._ways[key] = self._find(rank, held)

@@ -1,4 +1,4 @@
-"""Of all ways to recompute the layers of a stage, the one that takes least time of those that fit.
+"""The fastest recompute policy of a stage's layers among those that fit.
 
 Layers of several kinds in one stack (a group of segments) are recomputed as hosts do it: the first ones of the stage.
 """
@@ -81,7 +81,8 @@ class RecomputeChoice:
         return sorted({kind.transient for segment, count in segments if count for kind in segment.kinds}) or [0]
 
     def _front(self, group: tuple[int, ...], held: tuple[int, ...], stage: int, peak: int) -> list[Option]:
-        """Return the front of all ways to give the layers of a group kinds of at most ``peak`` transient."""
+        """Return the Pareto front of all assignments of kinds with at most ``peak`` transient to the layers of a
+        group."""
         segments = [self.problem.segments[k] for k in group]
         counts = tuple(held[k] for k in group)
         usable = tuple(tuple(kind.transient <= peak for kind in segment.kinds) for segment in segments)

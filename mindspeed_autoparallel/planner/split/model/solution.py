@@ -21,7 +21,7 @@ Placement = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 class NoneBelow(InfeasiblePlan):
-    """Proved: every plan takes at least as long as was asked to beat."""
+    """Proved: no plan is faster than the given limit."""
 
 
 class StoppedEarly(InfeasiblePlan):

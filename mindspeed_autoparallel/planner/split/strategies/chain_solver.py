@@ -61,7 +61,7 @@ class _Search:
         self.best: Placement | None = None
         self.best_time, self.rounds = 2 * LONGEST, 0
         self.left = 0
-        """Labels that the halves of the question asked may still make."""
+        """Labels that the two halves of the search may still make."""
         cuts = first_cuts(problem)
         if known is not None:
             # The same layers, with the least recomputation that fits.

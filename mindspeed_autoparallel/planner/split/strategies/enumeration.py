@@ -52,7 +52,7 @@ def enumerate_all(problem: SplitProblem, below: int | None = None) -> Enumerated
         return None
     kinds = [segment.kinds for segment in problem.segments]
     if not (_are_alike(kinds, "memory") or _are_alike(kinds, "saved")):
-        # Fronts of ways to recompute compare memory at the fullest moment alone.
+        # Fronts of recompute policies compare memory at the fullest moment alone.
         return None
     ideals = _ideals(problem)
     if ideals is None:
@@ -140,7 +140,7 @@ class _Search:
         self.num_candidates = self.num_collections = self.num_replayed = 0
 
     def run(self) -> Enumerated | None:
-        """Return the best; ``None``: there are too many ways to recompute."""
+        """Return the best; ``None``: there are too many recompute policies."""
         bounds = self.tail.astype(float)
         left = numpy.arange(len(self.held))
         bounds = self._raised(bounds, left, self._learn(rank_cuts(self.problem)))
@@ -180,7 +180,7 @@ class _Search:
         return longest
 
     def _candidates(self, which: Integers) -> tuple[Integers, Integers] | None:
-        """Return placements with all ways to recompute that fit: places, and added backward time by virtual stage;
+        """Return placements with all recompute policies that fit: places, and added backward time by virtual stage;
         ``None``: too many."""
         problem, size = self.problem, self.problem.num_stages
         by_rank = []
@@ -211,7 +211,7 @@ class _Search:
         return which[rows], extra
 
     def _extras(self, rank: int, which: Integers) -> tuple[list[Integers], Integers] | None:
-        """Return the ways to recompute of every collection of layers that a rank holds in some placements, each as
+        """Return the recompute policies of every collection of layers that a rank holds in some placements, each as
         ``[way, chunk]`` of added backward time, and which collection each placement has; ``None``: too many."""
         size, chunks = self.problem.num_stages, self.problem.num_chunks
         held = self.held[which, rank::size].reshape(len(which), -1)

@@ -1,4 +1,4 @@
-"""Critical-path cuts: an integer master that knows a few paths, and the simulator that finds the path it forgot.
+"""Critical-path cuts: an integer master over a few paths, and the simulator, which finds the path that is missing.
 
 The master's bound never exceeds the optimum (every cut is a path of every plan); when it equals the simulated time of
 the best plan seen, that plan is proved optimal. See docs/decisions/0006-paths-of-ranges.md.

@@ -10,7 +10,7 @@ from mindspeed_autoparallel.planner.split.model.solution import Placement
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualSolution:
-    """``placement`` is ``None`` when no plan was found below the limit; ``proved`` then says that there is none."""
+    """``placement`` is ``None`` when no plan was found below the limit; ``proved`` is then true if there is none."""
 
     placement: Placement | None
     step_time: int

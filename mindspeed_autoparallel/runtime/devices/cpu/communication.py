@@ -9,7 +9,7 @@ from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
 
 
 def install(edits: Edits) -> None:
-    """Wrap the functions that choose a backend, and the one that speaks of devices."""
+    """Wrap the functions that choose a backend, and the one that takes devices."""
     import torch.distributed as distributed
     from torch.distributed import distributed_c10d
 

@@ -1,4 +1,4 @@
-"""``torch.cuda`` answered by the CPU, as far as Megatron asks."""
+"""``torch.cuda`` implemented on the CPU, as far as Megatron uses it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _recompute_without_transformer_engine(edits: Edits, module: ModuleType) -> N
     if not getattr(module, "HAVE_TE", False) and not hasattr(module, "FP8GlobalStateManager"):
 
         class NoFp8:
-            """CheckpointWithoutOutput asks these two although there is no fp8."""
+            """CheckpointWithoutOutput calls these two although there is no fp8."""
 
             @staticmethod
             def is_fp8_enabled() -> bool:
@@ -118,7 +118,7 @@ def _dispatcher_splits(edits: Edits, module: ModuleType) -> None:
         return tensor.numpy() if torch.is_tensor(tensor) and as_numpy else tensor
 
     if not hasattr(module, "te_general_gemm"):
-        # 0.16: the router asks whether it is None, and the import that would say so failed.
+        # 0.16: the router checks whether it is None, and the import that would set it failed.
         edits.set(module, "te_general_gemm", None)
     if hasattr(module, "maybe_move_tensor_to_cpu"):
         edits.set(module, "maybe_move_tensor_to_cpu", to_cpu)
@@ -131,8 +131,8 @@ def _no_transformer_engine(edits: Edits, module: ModuleType) -> None:
 
 
 def _no_inference_layers(edits: Edits, module: ModuleType) -> None:
-    # 0.20: a layer of multi-token prediction asks whether it is one of them, and without Transformer Engine their names
-    # hold no classes.
+    # 0.20: a layer of multi-token prediction checks whether it is one of them, and without Transformer Engine their
+    # names hold no classes.
     ask = "is_inference_column_parallel_linear"
     if hasattr(module, ask) and not getattr(module, "HAVE_TE", False):
         edits.set(module, ask, lambda asked: False)
@@ -180,7 +180,7 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
 
     @functools.wraps(read)
     def state_dict(self: Any) -> Any:
-        # It is asked for before the first step, when there is no state to read a count off. Adam begins with this one.
+        # It is read before the first step, when there is no state to read a count off. Adam begins with this one.
         if isinstance(self.optimizer, torch.optim.Adam) and not self.optimizer.state:
             for group in self.optimizer.param_groups:
                 for parameter in group["params"]:
@@ -203,7 +203,8 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
     @functools.wraps(fill)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # The count came with the groups, and what is not a tensor is left as it is: Megatron's default format keeps one
-        # by parameter, cut like its values. In fp32 weights are views of the model's, which autograd lets nobody write.
+        # by parameter, cut like its values. In fp32 weights are views of the model's, which autograd keeps from being
+        # written.
         with torch.no_grad():
             return fill(self, model_param, {**tensors, "step": None}, *args, **kwargs)
 

@@ -25,7 +25,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
     """Yield the tensors in nested tuples, lists and dictionaries."""
     import torch
 
-    # torch's own tree iteration knows every container there is, and takes as long as an operator on fake tensors.
+    # torch's own tree iteration handles every container, and takes as long as an operator on fake tensors.
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -112,7 +112,7 @@ class TrackedStorages(TorchDispatchMode):
                 self._add(thing)
                 with contextlib.suppress(RuntimeError):  # a tensor that C++ has let go of has no autograd state
                     if thing.is_leaf and thing.grad is not None:
-                        self._add(thing.grad)  # may have no Python object until it is asked for
+                        self._add(thing.grad)  # may have no Python object until it is read
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
@@ -142,7 +142,7 @@ class TrackedStorages(TorchDispatchMode):
         import torch
 
         if function is torch.ops.prim.device.default:
-            return function(*args)  # asked more often than there are operators
+            return function(*args)  # called more often than there are operators
         self._let_go()
         name, kwargs = _name(function), kwargs or {}
         if self._is_waiting:

@@ -1,6 +1,6 @@
-"""Tensors asked for on "cuda" are made on the CPU: hundreds of sites in Megatron say ``device=current_device()``.
+"""Tensors requested on "cuda" are made on the CPU: hundreds of sites in Megatron pass ``device=current_device()``.
 
-So are those asked for on "npu": MindSpeed and the hosts above it say that name themselves, some of it at import.
+So are those requested on "npu": MindSpeed and the hosts above it pass that name themselves, some of it at import.
 """
 
 from __future__ import annotations

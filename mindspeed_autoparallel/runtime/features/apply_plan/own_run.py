@@ -37,7 +37,7 @@ def calibration_file(arguments: argparse.Namespace) -> Path | None:
 
 
 def add_run(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequence[MeasuredRank]) -> str:
-    """Add the run of ``arguments`` to ``path`` and return a line about it; a run that cannot be added says why."""
+    """Add the run of ``arguments`` to ``path`` and return a line about it, or why it cannot be added."""
     try:
         return _added(path, arguments, plan, ranks)
     except (ConfigError, OSError) as error:
@@ -50,7 +50,7 @@ def _added(path: Path, arguments: argparse.Namespace, plan: Plan, ranks: Sequenc
     device, num_devices = current_device(), len(ranks)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", num_devices))
     if device.name == "cpu" and (shared := shared_cores(per_node)):
-        raise ConfigError(f"{shared}, so its step tells nothing of the device.")
+        raise ConfigError(f"{shared}, so its step is no measure of the device.")
     base = find_device("CPU" if device.name == "cpu" else fingerprint_of(device).name)
     slowest = max(ranks, key=lambda rank: rank["step_us"])
     run = MeasuredRun(

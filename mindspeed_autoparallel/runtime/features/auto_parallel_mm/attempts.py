@@ -30,7 +30,7 @@ class Attempts:
         """Of launches that failed before their first point, one after the other."""
         self._num_failures = dict.fromkeys(points, 0)
         self._met: defaultdict[str, list[MeasuredAt]] = defaultdict(list)
-        """Points at which the script failed by itself, by what it said."""
+        """Points at which the script failed by itself, by its message."""
 
     def order(self, missing: list[MeasuredAt]) -> list[MeasuredAt]:
         """Put layouts that have not failed first, then points that have not."""
@@ -51,7 +51,7 @@ class Attempts:
     ) -> list[MeasuredAt]:
         """Name the points that are given up; ``ProfileError`` where the launch would fail with any of them.
 
-        ``begun``: the point it was at. A point that a process died at is tried once more, unless its result says that
+        ``begun``: the point it was at. A point that a process died at is tried once more, unless its result states that
         the device has no room for it. ``LaunchError`` where the disk is full.
         """
         full = next((line.strip() for line in outcome.last_lines if any(sign in line for sign in _FULL_DISK)), None)

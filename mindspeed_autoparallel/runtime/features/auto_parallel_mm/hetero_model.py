@@ -118,7 +118,7 @@ def training_flags(plan: Plan, model_file: Path, description: Description) -> st
 def can_stage_encoders(description: Description) -> bool:
     """Return whether the host's encoders can run in stages: so far the reference model's own can.
 
-    MindSpeed-MM's and LLaVA's adapters cannot, and of a user's own nobody knows before the module is built.
+    MindSpeed-MM's and LLaVA's adapters cannot, and a user's own is unknown before the module is built.
     """
     if description.model_file is None or hetero_flag(description.content) != "--hetero-parallel":
         return False

@@ -92,13 +92,13 @@ class Measurements:
         }
 
     def measure(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, Any]]:
-        """Measure what is missing, in as few launches as possible; points that cannot be measured are told.
+        """Measure what is missing, in as few launches as possible; points that cannot be measured are reported.
 
         A launch that fails before its first point by an error of the script ends the search; another failure there is
         no fault of a point: it is tried once more with another point first, and ends the search when it fails again.
         So does an error of the script at the first point, when the next point begins with the same one; where others
         were measured, it ends the attempts at the layouts of both.
-        ``ProfileError`` says what the launches said.
+        ``ProfileError`` has the launches' messages.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self.kept()
@@ -141,7 +141,7 @@ class Measurements:
         return None
 
     def _unmeasured(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, Any]:
-        # Of this run only: nothing on disk says that the point cannot be measured.
+        # Of this run only: no file records that the point cannot be measured.
         _LOGGER.warning(f"{point.label()} is left out ({outcome.status.value}); going on with the others")
         return {
             "schema_version": MEASUREMENT_SCHEMA_VERSION,
@@ -209,7 +209,7 @@ def checked_result(result: Any, point: MeasuredAt) -> dict[str, Any]:
 
 
 def _arguments_that_matter(argv: list[str]) -> list[str]:
-    """Return the command line without what only says where to measure, where to plan for, or where to write."""
+    """Return the command line without flags on where to measure, what to plan for, or where to write."""
     ours = (
         "--auto-parallel",
         "--simulated",

@@ -140,7 +140,7 @@ class SearchRequest(MeasuringRequest):
 
 
 def read_request(arguments: argparse.Namespace) -> SearchRequest:
-    """Check ``arguments`` and the files they name; ``ConfigError`` says what is wrong and what to do."""
+    """Check ``arguments`` and the files they name; ``ConfigError`` states what is wrong and what to do."""
     refuse_launcher(_FEATURE)
     refuse_hybrid(arguments, _FEATURE)
     refuse_sharded_parameters(arguments, _FEATURE)
@@ -243,7 +243,7 @@ def _hetero_balance(arguments: argparse.Namespace, description: Description) -> 
 
 
 def _heads(arguments: argparse.Namespace, description: Description) -> tuple[int, ...]:
-    """Return the attention heads and key/value groups of every module that says them."""
+    """Return the attention heads and key/value groups of every module that sets them."""
     heads: list[int] = []
     for module in description.modules:
         block: Mapping[str, Any] = description.content

@@ -87,12 +87,12 @@ def values_of(
 ) -> dict[str, Any]:
     """Return argument destinations and values of all that the configuration decides, switches that are off as well.
 
-    ``arguments``: the host's, which tell how it says an uneven split.
+    ``arguments``: the host's, which show how it writes an uneven split.
     """
     values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather}
     shared = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
     if shared is not None:
-        # Not searched where the script says it: every configuration was priced with it.
+        # Not searched where the script sets it: every configuration was priced with it.
         values[EXPERT_TENSOR_ARGUMENT] = shared
     dispatcher = getattr(arguments, _DISPATCHER, None)
     if dispatcher is not None and plan.model.modules[0].num_experts:

@@ -1,4 +1,4 @@
-"""What a measuring launch is asked for, and the costs that come of it or of the catalogue."""
+"""The task of a measuring launch, and the costs that result from it or from the catalogue."""
 
 from __future__ import annotations
 

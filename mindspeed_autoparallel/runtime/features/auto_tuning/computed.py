@@ -31,7 +31,7 @@ _CALLS_OF_A_LAYER = 60
 def computed_costs(
     found: Mapping[MeasuredAt, TraceResult], target: Device, base: KnowledgeBase, devices_per_node: int
 ) -> CalibrationResult:
-    """Return costs for a device nobody has at hand, by formula."""
+    """Return costs for a device that is not at hand, by formula."""
     efficiency = target.efficiency(_STACK)
     note = (
         f"analytic: nothing was measured; all times are computed for {target.name} from datasheet and efficiencies "

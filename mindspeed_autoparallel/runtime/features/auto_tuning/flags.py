@@ -30,7 +30,7 @@ class AutoTuningFlags(FlagGroup):
     )
     auto_tuning_log_level: Literal["warning", "info", "debug"] = flag(
         "info",
-        "How much is said: only what is wrong, progress, or every launch and trace.",
+        "How much is printed: only problems, progress, or every launch and trace.",
     )
     auto_tuning_verify: bool = flag(
         False,

@@ -27,7 +27,7 @@ class Recommendation:
     """Words of the user's command line that would stay in force beside ``words``."""
     relative_error: float
     ends: tuple[float, float] = (1.0, 1.0)
-    """Step times, as shares of the predicted one, if modelled switches hide all that they are said to, and nothing."""
+    """Step times, as shares of the predicted one, if modelled switches hide all that the model assumes, and nothing."""
 
     @property
     def modelled(self) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class Recommendation:
 
     @property
     def title(self) -> str:
-        """Tell how its layers are run, beside what its layout's label says."""
+        """Describe how its layers are run, beside its layout's label."""
         layout = self.plan.layout
         told = layout.sharding.label if layout.sharding is not None else ""
         names = [self.found.configuration.variant.name, *self.modelled]
@@ -52,6 +52,6 @@ class Recommended:
     outcome: Outcome
     space: Space
     refused: dict[str, str]
-    """Configurations that Megatron does not take, with what it says."""
+    """Configurations that Megatron refuses, with its message."""
     baseline: SolvedConfiguration | str
     """The script's own configuration, or why it is not known."""

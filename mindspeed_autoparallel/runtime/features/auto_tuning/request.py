@@ -57,7 +57,7 @@ class TuningRequest(MeasuringRequest):
 
 
 def read_request(arguments: argparse.Namespace) -> TuningRequest:
-    """Check ``arguments`` and the files they name; ``ConfigError`` says what is wrong and what to do."""
+    """Check ``arguments`` and the files they name; ``ConfigError`` states what is wrong and what to do."""
     refuse_launcher(_FEATURE)
     refuse_hybrid(arguments, _FEATURE)
     refuse_sharded_parameters(arguments, _FEATURE)

@@ -37,7 +37,7 @@ _RESERVED_SHARE = 0.94
 
 @dataclass(frozen=True, kw_only=True)
 class TunedProfiles:
-    """Everything the search reads, and what is to be told of how it came about."""
+    """Everything the search reads, and notes on its sources."""
 
     variants: tuple[ProfileVariant, ...]
     plan: SearchPlan

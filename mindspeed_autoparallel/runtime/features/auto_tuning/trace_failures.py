@@ -1,4 +1,4 @@
-"""What became of layouts that could not be traced, told once per reason."""
+"""Layouts that could not be traced, reported once per reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tell_untraced(
 ) -> tuple[list[str], dict[str, str]]:
     """Return notes on layouts that were measured in place of a trace, and of the others ``{layouts: reason}``.
 
-    ``failed``: layouts without a trace; ``found``: what tracing said of each.
+    ``failed``: layouts without a trace; ``found``: the message of tracing for each.
     """
     groups: defaultdict[tuple[bool, str], list[str]] = defaultdict(list)
     for point in failed:

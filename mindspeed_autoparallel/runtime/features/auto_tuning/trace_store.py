@@ -55,7 +55,7 @@ _PLACES = (
     "--data-cache-path",
     "--wandb",
 )
-"""Beginnings of flags that only say where something is, or what is searched anyway; a test asks it of all of ours."""
+"""Beginnings of flags that only name places, or what is searched anyway; a test checks all of ours."""
 _LOGGER = logging.getLogger(__name__)
 _MAX_PROCESSES = 8
 

@@ -31,7 +31,7 @@ from mindspeed_autoparallel.units import US_PER_MS
 
 _LOGGER = logging.getLogger(__name__)
 _NUM_STEPS = 16
-"""The first is not timed, the second tells memory, and the later half of the others the time."""
+"""The first is not timed, the second gives memory, and the later half of the others the time."""
 
 
 def verify(request: TuningRequest, picks: Sequence[Recommendation], launches: Launches, result: TuningResult) -> None:

@@ -4,7 +4,7 @@ flags        the two switches
 weights      the work of a microbatch, by the sizes of its tensors
 exchange     whole microbatches given to other replicas by one all-to-all
 stepping     the schedule's iterator, with the microbatches of a step in another order
-request      what is asked for, and what is refused before anything is built
+request      the checked flags, and what is refused before anything is built
 apply        this process's order, set up
 entry        both, for ``runtime.megatron.features``
 """

@@ -28,7 +28,7 @@ class BalanceRequest:
 
 
 def read_request(arguments: argparse.Namespace) -> BalanceRequest:
-    """Return what is asked for; ``ConfigError`` names the flag that does not go with it."""
+    """Return the request; ``ConfigError`` names the flag that does not go with it."""
     flags = read_flags(DataBalanceFlags, arguments)
     asked = "--data-balance" if flags.data_balance else "--order-microbatches"
     if getattr(arguments, "hetero_parallel", False) or getattr(arguments, "auto_parallel_hetero", False):

@@ -52,7 +52,7 @@ class ElasticRequest:
 
 
 def read_request(arguments: argparse.Namespace) -> ElasticRequest:
-    """Return the checked request; ``ConfigError`` says what is missing."""
+    """Return the checked request; ``ConfigError`` names what is missing."""
     if not getattr(arguments, "auto_parallel_plan", None):
         raise ConfigError(f"{_FLAG} goes with --auto-parallel-plan plan.json, the plan for all nodes.")
     if not getattr(arguments, "save", None) or not getattr(arguments, "save_interval", None):

@@ -51,7 +51,7 @@ class OperatorRequest:
 
 
 def read_request(arguments: argparse.Namespace) -> OperatorRequest:
-    """Check ``arguments`` and make the output folder; ``ConfigError`` says what is wrong and what to do."""
+    """Check ``arguments`` and make the output folder; ``ConfigError`` states what is wrong and what to do."""
     flags = read_flags(OperatorSearchFlags, arguments)
     output_dir = made_folder(Path(flags.operator_output_dir), "--operator-output-dir")
     return OperatorRequest(

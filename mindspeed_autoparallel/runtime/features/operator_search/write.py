@@ -11,7 +11,7 @@ PLAN_FILE, PAGE_FILE = "operator_plan.json", "operator_plan.html"
 
 
 def write(request: OperatorRequest, result: SearchResult) -> None:
-    """Write plan and page to the request's folder, and print what was found or the operator that was asked for."""
+    """Write plan and page to the request's folder, and print the result or the requested operator."""
     folder = request.output_dir
     write_json_atomic(folder / PLAN_FILE, {**result.as_json(), "model": request.work.shape.as_json()})
     write_text_atomic(folder / PAGE_FILE, render_operator_page(result.picture()))

@@ -21,7 +21,7 @@ class Place(NamedTuple):
 def places_of(marked: torch.Tensor, sizes: Sequence[int], kind: str) -> list[Place]:
     """Return where each item's tokens lie. ``marked [b, s]``: the places of their tokens; ``sizes``: tokens per item.
 
-    A batch without such tokens carries a stand-in input, which is nobody's item: the list is empty then.
+    A batch without such tokens carries a stand-in input, which is no item: the list is empty then.
     ``ConfigError`` names the first sample whose tokens are not those of whole items.
     """
     found: list[Place] = []

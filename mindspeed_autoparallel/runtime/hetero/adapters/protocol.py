@@ -1,4 +1,4 @@
-"""What hetero parallel asks of a host, per encoder: how to build it, and how it meets batches."""
+"""What a host provides to hetero parallel, per encoder: how to build it, and how to feed it batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LocalItem:
 
 
 class ItemAdapter(Protocol):
-    """What hetero parallel asks about the items of an encoder's and of a generator's microbatches; tensors keep items
+    """The items of an encoder's and of a generator's microbatches; tensors keep items
     along dimension 0."""
 
     input_shape: tuple[int, ...]
@@ -104,7 +104,7 @@ class HostModule(Protocol):
 
 
 class HostModel(Protocol):
-    """What a ``HostModule`` may say besides, where the host's model must be told that an encoder comes from outside."""
+    """An optional part of a ``HostModule``, where the host's model must be set up for an encoder from outside."""
 
     def without_encoders(self, provider: Any) -> Any:
         """Return a ``model_provider`` like ``provider`` that builds the host's model without its encoders."""

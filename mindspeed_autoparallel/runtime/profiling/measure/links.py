@@ -1,6 +1,6 @@
 """Latency and bandwidth of the links between the measuring processes: two sizes, one straight line.
 
-A tier that the measuring nodes do not have (between nodes, on one node) is left out; the search says what it uses.
+A tier that the measuring nodes do not have (between nodes, on one node) is left out; the search prints what it uses.
 """
 
 from __future__ import annotations

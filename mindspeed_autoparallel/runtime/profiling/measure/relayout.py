@@ -142,7 +142,7 @@ def container_for(container: Any, arguments: Any) -> Any:
     """Return the ``PretrainConfigContainer`` of Megatron 0.19 and newer for what ``arguments`` have become.
 
     Scripts make it once, before Megatron sets itself up: its sizes are the first layout's, and its transformer's
-    settings refer to the first model by the hooks that the schedules have put there. What the script says of the model
+    settings refer to the first model by the hooks that the schedules have put there. What the script sets on the model
     beside the transformer stays.
     """
     from megatron.training import argument_utils
@@ -176,7 +176,7 @@ def _iterator_of_chunk(recorded: RecordedCall, chunk: int) -> Any:
 
 
 def tear_down(parallel_state: Any) -> None:
-    """End Megatron's model parallelism and its process groups, which Megatron only forgets.
+    """End Megatron's model parallelism and its process groups, which Megatron itself only drops.
 
     Every gloo group keeps threads that wake up a hundred times a second, every nccl group its buffers: some layouts
     later they take a third of a core, or the memory of a layer.

@@ -20,7 +20,7 @@ def samples_differ(arguments: Any) -> bool:
 def largest_of_next(iterator: Any, count: int = NUM_SAMPLED) -> Any:
     """Return an iterator over one item: of the next ``count`` of ``iterator`` the one with most tensor bytes.
 
-    They are read now; the item's tensors are allocated when it is asked for, as a loader does, and nobody else keeps
+    They are read now; the item's tensors are allocated when it is requested, as a loader does, and nothing else keeps
     them. What is no single iterator is returned as it is: ``None`` on ranks that are sent their batches, a list under
     virtual stages.
     """

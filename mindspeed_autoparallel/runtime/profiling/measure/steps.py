@@ -18,7 +18,7 @@ NUM_MICROBATCHES = 4
 def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, device: Any) -> StepsRecord:
     """Time the host's own ``train_step`` with one microbatch and with several; medians.
 
-    Nothing is timed where this release's ``train_step`` wants something that is not known here.
+    Nothing is timed where this release's ``train_step`` has unknown parameters.
     """
     from megatron.core.distributed import finalize_model_grads
     from megatron.training import training
@@ -40,7 +40,7 @@ def whole_steps(built: Any, forward_step: Callable[..., Any], arguments: Any, de
 
 
 def step_arguments(built: Any, forward_step: Callable[..., Any]) -> dict[str, Any]:
-    """Return what the host's ``train_step`` is called with; empty where this release's wants what is not known."""
+    """Return the arguments of the host's ``train_step``; empty where this release's has unknown parameters."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.utils import get_model_config
     from megatron.training import get_args, training

@@ -1,4 +1,4 @@
-"""What a measuring launch is asked to do, and where it puts what it finds."""
+"""The task of a measuring launch, and where its results go."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MeasureTask:
         return record_of(data, "measuring task", cls)
 
     def begun_file(self) -> Path:
-        """Name the file that says which point the launch is at."""
+        """Name the file that holds the current point of the launch."""
         return Path(self.result_dir) / "begun.json"
 
     def result_file(self, point: MeasuredAt) -> Path:

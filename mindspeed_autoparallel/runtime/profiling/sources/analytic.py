@@ -24,7 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def kind_of(device: Device) -> str:
-    """Return ``npu``, ``cuda`` or ``cpu``: what Megatron's features are asked about."""
+    """Return ``npu``, ``cuda`` or ``cpu``: the device kind of Megatron's features."""
     if device.name == "CPU":
         return "cpu"
     return "npu" if "ascend" in device.name.lower() else "cuda"

@@ -1,4 +1,4 @@
-"""What the planner is told about device and links: measured where the measuring nodes have it, else assumed."""
+"""Device and links for the planner: measured where the measuring nodes have them, else assumed."""
 
 from __future__ import annotations
 

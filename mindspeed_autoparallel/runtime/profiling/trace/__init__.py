@@ -2,7 +2,7 @@
 
 ``request``   what is traced: sizes and layout, plain data
 ``process``   starts tracing processes (nothing of them leaks into the caller) and keeps results by content
-``results``   what a trace of a block or a stage says
+``results``   the result of a trace of a block or a stage
 ``world``     process groups of one layout after the other, fake or gloo's
 ``tensor_shapes``    operators on tensors without data
 ``building``  blocks of a megatron-core model

@@ -67,7 +67,7 @@ class _FakeBatches:
 
 
 class FakeDevice:
-    """The part of a device adapter that a microbatch asks for; its clock is the place in the log."""
+    """The part of a device adapter that a microbatch uses; its clock is the place in the log."""
 
     def __init__(self, tracer: FakeTensorTracer) -> None:
         self.tracer = tracer

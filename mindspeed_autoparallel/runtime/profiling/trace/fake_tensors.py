@@ -128,7 +128,7 @@ def silence_timers() -> None:
 
 
 def _say_nothing(*unused: object, **unused_too: object) -> None:
-    """Stand for a function whose output nobody reads."""
+    """Replace a function whose output is not read."""
 
 
 def convert_by_replacing() -> None:

@@ -61,7 +61,7 @@ def trace_all(
     """Return the traces of ``requests``, in their order; one that is not possible has ``error`` and nothing else.
 
     ``num_processes`` share what the cache lacks; what one of them dies at is tried once more. Raises ``LaunchError``
-    when they die at whatever they are asked, or do not end in time.
+    when they die at every request, or do not end in time.
     """
     code = _code_hash()
 
@@ -107,7 +107,7 @@ def _layout(request: TraceRequest) -> tuple[int, ...]:
 
 
 class _Worker:
-    """A tracing process that is asked for one layout after the other, and another one where it dies."""
+    """A tracing process for one layout after the other, replaced where it dies."""
 
     def __init__(self) -> None:
         # Ranks and torchrun's addresses of a surrounding job must not reach a world of fake process groups.
@@ -128,7 +128,7 @@ class _Worker:
     def trace_from(self, layouts: deque[list[TraceRequest]]) -> dict[TraceRequest, BlockResult]:
         """Take from ``layouts`` until there is none left; what a process died at twice has ``error``.
 
-        Raises ``LaunchError`` when processes die at whatever they are asked, and when they are ended.
+        Raises ``LaunchError`` when processes die at every request, and when they are ended.
         """
         found: dict[TraceRequest, BlockResult] = {}
         while True:

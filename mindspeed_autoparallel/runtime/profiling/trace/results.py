@@ -1,4 +1,4 @@
-"""What a trace of a block or a stage says, key by key: the JSON line of the tracing process."""
+"""The result of a trace of a block or a stage, key by key: the JSON line of the tracing process."""
 
 from __future__ import annotations
 

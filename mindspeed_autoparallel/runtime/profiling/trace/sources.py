@@ -1,4 +1,4 @@
-"""The Python files that decide what a trace says, hashed: a changed one means that the trace is stale."""
+"""The Python files that determine a trace, hashed: a change makes the trace stale."""
 
 from __future__ import annotations
 

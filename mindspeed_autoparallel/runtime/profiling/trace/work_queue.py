@@ -12,7 +12,7 @@ from mindspeed_autoparallel.profiles import MeasuredAt
 class WorkQueue:
     """A folder with a file per point, which the process that claims the point moves into a folder of its own.
 
-    A rename succeeds for one process only, whatever storage they share, and needs nobody who is still alive.
+    A rename succeeds for one process only, whatever storage they share, and needs no live process.
     """
 
     def __init__(self, folder: Path) -> None:

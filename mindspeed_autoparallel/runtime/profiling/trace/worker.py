@@ -76,7 +76,7 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
     balance_routing()
     keep_dispatch_real()
     silence_timers()
-    # The whole model is set up first: it tells which layers are alike.
+    # The whole model is set up first: it shows which layers are alike.
     num_layers = num_pattern_layers(hybrid_pattern(arguments)) or arguments.num_layers
     worker.prepare(arguments, {**data["measure"], "num_layers": {"text_decoder": num_layers}})
     arguments.num_workers = 0
@@ -157,7 +157,7 @@ def _trace_all(
 def _kinds_of_layers(
     built: Built, forward_step: Callable[..., Any], arguments: Any, tracer: FakeTensorTracer
 ) -> dict[str, tuple[int, ...]]:
-    """Return the kinds of the whole model's layers; empty where no point can be traced, which every point tells."""
+    """Return the kinds of the whole model's layers; empty where no point can be traced, which every point reports."""
     import torch
 
     chunks = built.model if isinstance(built.model, list) else [built.model]
@@ -192,7 +192,7 @@ def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> Non
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Tell whether Megatron itself says no, as it would on real ranks: there is nothing to measure either."""
+    """Return whether Megatron itself refuses, as it would on real ranks: there is nothing to measure either."""
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
     says_no = isinstance(error, (AssertionError, ValueError, NotImplementedError))
     return says_no and "megatron" in Path(raised_in).parts

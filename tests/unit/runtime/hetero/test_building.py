@@ -35,7 +35,7 @@ def test_an_unknown_attribute_path_names_what_there_is(path):
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
-        (None, r"nobody says how to build image_encoder .* \(offered: audio_encoder\)"),
+        (None, r"no host module builds image_encoder .* \(offered: audio_encoder\)"),
         ("no_such_package:Host", "adapter 'no_such_package:Host' cannot be loaded: No module named"),
         ("collections:Host", "adapter 'collections:Host' cannot be loaded"),
         ("collections", "adapter 'collections' cannot be loaded"),

@@ -1,13 +1,13 @@
 """Which dimensions are searched on this host, and why the others are not.
 
 ``planning``    all of them together: ``plan_search``
-``context``     what every dimension is asked with: request, parsed arguments, device, and where reasons go
+``context``     the context of every dimension: request, parsed arguments, device, and where reasons go
 ``sizes``       tensor, sequence, context, expert parallel, micro batch: the points that are traced
 ``variants``    one way to run the same layers, as Megatron's arguments; which points it is traced at
 ``attention``   variants of attention over context ranks
 ``experts``     ways of experts: dispatcher, rearrangement of tokens, expert tensor parallel
 ``recompute``   what is thrown away in forward and computed again in backward
-``switches``    optimizer and communication: what the cost model knows without a trace
+``switches``    optimizer and communication: what the cost model covers without a trace
 ``unsearched``  what is left out everywhere, with the reason
 """
 

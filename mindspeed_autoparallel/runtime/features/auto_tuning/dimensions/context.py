@@ -1,4 +1,4 @@
-"""What every dimension is asked with."""
+"""The context of every dimension."""
 
 from __future__ import annotations
 

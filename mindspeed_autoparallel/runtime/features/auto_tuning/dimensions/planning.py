@@ -95,5 +95,5 @@ def _searched(
         "recompute": ", ".join(kinds),
     }
     if len(variants) > 1:
-        searched["ways to run the layers"] = ", ".join(variant.title or "as in the script" for variant in variants)
+        searched["variants of the layers"] = ", ".join(variant.title or "as in the script" for variant in variants)
     return searched

@@ -1,4 +1,4 @@
-"""Switches of optimizer, communication and pipeline: what the cost model knows without a trace."""
+"""Switches of optimizer, communication and pipeline: what the cost model covers without a trace."""
 
 from __future__ import annotations
 
