@@ -25,11 +25,19 @@ _H100 = Path(catalogue.__file__).parent / "catalogue_data" / "h100.json"
         ("B200-SXM", "B200"),
         ("Ascend 910B", "Ascend-910B"),
         ("910C", "Ascend-910C"),
+        ("Ascend-A3-die", "Ascend-910C-die"),
         ("cpu", "CPU"),
     ],
 )
 def test_usual_names_find_their_device(asked: str, found: str) -> None:
     assert find_device(asked).name == found
+
+
+def test_two_dies_make_a_chip() -> None:
+    die, chip = find_device("Ascend-910C-die"), find_device("Ascend-910C")
+    for name in ("peak_tflops", "memory_gib", "memory_bandwidth_gb_per_s", "num_cores", "link_gb_per_s"):
+        assert 2 * getattr(die, name) == getattr(chip, name)
+    assert die.network_gbit_per_s == chip.network_gbit_per_s  # of a node
 
 
 @pytest.mark.parametrize("name", ["TPU-v5", "H1000", "RTX A1000", "H20"])
