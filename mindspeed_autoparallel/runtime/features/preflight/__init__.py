@@ -1,6 +1,7 @@
 """``--auto-parallel-preflight``: each distinct rank of a plan, or of the script's own layout, alone on one device.
 
 ``request``   the flags, checked
+``script_layout``  the layout of the script's own flags, or of its model.json
 ``ranks``     which ranks hold the same, and which are run
 ``task``      what a child process gets, and what it writes
 ``source``    starts one child per distinct rank and reads what it measured

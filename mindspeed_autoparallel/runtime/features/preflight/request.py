@@ -15,6 +15,7 @@ from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoP
 from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit, needed, refuse_launcher
 from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, PreflightFlags
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind, kinds_of_ranks, selected
+from mindspeed_autoparallel.runtime.features.preflight.script_layout import HETERO_SWITCHES, layout_of_script
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
 from mindspeed_autoparallel.runtime.megatron.description import describe
@@ -65,7 +66,7 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
         check_model(plan, describe(arguments), path)
         layout = plan.layout
     else:
-        layout = _layout_of_script(arguments, shared)
+        layout = layout_of_script(arguments, shared, _FEATURE)
     batch = plan.global_batch_size if plan is not None else needed(arguments, _FEATURE, "global_batch_size")
     kinds = kinds_of_ranks(layout, bool(getattr(arguments, "use_tp_pp_dp_mapping", False)))
     limit_bytes, source = _limit(plan, shared)
@@ -84,62 +85,8 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
         work_dir=private_work_dir(shared.auto_parallel_work_dir, "--auto-parallel-work-dir"),
         output_dir=Path(shared.auto_parallel_output_dir).resolve(),
         samples_differ=samples_differ(arguments),
-        switches=tuple(name for name in ("hetero_parallel", "auto_parallel_hetero") if getattr(arguments, name, False)),
+        switches=tuple(name for name in HETERO_SWITCHES if getattr(arguments, name, False)),
     )
-
-
-def _layout_of_script(arguments: argparse.Namespace, shared: AutoParallelFlags) -> Layout:
-    """Return the layout of the script's own flags on ``--simulated-nnodes`` nodes, or on as few devices as hold it."""
-
-    def size(name: str) -> int:
-        return int(getattr(arguments, name, 1) or 1)
-
-    tensor, pipeline = size("tensor_model_parallel_size"), size("pipeline_model_parallel_size")
-    context, expert = size("context_parallel_size"), size("expert_model_parallel_size")
-    inner = tensor * pipeline * context
-    shared_by = size("expert_tensor_parallel_size") if getattr(arguments, "expert_tensor_parallel_size", 0) else tensor
-    if shared.simulated_nnodes or shared.simulated_nproc_per_node:
-        world = (shared.simulated_nnodes or 1) * (shared.simulated_nproc_per_node or 1)
-    else:
-        world = inner
-        while world // pipeline % (expert * shared_by):
-            world += inner
-    if world % inner or world // pipeline % (expert * shared_by):
-        raise ConfigError(
-            f"{_FEATURE}: TP{tensor} x CP{context} x PP{pipeline} with EP{expert} does not divide the {world} devices "
-            "of --simulated-nnodes x --simulated-nproc-per-node. Give a multiple."
-        )
-    virtual = size("num_virtual_stages_per_pipeline_rank")
-    if getattr(arguments, "num_layers_per_virtual_pipeline_stage", None):
-        virtual = arguments.num_layers // pipeline // arguments.num_layers_per_virtual_pipeline_stage
-    given = getattr(arguments, "pipeline_model_parallel_layout", None)
-    if given and pipeline > 1:
-        virtual = max(1, _num_stages(str(given)) // pipeline)
-    return Layout(
-        pipeline_size=pipeline,
-        tensor_size=tensor,
-        data_size=world // inner,
-        context_size=context,
-        expert_size=expert,
-        expert_tensor_size=0 if shared_by == tensor else shared_by,
-        virtual_size=virtual,
-        micro_batch_size=size("micro_batch_size"),
-        sequence_parallel=bool(arguments.sequence_parallel),
-        distributed_optimizer=bool(arguments.use_distributed_optimizer),
-        schedule="interleaved" if virtual > 1 else "1f1b",
-        microbatch_group_size=int(getattr(arguments, "microbatch_group_size_per_vp_stage", 0) or 0)
-        if virtual > 1
-        else 0,
-    )
-
-
-def _num_stages(text: str) -> int:
-    """Return the stages of a layout string of Megatron's: ``Et*3|(tt|)*2L``."""
-    import re
-
-    while repeated := re.search(r"\(([^()]*)\)\*(\d+)", text):
-        text = text[: repeated.start()] + repeated[1] * int(repeated[2]) + text[repeated.end() :]
-    return text.count("|") + 1
 
 
 def _limit(plan: Plan | None, shared: AutoParallelFlags) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,6 +214,22 @@ def test_the_scripts_own_layout_takes_as_few_devices_as_hold_it(tmp_path: Path) 
     assert wide.layout.data_size == 2 and wide.num_microbatches == 4
     interleaved = read_request(arguments(**work, pipeline_model_parallel_layout="Et*3|(tt|)*2t|L"))
     assert interleaved.layout.virtual_size == 2 and interleaved.layout.schedule == "interleaved"
+
+
+def test_the_layouts_of_encoders_are_those_of_model_json(tmp_path: Path) -> None:
+    sizes = {
+        "image_encoder": {"pp": 2, "tp": 2, "num_layers": 4, "pipeline_num_layers": [2, 2]},
+        "audio_encoder": {"tp": 1},
+        "text_decoder": {"tp": 1, "pp": 2, "num_layers": 4, "pipeline_num_layers": [2, 2]},
+    }
+    (tmp_path / "model.json").write_text(json.dumps(sizes))
+    own = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False}
+    words = {**own, "hetero_parallel": True, "mm_model": str(tmp_path / "model.json")}
+    request = read_request(arguments(**words, auto_parallel_work_dir=str(tmp_path / "work")))
+    assert request.layout.num_devices == 4 and set(request.layout.modules) == {"image_encoder", "audio_encoder"}
+    assert [kind.members for kind in request.kinds] == [(0, 1), (2, 3)]
+    with pytest.raises(ConfigError, match="6"):
+        read_request(arguments(**words, auto_parallel_work_dir=str(tmp_path / "work"), simulated_nproc_per_node=6))
 
 
 @pytest.mark.parametrize(
