@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_runs import PLUGIN, native_file, plan_of, run_native
+from native_runs import PLUGIN, ROOT, SCRIPT, SMALL, native_file, plan_of, run_native
 
+from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
 
 pytestmark = [pytest.mark.torch, pytest.mark.distributed]
@@ -95,15 +96,18 @@ def test_a_rank_alone_has_the_peak_of_a_real_one(case: str, tmp_path: Path, monk
     assert "loss:" not in log
 
 
-def test_a_limit_below_the_peak_ends_with_what_would_help(tmp_path: Path) -> None:
-    native_file(
-        tmp_path, **{"micro_batch_size: 1": "micro_batch_size: 4", "{samples: 64}": "{samples: 64, length: 512}"}
-    )
-    words = ["--auto-parallel-preflight", "--simulated-nnodes", "1", "--simulated-nproc-per-node", "4"]
-    status, output, result = preflight(tmp_path, *words, "--auto-parallel-memory-limit-mib", "1")
-    assert status == 3 and result["verdict"] == "runs_out", output
+def test_the_front_reports_a_limit_below_the_peak_and_what_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    edits = {"micro_batch_size: 1": "micro_batch_size: 4", "{samples: 64}": "{samples: 64, length: 512}"}
+    config = native_file(tmp_path, **edits)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SMALL), str(ROOT)]))
+    monkeypatch.chdir(tmp_path)
+    words = ["--devices", "4", "--memory-limit-mib", "1", "--out", str(tmp_path), "--", str(SCRIPT), str(config)]
+    assert main(["preflight", *words]) == 3
+    output, result = capfd.readouterr().out, json.loads((tmp_path / "preflight_result.json").read_text())
     assert "runs out of memory by" in output and "micro_batch_size 2 in place of 4" in output
-    assert result["ranks"][0]["stands_for"] == [0, 1, 2, 3]
+    assert result["verdict"] == "runs_out" and result["ranks"][0]["stands_for"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
