@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from megatron.core import parallel_state
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference.configuration import ModelDescription, StackDescription
+from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 
 
 def stacks_of(model: ModelDescription) -> dict[str, StackDescription]:
@@ -23,7 +25,12 @@ def stacks_of(model: ModelDescription) -> dict[str, StackDescription]:
 
 
 def check_layers(chunks: Sequence[Any], model: ModelDescription) -> None:
-    """Check the model chunks of this rank. Sums over the pipeline group; a mismatch is ``ConfigError``."""
+    """Check the model chunks of this rank. Sums over the pipeline group; a mismatch is ``ConfigError``.
+
+    A process that plays a rank alone has no sums of its peers and checks nothing.
+    """
+    if os.environ.get(ALONE_VARIABLE):
+        return
     names = list(stacks_of(model))
     counts = torch.zeros(len(names), dtype=torch.long, device=torch.cuda.current_device())
     for chunk in chunks:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from mindspeed_autoparallel.runtime.launch.liveness import Heartbeat, Watch
+from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.state import of_process
 
 SILENCE_S = 15.0
@@ -160,11 +161,11 @@ class _RankThread:
 def watch_ranks(silence_s: float = SILENCE_S) -> None:
     """Watch the ranks of the training that ``torch.distributed`` was initialized for, by MASTER_ADDR and MASTER_PORT.
 
-    To be called on every rank; a second call does nothing.
+    To be called on every rank; a second call does nothing, and neither does one in a process that plays a rank alone.
     """
     import torch
 
-    if torch.distributed.is_initialized():
+    if torch.distributed.is_initialized() and not os.environ.get(ALONE_VARIABLE):
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         of_process(_RankThread).start(_connected, rank, world_size, silence_s)
 

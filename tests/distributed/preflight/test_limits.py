@@ -126,31 +126,3 @@ def test_verdicts_on_limits_beside_the_real_peak(name: str, tmp_path: Path, caps
         code = main(["preflight", "--result", str(tmp_path / "preflight_result.json"), "--memory-limit-mib", limit])
         assert code == (3 if share in BELOW else 0), (share, capsys.readouterr().out)
     print(f"LIMITS {name}: {len(BELOW) + len(ABOVE)} of {len(BELOW) + len(ABOVE)} right")
-
-
-def test_two_encoders_with_layouts_of_their_own_beside_real_ranks(tmp_path: Path) -> None:
-    """Samples are shared between replicas by their lengths, which a rank alone does not have of the others."""
-    example = ROOT / "docs/examples/qwen2vl_tiny"
-    model = json.loads((example / "model_audio.json").read_text())
-    model["image_encoder"]["vision_encoder"].update(tp=2, pp=2, pipeline_num_layers=[2, 2])
-    model["audio_encoder"].update(tp=1, mbs=1)
-    model["text_decoder"].update(tp=1, pp=2, pipeline_num_layers=[2, 2])
-    (tmp_path / "model.json").write_text(json.dumps(model))
-    flags = f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 160 --num-attention-heads 4
-        --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --micro-batch-size 1 --global-batch-size 8
-        --tokenizer-type NullTokenizer --vocab-size 512 --seq-length 128 --max-position-embeddings 1024
-        --make-vocab-size-divisible-by 1 --normalization RMSNorm --swiglu --lr 1.0e-3 --train-iters 4 --seed 42
-        --use-distributed-optimizer --no-gradient-accumulation-fusion --no-masked-softmax-fusion --log-interval 1
-        --eval-interval 10000 --eval-iters 0 --mm-data {example / "data_audio.json"} --mm-model {tmp_path / "model.json"}
-        --mm-tool {example / "tools.json"} --hetero-parallel""".split()
-    script = ROOT / "docs/examples/pretrain_vlm.py"
-    peaks = real_peaks(tmp_path / "real", script, flags, 4)
-    result = played(tmp_path, script, flags, 4)
-    errors = [
-        (report["run"]["rank"], rank, report["run"]["peak_bytes"], peaks[rank])
-        for report in result["ranks"]
-        for rank in report["stands_for"]
-    ]
-    print("HETERO", result["layout"], errors)
-    assert result["num_ranks_covered"] == 4 and len(result["ranks"]) == 2
-    assert all(abs(alone / peak - 1) < 0.25 for _, _, alone, peak in errors)
