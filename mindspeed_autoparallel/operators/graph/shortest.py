@@ -27,8 +27,12 @@ _STEP = 1e-9
 _LARGEST_TABLE = 260
 """States up to which all pairs are solved at once."""
 _LARGEST_MATRIX = 630
+_LARGEST_WITH_SPARE = 4096
+"""States up to which tensor dims that no end cuts are used, too."""
+_LARGEST_SEARCH = 20_000
+"""States up to which a search may pass all."""
 _MOST_DIMS = 4
-"""Tensor dims a sequence may use on a mesh of up to three dims: those of its ends, then the most divisible others."""
+"""Tensor dims a sequence may use: those of its ends, then up to so many the most divisible others."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -37,8 +41,9 @@ def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: t
 
     The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
     mesh dims, where the tensor has few enough placements to tabulate (three mesh dims, and four with three tensor dims
-    that can be cut); otherwise of those that move neighbouring mesh dims with equal ends as one, up to three such
-    groups; above that, the least of those whose intermediate placements appear at one of the ends.
+    that can be cut); otherwise of those that move neighbouring mesh dims with equal ends as one, and, besides the
+    tensor dims of the ends, use others up to 4,096 placements. Above 20,000 placements, the least of those whose
+    intermediate placements appear at one of the ends.
     ``AssertionError`` for a target with a pending sum.
     """
     if source == target:
@@ -54,10 +59,13 @@ def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: t
     start, end = tuple(source[d] for d in first), tuple(target[d] for d in first)
     used = sorted({p for p in (*start, *end) if p >= 0})
     devices = math.prod(mesh)
-    if len(sizes) <= 3:
-        others = sorted((d for d in range(len(shape)) if d not in used), key=lambda d: -math.gcd(shape[d], devices))
-        spare = [d for d in others if math.gcd(shape[d], devices) > 1][: max(0, _MOST_DIMS - len(used))]
-        used = sorted([*used, *spare])
+    others = sorted((d for d in range(len(shape)) if d not in used), key=lambda d: -math.gcd(shape[d], devices))
+    for spare in others:
+        if math.gcd(shape[spare], devices) == 1 or (len(used) + 3) ** len(sizes) > _LARGEST_WITH_SPARE:
+            break
+        if len(used) < _MOST_DIMS:
+            used.append(spare)
+    used.sort()
     number = {d: index for index, d in enumerate(used)}
     caps = tuple(math.gcd(shape[d], devices) for d in used)
     short = [tuple(number.get(p, p) for p in ends) for ends in (start, end)]
@@ -164,7 +172,7 @@ def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State
 def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
     """Search from one state to another where there are too many states for a table."""
     allowed = None
-    if len(mesh) > 4:
+    if (len(caps) + 2) ** len(mesh) > _LARGEST_SEARCH:
         allowed = [{source[d], target[d], REPLICATE} for d in range(len(mesh))]
     best: dict[State, float] = {source: 0.0}
     back: dict[State, tuple[State, Move]] = {}
@@ -190,7 +198,7 @@ def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int
     return path[::-1]
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def _transitions(state: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> tuple[tuple[Move, State, float], ...]:
     """Return ``transitions``, which many searches on one mesh go through."""
     return tuple(transitions(state, mesh, caps))

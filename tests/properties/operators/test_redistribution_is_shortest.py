@@ -3,13 +3,14 @@
 import heapq
 import itertools
 import math
+import random
 
 import pytest
 
 from mindspeed_autoparallel.operators.graph.node import PARTIAL, REPLICATE
 from mindspeed_autoparallel.operators.graph.redistribution import moved_bytes, steps
 
-SHAPE, ITEM = (144, 144), 1728
+SHAPE, ITEM = (576, 576), 1728
 
 
 def _neighbours(state, mesh):
@@ -64,6 +65,20 @@ def test_all_pairs_up_to_three_mesh_dims_equal_dijkstra(mesh):
             if found != least[target]:
                 worse.append((source, target, found, least[target]))
     assert worse == []
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sources", "targets"), [((2,) * 5, 2, 60), ((2,) * 6, 1, 40), ((2, 4, 2, 2, 2), 1, 40)]
+)
+def test_drawn_pairs_on_five_and_six_mesh_dims_equal_dijkstra(mesh, sources, targets):
+    """There is no table: a search passes every placement of the tensor dims that the ends cut."""
+    draw = random.Random(30)
+    for _ in range(sources):
+        source = tuple(draw.choice((PARTIAL, REPLICATE, 0, 1)) for _ in mesh)
+        least = _dijkstra(source, mesh)
+        for _ in range(targets):
+            target = tuple(draw.choice((REPLICATE, 0, 1)) for _ in mesh)
+            assert moved_bytes(source, target, SHAPE, ITEM, mesh) == least[target], (source, target)
 
 
 def test_no_step_passes_a_placement_that_does_not_divide():
