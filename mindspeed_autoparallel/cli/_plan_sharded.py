@@ -105,7 +105,8 @@ def _computed(arguments: argparse.Namespace, config: NativeConfig) -> ShardedPro
         raise ConfigError(f"{config.path} has no {_TOKENS}; give --seq-length.")
     described = Described(
         sequence=tokens,
-        frozen_tower=any(pattern.startswith("model.visual") for pattern in config.frozen),
+        frozen=config.frozen,
+        micro_batch_size=config.sizes.micro_batch,
         bytes_of=ElementBytes(reduced=_REDUCED.get(config.sharding.reduce_dtype, 4)),
     )
     device = find_device(arguments.device, tuple(read_device(one) for one in arguments.device_file))

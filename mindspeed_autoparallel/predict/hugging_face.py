@@ -62,6 +62,11 @@ class _Config:
         kinds = self._values.get("layer_types")
         return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
 
+    def numbers(self, key: str) -> list[int]:
+        """Return a list with one number for each layer; empty where the file has none."""
+        values = self._values.get(key)
+        return [int(value) for value in values] if isinstance(values, list) else []
+
 
 def _dense(config: _Config) -> Section:
     return {
@@ -124,6 +129,56 @@ def _qwen3_moe(config: _Config) -> Section:
     return {**_qwen3(config), **_experts(config, "moe_intermediate_size")}
 
 
+def _qwen3_5(config: _Config) -> Section:
+    """Return layers of gated delta nets and, by default every fourth, of gated attention: two symbols for each."""
+    experts, layers = config.optional("num_experts"), config.size("num_hidden_layers")
+    every = config.size("full_attention_interval", 4)
+    kinds = config.kinds() or [
+        "linear_attention" if (number + 1) % every else "full_attention" for number in range(layers)
+    ]
+    shared = config.size("shared_expert_intermediate_size", 0, 0)
+    mlp = _experts(config, "moe_intermediate_size", shared) if experts else {"ffn": config.size("intermediate_size")}
+    return {
+        "type": "moe" if experts else "gpt",
+        "num_layers": 2 * layers,
+        "layer_pattern": "".join(("G" if kind == "linear_attention" else "*") + "-E"[bool(experts)] for kind in kinds),
+        "hidden": config.size("hidden_size"),
+        "heads": config.size("num_attention_heads"),
+        "kv_heads": config.optional("num_key_value_heads"),
+        "head_size": config.size("head_dim", 256),
+        "attention_gate": True,
+        "vocab": config.size("vocab_size"),
+        "swiglu": True,
+        "tied_embeddings": config.switch("tie_word_embeddings"),
+        "qk_norm": True,
+        "linear_attention": {
+            "num_key_heads": config.size("linear_num_key_heads", 16),
+            "num_value_heads": config.size("linear_num_value_heads", 32),
+            "key_head_dim": config.size("linear_key_head_dim", 128),
+            "value_head_dim": config.size("linear_value_head_dim", 128),
+        },
+        **mlp,
+    }
+
+
+def _mimo_v2(config: _Config) -> Section:
+    """Return attention whose values are narrower than its keys as heads of the mean width: as many parameters and
+    operations. Layers with a window have key-value heads of their own number, which is taken for all."""
+    model = _dense(config)
+    windowed, routed = config.numbers("hybrid_layer_pattern"), config.numbers("moe_layer_freq")
+    width = config.size("head_dim", model["hidden"] // model["heads"])
+    window = config.optional("sliding_window")
+    return {
+        **model,
+        **_experts(config, "moe_intermediate_size"),
+        "head_size": (width + config.size("v_head_dim", width)) // 2,
+        "kv_heads": config.optional("swa_num_key_value_heads") or model["kv_heads"],
+        "moe_layer_freq": routed or None,
+        "window": window,
+        "windowed_share": sum(windowed) / len(windowed) if windowed and window else None,
+    }
+
+
 def _gpt_oss(config: _Config) -> Section:
     return {
         **_mistral(config),
@@ -174,4 +229,7 @@ _FAMILIES: Mapping[str, Callable[[_Config], Section]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "kimi_k2": _deepseek,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe_text": _qwen3_5,
+    "mimo_v2": _mimo_v2,
 }

@@ -21,6 +21,7 @@ Values = Mapping[str, Any]
 _NESTED = ("text_config", "llm_config", "thinker_config", "vision_config", "audio_config")
 _FRAMES_PER_S = 50
 """Positions of Whisper's encoder, and of those made from it, for a second of audio."""
+_AUDIOS = ("qwen2_5_omni", "qwen2_audio", "qwen3_omni_moe_audio", "qwen3_asr_audio", "whisper")
 IMAGE, AUDIO, TEXT = "image_encoder", "audio_encoder", "text_decoder"
 
 
@@ -124,6 +125,12 @@ DECODERS = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
     "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "qwen3_omni_moe_thinker": "qwen3_moe",
+    "qwen3_asr_text": "qwen3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "step_robotics": "qwen3",
     "glm4v_moe": "glm4_moe",
     "glm4v_moe_text": "glm4_moe",
 }
@@ -136,6 +143,8 @@ def _vision(vision: Values, whole: Values, where: str, media: SampleMedia) -> di
     if read is None:
         raise ConfigError(f"{where}: encoder {shown(family)} is not known; known: {', '.join(_VISIONS)}.")
     sizes = read(vision, where)
+    if media.patches and "window_pixels" not in sizes:
+        return {"type": "gpt", "causal": False, "vocab": 1, **sizes, "seq": media.patches}
     patch = _side(vision, "patch_size", where)
     height, width = media.image_size
     one = ceil(height / patch) * ceil(width / patch)
@@ -187,6 +196,24 @@ def _glm(values: Values, where: str) -> dict[str, Any]:
     return {**_encoder(values, where, "depth", "hidden_size", "num_heads", "out_hidden_size"), "swiglu": True}
 
 
+def _moonvit(values: Values, where: str) -> dict[str, Any]:
+    return _encoder(
+        values, where, "vt_num_hidden_layers", "vt_hidden_size", "vt_num_attention_heads", "vt_intermediate_size"
+    )
+
+
+def _mimo(values: Values, where: str) -> dict[str, Any]:
+    return {**_encoder(values, where, "depth", "hidden_size", "num_heads", "intermediate_size"), "swiglu": True}
+
+
+def _step(values: Values, where: str) -> dict[str, Any]:
+    width, ratio = integer(values, "width", None, where), values.get("mlp_ratio", 4)
+    if not isinstance(ratio, (int, float)) or not ratio > 0:
+        raise ConfigError(f"{where}: mlp_ratio is {shown(ratio)}, must be a number above 0.")
+    sizes = {"num_layers": integer(values, "layers", None, where), "hidden": width, "swiglu": False}
+    return {**sizes, "heads": integer(values, "heads", None, where), "ffn": round(ratio * width)}
+
+
 def _intern(values: Values, where: str) -> dict[str, Any]:
     return _encoder(values, where, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
@@ -195,6 +222,12 @@ _VISIONS: Mapping[str, Callable[[Values, str], dict[str, Any]]] = {
     "qwen2_5": _qwen2_5,
     "qwen2_vl": _qwen2,
     "qwen3_vl": _qwen3,
+    "qwen3_omni_moe": _qwen3,
+    "qwen3_5": _qwen3,
+    "kimi_k25": _moonvit,
+    "mimo_v2": _mimo,
+    "step_robotics": _step,
+    "perception_encoder": _step,
     "glm4v_moe": _glm,
     "intern_vit": _intern,
     "internvl": _intern,
@@ -204,8 +237,8 @@ _VISIONS: Mapping[str, Callable[[Values, str], dict[str, Any]]] = {
 
 def _audio(values: Values, where: str, media: SampleMedia) -> dict[str, Any]:
     family = str(values.get("model_type") or "")
-    if not family.startswith(("qwen2_5_omni", "qwen2_audio", "whisper")):
-        raise ConfigError(f"{where}: encoder {shown(family)} is not known; known: qwen2_5_omni, qwen2_audio, whisper.")
+    if not family.startswith(_AUDIOS):
+        raise ConfigError(f"{where}: encoder {shown(family)} is not known; known: {', '.join(_AUDIOS)}.")
     sizes = _encoder(values, where, "encoder_layers", "d_model", "encoder_attention_heads", "encoder_ffn_dim")
     frames = media.audio_frames or round(media.audio_s * _FRAMES_PER_S)
     return {"type": "gpt", "causal": False, "vocab": 1, **sizes, "seq": max(1, frames)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from mindspeed_autoparallel.cost.analytic.activations import backward_transient_bytes, layer_activation_bytes
 from mindspeed_autoparallel.cost.analytic.layer_time import head_time, layer_time
@@ -29,8 +30,24 @@ TRANSIENT_PER_LOGIT = 8
 """The gradient in fp32 and what it is computed from."""
 
 
-def decoder_kinds(works: Mapping[CostPoint, Workload], device: Device) -> dict[str, ModuleKind]:
-    """Return every kind of module of the decoder with its costs at all of ``works``' points."""
+def joined_kinds(layers: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+    """Return a mixer and the MLP behind it as the one layer that transformers has for both."""
+    found: list[LayerKind] = []
+    for kind in layers:
+        if kind.mixer == "none" and found and found[-1].mlp == "none":
+            found[-1] = LayerKind(found[-1].mixer, kind.mlp)
+        else:
+            found.append(kind)
+    return tuple(found)
+
+
+def decoder_kinds(
+    works: Mapping[CostPoint, Workload], device: Device, *, stacked_experts: bool = True
+) -> dict[str, ModuleKind]:
+    """Return every kind of module of the decoder with its costs at all of ``works``' points.
+
+    ``stacked_experts``: whether a layer's experts are rows of two tensors, which ``fully_shard`` cuts and pads.
+    """
     whole = works[CostPoint()]
     model = whole.model
     kinds = {"root": ModuleKind(), "decoder": ModuleKind(parameters=(model.hidden,), costs=tuple(_norm(works)))}
@@ -38,7 +55,7 @@ def decoder_kinds(works: Mapping[CostPoint, Workload], device: Device) -> dict[s
     kinds["embedding"] = ModuleKind(parameters=(table,), costs=tuple(_embedding(works)))
     own = () if model.tied else (table,)
     kinds["head"] = ModuleKind(parameters=own, costs=tuple(_head(works, device, table)))
-    for kind in dict.fromkeys(model.layers):
+    for kind in dict.fromkeys(joined_kinds(model.layers)):
         name = f"{kind.mixer} {kind.mlp}"
         counted = layer_parameters(whole, kind)
         kinds[name] = ModuleKind(
@@ -46,11 +63,19 @@ def decoder_kinds(works: Mapping[CostPoint, Workload], device: Device) -> dict[s
             costs=tuple(layer_costs(point, work, device, kind) for point, work in works.items()),
         )
         if kind.mlp == "experts":
+            shapes = _expert_shapes(whole) if stacked_experts else ()
             kinds[f"{name}: experts"] = ModuleKind(
-                parameters=(round(counted.expert),),
+                parameters=tuple(math.prod(shape) for shape in shapes) or (round(counted.expert),),
+                shapes=shapes,
                 costs=tuple(_experts(point, work, device, kind) for point, work in works.items()),
             )
     return kinds
+
+
+def _expert_shapes(work: Workload) -> tuple[tuple[int, ...], ...]:
+    model = work.model
+    first = (model.num_experts, model.hidden, (2 if model.gated else 1) * model.expert_ffn)
+    return first, (model.num_experts, model.expert_ffn, model.hidden)
 
 
 def _hidden_bytes(work: Workload) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
-from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind
+from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.workload import Workload
@@ -19,13 +19,20 @@ from mindspeed_autoparallel.cost.collectives import Fabric
 from mindspeed_autoparallel.cost.device import Device
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.hugging_face import decoder_of_config
-from mindspeed_autoparallel.predict.hugging_face_modules import DECODERS
+from mindspeed_autoparallel.predict.hugging_face_modules import (
+    DECODERS,
+    SampleMedia,
+    is_of_several_modules,
+    modules_of_config,
+)
 from mindspeed_autoparallel.predict.sharded_costs import (
     KEPT_PER_LOGIT,
     TRANSIENT_PER_LOGIT,
     decoder_kinds,
+    joined_kinds,
     layer_costs,
 )
+from mindspeed_autoparallel.predict.sharded_modules import ModuleNames, TowerNames, names_of
 from mindspeed_autoparallel.profiles import Collective, DeviceCost, LinkTier, Provenance
 from mindspeed_autoparallel.profiles.sharded import (
     CostPoint,
@@ -48,9 +55,12 @@ class Described:
     """What config.json does not tell."""
 
     sequence: int
-    frozen_tower: bool = False
+    frozen: tuple[str, ...] = ()
+    """Modules without gradients, as patterns."""
     tower_tokens: int = 1024
-    """Patches of a sample's pictures."""
+    """Patches of a sample's pictures, and positions of its sound."""
+    micro_batch_size: int = 1
+    """The file's own, beside powers of two."""
     bytes_of: ElementBytes = field(default_factory=ElementBytes)
 
 
@@ -67,25 +77,27 @@ def sharded_profile(
 
     Raises ``ConfigError`` naming the file and the key for a family that the analytic model does not have.
     """
-    text = config.get("text_config", config)
-    if not isinstance(text, dict):
-        raise ConfigError(f"{where}: text_config must be an object.")
-    family = text.get("model_type")
-    shape = decoder_of_config({**text, "model_type": DECODERS.get(str(family), family)}, where)
-    shape = {**shape, "seq": described.sequence}
-    works = dict(_Points(shape, device, devices_per_node).works())
+    family = str(config.get("model_type") or "")
+    names = names_of(family)
+    media = SampleMedia(patches=described.tower_tokens, audio_frames=described.tower_tokens)
+    if is_of_several_modules(config):
+        *encoders, shape = modules_of_config(config, where, media)
+    else:
+        encoders, shape = [], decoder_of_config({**config, "model_type": DECODERS.get(family, family)}, where)
+    shape = {**{key: value for key, value in shape.items() if key != "name"}, "seq": described.sequence}
+    works = dict(_Points(shape, device, devices_per_node, described.micro_batch_size).works())
     whole = works[CostPoint()]
-    kinds = decoder_kinds(works, device)
+    kinds = decoder_kinds(works, device, stacked_experts=names.stacked_experts)
     modules = [ShardedModule(name="", kind="root", pattern="", input_requires_grad=False)]
-    prefix, notes = "model", ["no device was measured: times and activations are computed"]
-    vision = config.get("vision_config")
-    if isinstance(vision, dict) and "depth" in vision:
-        tower = _tower(vision, where, described, device, works)
+    notes = ["no device was measured: times and activations are computed"]
+    for encoder in encoders:
+        tower = _tower(
+            names.towers.get(encoder["name"], TowerNames(name=encoder["name"])), encoder, described, works, device
+        )
         kinds |= tower.kinds
         modules += tower.modules
-        prefix = "model.language_model"
-        notes.append(f"pictures: {described.tower_tokens} patches per sample")
-    modules += _decoder_modules(prefix, whole)
+        notes.append(f"{encoder['name']}: {described.tower_tokens} positions per sample")
+    modules += _decoder_modules(names, whole, after_tower=bool(encoders))
     if device.host_link_gb_per_s is None:
         notes.append(f"host link: {_HOST_LINK / 1e9:g} GB/s assumed")
     efficiency, model = device.efficiency(_STACK), whole.model
@@ -97,7 +109,7 @@ def sharded_profile(
         device=_device_cost(device, fabric),
         provenance=_provenance(config, device),
         tokens_per_sample=described.sequence,
-        attention_heads=(model.heads, model.kv_heads),
+        attention_heads=_heads(model),
         num_experts=model.num_experts,
         topk=model.topk,
         head=HeadCost(
@@ -129,14 +141,15 @@ def _provenance(config: Mapping[str, object], device: Device) -> Provenance:
 class _Points:
     """Sizes to compute costs at."""
 
-    def __init__(self, shape: Mapping[str, Any], device: Device, devices_per_node: int) -> None:
+    def __init__(self, shape: Mapping[str, Any], device: Device, devices_per_node: int, micro_batch_size: int) -> None:
         self.shape, self.device, self.devices_per_node = shape, device, devices_per_node
+        self.micro_batches = sorted({*_MICRO_BATCHES, micro_batch_size})
 
     def works(self) -> Iterator[tuple[CostPoint, Workload]]:
         """Yield the decoder at every point that its shape allows; the plain one first."""
         experts = int(self.shape.get("num_experts") or 1)
         expert_sizes = [2**power for power in range(8) if experts % 2**power == 0]
-        for micro, ulysses, expert in itertools.product(_MICRO_BATCHES, (1, 2, 4, 8), expert_sizes):
+        for micro, ulysses, expert in itertools.product(self.micro_batches, (1, 2, 4, 8), expert_sizes):
             point = CostPoint(micro_batch_size=micro, ulysses_size=ulysses, expert_size=expert)
             try:
                 yield point, self._work(point)
@@ -159,10 +172,16 @@ class _Points:
         )
 
 
-def _decoder_modules(prefix: str, whole: Workload) -> list[ShardedModule]:
-    layers = f"{prefix}.layers.{{*}}"
+def _heads(model: ModelShape) -> tuple[int, ...]:
+    """Return what Ulysses sizes must divide: the heads of attention and of linear attention."""
+    linear = (model.linear.key_heads, model.linear.value_heads) if model.linear else ()
+    return (model.heads, model.kv_heads, *linear)
+
+
+def _decoder_modules(names: ModuleNames, whole: Workload, *, after_tower: bool) -> list[ShardedModule]:
+    prefix, layers = names.decoder, f"{names.decoder}.layers.{{*}}"
     modules = [
-        ShardedModule(name=prefix, kind="decoder", pattern=prefix, input_requires_grad=prefix != "model"),
+        ShardedModule(name=prefix, kind="decoder", pattern=prefix, input_requires_grad=after_tower),
         ShardedModule(
             name=f"{prefix}.embed_tokens",
             kind="embedding",
@@ -171,21 +190,21 @@ def _decoder_modules(prefix: str, whole: Workload) -> list[ShardedModule]:
             input_requires_grad=False,
         ),
     ]
-    for number, kind in enumerate(whole.model.layers):
+    for number, kind in enumerate(joined_kinds(whole.model.layers)):
         name = f"{prefix}.layers.{number}"
         word = f"{kind.mixer} {kind.mlp}"
         modules.append(ShardedModule(name=name, kind=word, pattern=layers, parent=prefix, is_layer=True))
         if kind.mlp == "experts":
             modules.append(
                 ShardedModule(
-                    name=f"{name}.mlp.experts",
+                    name=f"{name}.{names.experts}",
                     kind=f"{word}: experts",
-                    pattern=f"{layers}.mlp.experts",
+                    pattern=f"{layers}.{names.experts}",
                     parent=name,
                     holds_experts=True,
                 )
             )
-    return [*modules, ShardedModule(name="lm_head", kind="head", pattern="lm_head", is_head=True)]
+    return [*modules, ShardedModule(name=names.head, kind="head", pattern=names.head, is_head=True)]
 
 
 def _held(elements: int, costs: tuple[ModuleCosts, ...], *, frozen: bool) -> ModuleKind:
@@ -201,50 +220,42 @@ class _Tower:
 
 
 def _tower(
-    vision: Mapping[str, Any], where: str, described: Described, device: Device, works: Mapping[CostPoint, Workload]
+    names: TowerNames,
+    encoder: Mapping[str, Any],
+    described: Described,
+    works: Mapping[CostPoint, Workload],
+    device: Device,
 ) -> _Tower:
-    """Return the picture tower; Ulysses and experts leave it as it is."""
-    shape = {
-        "type": "gpt",
-        "num_layers": vision.get("depth"),
-        "hidden": vision.get("hidden_size"),
-        "heads": vision.get("num_heads"),
-        "ffn": vision.get("intermediate_size"),
-        "seq": described.tower_tokens,
-        "vocab": 1024,
-        "causal": False,
-    }
-    missing = [key for key, value in shape.items() if value is None]
-    if missing:
-        raise ConfigError(f"{where}: vision_config lacks the {missing[0]} of its tower.")
-    points = _Points(shape, device, 1)
+    """Return an encoder; Ulysses and experts leave it as it is."""
+    name, pattern = names.name, f"{names.name}.{names.layers}"
+    frozen = any(one == name or one.startswith(f"{name}.") or name.startswith(f"{one}.") for one in described.frozen)
+    shape = {key: value for key, value in encoder.items() if key not in ("name", "frozen", "deepstack_visual_indexes")}
+    points = _Points({**shape, "vocab": 1024}, device, 1, described.micro_batch_size)
     by_micro = {point.micro_batch_size: work for point, work in points.works() if point.ulysses_size == 1}
     kind = LayerKind("attention", "dense")
     costs = []
     for point in works:
         work = by_micro[point.micro_batch_size]
         cost = replace(layer_costs(replace(point, ulysses_size=1), work, device, kind), at=point)
-        costs.append(replace(cost, kept_bytes=0, input_bytes=0) if described.frozen_tower else cost)
+        costs.append(replace(cost, kept_bytes=0, input_bytes=0) if frozen else cost)
     work = by_micro[1]
     block, patch = round(layer_parameters(work, kind).shared), 3 * 2 * 16 * 16 * work.model.hidden
     merger = 16 * work.model.hidden**2 + 4 * work.model.hidden * works[CostPoint()].model.hidden
     kinds = {
-        "tower": _held(patch + merger, (), frozen=described.frozen_tower),
-        "tower block": _held(block, tuple(costs), frozen=described.frozen_tower),
+        name: _held(patch + merger, (), frozen=frozen),
+        pattern: _held(block, tuple(costs), frozen=frozen),
     }
-    backward = not described.frozen_tower
-    name, pattern = "model.visual", "model.visual.blocks.{*}"
-    modules = [ShardedModule(name=name, kind="tower", pattern=name, input_requires_grad=False, needs_backward=backward)]
+    modules = [ShardedModule(name=name, kind=name, pattern=name, input_requires_grad=False, needs_backward=not frozen)]
     for number in range(work.model.num_layers):
         modules.append(
             ShardedModule(
-                name=f"{name}.blocks.{number}",
-                kind="tower block",
+                name=pattern.replace("{*}", str(number)),
+                kind=pattern,
                 pattern=pattern,
                 parent=name,
                 is_layer=True,
-                needs_backward=backward,
-                input_requires_grad=backward,
+                needs_backward=not frozen,
+                input_requires_grad=not frozen,
             )
         )
     return _Tower(kinds, modules)

@@ -15,6 +15,29 @@ from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 HERE = Path(__file__).parents[1] / "hosts"
 SOURCES = ("MINDSPEED_MM_SOURCES", "MINDSPEED_SOURCES", "NATIVE_FSDP2_PYTHON")
 OWN_PLUGIN = "    - mindspeed_autoparallel.plugin\n"
+TRANSFORMERS_5, TRANSFORMERS_5_2 = "NATIVE_FSDP2_PYTHON_5_0", "NATIVE_FSDP2_PYTHON_5_2"
+"""The same environment with transformers 5.0, which Qwen3-Omni needs, and with 5.2 and triton for Qwen3.5."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One model of the host: its registered name, the folder of its code, and what stands in the file for it."""
+
+    model_id: str
+    module: str
+    python: str = SOURCES[2]
+    template: str = "qwen3_vl_nothink"
+    collate: str = "qwen3vl"
+    prefixes: tuple[str, str] = ("model.visual", "model.language_model")
+
+
+MEDIA = {"text": "", "pictures": "images: images, ", "sounds": "images: images, audios: audios, "}
+KINDS = {
+    "moe": Kind("qwen3_vl_moe", "qwen3vl"),
+    "omni": Kind("qwen3_omni_moe", "qwen3omni", TRANSFORMERS_5, "qwen3_omni_nothink", "qwen3omni", ("visual", "model")),
+    "linear": Kind("qwen3_5", "qwen3_5", TRANSFORMERS_5_2),
+    "linear-moe": Kind("qwen3_5_moe", "qwen3_5_moe", TRANSFORMERS_5_2),
+}
 
 
 @dataclass(frozen=True)
@@ -49,23 +72,27 @@ def environment() -> dict[str, str]:
 
 def write_model(folder: Path, kind: str) -> None:
     """Write model and data by the host's own libraries."""
-    command = [os.environ[SOURCES[2]], str(HERE / "tiny_qwen3vl.py"), str(folder), kind]
+    command = [os.environ[KINDS[kind].python], str(HERE / "tiny_native.py"), str(folder), kind]
     variables = {**environment(), "PYTHONPATH": str(HERE / "native_stand_ins"), "NON_MEGATRON": ""}
     subprocess.run(command, check=True, env=variables, capture_output=True)
 
 
-def write_config(folder: Path, kind: str, values: Mapping[str, Value], plugin: bool = True) -> Path:
+def write_config(folder: Path, kind: str, values: Mapping[str, Value], plugin: bool = True, data: str = "text") -> Path:
     """Write the configuration of a model that ``write_model`` wrote, with ``values`` set."""
-    text = (HERE / "native_host.yaml").read_text("utf-8").replace("FOLDER", str(folder))
-    text = text.replace("MODEL_ID", {"dense": "qwen3_vl", "moe": "qwen3_vl_moe"}[kind])
+    text, own = (HERE / "native_host.yaml").read_text("utf-8"), KINDS[kind]
+    words = {"FOLDER": str(folder), "MODEL_ID": own.model_id, "MODULE": own.module, "TEMPLATE": own.template}
+    words |= {"COLLATE": own.collate, "DATA": data, "MEDIA, ": MEDIA[data]}
+    for word, replacement in words.items():
+        text = text.replace(word, replacement)
+    text = text.replace("model.visual", own.prefixes[0]).replace("model.language_model", own.prefixes[1])
     text = text if plugin else text.replace(OWN_PLUGIN, "")
     path = folder / "config.yaml"
     path.write_text(with_values(text, values, "native_host.yaml"), "utf-8")
     return path
 
 
-def run_native_host(size: int, config: Path, *words: str) -> NativeRun:
-    """Train on ``size`` processes with ``words`` behind the YAML."""
+def run_native_host(size: int, config: Path, *words: str, python: str = SOURCES[2]) -> NativeRun:
+    """Train on ``size`` processes with ``words`` behind the YAML; ``python`` names the interpreter's variable."""
     script = Path(os.environ[SOURCES[0]]) / "mindspeed_mm" / "fsdp" / "train" / "trainer.py"
     with reserved_port() as port:
         running = []
@@ -73,7 +100,7 @@ def run_native_host(size: int, config: Path, *words: str) -> NativeRun:
             ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
             ranks |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
             log = (config.parent / f"rank{rank}.log").open("w+")
-            command = [os.environ[SOURCES[2]], "-W", "ignore", str(script), str(config), *words]
+            command = [os.environ[python], "-W", "ignore", str(script), str(config), *words]
             variables = {**environment(), **{name: str(value) for name, value in ranks.items()}}
             running.append(
                 (subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=variables, cwd=config.parent), log)

@@ -6,10 +6,11 @@ import json
 import os
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from native_cells import SOURCES, environment, run_native_host, write_config, write_model
+from native_cells import KINDS, SOURCES, environment, run_native_host, write_config, write_model
 from native_runs import plan_of
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -25,49 +26,74 @@ pytestmark = [
     pytest.mark.timeout(3000),
     pytest.mark.skipif(bool(MISSING), reason=f"set {', '.join(MISSING)} (tests/hosts/README.md)"),
 ]
-STACKS = ("model.visual.blocks.{*}", "model.language_model.layers.{*}")
-PATTERNS = (
-    "model.visual",
-    STACKS[0],
-    "model.language_model",
-    "model.language_model.embed_tokens",
-    STACKS[1],
-    "lm_head",
-)
 
 
 def decisions(policies: tuple[str, ...], reshard: bool = True, prefetch: int = 0, **sizes: int) -> ShardedDecisions:
-    """Return decisions whose decoder layers have ``policies``; sizes default to one replica of everything."""
+    """Return decisions about Qwen3's modules whose decoder layers have ``policies``; sizes default to one replica."""
     num_devices = sizes["num_devices"]
     sizes = {"fully_shard_size": num_devices, "expert_shard_size": num_devices // sizes.get("expert_size", 1), **sizes}
+    tower, decoder = KINDS["moe"].prefixes
+    parts = (tower, f"{tower}.blocks.{{*}}", decoder, f"{decoder}.embed_tokens", f"{decoder}.layers.{{*}}", "lm_head")
     groups = tuple(
         GroupChoice(
             pattern=pattern, reshard_after_forward=reshard, forward_prefetch=prefetch, backward_prefetch=prefetch
         )
-        for pattern in (*PATTERNS, "")
+        for pattern in (*parts, "")
     )
-    return ShardedDecisions(sizes=ShardSizes(**sizes), groups=groups, policies={STACKS[1]: policies})
+    return ShardedDecisions(sizes=ShardSizes(**sizes), groups=groups, policies={parts[4]: policies})
+
+
+def renamed(decided: ShardedDecisions, kind: str) -> ShardedDecisions:
+    """Return ``decided`` about the modules of another kind of model."""
+
+    def name(pattern: str) -> str:
+        for old, new in zip(KINDS["moe"].prefixes, KINDS[kind].prefixes, strict=True):
+            pattern = pattern.replace(old, new)
+        return pattern
+
+    groups = tuple(replace(group, pattern=name(group.pattern)) for group in decided.groups)
+    return replace(decided, groups=groups, policies={name(key): row for key, row in decided.policies.items()})
 
 
 KEEP, PARTLY = ("keep",) * 4, ("recompute", "recompute", "keep", "recompute")
 OFFLOADED = ("recompute-offload", "recompute-offload", "recompute", "keep")
-CELLS = {
+PLANS = {
     "2 devices, layers 0, 1 and 3 recomputed": decisions(PARTLY, num_devices=2, accumulation=2),
     "4 devices, HSDP of 2 shards, kept": decisions(KEEP, False, num_devices=4, fully_shard_size=2),
     "2 devices, Ulysses 2, offload": decisions(OFFLOADED, num_devices=2, ulysses_size=2, accumulation=4),
     "2 devices, EP 2, prefetch 1": decisions(PARTLY, True, 1, num_devices=2, expert_size=2, accumulation=2),
     "4 devices, EP 2, HSDP 2, offload": decisions(OFFLOADED, num_devices=4, expert_size=2, fully_shard_size=2),
+    "2 devices, prefetch 2, offload": decisions(OFFLOADED, True, 2, num_devices=2, accumulation=2),
 }
+SHARDED, HYBRID, ULYSSES, EXPERTS, EXPERTS_HYBRID, PREFETCHED = PLANS
+CELLS = [
+    *(("moe", "text", plan) for plan in (SHARDED, HYBRID, ULYSSES, EXPERTS, EXPERTS_HYBRID)),
+    *(("moe", "pictures", plan) for plan in (SHARDED, EXPERTS_HYBRID)),
+    *(("omni", "sounds", plan) for plan in (SHARDED, HYBRID, PREFETCHED)),
+    *(("linear", "pictures", plan) for plan in (SHARDED, HYBRID, ULYSSES)),
+    *(("linear-moe", "pictures", plan) for plan in (SHARDED, EXPERTS, EXPERTS_HYBRID)),
+]
 
 
-@pytest.fixture(scope="module", params=["moe"])
-def prepared(request, tmp_path_factory):
-    """Yield a folder with a model, its kind, and the steps of one process."""
-    folder = tmp_path_factory.mktemp(request.param)
-    write_model(folder, request.param)
-    alone = run_native_host(1, write_config(folder, request.param, {"training.gradient_accumulation_steps": 4}))
-    assert alone.status == 0, alone.output[-3000:]
-    return folder, request.param, alone.steps
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Return a function: the folder with a model and its data, and the steps of one process, made once."""
+    folders, steps = {}, {}
+
+    def get(kind, data):
+        if not os.environ.get(KINDS[kind].python):
+            pytest.skip(f"set {KINDS[kind].python} (tests/hosts/README.md)")
+        if kind not in folders:
+            folders[kind] = tmp_path_factory.mktemp(kind)
+            write_model(folders[kind], kind)
+        if (kind, data) not in steps:
+            config = write_config(folders[kind], kind, {"training.gradient_accumulation_steps": 4}, data=data)
+            alone = run_native_host(1, config, python=KINDS[kind].python)
+            assert alone.status == 0, alone.output[-3000:]
+            steps[kind, data] = alone.steps
+        return folders[kind], steps[kind, data]
+
+    return get
 
 
 def close(steps, expected):
@@ -75,26 +101,23 @@ def close(steps, expected):
     assert len(flat) == 6 and flat == pytest.approx([value for step in expected for value in step], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_plans_train_as_one_process_does_with_the_plugin_and_by_the_yaml_alone(prepared, name):
-    folder, kind, expected = prepared
-    decided = CELLS[name]
-    if kind == "dense" and decided.sizes.expert_size > 1:
-        pytest.skip("no experts")
+@pytest.mark.parametrize(("kind", "data", "name"), CELLS, ids=[" ".join(cell) for cell in CELLS])
+def test_plans_train_as_one_process_does(prepared, kind, data, name):
+    folder, expected = prepared(kind, data)
+    decided = PLANS[name]
     flash = {"model.attn_implementation": "flash_attention_2"} if decided.sizes.ulysses_size > 1 else {}
-    plan_of(decided, {"dense": "qwen3_vl", "moe": "qwen3_vl_moe"}[kind]).write(folder / "plan.json")
-    config = write_config(folder, kind, flash)
-    done = run_native_host(
-        decided.sizes.num_devices, config, "--auto-parallel-plan", "plan.json", "--auto-parallel-check-steps", "3"
-    )
+    plan_of(renamed(decided, kind), KINDS[kind].model_id).write(folder / "plan.json")
+    config = write_config(folder, kind, flash, data=data)
+    words = ("--auto-parallel-plan", "plan.json", "--auto-parallel-check-steps", "3")
+    done = run_native_host(decided.sizes.num_devices, config, *words, python=KINDS[kind].python)
     assert done.status == 0, done.output[-3000:]
     assert "ms predicted" in done.output
     close(done.steps, expected)
 
 
 def test_a_search_writes_a_plan_and_a_yaml_that_train_as_one_process_does(prepared):
-    folder, kind, _expected = prepared
-    pytest.importorskip("mindspeed_autoparallel.planner.sharded.search")
+    kind = "moe"
+    folder, _expected = prepared(kind, "text")
     config = write_config(folder, kind, {"training.gradient_accumulation_steps": 2})
     text = config.read_text("utf-8")
     words = ["--auto-parallel-mm", "--simulated-nnodes", "1", "--simulated-nproc-per-node", "4"]

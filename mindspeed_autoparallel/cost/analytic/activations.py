@@ -83,7 +83,13 @@ def _mixer_bytes(work: Workload, kind: LayerKind, modules: tuple[str, ...]) -> f
     if work.on_ascend:
         norm += _rotary_tables_bytes(work)
     if not model.latent:
-        saved = work.tokens * (model.query_size + 2 * work.attended_kv_size) * size / tensor
+        # A gate keeps its sigmoid's input, and the output as it was.
+        saved = (
+            work.tokens
+            * ((1 + 2 * model.attention_gate) * model.query_size + 2 * work.attended_kv_size)
+            * size
+            / tensor
+        )
         return saved + work.tokens * model.query_size * _output_bytes(work) / tensor + norm
     latent, heads = model.latent, model.heads / tensor
     # Normalized before they are projected up.

@@ -72,7 +72,7 @@ def _attention(work: Workload, device: Device, efficiency: Efficiency, fabric: F
         launches += 0.4
     else:
         width = model.query_size / tensor
-        outputs = (model.query_size + 2 * model.kv_size) / tensor
+        outputs = ((1 + model.attention_gate) * model.query_size + 2 * model.kv_size) / tensor
         projections = linear_us(device, efficiency, tokens, model.hidden, outputs, recipe=work.recipe)
         projections = projections.plus(
             linear_us(device, efficiency, tokens, model.query_size / tensor, model.hidden, recipe=work.recipe)

@@ -131,6 +131,8 @@ class ModelShape(DecoderSizes):
     """Mean number of tokens of a document, weighted by tokens: sum of squares over sum; 0: the whole sequence."""
     activation: Activation = "fused"
     """How a gated MLP's activation function runs; ``fused``: one kernel that keeps its input and its output."""
+    attention_gate: bool = False
+    """Whether a projection of the hidden state gates attention's output (not of latent attention)."""
     capped_logits: bool = False
     """Whether logits go through a tanh before the loss, whose output is kept."""
     capacity_factor: float = 0.0

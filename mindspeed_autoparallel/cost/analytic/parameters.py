@@ -70,7 +70,7 @@ def _mixer_parameters(work: Workload, kind: LayerKind) -> float:
         sparse = source * model.sparse.heads * model.sparse.head_size
         sparse += model.hidden * (model.sparse.head_size + model.sparse.heads)
     if not model.latent:
-        return sparse + model.hidden * (2 * model.query_size + 2 * model.kv_size) / tensor
+        return sparse + model.hidden * ((2 + model.attention_gate) * model.query_size + 2 * model.kv_size) / tensor
     latent, heads = model.latent, model.heads / tensor
     count = sparse + (latent.query_rank or model.hidden) * heads * latent.query_size
     count += model.hidden * (latent.query_rank + latent.key_value_rank + latent.rope_size)

@@ -83,6 +83,7 @@ def read_model(section: Mapping[str, Any], noop_layers: int = 0) -> ModelShape:
         linear=_linear(section, layers),
         sparse=_sparse(section),
         encoder=_encoder(section, sequence),
+        attention_gate=bool(switch(section, "attention_gate", False, "model")),
         extra_norms=2 * bool(section.get("post_norm", False)),
         attended=number(section, "mean_seq", 0.0, "model", 0.0, math.inf),
         capacity_factor=number(section, "capacity_factor", 0.0, "model", 0.0, 1e3) if experts else 0.0,

@@ -12,7 +12,16 @@ KNOWN = {
     "model": frozenset(
         {
             *("type", "num_layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "seq", "vocab", "swiglu"),
-            *("num_experts", "topk", "moe_ffn", "shared_expert_ffn", "tied_embeddings", "causal", "window"),
+            *(
+                "num_experts",
+                "topk",
+                "moe_ffn",
+                "shared_expert_ffn",
+                "tied_embeddings",
+                "causal",
+                "window",
+                "attention_gate",
+            ),
             *("windowed_share", "expert_bias", "expert_clamp", "num_dense_layers", "moe_layer_freq", "mla"),
             *("mtp_layers", "layer_pattern", "mamba", "linear_attention", "dsa", "qk_norm", "post_norm", "mean_seq"),
             *("vision_encoder", "capacity_factor", "dispatcher", "activation", "logit_softcap"),

@@ -140,6 +140,12 @@ def dispatch(module):
     module.PreTrainedModel._flash_attn_2_can_dispatch = lambda self, is_init_check=False: True
 
 
+@repairs("transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe")
+def omni_configuration(module):
+    """transformers 5.0.0 reads this attribute before it sets it."""
+    module.Qwen3OmniMoeTalkerCodePredictorConfig.use_sliding_window = False
+
+
 @repairs("mindspeed_mm.fsdp.ops.fully_shard.fully_shard")
 def hybrid_shard(module):
     """torch makes no all-reduce event on CPU, and the host's copy of post_backward asserts one."""

@@ -13,6 +13,7 @@ from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.predict.hugging_face import decoder_of_config
 from mindspeed_autoparallel.predict.hugging_face_modules import SampleMedia, modules_of_config
 from mindspeed_autoparallel.predict.predict import predict_one
 
@@ -190,6 +191,23 @@ def test_encoder_layers_are_as_large_as_those_that_transformers_builds(name: str
         tower = kind(made(**vision))
     (block,) = tower.get_submodule(blocks)
     assert _layers(image)[-1] == pytest.approx(sum(weight.numel() for weight in block.parameters()), rel=0.01)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_qwen3_5_layers_are_as_large_as_those_that_transformers_builds(experts: bool) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "vocab_size": 1024}
+    widths = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 512}
+    widths |= {"shared_expert_intermediate_size": 512}
+    sizes |= widths if experts else {"intermediate_size": 6144}
+    name = "Qwen3_5Moe" if experts else "Qwen3_5"
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}TextConfig")(**sizes))
+    theirs = [sum(weight.numel() for weight in layer.parameters()) for layer in model.model.layers]
+    ours = _layers(decoder_of_config({"model_type": f"qwen3_5_{'moe_' * experts}text", **sizes}, "config"))
+    pairs = [mixer + mlp for mixer, mlp in zip(ours[::2], ours[1::2], strict=True)]
+    assert pairs == pytest.approx(theirs, rel=0.01)
 
 
 def test_plan_takes_an_omni_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

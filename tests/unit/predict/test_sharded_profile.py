@@ -6,7 +6,10 @@ import pytest
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.cost.catalogue import find_device
+from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.predict.sharded_profile import Described, sharded_profile
+from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardingHost, ShardSizes
 from mindspeed_autoparallel.spec.sharded_plan import ShardedPlan
 
 CONFIG = {
@@ -72,6 +75,72 @@ def test_profile_counts_every_parameter_once():
     decoder = [module for module in profile.modules if "visual" not in module.name]
     counted = sum(sum(profile.kinds[module.kind].parameters) for module in decoder)
     assert counted == 4 * layer + 2 * text["vocab_size"] * hidden + hidden
+
+
+TEXT = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64}
+TEXT |= {"intermediate_size": 1024, "vocab_size": 1000}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+VISION = {"depth": 2, "hidden_size": 256, "intermediate_size": 512, "num_heads": 4}
+AUDIO = {"encoder_layers": 2, "d_model": 256, "encoder_attention_heads": 4, "encoder_ffn_dim": 512}
+LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+LATENT |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "first_k_dense_replace": 1}
+MOONVIT = {"vt_num_hidden_layers": 2, "vt_hidden_size": 256, "vt_num_attention_heads": 4, "vt_intermediate_size": 512}
+MIMO = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "v_head_dim": 32}
+MIMO |= {"hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1], "sliding_window": 128}
+THINKER = {"text_config": {"model_type": "qwen3_omni_moe_text", **TEXT, **EXPERTS}, "vision_config": VISION}
+THINKER |= {"audio_config": {"model_type": "qwen3_omni_moe_audio_encoder", **AUDIO}}
+LISTENER = {"text_config": {"model_type": "qwen3_asr_text", **TEXT}}
+LISTENER |= {"audio_config": {"model_type": "qwen3_asr_audio_encoder", **AUDIO}}
+STEP = {"layers": 2, "width": 256, "heads": 4, "mlp_ratio": 2.0}
+QWEN35 = {"text_config": {"model_type": "qwen3_5_moe_text", **TEXT, **EXPERTS, "linear_num_value_heads": 16}}
+FAMILIES = {
+    "qwen3_5_moe": (
+        {**QWEN35, "vision_config": VISION},
+        ("model.visual.blocks.{*}", "model.language_model.layers.{*}.mlp.experts", "lm_head"),
+    ),
+    "qwen3_omni_moe": (
+        {"thinker_config": {**THINKER, "vision_config": {"model_type": "qwen3_omni_moe_vision_encoder", **VISION}}},
+        ("visual.blocks.{*}", "audio_tower.layers.{*}", "model.layers.{*}.mlp.experts", "lm_head"),
+    ),
+    "qwen3_asr": ({"thinker_config": LISTENER}, ("thinker.audio_tower.layers.{*}", "thinker.model.layers.{*}")),
+    "kimi_k25": (
+        {"text_config": {"model_type": "kimi_k2", **TEXT, **LATENT}, "vision_config": MOONVIT},
+        ("vision_tower.encoder.blocks.{*}", "language_model.model.layers.{*}.mlp.experts", "language_model.lm_head"),
+    ),
+    "mimo_v2": ({**TEXT, **MIMO, "vision_config": VISION}, ("visual.blocks.{*}", "model.layers.{*}.mlp.experts")),
+    "step_robotics": (
+        {"text_config": {"model_type": "qwen3", **TEXT}, "vision_config": STEP},
+        ("model.vision_model.transformer.resblocks.{*}", "model.language_model.layers.{*}", "lm_head"),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_modules_have_the_names_of_the_shipped_files(family):
+    config, patterns = FAMILIES[family]
+    described = Described(sequence=512, micro_batch_size=3)
+    profile = sharded_profile({"model_type": family, **config}, family, described, find_device("910B"), 8)
+    assert set(patterns) <= {module.pattern for module in profile.modules}
+    layers = [module for module in profile.modules if module.is_layer and module.pattern.endswith("layers.{*}")]
+    assert sum("audio" not in module.name for module in layers) == 4
+    for module in layers:
+        times = [costs.forward_us for costs in profile.kinds[module.kind].costs if costs.at.micro_batch_size == 3]
+        assert times and min(times) > 0
+
+
+def test_rows_of_stacked_experts_are_padded_to_the_ranks():
+    profile = sharded_profile(CONFIG, "config.json", Described(sequence=512), find_device("910B"), 8)
+
+    def gathered(ranks):
+        patterns = dict.fromkeys(module.pattern for module in profile.modules)
+        decisions = ShardedDecisions(
+            sizes=ShardSizes(num_devices=ranks, fully_shard_size=ranks),
+            groups=tuple(GroupChoice(pattern=pattern) for pattern in patterns),
+        )
+        units = Lowering(Problem(profile, ShardingHost(name="drawn"), 8), decisions).units
+        return next(unit.gathered_bytes for unit in units if unit.name.endswith("experts"))
+
+    assert gathered(16) == 2 * 16 * 3 * 512 * 1024 and gathered(32) == 2 * gathered(16)
 
 
 def test_plan_writes_plan_page_and_the_users_file(files, capsys):

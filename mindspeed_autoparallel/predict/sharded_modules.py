@@ -1,0 +1,61 @@
+"""Names of a family's modules, as the patterns of a sharded training's file have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mindspeed_autoparallel.predict.hugging_face_modules import AUDIO, IMAGE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerNames:
+    """An encoder, and the pattern of its layers below it."""
+
+    name: str
+    layers: str = "blocks.{*}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleNames:
+    """Where a family's model class has its parts."""
+
+    decoder: str = "model"
+    """Around the embedding, the layers and the last norm."""
+    head: str = "lm_head"
+    experts: str = "mlp.experts"
+    """Below a layer."""
+    stacked_experts: bool = True
+    """Whether all experts of a layer are rows of two tensors; else each has matrices of its own."""
+    towers: Mapping[str, TowerNames] = field(default_factory=dict)
+    """By module of ``hugging_face_modules``."""
+
+
+_VISUAL = {IMAGE: TowerNames(name="model.visual")}
+_KIMI = {IMAGE: TowerNames(name="vision_tower", layers="encoder.blocks.{*}")}
+_NAMES = {
+    "qwen3_vl": ModuleNames(decoder="model.language_model", towers=_VISUAL),
+    "qwen3_5": ModuleNames(decoder="model.language_model", towers=_VISUAL),
+    "qwen3_omni": ModuleNames(
+        towers={IMAGE: TowerNames(name="visual"), AUDIO: TowerNames(name="audio_tower", layers="layers.{*}")}
+    ),
+    "qwen3_asr": ModuleNames(
+        decoder="thinker.model",
+        head="thinker.lm_head",
+        towers={AUDIO: TowerNames(name="thinker.audio_tower", layers="layers.{*}")},
+    ),
+    "kimi_k25": ModuleNames(
+        decoder="language_model.model", head="language_model.lm_head", stacked_experts=False, towers=_KIMI
+    ),
+    "mimo_v2": ModuleNames(stacked_experts=False, towers={IMAGE: TowerNames(name="visual")}),
+    "step_robotics": ModuleNames(
+        decoder="model.language_model",
+        towers={IMAGE: TowerNames(name="model.vision_model", layers="transformer.resblocks.{*}")},
+    ),
+}
+"""By beginning of the configuration's ``model_type``; read from MindSpeed-MM's native models."""
+
+
+def names_of(family: str) -> ModuleNames:
+    """Return the names of a family's modules; those of transformers' text models where it is not known."""
+    return next((names for prefix, names in _NAMES.items() if family.startswith(prefix)), ModuleNames())
