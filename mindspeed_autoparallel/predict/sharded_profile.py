@@ -77,6 +77,51 @@ def sharded_profile(
 
     Raises ``ConfigError`` naming the file and the key for a family that the analytic model does not have.
     """
+    tree = _tree(config, where, described, device, devices_per_node)
+    notes, model = list(tree.notes), tree.whole.model
+    if device.host_link_gb_per_s is None:
+        notes.append(f"host link: {_HOST_LINK / 1e9:g} GB/s assumed")
+    efficiency = device.efficiency(_STACK)
+    fabric = Fabric.of(device, efficiency, devices_per_node, network_gbit_per_s)
+    return ShardedProfile(
+        model=str(config.get("model_type") or ""),
+        modules=tree.modules,
+        kinds=tree.kinds,
+        device=_device_cost(device, fabric),
+        provenance=_provenance(config, device),
+        tokens_per_sample=described.sequence,
+        attention_heads=_heads(model),
+        num_experts=model.num_experts,
+        topk=model.topk,
+        head=HeadCost(
+            tokens=described.sequence,
+            vocabulary=model.vocabulary,
+            kept_bytes_per_logit=KEPT_PER_LOGIT,
+            transient_bytes_per_logit=TRANSIENT_PER_LOGIT,
+        ),
+        bytes_of=described.bytes_of,
+        memory_bytes_per_s=device.memory_bandwidth_gb_per_s * 1e9 * efficiency.memory_fraction,
+        host_link_bytes_per_s=(device.host_link_gb_per_s or _HOST_LINK / 1e9) * 1e9,
+        # Adam reads and writes moments, weights and the gradient: 28 bytes per element in fp32.
+        optimizer_us_per_element=28 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction),
+        step_us=efficiency.step_us,
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _Tree:
+    modules: tuple[ShardedModule, ...]
+    kinds: dict[str, ModuleKind]
+    whole: Workload
+    """The decoder at the plain point."""
+    notes: tuple[str, ...]
+
+
+def _tree(
+    config: Mapping[str, object], where: str, described: Described, device: Device, devices_per_node: int
+) -> _Tree:
+    """Return the modules of the model that ``config`` describes, encoders first."""
     family = str(config.get("model_type") or "")
     names = names_of(family)
     media = SampleMedia(patches=described.tower_tokens, audio_frames=described.tower_tokens)
@@ -98,34 +143,7 @@ def sharded_profile(
         modules += tower.modules
         notes.append(f"{encoder['name']}: {described.tower_tokens} positions per sample")
     modules += _decoder_modules(names, whole, after_tower=bool(encoders))
-    if device.host_link_gb_per_s is None:
-        notes.append(f"host link: {_HOST_LINK / 1e9:g} GB/s assumed")
-    efficiency, model = device.efficiency(_STACK), whole.model
-    fabric = Fabric.of(device, efficiency, devices_per_node, network_gbit_per_s)
-    return ShardedProfile(
-        model=str(config.get("model_type") or family),
-        modules=tuple(modules),
-        kinds=kinds,
-        device=_device_cost(device, fabric),
-        provenance=_provenance(config, device),
-        tokens_per_sample=described.sequence,
-        attention_heads=_heads(model),
-        num_experts=model.num_experts,
-        topk=model.topk,
-        head=HeadCost(
-            tokens=described.sequence,
-            vocabulary=model.vocabulary,
-            kept_bytes_per_logit=KEPT_PER_LOGIT,
-            transient_bytes_per_logit=TRANSIENT_PER_LOGIT,
-        ),
-        bytes_of=described.bytes_of,
-        memory_bytes_per_s=device.memory_bandwidth_gb_per_s * 1e9 * efficiency.memory_fraction,
-        host_link_bytes_per_s=(device.host_link_gb_per_s or _HOST_LINK / 1e9) * 1e9,
-        # Adam reads and writes moments, weights and the gradient: 28 bytes per element in fp32.
-        optimizer_us_per_element=28 / (device.memory_bandwidth_gb_per_s * 1e3 * efficiency.optimizer_fraction),
-        step_us=efficiency.step_us,
-        notes=tuple(notes),
-    )
+    return _Tree(tuple(modules), kinds, whole, tuple(notes))
 
 
 def _provenance(config: Mapping[str, object], device: Device) -> Provenance:
