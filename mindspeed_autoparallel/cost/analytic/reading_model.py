@@ -83,7 +83,6 @@ def read_model(section: Mapping[str, Any], noop_layers: int = 0) -> ModelShape:
         linear=_linear(section, layers),
         sparse=_sparse(section),
         encoder=_encoder(section, sequence),
-        attention_gate=bool(switch(section, "attention_gate", False, "model")),
         extra_norms=2 * bool(section.get("post_norm", False)),
         attended=number(section, "mean_seq", 0.0, "model", 0.0, math.inf),
         capacity_factor=number(section, "capacity_factor", 0.0, "model", 0.0, 1e3) if experts else 0.0,
@@ -150,11 +149,12 @@ def _window(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _activation(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the activation function runs, and whether logits are capped."""
+    """Return how the activation function runs, whether attention has a gate, and whether logits are capped."""
     name = section.get("activation") or "fused"
     if not isinstance(name, str) or name not in get_args(Activation):
         raise ConfigError(f"model.activation is {name!r}, must be one of {', '.join(get_args(Activation))}.")
-    return {"activation": name, "capped_logits": bool(switch(section, "logit_softcap", False, "model"))}
+    switches = {"attention_gate": "attention_gate", "capped_logits": "logit_softcap"}
+    return {"activation": name} | {key: bool(switch(section, word, False, "model")) for key, word in switches.items()}
 
 
 def _latent(section: Mapping[str, Any]) -> LatentAttention | None:
