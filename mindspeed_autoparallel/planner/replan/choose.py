@@ -107,7 +107,6 @@ def best_plan(
     options = SearchOptions(
         time_limit_s=time_limit_s, space=replace(_space_of(old), group_sizes=group_sizes), with_relaxations=False
     )
-    held = _kept_experts(old)
     best: Plan | None = None
     errors: list[InfeasiblePlan | ConfigError] = []
     work_us = old.search.lower_bound_us * old.cluster.num_devices
@@ -115,31 +114,16 @@ def best_plan(
         fewer = replace(cluster, num_nodes=nodes)
         if best is not None and step_us(best) <= work_us / fewer.num_devices:
             break
-        for sizes in held:
-            wanted = replace(options, space=replace(options.space, held=sizes))
-            try:
-                plan = _search(old, profile, fewer, wanted, splits, progress)
-            except (InfeasiblePlan, ConfigError) as error:
-                errors.append(error)
-                continue
-            if best is None or step_us(plan) < step_us(best):
-                best = plan
+        try:
+            plan = _search(old, profile, fewer, options, splits, progress)
+        except (InfeasiblePlan, ConfigError) as error:
+            errors.append(error)
+            continue
+        if best is None or step_us(plan) < step_us(best):
+            best = plan
     if best is None:
         raise errors[0]
     return best
-
-
-def _kept_experts(old: Plan) -> list[dict[str, int]]:
-    """Return what layouts must have, in turns: EP 1 where ``old`` has it, else any EP above 1 up to the experts.
-
-    Megatron has an optimizer of its own for experts where EP is above 1, and loads no state of one into two.
-    """
-    most = max((module.num_experts for module in old.model.modules), default=0)
-    if not most:
-        return [{}]
-    if old.layout.expert_size == 1:
-        return [{"expert_size": 1}]
-    return [{"expert_size": size} for size in range(2, most + 1) if most % size == 0 and size <= old.layout.num_devices]
 
 
 def _search(

@@ -26,11 +26,14 @@ from megatron.core import parallel_state as ps
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from mindspeed_autoparallel.patching import ENGINE
+
 WARM_UP = 3
 
 
 def main() -> None:
     """Run all pairs; rank 0 prints the result."""
+    ENGINE.enable({"--auto-parallel-plan"})  # experts: one optimizer against two
     dist.init_process_group("nccl")
     found = [_pair(*pair) for pair in json.loads(sys.argv[1])]
     if dist.get_rank() == 0:
@@ -109,7 +112,7 @@ def _compared(first: Path, second: Path) -> dict[str, Any]:
     left, right = _tensors(first), _tensors(second)
     different = [name for name in left if name not in right or not torch.equal(left[name], right[name])]
     plain = [dist_checkpointing.load_common_state_dict(str(folder)) for folder in (first, second)]
-    groups = [_plain(one["optimizer"]) for one in plain]
+    groups = [_settings(one["optimizer"]) for one in plain]
     return {
         "tensors": len(left),
         "moments": sum("exp_avg" in name for name in left),
@@ -128,11 +131,22 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _plain(value: Any) -> Any:
-    """Return learning rates, steps and settings of the parameter groups; their numbers of parameters are a layout's."""
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items() if name not in ("params", "state")}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else repr(value)
+def _settings(state: Any) -> set[str]:
+    """Return steps, loss scales and settings of the parameter groups, each once, by one optimizer or by two.
+
+    Numbers of parameters are a layout's, and so is the mark of expert groups.
+    """
+    optimizers = [state[number] for number in (0, 1) if number in state] or [state]
+    found = set()
+    for one in optimizers:
+        inner = one.get("optimizer", one)
+        found |= {repr(sorted(_plain(group).items())) for group in inner["param_groups"]}
+        found.add(repr(inner.get("state", {}).get("common_step")) + repr(one.get("grad_scaler")))
+    return found
+
+
+def _plain(group: dict[str, Any]) -> dict[str, str]:
+    return {name: repr(one) for name, one in group.items() if name not in ("params", "is_expert_parallel")}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ KINDS: list[dict[str, Any]] = [
     {"bf16": True},
     {"shard": True, **EXPERTS},
 ]
+ACROSS: list[dict[str, Any]] = [{"shard": True}, {}, {"bf16": True}, {"shard": True, "bf16": True}]
+"""Optimizers whose state moves between EP 1 and EP above 1, both ways."""
 DENSE: list[dict[str, Any]] = [
     {},
     {"tp": 2},
@@ -33,8 +36,8 @@ DENSE: list[dict[str, Any]] = [
     {"pp": 2, "vpp": 2},
     {"tp": 2, "pp": 2, "vpp": 2},
 ]
-# Megatron has an optimizer of its own for experts where EP is above 1, and moves no state between one and two.
-SPARSE: list[list[dict[str, Any]]] = [[{}, {"pp": 2}, {"pp": 4}], [{"ep": 2}, {"ep": 4}, {"ep": 2, "pp": 2}]]
+# Megatron has an optimizer of its own for experts where EP is above 1: pairs with and without it are drawn.
+SPARSE: list[dict[str, Any]] = [{}, {"pp": 2}, {"pp": 4}, {"ep": 2}, {"ep": 4}, {"ep": 2, "pp": 2}]
 
 
 def drawn(count: int, seed: int, steps: int) -> list[list[Any]]:
@@ -43,7 +46,7 @@ def drawn(count: int, seed: int, steps: int) -> list[list[Any]]:
     pairs = []
     for number in range(count):
         kind = KINDS[number % len(KINDS)]
-        before, after = generator.sample(generator.choice(SPARSE) if "experts" in kind else DENSE, 2)
+        before, after = generator.sample(SPARSE if "experts" in kind else DENSE, 2)
         pairs.append([{**kind, **before}, {**kind, **after}, 0 if kind.get("bf16") else steps])
     return pairs
 
@@ -52,9 +55,20 @@ def drawn(count: int, seed: int, steps: int) -> list[list[Any]]:
     ("count", "seed"), [(6, 0), *(pytest.param(12, seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )
 def test_state_moves_to_the_bit_and_training_goes_on(count: int, seed: int) -> None:
-    import json
+    check(drawn(count, seed, 10))
 
-    pairs = drawn(count, seed, 10)
+
+@pytest.mark.parametrize("kinds", [ACROSS[:1], pytest.param(ACROSS[1:], marks=pytest.mark.long)])
+def test_state_of_experts_moves_between_one_optimizer_and_two(kinds: list[dict[str, Any]]) -> None:
+    pairs = []
+    for kind in kinds:
+        one, two = {**EXPERTS, **kind, "pp": 2}, {**EXPERTS, **kind, "ep": 2}
+        steps = 0 if kind.get("bf16") else 10
+        pairs += [[one, two, steps], [two, one, steps]]
+    check(pairs)
+
+
+def check(pairs: list[list[Any]]) -> None:
     program = Path(__file__).with_name("state_pairs.py")
     results = run_ranks(4, program, json.dumps(pairs), timeout_s=800)[0].result
     for (before, after, steps), found in zip(pairs, results, strict=True):

@@ -1,0 +1,69 @@
+"""Load the state of one optimizer into two, and of two into one.
+
+Megatron steps experts by an optimizer of their own where EP is above 1, and by the common one where EP is 1. A
+``torch_dist`` checkpoint names the tensors of the state by their parameters, so every optimizer finds its own in both.
+What differs is the rest: settings of the parameter groups, the step and the loss scale stand once, or under 0 and 1.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+State = dict[Any, Any]
+_EXPERTS = "is_expert_parallel"
+
+
+def load_state(wrapped: Callable[..., Any], optimizer: Any, state_dict: Any) -> Any:
+    """Pass ``state_dict`` on to Megatron in the form that as many optimizers as ``optimizer`` has would have saved.
+
+    Raises ``RuntimeError`` where a parameter group has no counterpart in the checkpoint.
+    """
+    inner = optimizer.chained_optimizers
+    if not isinstance(state_dict, dict):
+        return wrapped(state_dict)
+    single = {name: value for name, value in state_dict.items() if not isinstance(name, int)}
+    numbered = [state_dict[number] for number in (0, 1) if number in state_dict]
+    if len(numbered) != 2 or not single:
+        return wrapped(state_dict)
+    # Keys of both kinds: one kind is of the file, the other has the tensors that were loaded for these optimizers.
+    if len(inner) == 1:
+        return wrapped(_completed(single, numbered, inner[0]))
+    if len(inner) == 2:
+        return wrapped({n: _completed(numbered[n], [single], one) for n, one in enumerate(inner)})
+    return wrapped(state_dict)
+
+
+def _completed(loaded: State, stored: list[State], optimizer: Any) -> State:
+    """Return ``loaded``, the tensors of ``optimizer``, with what the file's optimizers have beside their tensors."""
+    from megatron.core.dist_checkpointing.dict_utils import merge
+
+    result = copy.deepcopy({name: value for name, value in stored[0].items() if not isinstance(loaded.get(name), list)})
+    groups = [group for one in stored for group in _holder(one)["param_groups"]]
+    _holder(result)["param_groups"] = [_settings(group, groups) for group in optimizer.param_groups]
+    return dict(merge(result, loaded))
+
+
+def _holder(state: State) -> State:
+    """Return the part of ``state`` that has the parameter groups: optimizers with masters keep it one level below."""
+    return dict.get(state, "optimizer", state)
+
+
+def _settings(group: Mapping[str, Any], stored: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the stored settings of ``group``, found by what tells groups apart, without what tells experts apart."""
+    wanted = _identity(group)
+    for candidate in stored:
+        if _identity(candidate) == wanted:
+            return {**candidate, _EXPERTS: group[_EXPERTS]}
+    raise RuntimeError(
+        f"the checkpoint has optimizer state of {len(stored)} parameter groups, none of them with {wanted}: give the "
+        "learning rate and weight decay that it was saved with."
+    )
+
+
+def _identity(group: Mapping[str, Any]) -> dict[str, Any]:
+    from megatron.core.optimizer.optimizer import param_group_identifier_keys
+
+    names = [name for name in param_group_identifier_keys if name != _EXPERTS]
+    return {name: group.get(name, group.get(f"pre_{name}")) for name in names}
