@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experts", choices=("each", "grouped"), default="each", help="of a rank, one by one or in one"
     )
+    parser.add_argument(
+        "--layers", choices=("stacked", "each"), default="stacked", help="of torch_dist: each where the host has a list"
+    )
     parser.add_argument("--hetero", action="store_true", help="encoders whole in every stage's file")
     parser.add_argument("--make-vocab-size-divisible-by", type=int, metavar="N", help="pad as training will")
     parser.add_argument("--format", choices=("mm", "torch_dist", "dcp"), default="mm", help="of the checkpoint written")
@@ -130,7 +133,7 @@ def _spelling(arguments: argparse.Namespace) -> Spelling:
     from mindspeed_autoparallel.weights.spelling import LOCAL, TRANSFORMER_ENGINE, Spelling
 
     default = TRANSFORMER_ENGINE if arguments.format == "torch_dist" else LOCAL
-    return Spelling(arguments.transformer_impl or default, arguments.experts, arguments.names)
+    return Spelling(arguments.transformer_impl or default, arguments.experts, arguments.names, arguments.layers)
 
 
 def _layout(arguments: argparse.Namespace, hf_folder: Path) -> CheckpointLayout:

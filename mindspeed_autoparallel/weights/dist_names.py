@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mindspeed_autoparallel.weights import names
 from mindspeed_autoparallel.weights.architecture import Architecture
 from mindspeed_autoparallel.weights.placement import Entry
-from mindspeed_autoparallel.weights.spelling import LOCAL, Spelling
+from mindspeed_autoparallel.weights.spelling import LOCAL, STACKED, Spelling
 
 # Local layers are stored under the names of fused ones, but for latent attention.
 _FUSED_WHEN_STORED = (
@@ -29,8 +29,10 @@ _WITH_EXTRA_STATE = (
 )
 
 
-def is_stacked(entry: Entry, architecture: Architecture) -> bool:
+def is_stacked(entry: Entry, architecture: Architecture, spelling: Spelling) -> bool:
     """Return whether Megatron stores the layers of this tensor together: where all are of one kind."""
+    if spelling.layers != STACKED and entry.rule.module == names.TEXT:
+        return False
     return entry.rule.place == names.LAYER and len(set(architecture.modules[entry.rule.module].layer_words)) == 1
 
 
@@ -38,7 +40,7 @@ def stored_key(entry: Entry, architecture: Architecture, spelling: Spelling) -> 
     """Return the key under which ``entry`` is written."""
     shape = architecture.modules[entry.rule.module]
     words = shape.layer_words[entry.layer if entry.rule.place == names.LAYER else -1]
-    name = entry.rule.target.replace("{n}.", "") if is_stacked(entry, architecture) else entry.name
+    name = entry.rule.target.replace("{n}.", "") if is_stacked(entry, architecture, spelling) else entry.name
     if spelling.implementation == LOCAL or entry.rule.module != names.TEXT:
         for plain, fused in _FUSED_WHEN_STORED:
             if plain in name and "latent" not in words:
@@ -77,16 +79,16 @@ def sections_of(rule: names.Rule) -> list[tuple[str, int]]:
     return [(f".{end}", rows) for end, rows in zip(_SECTIONS, rule.sections, strict=False)]
 
 
-def extra_state(entry: Entry, key: str, architecture: Architecture) -> str | None:
+def extra_state(entry: Entry, key: str, architecture: Architecture, spelling: Spelling) -> str | None:
     """Return the key of the empty extra state that Megatron's parallel linear layers ask for beside their weight."""
     linear = key.removesuffix(".weight")
     if linear == key or linear.rsplit(".", 1)[-1] not in _WITH_EXTRA_STATE:
         return None
     shape = architecture.modules[entry.rule.module]
     at, of = [], []
-    if is_stacked(entry, architecture):
+    if is_stacked(entry, architecture, spelling):
         at, of = [entry.layer], [shape.num_layers]
     if entry.rule.per_expert:
         at, of = [*at, entry.expert], [*of, shape.num_experts]
-    place = "_".join(map(str, at or [0])) + "_" + "_".join(map(str, of or [1]))
+    place = ".".join(map(str, at or [0])) + "_" + ".".join(map(str, of or [1]))
     return f"{linear}._extra_state/shard_{place}"

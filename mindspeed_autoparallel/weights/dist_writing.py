@@ -50,8 +50,9 @@ def write_torch_dist(
         for done, entry in enumerate(entries):
             padded = layout.padded_vocab(architecture.vocab_size)
             whole = tensors.cut(entry.rule, source.load(entry), 1, padded)[0]
-            for key, tensor in _keyed(entry, dist_names.stored_key(entry, architecture, spelling), whole):
-                place, counts = _stack_of(entry, architecture)
+            stored_as = dist_names.stored_key(entry, architecture, spelling)
+            for key, tensor in _keyed(entry, stored_as, whole):
+                place, counts = _stack_of(entry, architecture, spelling)
                 if key not in described:
                     properties = dcp.TensorProperties(dtype=tensor.dtype)
                     size = torch.Size((*counts, *tensor.shape))
@@ -60,7 +61,7 @@ def write_torch_dist(
                 tensor = tensor.reshape(*[1] * len(place), *tensor.shape)
                 described[key].chunks.append(dcp.ChunkStorageMetadata(offsets, tensor.shape))
                 stored[dcp.MetadataIndex(key, offsets)] = append(stream, tensor)
-            state = dist_names.extra_state(entry, dist_names.stored_key(entry, architecture, spelling), architecture)
+            state = dist_names.extra_state(entry, stored_as, architecture, spelling)
             if state is not None:
                 described[state] = dcp.BytesStorageMetadata()
                 stored[dcp.MetadataIndex(state)] = append(stream, [None])
@@ -111,10 +112,10 @@ def _keyed(entry: Entry, key: str, tensor: Any) -> list[tuple[str, Any]]:
     return [(key + end, part.clone()) for (end, _), part in zip(sections, parts, strict=True)]
 
 
-def _stack_of(entry: Entry, architecture: Architecture) -> tuple[list[int], list[int]]:
+def _stack_of(entry: Entry, architecture: Architecture, spelling: Spelling) -> tuple[list[int], list[int]]:
     """Return (place, size) of ``entry`` in the first dimensions of its key: of the layer, of the expert."""
     shape = architecture.modules[entry.rule.module]
-    found = [(entry.layer, shape.num_layers)] if dist_names.is_stacked(entry, architecture) else []
+    found = [(entry.layer, shape.num_layers)] if dist_names.is_stacked(entry, architecture, spelling) else []
     found += [(entry.expert, shape.num_experts)] if entry.rule.per_expert else []
     return [at for at, _ in found], [of for _, of in found]
 

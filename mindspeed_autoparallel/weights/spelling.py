@@ -17,6 +17,8 @@ LOCAL, TRANSFORMER_ENGINE = "local", "transformer_engine"
 IMPLEMENTATIONS = (LOCAL, TRANSFORMER_ENGINE)
 EACH, GROUPED = "each", "grouped"
 EXPERT_FORMS = (EACH, GROUPED)
+STACKED = "stacked"
+LAYER_FORMS = (STACKED, EACH)
 
 # Transformer Engine keeps a norm inside the linear layer after it.
 _FUSED = (
@@ -35,11 +37,13 @@ _IN_ONE = re.compile(r"mlp\.experts\.weight([12])$")
 class Spelling:
     """``implementation``: of the host's layers. ``experts``: each its own tensor, or all of a rank in ``weight1`` and
     ``weight2`` (Megatron's and MindSpeed's grouped products without Transformer Engine). ``host``: whose names tensors
-    have."""
+    have. ``layers``: of ``torch_dist``, layers of one kind in one tensor, or each under its number (Megatron's choice
+    where a list gives the kinds of layers)."""
 
     implementation: str = LOCAL
     experts: str = EACH
     host: str = "megatron"
+    layers: str = STACKED
 
     def stored(self, local: str, rule: Rule, words: frozenset[str]) -> str:
         """Return the name of the tensor of ``rule`` in a file, in a layer of the conditions ``words``."""

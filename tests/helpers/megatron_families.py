@@ -81,7 +81,9 @@ def flags_of(family: str, theirs: Any) -> dict[str, Any]:
         or bool(family == "glm4_moe" and theirs.use_qk_norm),
     }
     if num_experts:
-        words = _kinds_of_layers(family, theirs)
+        words: Any = _kinds_of_layers(family, theirs)
+        if set(words) == {1} and family != "mixtral":
+            words = 1  # Megatron stores layers each under its number where it has a list
         flags |= {
             "num_moe_experts": num_experts,
             "moe_layer_freq": words,

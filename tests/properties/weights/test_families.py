@@ -84,6 +84,7 @@ def test_a_family_comes_back_exactly_after_two_random_layouts(family: str, data:
                     data.draw(st.sampled_from(spelling.IMPLEMENTATIONS)),
                     data.draw(st.sampled_from(spelling.EXPERT_FORMS)),
                     host,
+                    data.draw(st.sampled_from(spelling.LAYER_FORMS)),
                 ),
             }
 

@@ -68,7 +68,27 @@ def test_gpt_model_equals_transformers(family: str, changes: dict[str, Any], tmp
     assert expected.std() > 1e-3
     assert (found - expected).abs().max() < 1e-5 * max(1.0, expected.abs().max())
 
+    check_torch_dist(tmp_path, layout, ours, state, "" if family in TEXT else "text_decoder.")
     conversion.checkpoint_to_huggingface(tmp_path / "mm", tmp_path / "hf", tmp_path / "back")
     before, after = (safetensors.load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
     assert before.keys() == after.keys()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def check_torch_dist(folder: Path, layout: Any, model: Any, expected: dict[str, Any], prefix: str) -> None:
+    """Megatron's own loader finds every tensor of its model in our torch_dist, to the bit those of the rank folders."""
+    from megatron.core import dist_checkpointing
+
+    from mindspeed_autoparallel.weights import conversion
+    from mindspeed_autoparallel.weights.spelling import EACH, LOCAL, STACKED, Spelling
+
+    layers = EACH if isinstance(model.config.moe_layer_freq, list) else STACKED
+    kind = {"file_format": "torch_dist", "spelling": Spelling(LOCAL, layers=layers)}
+    conversion.huggingface_to_checkpoint(folder / "hf", folder / "dist", layout, **kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    found = dist_checkpointing.load(model.sharded_state_dict(prefix=prefix), str(folder / "dist" / "release"))
+    assert {name: torch.equal(found[prefix + name], tensor) for name, tensor in expected.items()} == dict.fromkeys(
+        expected, True
+    )
