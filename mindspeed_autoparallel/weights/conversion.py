@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.weights import rope
+from mindspeed_autoparallel.weights import names, rope
 from mindspeed_autoparallel.weights.architecture import MEGATRON, Architecture, read_architecture
 from mindspeed_autoparallel.weights.dcp import is_dcp
 from mindspeed_autoparallel.weights.dist_writing import write_torch_dist
@@ -14,6 +14,8 @@ from mindspeed_autoparallel.weights.folders import refuse_existing, whole_folder
 from mindspeed_autoparallel.weights.huggingface import HuggingFaceSource
 from mindspeed_autoparallel.weights.huggingface_writing import write_huggingface
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
+from mindspeed_autoparallel.weights.optimizer_state import OptimizerState, has_state, read_state
+from mindspeed_autoparallel.weights.placement import entries_of
 from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_folders import RankFolderSource, iteration_folder
 from mindspeed_autoparallel.weights.rank_writing import write_rank_folders
@@ -81,9 +83,7 @@ def resplit(
 ) -> bool:
     """Write a checkpoint of any layout in another one. Returns whether optimizer state went along.
 
-    It does from torch_dist to torch_dist, where parameters and their moments are stored whole by name; rank folders
-    hold it in the cut of the data-parallel optimizer, which no tool can cut anew without the host. From torch_dist to
-    torch_dist
+    It does into torch_dist, where parameters and their moments are stored whole by name. From torch_dist to torch_dist
     neither ``hf_folder`` nor ``layout`` is needed: such a checkpoint has no layout.
     """
     refuse_existing(target, overwrite=overwrite, sources=(checkpoint, *([hf_folder] if hf_folder else [])))
@@ -99,8 +99,27 @@ def resplit(
     if file_format == DCP:
         _write_dcp(source, hf_folder, target, overwrite, progress)
         return False
-    _write(source, target, layout, file_format, spelling, overwrite, progress, _iteration_of(source_folder))
-    return False
+    state = None
+    if isinstance(source, RankFolderSource) and has_state(source):
+        if file_format == TORCH_DIST:
+            source, state = _with_state(source, layout)
+        else:
+            _LOG.warning("weights only: --format torch_dist takes the optimizer's state along.")
+    _write(source, target, layout, file_format, spelling, overwrite, progress, _iteration_of(source_folder), state)
+    return state is not None
+
+
+def _with_state(weights: RankFolderSource, layout: CheckpointLayout) -> tuple[TensorSource, OptimizerState]:
+    """Return the reader of weights, padding rows included, and that of the optimizer's state beside them."""
+    source = RankFolderSource(weights.folder, weights.architecture, keeps_padding=True)
+    embedding = next(entry for entry in entries_of(weights.architecture) if entry.name.endswith(names.EMBEDDING))
+    rows, wanted = source.load(embedding).shape[0], layout.padded_vocab(weights.architecture.vocab_size)
+    if layout.vocab_multiple is not None and rows != wanted:
+        raise ConfigError(
+            f"{weights.folder}: the optimizer's state is of {rows} rows of the vocabulary, the new layout pads it to "
+            f"{wanted}. Choose --make-vocab-size-divisible-by so that {rows} remain, or --format mm for weights alone."
+        )
+    return source, read_state(source)
 
 
 def is_whole_copy(checkpoint: Path, file_format: str) -> bool:
@@ -140,6 +159,7 @@ def _write(
     overwrite: bool,
     progress: Progress,
     iteration: int | None = None,
+    state: OptimizerState | None = None,
 ) -> None:
     if file_format not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {file_format!r}. Known: {', '.join(FORMATS)}.")
@@ -147,7 +167,9 @@ def _write(
     with whole_folder(target, overwrite=overwrite) as folder:
         if file_format == TORCH_DIST:
             spelling = spelling or Spelling(TRANSFORMER_ENGINE)
-            write_torch_dist(source, folder, layout, iteration=iteration, spelling=spelling, progress=progress)
+            write_torch_dist(
+                source, folder, layout, iteration=iteration, spelling=spelling, progress=progress, state=state
+            )
         else:
             spelling = spelling or Spelling(LOCAL)
             write_rank_folders(source, folder, layout, iteration=iteration, spelling=spelling, progress=progress)

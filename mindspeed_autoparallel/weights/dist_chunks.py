@@ -6,7 +6,7 @@ import io
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
@@ -107,16 +107,43 @@ class ChunkReader:
         return part.reshape(tuple(chunk.sizes))
 
 
+class _Part(io.RawIOBase):
+    """Bytes of a file as a file of their own, so that torch reads a tensor straight into its memory."""
+
+    def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
+        self._stream, self._begin, self._length, self._at = stream, begin, length, 0
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")[: max(0, self._length - self._at)]
+        self._stream.seek(self._begin + self._at)
+        count = self._stream.readinto(view)  # type: ignore[attr-defined]  # of binary files
+        self._at += count
+        return int(count)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
 def _read_item(folder: Path, stored: Any) -> Any:
     import torch
 
     path = data_file(folder, stored)
     try:
-        with path.open("rb") as stream:
+        with path.open("rb", buffering=0) as stream:
             if os.fstat(stream.fileno()).st_size < stored.offset + stored.length:
                 raise EOFError("the file is shorter")
-            stream.seek(stored.offset)
-            return torch.load(io.BytesIO(stream.read(stored.length)), map_location="cpu", weights_only=True)
+            part = cast(IO[bytes], _Part(stream, stored.offset, stored.length))
+            return torch.load(part, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a different class for each kind of damage
         reason = shown(str(error), 200)
         raise ConfigError(f"{path}: cannot read {stored.length} bytes at {stored.offset}: {reason}.") from error

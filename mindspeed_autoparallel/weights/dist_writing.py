@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +13,7 @@ from mindspeed_autoparallel.weights import dist_names, names, tensors
 from mindspeed_autoparallel.weights.architecture import TEXT, Architecture
 from mindspeed_autoparallel.weights.dist_metadata import METADATA
 from mindspeed_autoparallel.weights.layouts import CheckpointLayout
+from mindspeed_autoparallel.weights.optimizer_state import OptimizerState
 from mindspeed_autoparallel.weights.placement import Entry
 from mindspeed_autoparallel.weights.progress import Progress, silent
 from mindspeed_autoparallel.weights.rank_folders import CHECKPOINT_VERSION, TRACKER
@@ -31,8 +33,12 @@ def write_torch_dist(
     iteration: int | None = None,
     spelling: Spelling = _ENGINE,
     progress: Progress = silent,
+    state: OptimizerState | None = None,
 ) -> None:
-    """Write ``source`` into the empty ``folder``; holds one tensor in memory. The tracker file is written last."""
+    """Write ``source`` into the empty ``folder``; holds one tensor in memory. The tracker file is written last.
+
+    ``state``: of the optimizer, written beside the weights.
+    """
     import torch
     from torch.distributed.checkpoint import metadata as dcp
 
@@ -49,9 +55,8 @@ def write_torch_dist(
     with (target / DATA_FILE).open("wb") as stream:
         for done, entry in enumerate(entries):
             padded = layout.padded_vocab(architecture.vocab_size)
-            whole = tensors.cut(entry.rule, source.load(entry), 1, padded)[0]
             stored_as = dist_names.stored_key(entry, architecture, spelling)
-            for key, tensor in _keyed(entry, stored_as, whole):
+            for key, tensor in _keyed_tensors(entry, source, stored_as, padded, state):
                 place, counts = _stack_of(entry, architecture, spelling)
                 if key not in described:
                     properties = dcp.TensorProperties(dtype=tensor.dtype)
@@ -61,18 +66,30 @@ def write_torch_dist(
                 tensor = tensor.reshape(*[1] * len(place), *tensor.shape)
                 described[key].chunks.append(dcp.ChunkStorageMetadata(offsets, tensor.shape))
                 stored[dcp.MetadataIndex(key, offsets)] = append(stream, tensor)
-            state = dist_names.extra_state(entry, stored_as, architecture, spelling)
-            if state is not None:
-                described[state] = dcp.BytesStorageMetadata()
-                stored[dcp.MetadataIndex(state)] = append(stream, [None])
+            extra = dist_names.extra_state(entry, stored_as, architecture, spelling)
+            if extra is not None:
+                described[extra] = dcp.BytesStorageMetadata()
+                stored[dcp.MetadataIndex(extra)] = append(stream, [None])
             progress(done + 1, len(entries), entry.name)
     with (target / METADATA).open("wb") as stream:
         pickle.dump(dcp.Metadata(state_dict_metadata=described, planner_data={}, storage_data=stored), stream)
-    _write_common(target, architecture.modules[TEXT].num_layers, iteration)
+    _write_common(target, architecture.modules[TEXT].num_layers, iteration, {} if state is None else state.common)
     (folder / TRACKER).write_text("release" if iteration is None else str(iteration), encoding="utf-8")
 
 
-def _write_common(target: Path, num_layers: int, iteration: int | None) -> None:
+def _keyed_tensors(
+    entry: Entry, source: TensorSource, key: str, padded_vocab: int, state: OptimizerState | None
+) -> Iterator[tuple[str, Any]]:
+    """Yield (key, tensor) of a weight and of the optimizer's state of it."""
+    sources: dict[str, TensorSource] = {"": source, **({} if state is None else state.sources)}
+    for prefix, one in sources.items():
+        if prefix and not one.has(entry):
+            continue  # not trained
+        whole = tensors.cut(entry.rule, one.load(entry), 1, padded_vocab)[0]
+        yield from _keyed(entry, prefix + key, whole)
+
+
+def _write_common(target: Path, num_layers: int, iteration: int | None, more: dict[str, Any]) -> None:
     import torch
 
     # Hosts look up the sizes that wrote a checkpoint; a converted one has none, so it says one of each.
@@ -83,7 +100,7 @@ def _write_common(target: Path, num_layers: int, iteration: int | None) -> None:
         num_layers=num_layers,
         ckpt_format="torch_dist",
     )
-    common = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, "args": arguments}
+    common = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": iteration or 0, "args": arguments, **more}
     torch.save(common, target / "common.pt")
     described_as = {
         "sharded_backend": "torch_dist",

@@ -49,6 +49,11 @@ def _is_expert_numbered(found: dict[tuple[int, int, int], Path]) -> bool:
 def chunks_of(path: Path, experts_per_rank: int) -> Chunks:
     """Return the state dicts of the virtual chunks in a file, under canonical local names."""
     content = load_tensors_only(path)
+    return [canonical_names(content[key], experts_per_rank) for key in chunk_keys(content, path)]
+
+
+def chunk_keys(content: Any, path: Path) -> list[str]:
+    """Return the keys of the virtual chunks' state dicts in the content of ``path``, checked, in their order."""
     named = [key for key in content if isinstance(key, str)] if isinstance(content, dict) else []
     numbered = sorted((key for key in named if re.fullmatch(r"model[0-9]{1,5}", key)), key=_number)
     keys = ["model"] if "model" in named else numbered
@@ -57,7 +62,7 @@ def chunks_of(path: Path, experts_per_rank: int) -> Chunks:
     for key in keys:
         if not isinstance(content[key], dict) or not all(isinstance(name, str) for name in content[key]):
             raise ConfigError(f"{path}: {key!r} is no table of tensors by name. The file is damaged.")
-    return [canonical_names(content[key], experts_per_rank) for key in keys]
+    return keys
 
 
 def _number(key: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,20 @@ def iteration_folder(checkpoint: Path) -> Path:
 class RankFolderSource:
     """Canonical tensors out of rank folders; the layout is read off the files (``self.layout``)."""
 
-    def __init__(self, checkpoint: Path, architecture: Architecture) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        architecture: Architecture,
+        *,
+        chunks: Callable[[Path, int], Chunks] = chunks_of,
+        keeps_padding: bool = False,
+        absent: tuple[str, ...] = (),
+    ) -> None:
+        """``chunks``: reads (file, experts of its rank). ``keeps_padding``: rows that pad the vocabulary are loaded.
+        ``absent``: ends of names that need not be there."""
         self.architecture = architecture
+        self.keeps_padding = keeps_padding
+        self._chunks_of = chunks
         self.folder = iteration_folder(checkpoint)
         self._path_of = rank_files(self.folder)
         self._loaded: tuple[int, dict[tuple[int, int], Chunks]] | None = None
@@ -60,7 +72,7 @@ class RankFolderSource:
             str, tuple[int, int, str, int]
         ] = {}  # canonical name -> stage, virtual, local name, expert rank
         self.layout = self._read_layout()
-        present_entries(self)
+        present_entries(self, absent)
 
     def has(self, entry: Entry) -> bool:
         return entry.name in self._place
@@ -86,8 +98,14 @@ class RankFolderSource:
             raise ConfigError(f"{self.folder}: the parts of {entry.name} differ in shape or type between tensor ranks.")
         if entry.rule.split == names.WHOLE:
             self._refuse_differing(entry, files, virtual, local, expert_rank)
-        whole = tensors.check_shape(entry.rule, tensors.join(entry.rule, shards), self.folder)
+        whole = tensors.join(entry.rule, shards)
+        cut = tensors.check_shape(entry.rule, whole, self.folder)
+        whole = whole if self.keeps_padding else cut
         return checked(entry, whole, self.folder)
+
+    def any_file(self) -> Path:
+        """Return the file of the first rank: what is not cut stands in all of them."""
+        return self._path_of[min(self._path_of)]
 
     def _refuse_differing(
         self, entry: Entry, files: dict[tuple[int, int], Chunks], virtual: int, local: str, expert_rank: int
@@ -121,7 +139,7 @@ class RankFolderSource:
             self._loaded = (
                 stage,
                 {
-                    (rank, expert): chunks_of(path, self._experts_per_rank)
+                    (rank, expert): self._chunks_of(path, self._experts_per_rank)
                     for (rank, at, expert), path in self._path_of.items()
                     if at == stage
                 },

@@ -22,13 +22,16 @@ class TensorSource(Protocol):
     def load(self, entry: Entry) -> Any: ...
 
 
-def present_entries(source: TensorSource) -> list[Entry]:
-    """Return the canonical tensors ``source`` has; ``ConfigError`` naming the first that must be there and are not."""
+def present_entries(source: TensorSource, absent: tuple[str, ...] = ()) -> list[Entry]:
+    """Return the canonical tensors ``source`` has; ``ConfigError`` naming the first that must be there and are not.
+
+    ``absent``: ends of names that need not be there.
+    """
     present, missing = [], []
     for entry in entries_of(source.architecture):
         if source.has(entry):
             present.append(entry)
-        elif not entry.rule.untrained and not (
+        elif not (entry.rule.untrained or entry.name.endswith(absent)) and not (
             names.is_output_layer(entry.rule) and source.architecture.tied_embeddings
         ):
             missing.append(entry.name)
