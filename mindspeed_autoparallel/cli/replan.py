@@ -134,8 +134,11 @@ def _orders(arguments: argparse.Namespace, old: Plan, found: Replanned, saved: S
         load = arguments.checkpoint.with_name(arguments.checkpoint.name + "-recut")
         hf_dir = arguments.hf_dir or "HF_FOLDER"
         words = ["mindspeed-autoparallel", "convert", "resplit", saved.whole.folder, load, "--hf-dir", hf_dir]
-        lines.append(shlex.join(map(str, [*words, "--plan", out / "plan.json"])))
+        # With the optimizer's state, which rank folders of another layout would not get.
+        lines.append(shlex.join(map(str, [*words, "--plan", out / "plan.json", "--format", "torch_dist"])))
     loading = [] if load is None else ["--load", str(load)]
+    if load != arguments.checkpoint:
+        loading += ["--ckpt-format", "torch_dist"]
     if saved is not None and saved.broken and saved.whole is not None and load == arguments.checkpoint:
         loading += ["--ckpt-step", str(saved.whole.iteration)]
     if plan.hetero is None:

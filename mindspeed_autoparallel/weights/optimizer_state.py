@@ -97,6 +97,8 @@ def _read_distributed(path: Path, kind: str) -> list[Named]:
     optimizers = stored if isinstance(stored, list) else [stored]
     found: list[Named] = [{} for _ in weights]
     for number, optimizer in enumerate(optimizers):
+        if optimizer is None:
+            continue  # in the file of another expert rank
         buffers = [optimizer[key] for key in sorted(key for key in optimizer if isinstance(key, int))]
         for chunk, (buffer, named) in enumerate(zip(buffers, weights, strict=True)):
             if len(buffer) != 1:

@@ -52,7 +52,7 @@ class RankFolderSource:
         ``absent``: ends of names that need not be there."""
         self.architecture = architecture
         self.keeps_padding = keeps_padding
-        self._chunks_of = chunks
+        self._chunks_of, self._absent = chunks, absent
         self.folder = iteration_folder(checkpoint)
         self._path_of = rank_files(self.folder)
         self._loaded: tuple[int, dict[tuple[int, int], Chunks]] | None = None
@@ -87,7 +87,9 @@ class RankFolderSource:
             holding = [
                 (rank, expert)
                 for rank, expert in sorted(files)
-                if rank % num_shards == shard and (not entry.rule.per_expert or expert == expert_rank)
+                if rank % num_shards == shard
+                and (not entry.rule.per_expert or expert == expert_rank)
+                and (not self._absent or local in files[rank, expert][virtual])
             ]
             if not holding:
                 raise ConfigError(
@@ -115,6 +117,8 @@ class RankFolderSource:
         for (rank, expert), chunks in sorted(files.items()):
             if entry.rule.per_expert and expert != expert_rank:
                 continue
+            if self._absent and local not in chunks[virtual]:
+                continue  # only one of the data-parallel ranks has its state
             found = self._shard(entry, chunks, virtual, local)
             if first is None:
                 first = found

@@ -115,5 +115,5 @@ def _check_format(arguments: argparse.Namespace) -> None:
     if kind != "torch_dist":
         raise ConfigError(
             f"--ckpt-format {kind} fits the layout that wrote it: {_FLAG} needs torch_dist. A checkpoint of another "
-            "format is written anew by Megatron's --ckpt-convert-format torch_dist --ckpt-convert-save FOLDER."
+            "format is written anew by mindspeed-autoparallel convert resplit --format torch_dist."
         )
