@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
@@ -29,6 +30,14 @@ RANK_FOLDERS = "mm"
 TORCH_DIST = "torch_dist"
 DCP = "dcp"
 FORMATS = (RANK_FOLDERS, TORCH_DIST, DCP)
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What a training goes on from beside its weights."""
+
+    iteration: int | None = None
+    state: OptimizerState | None = None
 
 
 def huggingface_to_checkpoint(
@@ -105,7 +114,8 @@ def resplit(
             source, state = _with_state(source, layout)
         else:
             _LOG.warning("weights only: --format torch_dist takes the optimizer's state along.")
-    _write(source, target, layout, file_format, spelling, overwrite, progress, _iteration_of(source_folder), state)
+    rest = _Rest(_iteration_of(source_folder), state)
+    _write(source, target, layout, file_format, spelling, overwrite, progress, rest)
     return state is not None
 
 
@@ -158,9 +168,9 @@ def _write(
     spelling: Spelling | None,
     overwrite: bool,
     progress: Progress,
-    iteration: int | None = None,
-    state: OptimizerState | None = None,
+    rest: _Rest | None = None,
 ) -> None:
+    rest = rest or _Rest()
     if file_format not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {file_format!r}. Known: {', '.join(FORMATS)}.")
     _tell_padding(layout, source.architecture)
@@ -168,11 +178,11 @@ def _write(
         if file_format == TORCH_DIST:
             spelling = spelling or Spelling(TRANSFORMER_ENGINE)
             write_torch_dist(
-                source, folder, layout, iteration=iteration, spelling=spelling, progress=progress, state=state
+                source, folder, layout, iteration=rest.iteration, spelling=spelling, progress=progress, state=rest.state
             )
         else:
             spelling = spelling or Spelling(LOCAL)
-            write_rank_folders(source, folder, layout, iteration=iteration, spelling=spelling, progress=progress)
+            write_rank_folders(source, folder, layout, iteration=rest.iteration, spelling=spelling, progress=progress)
 
 
 def _tell_rope_scaling(architecture: Architecture) -> None:
