@@ -123,10 +123,6 @@ def test_rank_folders_get_a_recut_command(plan: Plan, tmp_path: Path, capsys: py
     words = ["replan", "--plan", str(tmp_path / "plan.json"), "--lost-node", "0", "--json"]
     assert main([*words, "--checkpoint", str(tmp_path / "ckpt"), "--hf-dir", "hf"]) == 0
     recut, launch = json.loads(capsys.readouterr().out)["run"]
-    assert (
-        "convert resplit" in recut
-        and "--hf-dir hf" in recut
-        and recut.endswith("--format torch_dist")
-        and "iter_0000005" in recut
-    )
-    assert launch.endswith(f"--load {tmp_path / 'ckpt-recut'}")
+    assert "convert resplit" in recut and "--hf-dir hf" in recut and "iter_0000005" in recut
+    assert recut.endswith("--format torch_dist")
+    assert launch.endswith(f"--load {tmp_path / 'ckpt-recut'} --ckpt-format torch_dist")
