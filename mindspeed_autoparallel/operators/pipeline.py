@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import math
 from collections import Counter
@@ -158,11 +159,14 @@ class _Searches:
 
 
 def _suggestion(graph: Graph, devices: int, given: Pipeline, searches: _Searches) -> str:
-    """Return what ``auto_pipeline`` would choose, by recursive programming; nothing where that cannot halve."""
+    """Return what ``auto_pipeline`` would choose by recursive programming, one search for each number of stages;
+    nothing where that cannot halve."""
     if set(device_factors(devices)) - {2}:
         return ""
     try:
-        found, _, _ = choose_stages(graph, devices, given, lambda n: searches.plans(n, SearchOptions.search_mode))
+        found, _, _ = choose_stages(
+            graph, devices, given, lambda n: itertools.islice(searches.plans(n, SearchOptions.search_mode), 1)
+        )
     except InfeasiblePlan as error:
         return f"auto_pipeline has no suggestion: {error}"
     return f"auto_pipeline suggests {_stages(found)}; configured: {_stages(given.stages)}."
