@@ -51,6 +51,18 @@ def test_layers_of_every_kind_run_by_random_plans_in_train_mode_as_one_process_d
     assert [row for row in rows if row[4]] == []
 
 
+def test_whole_tiny_models_train_as_one_process_does():
+    """``OPERATOR_PLANS=2`` for two plans of each."""
+    pytest.importorskip("transformers")
+    plans = int(os.environ.get("OPERATOR_PLANS", "1"))
+    rows = run_ranks(2, Path(__file__).with_name("models_worker.py"), plans, timeout_s=900)[0].result
+    print(rows)
+    assert len(rows) == 3 * plans
+    # DeepSeek-V3 has parts in fp32.
+    assert [row for row in rows if not row[3] or row[2] > (1e-6 if row[0] == "DeepSeek-V3" else 1e-12)] == []
+    assert all(row[4] > 0 for row in rows)
+
+
 def test_modules_put_together_at_random_run_as_one_process_does_or_are_refused_in_a_line():
     """``OPERATOR_MODULES=100 OPERATOR_SEED=1`` for the long form."""
     count, seed = os.environ.get("OPERATOR_MODULES", "12"), os.environ.get("OPERATOR_SEED", "0")
