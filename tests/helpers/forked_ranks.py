@@ -1,19 +1,27 @@
-"""Import torch once, fork the ranks of one job, and write how each of them ended: the process behind ``run_ranks``.
+"""Import once, fork the ranks of one job, and write how each of them ended: the process behind ``run_ranks``.
 
 Words: how many ranks, the scratch folder, and as JSON the program: its file, a function's name or null, its arguments.
 Rank N reads ``in``, writes ``N.out`` and ``N.err``; ``N.code`` holds its exit code, or minus the signal that ended it.
 ``begun`` appears when all are forked. SIGTERM ends all ranks with whatever they started.
+
+What ranks do before their ``main()`` (a function's module, and the imports that it begins with) is done here, once: it
+knows the program's words and variables and not yet RANK. A script of another form is run by every rank from its second
+part on, behind its first imports.
 """
 
+import __future__
+
+import ast
 import atexit
 import contextlib
-import importlib.util
+import gc
+import itertools
 import json
 import os
-import runpy
 import signal
 import sys
 import traceback
+import types
 from pathlib import Path
 
 RESULT = "RESULT "
@@ -22,17 +30,18 @@ RESULT = "RESULT "
 
 def main() -> None:
     """Fork all ranks; in each of them run the program instead."""
-    num_ranks, scratch, program = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-    if num_ranks > 1:
-        with contextlib.suppress(ImportError):
-            import torch.distributed.tensor  # noqa: F401  # what megatron reads of torch, too, and no torch._dynamo
+    num_ranks, scratch, program = int(sys.argv[1]), Path(sys.argv[2]), _Program(*json.loads(sys.argv[3]))
+    program.prepare()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    gc.freeze()
     ranks: dict[int, int] = {}
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     for rank in range(num_ranks):
         pid = os.fork()
         if pid == 0:
             _become(rank, scratch)
-            _run(*program)
+            _run(program)
             return
         ranks[pid] = rank
     alive = set(ranks)
@@ -46,6 +55,61 @@ def main() -> None:
         written.write_text(str(os.waitstatus_to_exitcode(status)))
         written.rename(scratch / f"{ranks[pid]}.code")
     _kill(set(ranks))  # what they started and left
+
+
+class _Program:
+    """A script, or a function of a file: what is done once, and what every rank does."""
+
+    def __init__(self, file: str, name: str | None, arguments: list[object]) -> None:
+        self._file, self._name, self._arguments = file, name, arguments
+        self._body = ast.parse(Path(file).read_bytes(), file).body
+        postponed = any(isinstance(one, ast.ImportFrom) and one.module == "__future__" for one in self._body)
+        self._flags = __future__.annotations.compiler_flag if postponed else 0
+        kind = "__main__" if name is None else "rank_program"
+        self._module = types.ModuleType(kind)
+        self._module.__file__ = file
+        sys.modules[kind] = self._module
+        sys.path[0] = str(Path(file).parent)
+        if name is None:
+            sys.argv = [file, *map(str, arguments)]
+
+    def prepare(self) -> None:
+        """Do what is the same for all ranks."""
+        if self._name is None:
+            self._body, rest = _halves(self._body)
+            self._execute(self._body)
+            self._body = rest
+            return
+        self._execute(self._body)
+        function = next(one for one in self._body if isinstance(one, ast.FunctionDef) and one.name == self._name)
+        exec(self._compiled([*itertools.takewhile(_is_import_or_text, function.body)]), dict(vars(self._module)))
+
+    def run(self) -> None:
+        """Do one rank's part."""
+        if self._name is None:
+            self._execute(self._body)
+        else:
+            print(f"\n{RESULT}" + json.dumps(getattr(self._module, self._name)(*self._arguments)))
+            _end()
+
+    def _execute(self, statements: list[ast.stmt]) -> None:
+        exec(self._compiled(statements), vars(self._module))
+
+    def _compiled(self, statements: list[ast.stmt]) -> types.CodeType:
+        return compile(ast.Module(statements, []), self._file, "exec", flags=self._flags)
+
+
+def _halves(body: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Split a script before its last statement where that calls ``main()`` or is guarded, else behind its imports."""
+    if ast.unparse(body[-1]).startswith(("main()", "if __name__ == '__main__':")):
+        return body[:-1], body[-1:]
+    first = [*itertools.takewhile(_is_import_or_text, body)]
+    return first, body[len(first) :]
+
+
+def _is_import_or_text(statement: ast.stmt) -> bool:
+    text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return text or isinstance(statement, ast.Import | ast.ImportFrom)
 
 
 def _kill(pids: set[int]) -> None:
@@ -68,20 +132,9 @@ def _become(rank: int, scratch: Path) -> None:
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def _run(file: str, name: str | None, arguments: list[object]) -> None:
+def _run(program: _Program) -> None:
     try:
-        sys.path[0] = str(Path(file).parent)
-        if name is None:
-            sys.argv = [file, *map(str, arguments)]
-            runpy.run_path(file, run_name="__main__")
-        else:
-            spec = importlib.util.spec_from_file_location("rank_program", file)
-            assert spec is not None and spec.loader is not None
-            module = sys.modules["rank_program"] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            result = getattr(module, name)(*arguments)
-            print(f"\n{RESULT}" + json.dumps(result))
-            _end()
+        program.run()
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise

@@ -5,14 +5,22 @@ Words: the socket's path and the client's. A request is the command line, variab
 Imported beforehand are torch and what Megatron reads of it (4 of the 5 seconds that ``import megatron.core`` takes),
 never Megatron or this project: patches, devices and the order of imports are those of a program started by hand.
 The server ends all its programs, and itself, when its standard input closes.
+
+Two things cost programs nothing here, and change nothing that they see: the source of the classes that Megatron makes
+flags of, which it reads and parses for every parser, is read and parsed once; and filelock's hook for every event of the interpreter (a
+module, a file, an ``id``) is not installed.
 """
 
+import argparse
+import ast
 import atexit
 import builtins
 import contextlib
 import fcntl
+import functools
 import gc
 import importlib
+import inspect
 import io
 import marshal
 import multiprocessing
@@ -34,6 +42,8 @@ _IMPORTED = (
     *("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed._composable", "torch.export"),
     *("torch.utils.data", "torch.utils.cpp_extension", "numpy", "yaml", "wrapt", "psutil", "tqdm", "safetensors.torch"),
     *("packaging.version", "importlib.metadata", "setuptools", "unittest.mock"),
+    # What Megatron's tokenizers import, whichever is chosen.
+    *("transformers", "transformers.models.auto.tokenization_auto", "transformers.utils.chat_template_utils"),
 )
 _FREE_FILES = 700
 """Files are moved to numbers from here on while those of the program are put in their places."""
@@ -44,9 +54,12 @@ def main() -> None:
     path, client = sys.argv[1:3]
     del sys.path[0]  # this folder, which programs have on their path where they ask for it
     warnings.simplefilter("ignore")
+    add_hook, sys.addaudithook = sys.addaudithook, lambda hook: None
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    sys.addaudithook = add_hook
+    _remember_sources()
     warnings.resetwarnings()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
@@ -64,6 +77,57 @@ def main() -> None:
     listening.close()
     if program is not None:
         program(client)
+
+
+def _remember_sources() -> None:
+    """Read and parse once what ``inspect.getsource`` and ``ast.parse`` are given by Megatron to build its parser."""
+    read, written = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        try:
+            os.write(written, marshal.dumps(_sources_of_flags()))
+        finally:
+            os._exit(0)
+    os.close(written)
+    with os.fdopen(read, "rb") as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    known, read_source, parse = marshal.loads(text) if text else {}, inspect.getsource, ast.parse
+    trees = {source: parse(source) for source in known.values()}
+
+    @functools.wraps(read_source)
+    def getsource(thing: object) -> str:
+        return known.get(_class_place(thing)) or read_source(thing)
+
+    @functools.wraps(parse)
+    def parse_once(source: object, *options: object, **more: object) -> ast.AST:
+        kept = trees.get(source) if isinstance(source, str) and not options and not more else None
+        return kept or parse(source, *options, **more)
+
+    inspect.getsource, ast.parse = getsource, parse_once
+
+
+def _sources_of_flags() -> dict:
+    """Return the source of every class that Megatron reads to build its parser, by file and name."""
+    found, read_source = {}, inspect.getsource
+
+    def noting(thing: object) -> str:
+        found[_class_place(thing)] = read_source(thing)
+        return found[_class_place(thing)]
+
+    inspect.getsource = noting
+    module = importlib.import_module("megatron.training.arguments")
+    module.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    return found
+
+
+def _class_place(thing: object) -> tuple[str, str]:
+    if not isinstance(thing, type):
+        return "", ""
+    return getattr(sys.modules.get(thing.__module__), "__file__", None) or "", thing.__qualname__
 
 
 class _Programs:
