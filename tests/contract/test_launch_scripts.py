@@ -78,7 +78,7 @@ def test_megatron_accepts_the_flags_of_drawn_plans(tmp_path: Path) -> None:
         hardware = {"gpu": "H100", "num_gpus": devices}
         sections = {"model": model, "hw": hardware, "parallel": parallel, "train": {"gbs": 64, **train}}
         request.write_text(json.dumps(sections))
-        assert main(["tune", "--request", str(request), "--script", str(script), "--time-limit-s", "10"]) == 0
+        assert main(["tune", "--request", str(request), "--script", str(script), "--time-limit-s", "2"]) == 0
         words = _launched(script, tmp_path)
         assert words[:4] == ["--nnodes", str(max(1, devices // 8)), "--nproc_per_node", "8"]
         drawn[name] = (words[words.index("pretrain_gpt.py") + 1 :], devices)

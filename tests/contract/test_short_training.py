@@ -4,9 +4,9 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 
 import pytest
+from forked_python import forked_python
 
 pytest.importorskip("megatron.training")
 pytestmark = [pytest.mark.torch, pytest.mark.megatron]
@@ -81,7 +81,7 @@ def test_every_schedule_of_a_script_is_shortened():
     ]
     environment = {**os.environ, "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "WORLD_SIZE": "1", "RANK": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(drawn)], env=environment, capture_output=True, text=True
+        [forked_python(), "-c", SCRIPT, json.dumps(drawn)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "FAILED []"

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import emulated_fsdp
 import pytest
 from emulated_fsdp.drawn import drawn_training
+from forked_python import forked_python
 
 from mindspeed_autoparallel.schedule.sharded import replay
 from mindspeed_autoparallel.spec.codec import to_json
@@ -17,10 +17,12 @@ pytestmark = [pytest.mark.emulated, pytest.mark.torch]
 CLOCK = Path(emulated_fsdp.__file__).with_name("clock_main.py")
 
 
-def by_torch(trainings, python=sys.executable, host=()):
+def by_torch(trainings, python=None, host=()):
     """What torch does in each of ``trainings``, in one process; ``host``: a host's own copy of fully_shard."""
     text = json.dumps([to_json(training) for training in trainings])
-    done = subprocess.run([python, str(CLOCK), *host], input=text, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        [python or forked_python(), str(CLOCK), *host], input=text, capture_output=True, text=True, timeout=500
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import emulated_fsdp
 import pytest
+from forked_python import forked_python
 
 pytestmark = [pytest.mark.emulated, pytest.mark.torch]
 PROGRAM = Path(emulated_fsdp.__file__).with_name("peaks_main.py")
@@ -14,7 +14,7 @@ PROGRAM = Path(emulated_fsdp.__file__).with_name("peaks_main.py")
 
 def compare(seeds):
     """Train every seed's model twice: once to measure it, and once under drawn decisions."""
-    command = [sys.executable, "-W", "ignore", str(PROGRAM), *map(str, seeds)]
+    command = [forked_python(), "-W", "ignore", str(PROGRAM), *map(str, seeds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     cases = [json.loads(line) for line in done.stdout.splitlines()]

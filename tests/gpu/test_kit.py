@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_python import forked_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron, pytest.mark.timeout(900)]
 KIT = Path(__file__).with_name("kit.py")
@@ -19,7 +20,7 @@ ROOT = KIT.parents[2]
 def dry_run(folder: Path, batch: str) -> list[dict[str, Any]]:
     environment = {**os.environ, "OUT": str(folder), "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(KIT), batch, "--small"],
+        [forked_python(), str(KIT), batch, "--small"],
         env={**environment, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

@@ -50,7 +50,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 
 Case = dict[str, Any]
 
-SEQUENCE, BATCH, VOCABULARY, NUM_LAYERS, HIDDEN, NUM_STEPS = 16, 8, 128, 4, 32, 3
+SEQUENCE, BATCH, VOCABULARY, NUM_LAYERS, HIDDEN, NUM_STEPS = 16, 8, 128, 4, 32, 2
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 SELECTIVE = {"recompute_granularity": "selective"}
 # 0.16 on: recompute that throws outputs away and fills their storage again.

@@ -130,8 +130,8 @@ def fork(num_processes: int, *arguments: str, script: Path = SCRIPT) -> subproce
     return subprocess.CompletedProcess([], 0, "".join(rank.stdout for rank in ranks), "")
 
 
-def train(num_processes: int, *arguments: str, script: Path = SCRIPT, launch: Any = fork) -> str:
-    done = launch(num_processes, *arguments, script=script)
+def train(num_processes: int, *arguments: str, script: Path = SCRIPT) -> str:
+    done = fork(num_processes, *arguments, script=script)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[:9000] + done.stderr[-3000:]
     return str(done.stdout)
 
@@ -201,7 +201,6 @@ def over_tensor_and_pipeline(job: dict[str, Any]) -> str:
         "--use-distributed-optimizer",
         "--overlap-grad-reduce",
         *EVALUATION,
-        launch=start,
     )
 
 

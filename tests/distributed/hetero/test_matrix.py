@@ -18,7 +18,7 @@ _spec.loader.exec_module(host)
 pytestmark = [*host.pytestmark[1:], pytest.mark.timeout(7200)]
 
 PROGRAM = Path(__file__).with_name("matrix.py")
-COUNT, SEED = int(os.environ.get("HETERO_LAYOUTS", "20")), int(os.environ.get("HETERO_SEED", "0"))
+COUNT, SEED = int(os.environ.get("HETERO_LAYOUTS", "12")), int(os.environ.get("HETERO_SEED", "0"))
 A_LAUNCH = 50
 """Cases of one launch: every launch imports Megatron, every case makes process groups."""
 BOUNDS = {"fp32": 1e-5, "bf16": 0.1}

@@ -1,6 +1,6 @@
 """Unchanged Hugging Face models, lowered in the ways of torch's own tensor parallelism, trained beside one process.
 
-Arguments: ``MODEL:WAY,WAY``; ways are ``styles``, ``sequence`` (styles with sequence parallelism) and ``planned``
+Arguments: ``MODEL:WAY,WAY``, and ``:LAYERS`` where it is not two; ways are ``styles``, ``sequence`` (styles with sequence parallelism) and ``planned``
 (``distribute_module`` by a plan that styles cannot say).
 """
 
@@ -41,8 +41,9 @@ MODELS = {
 STEPS, RATE = 3, 0.1
 
 
-def build(name):
+def build(name, layers):
     model, config, options = MODELS[name]
+    options = {**options, "num_hidden_layers": layers}
     torch.manual_seed(0)
     built = getattr(transformers, model)(getattr(transformers, config)(**options)).double().train()
     if name == "mixtral":
@@ -105,18 +106,19 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rows = []
-    for name, ways in (asked.split(":") for asked in sys.argv[1:]):
-        model, given = build(name), inputs_of(name)
+    for name, ways, *rest in (asked.split(":") for asked in sys.argv[1:]):
+        layers = int(rest[0]) if rest else 2
+        model, given = build(name, layers), inputs_of(name)
         captured = capture_program(model, (), given)
-        expected = train(build(name), given)
+        expected = train(build(name, layers), given)
         lowered = None
         for way in ways.split(","):
-            model = build(name)
+            model = build(name, layers)
             if way == "planned":
                 captured = capture_program(model, (), given)
                 found, told = by_plan(captured, model, given)
             else:
-                lowered = lowered or lowered_styles(captured, build(name))
+                lowered = lowered or lowered_styles(captured, build(name, layers))
                 used = with_sequence_parallel(captured, model, lowered) if way == "sequence" else lowered
                 if used.not_expressed:
                     rows.append((name, way, None, list(used.not_expressed[:3]), []))

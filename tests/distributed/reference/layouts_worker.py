@@ -134,8 +134,8 @@ LAYOUTS: dict[str, Values] = {
 }
 
 
-STEPS = {"ten": 10, "pairs": 10, "tokens": 10}
-"""Of a family; others take ``NUM_STEPS``."""
+MORE_STEPS = {"ten", "pairs", "tokens"}
+"""Families of ten steps where words of the command line choose them, else of four; others take ``NUM_STEPS``."""
 BALANCED = {"balance": True}
 """By the reference training's own stream."""
 EXCHANGED = {"exchange": True}
@@ -224,8 +224,8 @@ ON_REQUEST: dict[str, Values] = {
 """Run only where words of the command line choose them."""
 
 
-def run_layout(name: str, layout: Values, folder: Path) -> Values:
-    """Build, load, train ``NUM_STEPS`` steps. The first layout of a family writes its checkpoint."""
+def run_layout(name: str, layout: Values, folder: Path, more_steps: int) -> Values:
+    """Build, load, train. The first layout of a family writes its checkpoint."""
     tensor, pipeline, context = layout.get("tp", 1), layout.get("pp", 1), layout.get("cp", 1)
     model = describe_model(example_model(**layout), EXAMPLE / "model.json", pipeline)
     virtual = model.virtual_size if model.virtual_size > 1 else None
@@ -277,7 +277,7 @@ def run_layout(name: str, layout: Values, folder: Path) -> Values:
     )
     iterators = [microbatches(model, layout, folder) for _ in chunks]
     set_exchange(layout)
-    num_steps = STEPS.get(name.split("/")[0], NUM_STEPS)
+    num_steps = more_steps if name.split("/")[0] in MORE_STEPS else NUM_STEPS
     steps = [train_step(base, wrapped, optimizer, iterators, trainer) for _ in range(num_steps)]
     dist.barrier()
     # Megatron only forgets its groups: after some twenty layouts their threads would have the cores to themselves.
@@ -412,7 +412,7 @@ def main() -> None:
     results = {}
     for name, layout in (LAYOUTS | (ON_REQUEST if chosen else {})).items():
         if not chosen or any(word in name for word in chosen):
-            results[name] = run_layout(name, layout, folder)
+            results[name] = run_layout(name, layout, folder, more_steps=10 if chosen else 4)
             if dist.get_rank() == 0:
                 (folder / "results.json").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -59,6 +59,7 @@ def test_tokens_of_norms_cut_under_tensor_parallelism_are_sequence_parallelism()
     assert derive_megatron(search_graph(_graph(8), 4, search_mode="exact")).layout.sequence_parallel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("batch", "devices"), [(1, 4), (2, 8), (1, 64), (8, 64), (6, 12)]

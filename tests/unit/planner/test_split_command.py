@@ -177,6 +177,7 @@ def test_where_nothing_fits_the_smallest_limit_that_has_a_plan_is_told(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule", [{}, {"schedule": "interleaved", "virtual_pipeline_size": 2, "num_microbatches": 6}]
 )

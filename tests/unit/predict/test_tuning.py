@@ -61,6 +61,7 @@ def test_no_layout_that_predict_can_price_is_faster() -> None:
                 assert answer["status"] != "ok" or answer["step_time_ms"] >= best * 0.999
 
 
+@pytest.mark.slow
 def test_what_the_request_names_is_held() -> None:
     base = {**_BASE, "parallel": {"tp": 2, "pp": 2}, "train": {"gbs": 32, "recompute": "none", "mbs": 2}}
     for plan in tune(base).plans:

@@ -251,6 +251,7 @@ def _least_memory(profile: Profile, cluster: Cluster, candidate: Candidate, batc
     return min(peaks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "distributed", "post_us"), [(2, True, 240.0), (4, False, 240.0), (4, True, 1900.0)]
 )

@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from sharded_profile import drawn_problem
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
@@ -30,6 +31,7 @@ def limited(seed):
     return search
 
 
+@pytest.mark.slow
 def test_two_hundred_problems_equal_brute_force():
     for seed in range(200):
         search = limited(seed)
