@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.spec import Plan
+from mindspeed_autoparallel.weights.whole_steps import loss_line, saved_steps
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron writes it last, so that a step is whole where it is named."""
@@ -17,7 +19,9 @@ _NEW_START = {"finetune": False, "no_load_optim": None, "no_load_rng": None, "ck
 def apply(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
     """Make the world the ranks of ``plan`` and load the newest checkpoint; ``first`` is the user's plan."""
     take_part(arguments, first, plan)
-    resume_from_newest(arguments)
+    line = resume_from_newest(arguments, first)
+    if line and os.environ.get("RANK", "0") == "0":
+        print(f"elastic: {line}", flush=True)
 
 
 def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
@@ -40,15 +44,25 @@ def take_part(arguments: argparse.Namespace, first: Plan, plan: Plan) -> None:
     arguments.make_vocab_size_divisible_by = rows // size
 
 
-def resume_from_newest(arguments: argparse.Namespace) -> None:
+def resume_from_newest(arguments: argparse.Namespace, plan: Plan) -> str:
     """Load from ``--save`` once it has a checkpoint: weights, optimizer, schedule, iteration and consumed samples.
 
     A first start loads what the script names. Flags of the script that leave state behind (``--finetune``,
-    ``--no-load-optim``) are for that first start alone.
+    ``--no-load-optim``) are for that first start alone. Where the newest step is not whole, the newest whole one is
+    loaded, and a line about it is returned; otherwise an empty string. ``plan``: the user's. Raises ``ConfigError``
+    where no step is whole.
     """
-    if not (Path(arguments.save) / TRACKER).is_file():
-        return
+    save = Path(arguments.save)
+    if not (save / TRACKER).is_file():
+        return ""
+    saved = saved_steps(save, plan)
+    line = loss_line(saved, save, plan.cluster.devices_per_node) if saved.broken else ""
+    if saved.whole is None:
+        raise ConfigError(line)
     arguments.load = arguments.save
     for name, default in _NEW_START.items():
         if hasattr(arguments, name):
             setattr(arguments, name, default)
+    if line:
+        arguments.ckpt_step = saved.whole.iteration
+    return line

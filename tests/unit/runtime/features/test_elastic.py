@@ -110,14 +110,32 @@ def test_processes_of_no_torchrun_and_of_unequal_nodes_are_refused(environment: 
         request.read_world(environment)
 
 
-def test_the_newest_checkpoint_is_loaded_whole_and_the_first_start_as_the_script_has_it(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_loaded_whole_and_the_first_start_as_the_script_has_it(
+    tmp_path: Path, plan_file: Path
+) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    plan = Plan.read(plan_file)
     arguments = argparse.Namespace(save=str(tmp_path), load="start", finetune=True, no_load_optim=True, ckpt_step=3)
-    apply.resume_from_newest(arguments)
+    assert apply.resume_from_newest(arguments, plan) == ""
     assert (arguments.load, arguments.finetune) == ("start", True)
+    for step in (2, 4):
+        dcp.save({"decoder.weight": torch.zeros(64)}, checkpoint_id=tmp_path / f"iter_{step:07d}", no_dist=True)
+        (tmp_path / f"iter_{step:07d}" / "common.pt").write_bytes(b"")
     (tmp_path / apply.TRACKER).write_text("4")
-    apply.resume_from_newest(arguments)
+    assert apply.resume_from_newest(arguments, plan) == ""
     assert (arguments.load, arguments.finetune) == (str(tmp_path), False)
     assert arguments.no_load_optim is None and arguments.ckpt_step is None
+    # A shard of the newest step went with its node: the older one is loaded, and with that gone, too, none.
+    for step, wanted in ((4, 2), (2, None)):
+        next((tmp_path / f"iter_{step:07d}").glob("*.distcp")).unlink()
+        if wanted is None:
+            with pytest.raises(ConfigError, match="No older step"):
+                apply.resume_from_newest(arguments, plan)
+        else:
+            assert f"Step {wanted} is whole" in apply.resume_from_newest(arguments, plan)
+            assert arguments.ckpt_step == wanted
 
 
 def test_every_plan_keeps_the_padding_of_the_vocabulary(plan_file: Path) -> None:
