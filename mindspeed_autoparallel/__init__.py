@@ -4,9 +4,10 @@ The map of the house (who may import whom is checked; higher may import lower):
 
     cli, patches,       one command per file; one patch table per patched Megatron module;
     testing             suites for those who write adapters
-    reference, weights  the reference multimodal training; checkpoints that follow a plan
+    reference           the reference multimodal training
     runtime             everything that touches torch and megatron: devices, launch, profiling, hetero, and
                         ``features``, one folder per flag
+    weights             checkpoints that follow a plan
     report, predict,    text, html and timeline of a plan; prediction of step time and memory without a launch;
     operators, hosts    operator-level strategy search; configuration files of FSDP2 trainers, read and edited in place
     planner             the exact search over plans
