@@ -78,8 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
     _fill(arguments, config)
     if arguments.layers is not None and arguments.layers < 1:
         raise ConfigError(f"--layers {arguments.layers}: give 1 or more.")
+    if not 0 < arguments.memory_gib < float("inf"):
+        raise ConfigError(f"--memory-gib {arguments.memory_gib:g}: give a number above 0, and not inf.")
     graph = _graph(arguments)
-    memory_bytes = int(arguments.memory_gib * 2**30) if arguments.memory_gib < float("inf") else 0
+    memory_bytes = int(arguments.memory_gib * 2**30)
     given = Constraints(
         parse_pins(arguments.pin),
         False if arguments.untied else None,

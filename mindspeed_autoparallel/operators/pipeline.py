@@ -150,6 +150,8 @@ class _Searches:
         key = (stages, most, mode)
         if key not in self._found:
             options = {**self._options, "search_mode": mode, "most_row_parts": most}
+            if mode != self._mode:
+                options.pop("parameter_limit_bytes", None)  # which that mode does not keep
             if stages > 1:
                 options["num_microbatches"] = self._given.micro_batch_num
                 # The graph has all stages.
