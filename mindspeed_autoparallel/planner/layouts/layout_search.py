@@ -22,7 +22,8 @@ from mindspeed_autoparallel.spec.plan import ROUNDING, Verdict
 
 GROUP = 4
 MANY_LAYOUTS, MANY_GROUPS = 64, 6
-"""From so many layouts on those that promise most come first, and simple splits of this many groups are tried."""
+"""From so many layouts on those that promise most come first, and simple splits of this many groups are tried where
+no plain recipe is known."""
 EFFORT, FIRST_EFFORT = 2.0, 0.2
 """Of the solver on one layout, in its own machine-independent seconds; of a first plan with virtual stages."""
 
@@ -103,8 +104,11 @@ class LayoutSearch(Search[Candidate]):
 
     def warm_up(self) -> None:
         """Take simple splits of the most promising layouts: something to prune by."""
-        number = max(GROUP, min(4 * GROUP, self._num_alternatives + 1), MANY_GROUPS * GROUP * self.looks.many)
-        items = heapq.nsmallest(number, self.items)
+        number = max(GROUP, min(4 * GROUP, self._num_alternatives + 1))
+        if self.looks.many and self.best_us == inf:
+            number = MANY_GROUPS * GROUP
+        cutoff_us = self.cutoff_us()
+        items = heapq.nsmallest(number, [item for item in self.items if item.bound_us < cutoff_us])
         seconds = self._deadline - time.monotonic()
         tasks = [Task(kind=SIMPLE, layout=item.item.layout, seconds=seconds) for item in items]
         for item, outcome in zip(items, self._workers.perform(tasks), strict=True):

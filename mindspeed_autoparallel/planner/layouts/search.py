@@ -168,8 +168,8 @@ def _explore(
     try:
         if options.layouts is None and not known:
             layout_search.plain.run(layout_search.items, time.monotonic() + PLAIN_SHARE * options.time_limit_s)
-        layout_search.warm_up()
         left = layout_search.bound_by_ranks(time.monotonic() + RANKS_SHARE * options.time_limit_s)
+        layout_search.warm_up()
         best_first(layout_search, left, deadline=deadline, group_size=GROUP, progress=progress)
     except KeyboardInterrupt as error:
         layout_search.interrupt = error
