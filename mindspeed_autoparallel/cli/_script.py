@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_autoparallel.cli._launch import MEGATRON, host_of, launch_flags, switches
+from mindspeed_autoparallel.cli._launch import MEGATRON, MINDSPEED_MM, host_of, launch_flags, switches
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.files import write_together
 
@@ -125,7 +125,8 @@ def _text(plan: Plan, layout: list[str], model: list[str] | None, reason: str) -
         *_array("LAYOUT", [*layout, "--bf16"]),
     ]
     own = '"${MODEL[@]}" ' if model is not None else ""
-    lines += [f'torchrun "${{DISTRIBUTED[@]}}" "${{SCRIPT:-pretrain_gpt.py}}" {own}"${{LAYOUT[@]}}" "$@"', ""]
+    script = "pretrain_vlm.py" if host == MINDSPEED_MM else "pretrain_gpt.py"
+    lines += [f'torchrun "${{DISTRIBUTED[@]}}" "${{SCRIPT:-{script}}}" {own}"${{LAYOUT[@]}}" "$@"', ""]
     return "\n".join(lines)
 
 

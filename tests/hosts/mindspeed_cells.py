@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def missing(variables: Sequence[str]) -> str:
 def environment(variables: Sequence[str]) -> dict[str, str]:
     """Return this process's environment with the host's ``variables`` and the stand-ins on Python's path."""
     path = [str(HERE / "stand_ins"), str(HERE.parents[1]), *(os.environ[name] for name in variables)]
+    path += [folder for folder in (os.environ.get("HOST_LIBRARIES"),) if folder]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
@@ -40,6 +42,21 @@ def environment(variables: Sequence[str]) -> dict[str, str]:
         "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
+
+
+def refused(variables: Sequence[str], host: str, drawn: dict[str, tuple[list[str], int]]) -> dict[str, str]:
+    """Return which of ``drawn`` (words and devices by name) the host's own parser and validators refuse, and why."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "host_flags.py"), host],
+        input=json.dumps(drawn),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(variables),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    failed: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return failed
 
 
 def run(folder: Path, variables: Sequence[str], words: Sequence[str], *, num_processes: int = 0, port: int = 0) -> Ran:

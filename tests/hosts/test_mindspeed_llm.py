@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launch_scripts import CASES, drawn_launches
 
 _spec = importlib.util.spec_from_file_location("mindspeed_cells", Path(__file__).with_name("mindspeed_cells.py"))
 cells = importlib.util.module_from_spec(_spec)
@@ -47,6 +48,12 @@ def test_the_hosts_own_validators_read_our_words_for_uneven_splits(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [counts for counts, _ in cases]
+
+
+def test_the_hosts_own_parser_and_validators_accept_the_flags_of_drawn_plans(tmp_path):
+    drawn = {name: (words, devices) for name, words, devices in drawn_launches(tmp_path, "910B", CASES)}
+    failed = cells.refused(cells.LLM_SOURCES, "mindspeed_llm", drawn)
+    assert list(failed) == ["illegal"], failed
 
 
 def run(folder, *words, num_processes=0, port=PORT):

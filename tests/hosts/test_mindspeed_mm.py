@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from launch_scripts import launched
 
+from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.spec import Plan
 
 
@@ -36,6 +38,36 @@ FLAGS = shlex.split("""
     --ckpt-format torch --distributed-backend gloo --variable-seq-lengths --distributed-timeout-minutes 3
     --mm-data data.json
 """)
+
+
+def test_the_hosts_own_parser_accepts_the_flags_of_a_plan(tmp_path):
+    """One stage: what more stages hold stands in model.json."""
+    config, script = tmp_path / "config.json", tmp_path / "launch.sh"
+    vision = {"depth": 8, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
+    decoder = {"num_hidden_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2}
+    sizes = {"model_type": "qwen2_5_vl", "intermediate_size": 11008, "vocab_size": 151936, "vision_config": vision}
+    config.write_text(json.dumps({**decoder, **sizes}))
+    command = [
+        "plan",
+        "--profile-source",
+        "analytic",
+        "--model",
+        str(config),
+        "--device",
+        "910B",
+        "--images-per-sample",
+        "1",
+    ]
+    command += ["--seq-length", "4096", "--nnodes", "1", "--nproc-per-node", "8", "--global-batch-size", "64"]
+    command += ["--script", str(script), "--out", str(tmp_path / "plan.json"), "--time-limit-s", "20"]
+    assert main(command) == 0
+    words = launched(script, tmp_path)
+    flags = words[words.index("pretrain_vlm.py") + 1 :]
+    model = ["--num-layers", "8", "--hidden-size", "2048", "--num-attention-heads", "16", "--seq-length", "4096"]
+    model += ["--max-position-embeddings", "4096", "--use-mcore-models"]
+    drawn = {"plan": ([*model, *flags], 8), "illegal": ([*model, *flags, "--moe-enable-deepep-everywhere"], 8)}
+    failed = cells.refused(cells.MM_SOURCES, "mindspeed_mm", drawn)
+    assert list(failed) == ["illegal"], failed
 
 
 def run(folder, *words, num_processes=0, port=PORT, model="model.json"):

@@ -21,9 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
+from mindspeed_autoparallel.predict.analytic_profile import stated_train
 from mindspeed_autoparallel.predict.answers import Answer
+from mindspeed_autoparallel.predict.model_file import Section
+from mindspeed_autoparallel.predict.model_words import request_in_own_words
 from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.tuning import tune
 from mindspeed_autoparallel.report.answer import answer_of
@@ -275,7 +279,7 @@ def _before(item: Question, reference: Path | None) -> tuple[str, Answer] | None
         f"{key.upper()}{parallel[key]}" for key in ("pp", "tp", "cp", "ep", "vpp") if parallel.get(key, 1) != 1
     )
     label += f" MBS{best['train']['mbs']} {best['train'].get('recompute') or ''}".rstrip()
-    return label, predict_one({**item.request(), "parallel": parallel, "train": best["train"]})
+    return label, _priced(item, parallel, best["train"])
 
 
 def _published(item: Question) -> tuple[str, Answer] | None:
@@ -284,7 +288,14 @@ def _published(item: Question) -> tuple[str, Answer] | None:
     sizes = {name.lower(): int(number) for name, number in re.findall(r"([A-Z]+)(\d+)", item.recipe)}
     train = {"gbs": item.batch, "mbs": sizes.pop("mbs"), "recompute": "full" if "full" in item.recipe else "none"}
     parallel = {**sizes, "sp": sizes["tp"] > 1, "dist_opt": True}
-    return item.recipe, predict_one({**item.request(), "parallel": parallel, "train": train})
+    return item.recipe, _priced(item, parallel, train)
+
+
+def _priced(item: Question, parallel: dict[str, Any], train: dict[str, Any]) -> Answer:
+    """Return what ``predict`` answers with the switches that ``plan`` turns on."""
+    request = request_in_own_words(item.request())
+    switches = stated_train([Section("text_decoder", request["model"])], find_device(item.device), {})
+    return predict_one({**request, "parallel": {"dist_opt": True, **parallel}, "train": {**switches, **train}})
 
 
 if __name__ == "__main__":

@@ -30,13 +30,12 @@ def write(request: SearchRequest, found: Plan | Comparison, profile: Profile) ->
     """
     directory = request.output_dir
     if isinstance(found, Plan):
-        plan = found
+        plan, flags = found, f"--auto-parallel-plan {PLAN_FILE}"
         write_results(plan, directory)
     else:
-        plan = found.best
-        _write_both(request, found)
+        plan, flags = found.best, _write_both(request, found)
     profile.write(directory / PROFILE_FILE)
-    write_text_atomic(directory / PAGE_FILE, render_page(plan))
+    write_text_atomic(directory / PAGE_FILE, render_page(plan, f"flags beside the script's own: {flags}"))
     write_json_atomic(directory / TRACE_FILE, chrome_trace(plan))
     print(render_table(plan) + "\n".join(text_lines(plan)), flush=True)
     _LOGGER.info(f"best plan: {directory / RESULT_FILE}")
@@ -47,10 +46,12 @@ def write(request: SearchRequest, found: Plan | Comparison, profile: Profile) ->
     )
 
 
-def _write_both(request: SearchRequest, comparison: Comparison) -> None:
-    """Write the plans of one pipeline and of hetero parallel, and a model.json with the hetero sizes."""
+def _write_both(request: SearchRequest, comparison: Comparison) -> str:
+    """Write the plans of one pipeline and of hetero parallel, and a model.json with the hetero sizes; return the flags
+    of the better one."""
     model_file = write_hetero_model(comparison.hetero, request.description, request.output_dir)
     write_comparison(comparison, request.output_dir, str(model_file))
     _LOGGER.info(summary(comparison))
     flags = training_flags(comparison.hetero, model_file, request.description)
     _LOGGER.info(f"train the hetero plan with: {flags}")
+    return flags if comparison.best.hetero is not None else f"--auto-parallel-plan {PLAN_FILE}"
