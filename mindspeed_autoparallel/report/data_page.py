@@ -23,6 +23,8 @@ from mindspeed_autoparallel.report.markup import draw_tiles, element, percent, t
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WIDTH, _HEIGHT, _FOOT = 640, 180, 18
+_LEFT, _TOP = 56, 22
+"""Beside the bars, for the axis of samples."""
 _CELL = 22
 
 
@@ -99,26 +101,36 @@ def _column(row: Summary, data: Distribution) -> str:
 
 
 def _bars(found: Histogram, name: str) -> str:
+    """Return bars over an axis of sizes, beside an axis of samples."""
     highest, step = max(found.counts), _WIDTH / len(found.counts)
     bars = ""
+    for count in sorted({highest, highest // 2} - {0}):
+        y = _TOP + _HEIGHT * (1 - count / highest)
+        bars += element("line", "", x1=_LEFT, y1=f"{y:.1f}", x2=_LEFT + _WIDTH, y2=f"{y:.1f}", class_="axis")
+        bars += element("text", text(str(count)), x=_LEFT - 6, y=f"{y + 4:.1f}", text_anchor="end")
     for index, count in enumerate(found.counts):
         size = _HEIGHT * count / highest
         tip = f"{found.edges[index]:.0f} to {found.edges[index + 1] - 1:.0f} {name}: {count} samples"
         bars += element(
             "rect",
             element("title", text(tip)),
-            x=f"{index * step:.2f}",
-            y=f"{_HEIGHT - size:.2f}",
+            x=f"{_LEFT + index * step:.2f}",
+            y=f"{_TOP + _HEIGHT - size:.2f}",
             width=f"{max(step - 1, 0.5):.2f}",
             height=f"{size:.2f}",
             class_="bar",
         )
-    places = [0, len(found.counts) // 2, len(found.counts) - 1]
-    for index, anchor in zip(places, ("start", "middle", "end"), strict=True):
-        at = (index + (0 if anchor == "start" else 1 if anchor == "end" else 0.5)) * step
-        words = text(f"{found.edges[index]:.0f}")
-        bars += element("text", words, x=f"{at:.1f}", y=_HEIGHT + _FOOT - 3, text_anchor=anchor)
-    return element("svg", bars, viewBox=f"0 0 {_WIDTH} {_HEIGHT + _FOOT}", class_="histogram", role="img")
+    base = _TOP + _HEIGHT
+    bars += element("line", "", x1=_LEFT, y1=base, x2=_LEFT + _WIDTH, y2=base, class_="axis")
+    # The last edge is where the next bin would begin.
+    marks = {0: "start", len(found.counts) // 2: "middle", len(found.counts): "end"}
+    for index, anchor in marks.items():
+        words = text(f"{found.edges[index] - (index == len(found.counts)):.0f}")
+        bars += element("text", words, x=f"{_LEFT + index * step:.1f}", y=base + _FOOT - 3, text_anchor=anchor)
+    bars += element("text", text(name), x=_LEFT + _WIDTH / 2, y=base + 2 * _FOOT - 5, text_anchor="middle")
+    bars += element("text", text("samples"), x=0, y=_TOP - 6)
+    size = f"0 0 {_LEFT + _WIDTH} {_TOP + _HEIGHT + 2 * _FOOT}"
+    return element("svg", bars, viewBox=size, class_="histogram", role="img")
 
 
 def _joint(found: JointHistogram) -> str:

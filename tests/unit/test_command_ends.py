@@ -1,7 +1,9 @@
 """How the command ends where its output cannot be written, and at Ctrl-C while libraries are imported."""
 
 import io
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.interrupts import ended_like_ctrl_c
+from mindspeed_autoparallel.spec import Plan
 
 COMMAND = (sys.executable, "-m", "mindspeed_autoparallel")
 SMALL = ("operators", "--layers", "1", "--devices", "2")
@@ -75,3 +78,41 @@ def test_an_embedded_python_without_argv_imports_the_package():
     program = "import sys\ndel sys.argv\nimport mindspeed_autoparallel\nprint(mindspeed_autoparallel.__version__)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads children from /proc")
+def test_ctrl_c_at_a_search_with_workers_writes_the_best_plan_and_leaves_no_process(tmp_path):
+    model = {
+        "num_layers": 80,
+        "hidden": 8192,
+        "heads": 64,
+        "kv_heads": 8,
+        "ffn": 28672,
+        "swiglu": True,
+        "vocab": 128256,
+    }
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    words = ["plan", "--profile-source", "analytic", "--model", "model.json", "--seq-length", "8192"]
+    words += ["--device", "H100", "--nnodes", "8", "--nproc-per-node", "8", "--global-batch-size", "256"]
+    words += ["--time-limit-s", "300", "--num-workers", "2", "--virtual-sizes", "1,2,4", "--out", "out"]
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path)])}
+    command = subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, env=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    read = []
+    for line in command.stderr:
+        read.append(line)
+        if re.search(r"best [\d.]+ ms|[\d.]+ ms, at least", line):
+            break
+    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+    children += [
+        child
+        for each in Path(f"/proc/{command.pid}/task").iterdir()
+        for child in (each / "children").read_text().split()
+    ]
+    command.send_signal(signal.SIGINT)
+    printed, rest = command.communicate(timeout=100)
+    assert command.returncode == 130, "".join([*read, rest])[-2000:]
+    plan = Plan.read(tmp_path / "out" / "plan.json")
+    assert plan.layout.label() in printed
+    assert children and not [child for child in children if Path(f"/proc/{child}/cmdline").exists()]

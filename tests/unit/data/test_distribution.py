@@ -15,6 +15,7 @@ from mindspeed_autoparallel.data.distribution import DataSource, Distribution, m
 from mindspeed_autoparallel.data.sample import SampleSize
 from mindspeed_autoparallel.data.statistics import histogram, joint, padding_share, quantile, unseen_share
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.report.data_page import render_data_page
 
 
 def distribution(tokens: list[int], num_records: int = 0) -> Distribution:
@@ -96,3 +97,11 @@ def test_histograms_hold_every_sample(tokens: list[int]) -> None:
     together = joint(data, ("tokens", "patches"))
     assert sum(map(sum, together.counts)) == len(tokens)
     assert together.correlation == pytest.approx(1 if len(set(tokens)) > 1 else 0)
+
+
+def test_the_page_has_axes_of_sizes_and_of_samples() -> None:
+    page = render_data_page(distribution([10] * 6 + [20, 30]))
+    drawing = page[page.index('class="histogram"') :]
+    drawing = drawing[: drawing.index("</svg>")]
+    for words in (">6</text>", ">3</text>", ">10</text>", ">30</text>", ">samples</text>", ">tokens</text>"):
+        assert words in drawing
