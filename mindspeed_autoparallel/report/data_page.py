@@ -129,8 +129,8 @@ def _bars(found: Histogram, name: str) -> str:
         bars += element("text", words, x=f"{_LEFT + index * step:.1f}", y=base + _FOOT - 3, text_anchor=anchor)
     bars += element("text", text(name), x=_LEFT + _WIDTH / 2, y=base + 2 * _FOOT - 5, text_anchor="middle")
     bars += element("text", text("samples"), x=0, y=_TOP - 6)
-    size = f"0 0 {_LEFT + _WIDTH} {_TOP + _HEIGHT + 2 * _FOOT}"
-    return element("svg", bars, viewBox=size, class_="histogram", role="img")
+    box = f"0 0 {_LEFT + _WIDTH} {_TOP + _HEIGHT + 2 * _FOOT}"
+    return element("svg", bars, viewBox=box, class_="histogram", role="img")
 
 
 def _joint(found: JointHistogram) -> str:
