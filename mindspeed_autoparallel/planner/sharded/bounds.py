@@ -103,15 +103,15 @@ def tight_moments(lowering: Lowering, limit_bytes: int) -> list[tuple[int, tuple
     """
     units = [(unit, count) for unit, count in lowering.kinds.values() if not unit.empty]
     left = limit_bytes - lowering.static_bytes
-    left -= sum(unit.gathered_bytes * count for unit, count in units if not unit.reshard_after_forward)
     if lowering.sizes.accumulation > 1:
         left -= sum(_gradient_bytes(unit) * count for unit, count in units)
     layers = lowering.problem.ends
+    in_head = left - _waiting_bytes(lowering, len(lowering.profile.modules)) - _head_bytes(lowering)
     if left < 0:
         return None
     if not layers:
-        return [(left, ())]
-    first, last = (_running_bytes(lowering, members) for members in layers)
+        return [(in_head, ())]
+    first, last = (_running_bytes(lowering, members) + _waiting_bytes(lowering, members[-1]) for members in layers)
     if lowering.sizes.accumulation == 1:
         inside = {lowering.structure.like[place] for place in lowering.structure.places(layers[0])}
         others = sum(
@@ -121,7 +121,20 @@ def tight_moments(lowering: Lowering, limit_bytes: int) -> list[tuple[int, tuple
         )
         if others + first > left:
             return None
-    return [(left - _head_bytes(lowering), ()), (left - last, layers[1])]
+    return [(in_head, ()), (left - last, layers[1])]
+
+
+def _waiting_bytes(lowering: Lowering, module: int) -> int:
+    """Return parameters that forward leaves gathered, of the units up to ``module``: those behind it have had their
+    backward, which frees them."""
+    if all(unit.reshard_after_forward for unit, _ in lowering.kinds.values()):
+        return 0
+    structure, index_of, total = lowering.structure, lowering.problem.index_of, 0
+    for like, holder in zip(structure.like, structure.modules, strict=True):
+        unit = lowering.kinds[like][0]
+        if not unit.empty and not unit.reshard_after_forward and index_of[holder.name] <= module:
+            total += unit.gathered_bytes
+    return total
 
 
 def _gradient_bytes(unit: Unit) -> int:

@@ -1,13 +1,17 @@
 """Policies of layers: the search against all of them tried."""
 
 import itertools
+import random
 
 import pytest
-from sharded_profile import drawn_problem
+from sharded_profile import decisions_of, drawn_problem, drawn_profile
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
+from mindspeed_autoparallel.planner.sharded.problem import Problem
+from mindspeed_autoparallel.profiles.sharded import CostPoint
+from mindspeed_autoparallel.spec.sharded import VARIANTS, ShardingHost, ShardSizes
 
 
 def brute_force(search):
@@ -44,3 +48,35 @@ def test_two_hundred_problems_equal_brute_force():
         if found is not None:
             assert found.bound_ns <= best <= found.replayed.step_ns <= best * 1.0001, seed
             assert found.replayed.peak_bytes <= search.limit
+
+
+def with_experts(seed):
+    """Five to twelve layers with experts, which are units of their own where the expert size is 2."""
+    drawn = random.Random(seed)
+    profile = drawn_profile(drawn, drawn.randint(5, 12), experts=True, points=(CostPoint(), CostPoint(expert_size=2)))
+    size = drawn.choice((1, 2, 2))
+    sizes = ShardSizes(
+        num_devices=8,
+        fully_shard_size=drawn.choice((4, 8)),
+        expert_size=size,
+        expert_shard_size=8 // size if size > 1 else 1,
+        accumulation=drawn.randint(1, 3),
+    )
+    switches = {name: drawn.choice((0, 1, 2)) for name in ("forward_prefetch", "backward_prefetch")}
+    decisions = decisions_of(profile, sizes, reshard_after_forward=drawn.random() < 0.6, **switches)
+    host = ShardingHost(name="drawn", variant=drawn.choice(VARIANTS))
+    return LayerSearch(Lowering(Problem(profile, host, 4), decisions), 2**60), drawn
+
+
+def test_no_drawn_policies_are_faster_than_keeping_or_than_the_bounds_of_their_memory():
+    for seed in range(100):
+        search, drawn = with_experts(seed)
+        kept = search.run({})
+        for _ in range(8):
+            share = drawn.random()
+            chosen = {name: drawn.choice(row) for name, row in search.options.items() if drawn.random() < share}
+            outcome = search.run(chosen)
+            assert outcome.step_ns >= kept.step_ns, (seed, chosen)
+            search.limit = outcome.peak_bytes
+            for bound in (step_bound_ns(search.lowering, search.limit), search.path_bound_ns(kept)):
+                assert bound is not None and bound <= outcome.step_ns, (seed, chosen, bound)
