@@ -123,6 +123,9 @@ class ImageAdapter:
     def encode_later_stage(self, module: Any, hidden: torch.Tensor, items: Sequence[Any]) -> torch.Tensor:
         return self.encode(module, hidden, items)
 
+    def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
+        return module.arriving_shape([item.input_rows for item in items])  # type: ignore[no-any-return]
+
     def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
         item = self._item(Place(0, None), 0, [1, self._merge, self._merge], (0,) * self._with_keys)
         return torch.zeros((item.input_rows, *self.input_shape)).cuda(), [item]
@@ -211,6 +214,9 @@ class AudioAdapter:
         frames = torch.tensor([item.input_rows for item in items])
         output: torch.Tensor = module(hidden, frames, *_keys_of(items, 0, self._with_keys, hidden.device))
         return output
+
+    def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
+        return module.arriving_shape([item.input_rows for item in items])  # type: ignore[no-any-return]
 
     def dummy(self) -> tuple[torch.Tensor, list[LocalItem]]:
         return torch.zeros((STAND_IN_FRAMES, *self.input_shape)).cuda(), [

@@ -56,7 +56,10 @@ class NativeRun:
 def environment() -> dict[str, str]:
     """Return the environment of the host's interpreter: stand-ins first, then this package and the host."""
     host, mindspeed, _ = (os.environ[name] for name in SOURCES)
-    path = os.pathsep.join([str(HERE / "native_stand_ins"), str(HERE.parents[1]), host, mindspeed])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(
+        [str(HERE / "native_stand_ins"), str(HERE.parents[1]), host, mindspeed, *filter(None, given)]
+    )
     return {
         **os.environ,
         "PYTHONPATH": path,

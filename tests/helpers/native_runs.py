@@ -45,6 +45,26 @@ training:
   plugin: [PLUGINS]
 """
 
+FOLLOW = """import os
+from pathlib import Path
+import torch
+from mindspeed_autoparallel.runtime.features.preflight.task import PreflightTask
+from mindspeed_autoparallel.runtime.features.preflight.watch import watching
+from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan, set_plan
+from mindspeed_autoparallel.runtime.fsdp2.rank_alone import _Steps
+from mindspeed_autoparallel.runtime.fsdp2.trainer import running_trainer
+
+native, rank, watch = running_trainer(), int(os.environ["RANK"]), watching()
+if Path("plan.json").exists():
+    set_plan(native, read_plan(native, Path("plan.json")), Path("plan.json"))
+watch.task = PreflightTask(rank=rank, world_size=int(os.environ["WORLD_SIZE"]), plan="", num_steps=3, imbalance=1.0, switches=(),
+                           result=f"real{rank}.json")
+leave = watch.leave
+watch.leave = lambda *words: (torch.distributed.barrier(), leave(*words))
+_Steps(watch).attach(native.module.TrainEngine)
+"""
+"""A plugin that follows a real rank in the way in which a pre-flight follows a rank that is alone."""
+
 
 @dataclass(frozen=True)
 class Finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
-from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Coordinates, Placement, num_replicas
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Placement, num_replicas, sized_placement
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
 
 _SCALAR_BYTES = 4
@@ -17,11 +17,7 @@ def standard_placement(world_size: int, *, tensor: int = 1, context: int = 1, pi
     divide."""
     if world_size % (tensor * context * pipeline):
         raise ValueError(f"{world_size} ranks are not a multiple of tp {tensor} x cp {context} x pp {pipeline}")
-    data = world_size // (tensor * context * pipeline)
-    return tuple(
-        Coordinates(r % tensor, r // tensor % context, r // (tensor * context) % data, r // (tensor * context * data))
-        for r in range(world_size)
-    )
+    return sized_placement(world_size, tensor, context, pipeline)
 
 
 def received_bytes(pieces: Sequence[Piece], rank: int, row_bytes: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from native_runs import PLUGIN, ROOT, SCRIPT, SMALL, native_file, plan_of, run_native
+from native_runs import FOLLOW, PLUGIN, ROOT, SCRIPT, SMALL, native_file, plan_of, run_native
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
@@ -16,25 +16,6 @@ from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, S
 pytestmark = [pytest.mark.torch, pytest.mark.distributed]
 
 PATTERNS = ("model.embed_tokens", "model.layers.{*}", "lm_head", "")
-FOLLOW = """import os
-from pathlib import Path
-import torch
-from mindspeed_autoparallel.runtime.features.preflight.task import PreflightTask
-from mindspeed_autoparallel.runtime.features.preflight.watch import watching
-from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan, set_plan
-from mindspeed_autoparallel.runtime.fsdp2.rank_alone import _Steps
-from mindspeed_autoparallel.runtime.fsdp2.trainer import running_trainer
-
-native, rank, watch = running_trainer(), int(os.environ["RANK"]), watching()
-if Path("plan.json").exists():
-    set_plan(native, read_plan(native, Path("plan.json")), Path("plan.json"))
-watch.task = PreflightTask(rank=rank, world_size=4, plan="", num_steps=3, imbalance=1.0, switches=(),
-                           result=f"real{rank}.json")
-leave = watch.leave
-watch.leave = lambda *words: (torch.distributed.barrier(), leave(*words))
-_Steps(watch).attach(native.module.TrainEngine)
-"""
-"""A plugin that follows a real rank in the way in which a pre-flight follows a rank that is alone."""
 
 
 def plan(*, recompute: bool, reshard: bool, **sizes: int) -> ShardedDecisions:

@@ -15,7 +15,9 @@ from mindspeed_autoparallel.reference.model.core_attention import PackedRows
 from mindspeed_autoparallel.reference.model.dropout import item_rows
 from mindspeed_autoparallel.reference.model.norm import Norm
 from mindspeed_autoparallel.reference.model.row_shard import (
+    RowShard,
     from_tensor_ranks,
+    own_shape,
     shard_multiple,
     shard_rows,
     to_tensor_ranks,
@@ -59,7 +61,7 @@ class AudioTransformer(MegatronModule):
         """Return all rows on the last chunk, on the others those of this context rank where the audio encoder has a
         context-parallel layout of its own (of this tensor rank under sequence parallelism)."""
         lengths = [(length + 1) // 2 for frames in num_frames for length in chunk_lengths(frames, self.window)]
-        shard = shard_rows(sum(lengths), self.config.context_parallel_size, shard_multiple(self.config))
+        shard = self.shard(sum(lengths))
         if self.is_first:
             rows = to_tensor_ranks(shard.own(self._convolve(rows, num_frames)), self.config)
         packed = PackedRows(list(itertools.accumulate(lengths, initial=0)), shard=shard)
@@ -70,6 +72,10 @@ class AudioTransformer(MegatronModule):
         hidden: torch.Tensor = self.blocks(hidden_states=rows, attention_mask=row_keys, packed_seq_params=packed)
         # Pooling joins rows of different ranks.
         return shard.gather(from_tensor_ranks(hidden, self.config)) if self.is_last else hidden
+
+    def shard(self, num_rows: int) -> RowShard:
+        """Return the runs of ``num_rows`` over the context ranks."""
+        return shard_rows(num_rows, self.config.context_parallel_size, shard_multiple(self.config))
 
     def project(self, rows: torch.Tensor, num_frames: list[int]) -> torch.Tensor:
         """Return mean of neighbouring rows, norm and projection: ``[tokens, 1, out]``."""
@@ -127,3 +133,8 @@ class AudioEncoder(MegatronModule):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
             rows: torch.Tensor = self.encoder(audio_features, num_frames, keys)
         return self.encoder.project(rows, num_frames) if self.encoder.is_last else rows
+
+    def arriving_shape(self, num_frames: list[int]) -> tuple[int, int, int]:
+        """Return the shape of what the chunk before gives this rank for clips of so many frames."""
+        num_rows = sum(num_conv_rows(frames, self.encoder.window) for frames in num_frames)
+        return own_shape(self.encoder.shard(num_rows), self.encoder.config)

@@ -98,3 +98,9 @@ def from_tensor_ranks(rows: torch.Tensor, config: Any) -> torch.Tensor:
         return rows
     whole: torch.Tensor = tensor_parallel.gather_from_sequence_parallel_region(rows, tensor_parallel_output_grad=False)
     return whole
+
+
+def own_shape(shard: RowShard, config: Any) -> tuple[int, int, int]:
+    """Return the shape of the rows that this context (and, under sequence parallelism, tensor) rank hands on."""
+    rows = shard.sizes[shard.rank]
+    return rows // config.tensor_model_parallel_size if config.sequence_parallel else rows, 1, config.hidden_size

@@ -17,6 +17,7 @@ from mindspeed_autoparallel.reference.model.norm import Norm
 from mindspeed_autoparallel.reference.model.row_shard import (
     RowShard,
     from_tensor_ranks,
+    own_shape,
     shard_multiple,
     shard_rows,
     to_tensor_ranks,
@@ -164,8 +165,7 @@ class ImageEncoder(MegatronModule):
         row_keys = None if keys is None else item_rows(keys, image_grid_thw.prod(dim=1).to(keys.device))
         layout = lay_out_rows(image_grid_thw.tolist(), self.description, pixel_values.device)
         merged = self.description.spatial_merge_size**2
-        multiple = shard_multiple(self.config, merged)
-        shard = shard_rows(layout.boundaries[-1], self.config.context_parallel_size, multiple)
+        shard = self._shard(layout.boundaries[-1])
         # Nothing before a frozen encoder can be trained: it keeps no activations.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.description.stack.freeze):
             rows: torch.Tensor = self.encoder(pixel_values, layout, shard, row_keys)
@@ -173,3 +173,11 @@ class ImageEncoder(MegatronModule):
             rows = from_tensor_ranks(rows, self.config)
             rows = shard.merged(merged).gather(self.projector(rows), same_use=True)[layout.merged_order]
         return rows
+
+    def arriving_shape(self, num_patches: list[int]) -> tuple[int, int, int]:
+        """Return the shape of what the chunk before gives this rank for images of so many patches."""
+        return own_shape(self._shard(sum(num_patches)), self.config)
+
+    def _shard(self, num_rows: int) -> RowShard:
+        multiple = shard_multiple(self.config, self.description.spatial_merge_size**2)
+        return shard_rows(num_rows, self.config.context_parallel_size, multiple)

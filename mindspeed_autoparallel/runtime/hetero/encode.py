@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.hetero.exchange import AllToAll, Arrived, Transfer
 from mindspeed_autoparallel.runtime.hetero.modules import Encoder
 from mindspeed_autoparallel.runtime.hetero.redistribution.plan import Piece, RedistributionPlan
@@ -58,6 +59,19 @@ class MacroBatch:
     def empty(self) -> bool:
         """Return whether no rank has an item: then no rank computes or sends anything."""
         return not self._plan.items
+
+    @property
+    def arriving_shape(self) -> tuple[int, ...]:
+        """Shape of what the stage before gives; ``ConfigError`` where the adapter does not compute it."""
+        adapter: Any = self._encoder.adapter
+        if not hasattr(adapter, "arriving_shape"):
+            raise ConfigError(
+                f"{self._encoder.name}: {type(adapter).__name__} has no arriving_shape: a later stage of this "
+                "encoder cannot run alone. Give the adapter that method (docs/hetero-parallel.md)."
+            )
+        items = [self._plan.items[i] for i in self._mine] or adapter.dummy()[1]
+        shape: tuple[int, ...] = adapter.arriving_shape(self._encoder.module, items)
+        return shape
 
     def start(self, inputs: Mapping[int, torch.Tensor]) -> None:
         """Encode and send. ``inputs``: rows of the items this rank holds, by index ``[input_rows, *input_shape]``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,11 @@ def local_items(adapter: ItemAdapter, batches: Sequence[Any], replica: int) -> l
                 )
             items.append(Item(replica, microbatch, **vars(found)))
     return items
+
+
+def items_of_replicas(own: Sequence[Item], replicas: Sequence[int]) -> list[Item]:
+    """Return what a rank that plays alone takes for the items of all ``replicas``: its own, in each of them."""
+    return [replace(item, dp_replica=replica) for replica in replicas for item in own]
 
 
 class ItemGather:

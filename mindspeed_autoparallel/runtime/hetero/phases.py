@@ -21,10 +21,11 @@ from mindspeed_autoparallel.runtime.hetero.generator_schedule import GeneratorSc
 from mindspeed_autoparallel.runtime.hetero.generators import GeneratorStep
 from mindspeed_autoparallel.runtime.hetero.layouts import check_scale
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
-from mindspeed_autoparallel.runtime.hetero.metadata import local_items
+from mindspeed_autoparallel.runtime.hetero.metadata import items_of_replicas, local_items
 from mindspeed_autoparallel.runtime.hetero.modules import finalize_gradients, frozen
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item
 from mindspeed_autoparallel.runtime.hetero.session import HeteroSession
+from mindspeed_autoparallel.runtime.megatron.exchanged_shapes import arriving, plays_alone, sequence_shape
 
 
 def run(
@@ -57,6 +58,7 @@ def run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(session.times.during("backbone"))
         stack.enter_context(session.states.use(session.backbone))
+        stack.enter_context(arriving(lambda: _arriving(session, batches, num_microbatches, chunks)))
         for step in steps:
             stack.enter_context(step.outputs.patched_forward())
         for generator_step in generator_steps:
@@ -162,6 +164,9 @@ def _everyones_items(session: HeteroSession, batches: StepBatches | None) -> lis
     adapters = [module.adapter for module in modules]
     found = [local_items(adapter, batches, session.dp_replica) if batches is not None else [] for adapter in adapters]
     assert session.batch_owner_ranks is not None
+    if plays_alone():
+        _stand_in_for_items(session, found, batches is not None)
+        return found
     contributes = session.rank == session.batch_owner_ranks[session.dp_replica][0]
     for gather, numbers in session.gathers():
         everyones = gather.gather(
@@ -172,6 +177,35 @@ def _everyones_items(session: HeteroSession, batches: StepBatches | None) -> lis
         for number, items in zip(numbers, everyones, strict=True):
             found[number] = items
     return found
+
+
+def _stand_in_for_items(session: HeteroSession, found: list[list[Item]], has_batches: bool) -> None:
+    """Let every replica have the items of this rank's own, which plays alone."""
+    if not has_batches:
+        raise ConfigError(
+            f"rank {session.rank} has no data iterator: alone it cannot compute which items its encoders get. Run a "
+            "rank that reads data (--auto-parallel-preflight-ranks), or let the loader serve every rank."
+        )
+    for _, numbers in session.gathers():
+        replicas = sorted({session.backbone_placement[rank].data for rank in session.comms[numbers[0]].ranks})
+        for number in numbers:
+            found[number] = items_of_replicas(found[number], replicas)
+
+
+def _arriving(
+    session: HeteroSession, batches: StepBatches | None, num_microbatches: int, chunks: list[Any]
+) -> Iterator[tuple[int, ...]] | None:
+    """Return the shapes of what the stage before sends, by the lengths of this rank's own texts; ``None``: unknown.
+
+    Virtual stages take them out of order: all have the longest then.
+    """
+    from megatron.core.utils import get_model_config
+
+    texts = [batches[number].get("input_ids") for number in range(num_microbatches)] if batches is not None else []
+    if not texts or any(text is None for text in texts):
+        return None
+    shapes = [sequence_shape(text.shape[1], text.shape[0], get_model_config(chunks[0])) for text in texts]
+    return iter(shapes) if len(chunks) == 1 else itertools.repeat(max(shapes))
 
 
 def _telling(

@@ -15,9 +15,15 @@ from typing import Any, Protocol
 
 import torch
 
+from mindspeed_autoparallel.runtime.megatron.exchanged_shapes import arriving
+
 
 class StageBatch(Protocol):
     """One macro-batch on one stage of the encoder's pipeline."""
+
+    @property
+    def arriving_shape(self) -> tuple[int, ...]:
+        """Shape of what the stage before sends; computed only where nobody does."""
 
     def advance(self, received: torch.Tensor | None) -> torch.Tensor:
         """Run the stage's forward; ``received [rows, 1, width]`` from the stage before, None on the first."""
@@ -111,7 +117,8 @@ def _run(config: Any, batches: Sequence[StageBatch], step: Callable[..., Any], *
 
     if not batches:
         return
-    with contextlib.nullcontext() if forward_only else torch.enable_grad():
+    gradients = contextlib.nullcontext() if forward_only else torch.enable_grad()
+    with gradients, arriving(lambda: (batch.arriving_shape for batch in batches)):
         forward_backward_pipelining_without_interleaving(
             forward_step_func=step,
             data_iterator=iter(batches),

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Coordinates, Placement
+from mindspeed_autoparallel.runtime.hetero.redistribution.placement import Coordinates, Placement, sized_placement
+from mindspeed_autoparallel.runtime.megatron.exchanged_shapes import plays_alone
 
 SHARED_GLOBALS = ("_GLOBAL_MEMORY_BUFFER", "_GLOBAL_SYMMETRIC_MEMORY_BUFFER", "_global_process_group_list")
 """Not about a layout: scratch memory, and the list that destroying walks. One of each for all modules."""
@@ -191,12 +192,32 @@ class ModuleStates:
             )
 
     def placement(self, name: str) -> Placement:
-        """Return everybody's place in a module's layout (collective: one small all-gather)."""
+        """Return everybody's place in a module's layout (collective: one small all-gather).
+
+        A process that plays a rank alone computes them from the sizes.
+        """
         import torch
 
+        if plays_alone():
+            world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+            return self._placement_of_sizes(name, world_size, rank)
         everyone: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(everyone, self.coordinates(name))
         return tuple(everyone)
+
+    def _placement_of_sizes(self, name: str, world_size: int, rank: int) -> Placement:
+        with self.use(name):
+            state = self.parallel_state
+            tensor, context = state.get_tensor_model_parallel_world_size(), state.get_context_parallel_world_size()
+            pipeline = state.get_pipeline_model_parallel_world_size()
+        before_data = bool(getattr(self._overlaid, "use_tp_pp_dp_mapping", False))
+        found = sized_placement(world_size, tensor, context, pipeline, pipeline_before_data=before_data)
+        if found[rank] != self.coordinates(name):
+            raise ConfigError(
+                f"{name}: rank {rank} is at {self.coordinates(name)}, and Megatron's order of dimensions gives "
+                f"{found[rank]}. A rank alone cannot compute where the others are; use the host's own order."
+            )
+        return found
 
     def _leave(self, name: str | None) -> None:
         if name is not None:

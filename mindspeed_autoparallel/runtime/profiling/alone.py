@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_autoparallel.patching import call_after_import
+from mindspeed_autoparallel.runtime.megatron.exchanged_shapes import stand_in_for_neighbours
 from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
 from mindspeed_autoparallel.runtime.profiling.stalls import watch_for_stalls
 from mindspeed_autoparallel.runtime.profiling.trace.fake_tensors import silence_timers, use_fake_process_groups
@@ -44,6 +45,7 @@ def install() -> None:
     use_fake_process_groups()
     _fill_what_is_received()
     _note_missing_objects()
+    stand_in_for_neighbours()
     call_after_import("megatron.core.optimizer.optimizer", _never_skip_a_step)
     call_after_import("megatron.core.timers", lambda module: silence_timers())
 
@@ -54,6 +56,7 @@ def _fill_what_is_received() -> None:
     from torch.distributed import distributed_c10d
 
     receive, receive_later, batched = distributed.recv, distributed.irecv, distributed.batch_isend_irecv
+    exchanged = distributed.all_to_all_single
 
     def fill(tensor: Any) -> None:
         if tensor.is_floating_point():
@@ -78,10 +81,27 @@ def _fill_what_is_received() -> None:
                 operation.op = receive_later  # torch compares with its own
         return batched(operations)
 
+    @functools.wraps(exchanged)
+    def all_to_all_single(output: Any, input: Any, *sizes: Any, async_op: bool = False, **more: Any) -> Any:
+        if input.numel() or not output.numel():
+            return exchanged(output, input, *sizes, async_op=async_op, **more)
+        fill(output)  # a fake group repeats what the rank sends, and here it only receives
+        return _Done() if async_op else None
+
     for module in (distributed, distributed_c10d):
-        for function in (recv, irecv, batch_isend_irecv):
+        for function in (recv, irecv, batch_isend_irecv, all_to_all_single):
             setattr(module, function.__name__, function)
-    _rebind({receive: recv, receive_later: irecv, batched: batch_isend_irecv})
+    _rebind({receive: recv, receive_later: irecv, batched: batch_isend_irecv, exchanged: all_to_all_single})
+
+
+class _Done:
+    """Work that is done."""
+
+    def wait(self, *unused: Any) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
 
 
 def _rebind(replaced: dict[Any, Any]) -> None:

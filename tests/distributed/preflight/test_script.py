@@ -157,3 +157,22 @@ def test_what_cannot_be_right_ends_before_anything_starts(words: list[str], said
     last = output.splitlines()[-1]
     assert code == 2 and said in last and not result and "Traceback" not in output, output[-3000:]
     assert not (tmp_path / "auto_parallel_work" / "preflight").exists()
+
+
+@pytest.mark.long
+def test_a_plan_of_1024_devices_runs_its_first_last_and_fullest_rank(tmp_path: Path) -> None:
+    flags = FLAGS.replace("--num-layers 4", "--num-layers 24").replace("-size 8 ", "-size 1024 ")
+    flags = flags.replace("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 ", "")
+    search = ["--auto-parallel-mm", "--profile-source", "analytic", "--profile-device", "H100", "--simulated-nnodes"]
+    code, output, _ = preflight(tmp_path, MAIN, *search, "128", "--auto-parallel-memory-limit-mib", "98", flags=flags)
+    assert code == 0, output[-3000:]
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["layout"]["pipeline_size"] > 1, plan["layout"]
+    words = ["--auto-parallel-preflight", "plan.json", "--auto-parallel-preflight-ranks", "ends"]
+    code, output, result = preflight(tmp_path, MAIN, *words, "--auto-parallel-memory-limit-mib", "4096", flags=flags)
+    assert code == 0 and result["world_size"] == 1024, output[-3000:]
+    fullest = max(plan["memory"], key=lambda memory: memory["peak_bytes"])["pipeline_rank"]
+    stages = {report["pipeline_rank"] for report in result["ranks"]}
+    assert stages == {0, plan["layout"]["pipeline_size"] - 1, fullest}
+    print(plan["layout"], fullest, [(report["run"]["rank"], report["run"]["seconds"]) for report in result["ranks"]])
+    assert all(report["run"]["status"] == "ok" and report["run"]["seconds"] < 120 for report in result["ranks"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.spec.layout import Layout
+from mindspeed_autoparallel.spec.layout import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.plan import Plan
 
 Place = tuple[int, ...]
@@ -31,13 +31,15 @@ class RankKind:
 
 def places(layout: Layout, pipeline_before_data: bool) -> Callable[[int], Place]:
     """Return the function from a rank to its place; ``pipeline_before_data``: ``--use-tp-pp-dp-mapping``."""
-    world, pipeline = layout.num_devices, layout.pipeline_size
-    inner = layout.tensor_size * layout.context_size
+    modules: list[Layout | ModuleLayout] = [layout, *(module for _, module in sorted(layout.modules.items()))]
+
+    def stage(rank: int, module: Layout | ModuleLayout) -> int:
+        if pipeline_before_data:
+            return rank // (module.tensor_size * module.context_size) % module.pipeline_size
+        return rank // (layout.num_devices // module.pipeline_size)
 
     def place(rank: int) -> Place:
-        own = rank // inner % pipeline if pipeline_before_data else rank // (world // pipeline)
-        encoders = tuple(rank // (world // module.pipeline_size) for _, module in sorted(layout.modules.items()))
-        return (own, *encoders)
+        return tuple(stage(rank, module) for module in modules)
 
     return place
 

@@ -67,6 +67,10 @@ class PipelinedAdapter(EncoderAdapter, Protocol):
         """Run a stage after the first (which ``encode`` runs) on ``hidden [rows, 1, width]`` from the stage before;
         the last stage gives what ``encode`` promises."""
 
+    def arriving_shape(self, module: Any, items: Sequence[Any]) -> tuple[int, int, int]:
+        """Return ``(rows, 1, width)`` of what the stage before gives this rank for these items. Only a pre-flight of a
+        later stage needs it."""
+
 
 class SequenceParallelAdapter(EncoderAdapter, Protocol):
     """An adapter whose encoder may split its rows over tensor ranks between matrix products; ``encode`` still takes and

@@ -19,6 +19,24 @@ class Coordinates:
 Placement = tuple[Coordinates, ...]
 
 
+def sized_placement(
+    world_size: int, tensor: int, context: int, pipeline: int, *, pipeline_before_data: bool = False
+) -> Placement:
+    """Return the places that Megatron's order of dimensions gives: tensor ranks are neighbours, then come context, data
+    and pipeline; ``pipeline_before_data``: ``--use-tp-pp-dp-mapping``."""
+    inner = tensor * context
+    data = world_size // (inner * pipeline)
+
+    def place(rank: int) -> Coordinates:
+        outer = rank // inner
+        replica, stage = outer % data, outer // data
+        if pipeline_before_data:
+            replica, stage = outer // pipeline, outer % pipeline
+        return Coordinates(rank % tensor, rank // tensor % context, replica, stage)
+
+    return tuple(place(rank) for rank in range(world_size))
+
+
 def num_stages(placement: Placement) -> int:
     """Return the pipeline size of a placement."""
     return 1 + max(place.pipeline for place in placement)

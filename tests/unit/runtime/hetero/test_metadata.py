@@ -1,6 +1,7 @@
 """The items of all ranks in one message, which grows with what a step needs."""
 
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from mindspeed_autoparallel.errors import ConfigError  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import LocalItem  # noqa: E402
-from mindspeed_autoparallel.runtime.hetero.metadata import ItemGather, local_items  # noqa: E402
+from mindspeed_autoparallel.runtime.hetero.metadata import ItemGather, items_of_replicas, local_items  # noqa: E402
 from mindspeed_autoparallel.runtime.hetero.redistribution.items import Item  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -52,3 +53,10 @@ def test_an_item_without_rows_names_its_sample():
     adapter = types.SimpleNamespace(items=lambda batch: batch)
     with pytest.raises(ConfigError, match=r"sample 7 of microbatch 1 .* 4 input and 0 output rows"):
         local_items(adapter, [[], [LocalItem(7, 4, 0, 1.0)]], 0)
+
+
+def test_a_rank_alone_takes_its_own_items_for_those_of_every_replica():
+    own = items(3)
+    found = items_of_replicas(own, (0, 2))
+    assert [item.dp_replica for item in found] == [0, 0, 0, 2, 2, 2]
+    assert [replace(item, dp_replica=0) for item in found] == own + own

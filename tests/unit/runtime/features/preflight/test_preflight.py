@@ -98,6 +98,7 @@ def test_ranks_of_a_stage_are_of_one_kind_in_either_order_of_groups() -> None:
 def test_a_stage_of_an_encoders_own_pipeline_is_a_kind_of_its_own() -> None:
     layout = replace(LAYOUT, pipeline_size=1, data_size=4, modules={"vit": ModuleLayout(pipeline_size=4, data_size=2)})
     assert [kind.rank for kind in kinds_of_ranks(layout, False)] == [0, 2, 4, 6]
+    assert [kind.rank for kind in kinds_of_ranks(layout, True)] == [0, 1, 2, 3]
 
 
 def test_a_thousand_ranks_are_as_many_kinds_as_stages() -> None:

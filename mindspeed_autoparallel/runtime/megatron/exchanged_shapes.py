@@ -1,0 +1,109 @@
+"""Shapes that pipeline stages send each other ahead of their tensors, for a rank whose neighbours are not there.
+
+Where lengths vary, Megatron's stages exchange the shape of every activation and gradient. A gradient has the shape of
+the activation it answers, and 1F1B answers them in the order in which they were sent. Whoever runs a schedule and can
+compute the shapes of the activations names them with ``arriving``; otherwise they have the longest sequence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.patching import call_after_import
+from mindspeed_autoparallel.runtime.megatron.features import ALONE_VARIABLE
+from mindspeed_autoparallel.runtime.state import of_process
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class _Schedule:
+    """What one running schedule exchanges."""
+
+    arriving: Iterator[Shape] | None = None
+    sent: deque[Shape] = field(default_factory=deque)
+    """Of activations whose gradients have not come back, the oldest first."""
+
+
+class _Running:
+    """Schedules inside each other, the innermost last; the first stands for the training's own."""
+
+    def __init__(self) -> None:
+        self.schedules = [_Schedule()]
+
+
+def plays_alone() -> bool:
+    """Return whether this process plays a rank whose peers are not there."""
+    return bool(os.environ.get(ALONE_VARIABLE))
+
+
+@contextmanager
+def arriving(shapes: Callable[[], Iterable[Shape] | None]) -> Iterator[None]:
+    """Run a schedule inside the block; ``shapes`` gives those of its activations in the order in which they arrive,
+    or ``None`` for the longest. It is called only in a process that plays a rank alone."""
+    if not plays_alone():
+        yield
+        return
+    running = of_process(_Running).schedules
+    found = shapes()
+    running.append(_Schedule(None if found is None else iter(found)))
+    try:
+        yield
+    finally:
+        running.pop()
+
+
+def sequence_shape(length: int, num_rows: int, config: Any) -> Shape:
+    """Return the shape of a stage's activation for ``num_rows`` texts of ``length`` tokens; groups are the current."""
+    from megatron.core import parallel_state
+
+    length //= parallel_state.get_context_parallel_world_size()
+    if config.sequence_parallel:
+        length //= parallel_state.get_tensor_model_parallel_world_size()
+    return length, num_rows, int(config.hidden_size)
+
+
+def stand_in_for_neighbours() -> None:
+    """Answer exchanges of shapes without a neighbour: in the function of 0.12, and in the method of later releases."""
+    call_after_import("megatron.core.pipeline_parallel.p2p_communication", _replace)
+
+
+def _replace(module: Any) -> None:
+    def exchange(send_next: Any, send_prev: Any, recv_prev: bool, recv_next: bool, config: Any, *unused: Any) -> Any:
+        return _exchanged(send_next, recv_prev, recv_next, config)
+
+    def exchange_of(self: Any, send_next: Any, send_prev: Any, recv_prev: bool, recv_next: bool) -> Any:
+        return _exchanged(send_next, recv_prev, recv_next, self.config)
+
+    if hasattr(module, "P2PCommunicator"):
+        module.P2PCommunicator._communicate_shapes = exchange_of
+    else:
+        module._communicate_shapes = exchange
+
+
+def _exchanged(send_next: Any, recv_prev: bool, recv_next: bool, config: Any) -> tuple[list[int], list[int]]:
+    """Return what the stages before and behind would send the shapes of; ``[0, 0, 0]`` where nothing is received."""
+    schedule = of_process(_Running).schedules[-1]
+    if send_next is not None:
+        schedule.sent.append(tuple(send_next.shape))
+    activation, gradient = [0, 0, 0], [0, 0, 0]
+    if recv_prev:
+        activation = list(next(schedule.arriving) if schedule.arriving is not None else _longest(config))
+    if recv_next:
+        if not schedule.sent:
+            raise ConfigError("a gradient is received before any activation was sent: its shape is unknown.")
+        gradient = list(schedule.sent.popleft())
+    return activation, gradient
+
+
+def _longest(config: Any) -> Shape:
+    from megatron.training import get_args
+
+    arguments = get_args()
+    return sequence_shape(int(arguments.seq_length), int(arguments.micro_batch_size), config)
