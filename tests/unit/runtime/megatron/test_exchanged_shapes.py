@@ -1,6 +1,7 @@
 """Shapes that a rank alone takes for those its neighbours would send."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def communicate(request, monkeypatch):
     class P2PCommunicator:
         pass
 
-    communicator = P2PCommunicator()
+    communicator: Any = P2PCommunicator()
     communicator.config = config
     exchanged_shapes._replace(SimpleNamespace(P2PCommunicator=P2PCommunicator))
     return lambda sent, prev, behind: communicator._communicate_shapes(sent, None, prev, behind)
