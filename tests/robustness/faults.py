@@ -3,14 +3,16 @@
   python tests/robustness/faults.py --count 7 --seed 1 --jobs searches
   python tests/robustness/faults.py --long                                 40 each of searches, tunings and trainings
 
-A rank exits, raises, runs out of the machine's memory, aborts, is killed, stops for 30 s, or finds the disk full, at a
-random moment (``fault_site/sitecustomize.py``). Jobs and undisturbed runs are those of ``kills.py``. Runs in which no
-rank lived long enough are repeated with an earlier moment. A full disk needs the right to mount a tmpfs.
+A rank exits, raises, runs out of the machine's memory, aborts, is killed, stops for 30 s, or finds the disk full
+(``fault_site/sitecustomize.py``). The rank is drawn from those of an undisturbed run, the moment from the processor
+seconds that it used there, so load moves nothing; every second fault of a training comes after a checkpoint. Jobs are
+those of ``kills.py``. A full disk needs the right to mount a tmpfs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
 import shutil
@@ -19,11 +21,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import kills
-from kill_jobs import Job
+from kill_jobs import STEPS, Job
+
+sys.path.insert(0, str(kills.ROOT / "tests" / "helpers"))
+from forked_python import forked_python
 
 LONG = 40
 NAMED = {
@@ -31,68 +37,119 @@ NAMED = {
     "exit": r"exit code 3|exitcode *: 3",
     "raise": r"ValueError: the fault that was put here",
     "memory": r"memory of this machine ran out|MemoryError|out of memory",
-    "abort": r"signal 6|Aborted|SIGABRT|-6\b",
-    "kill": r"signal 9|Killed|SIGKILL|-9\b",
+    "abort": r"signal 6|Signal 6|Aborted|SIGABRT|-6\b",
+    "kill": r"signal 9|Signal 9|Killed|SIGKILL|-9\b",
     "stop": r"",
-    "disk": r"No space left on device",
+    "disk": r"No space left on device|free space",
 }
 SITE = Path(__file__).parent / "fault_site"
+DISK_MIB = 64
 MOST_TRIES = 4
-OF_A_RUN = 0.4
-"""Ranks live for less than the whole run: most of it is start and search."""
 NAMED_S, STOPPED_S, LONGEST_S = 30.0, 30.0, 900.0
 
 
-def fault_once(job: Job, kind: str, seconds: float, wanted: str, source: random.Random, folder: Path) -> str:
+@dataclass(frozen=True)
+class Fault:
+    """What happens to which of a run's ranks, counted in the order of their starts, and when."""
+
+    kind: str
+    rank: int
+    seconds: float
+    """Processor seconds of that rank."""
+    step: int
+    """Not before the checkpoint of this step is whole; 0 for any time."""
+
+    def __str__(self) -> str:
+        after = f", after checkpoint {self.step}" if self.step else ""
+        return f"{self.kind} of rank process {self.rank} at {self.seconds:.2f} s{after}"
+
+
+def drawn(kind: str, lives: list[tuple[float | None, float]], steps: bool, source: random.Random) -> Fault:
+    """Draw a fault from ``lives``, (processor seconds at the start of the process group, and at the end) of each rank.
+
+    Three of four come once the rank has joined: before that it imports libraries. ``steps``: after a checkpoint.
+    """
+    rank = source.randrange(len(lives))
+    joined, ended = lives[rank]
+    if steps:
+        return Fault(kind, rank, 0.0, source.randrange(1, STEPS))
+    early = joined is None or source.random() < 0.25
+    seconds = source.uniform(0.0, joined or ended) if early else source.uniform(joined or 0.0, ended)
+    return Fault(kind, rank, seconds, 0)
+
+
+def fault_once(job: Job, fault: Fault, good: Path, wanted: str, folder: Path) -> str:
     """Run ``job`` with one fault and again without; what was wrong, or nothing, or ``no fault``."""
-    work, mark = folder / "work", folder / "fault-happened"
-    if kind == "disk":
-        work.mkdir(exist_ok=True, mode=0o700)
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", work], check=False).returncode:
-            return "no fault"
-    try:
-        moment = source.random() * seconds * OF_A_RUN
-        for _ in range(MOST_TRIES):
-            problem = _with_fault(job, f"{kind}:{source.randrange(2)}:{moment:.2f}", folder, mark)
-            if problem or mark.exists():
-                break
-            moment /= 2
-        if problem or not mark.exists():
-            return problem or "no fault"
-        (work / "filler").unlink(missing_ok=True)
-        return _again(job, wanted, folder)
-    finally:
-        if kind == "disk":
-            subprocess.run(["umount", "-l", work], check=False)
+    for _ in range(MOST_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(good, folder)
+        disk = folder / ("ck" if fault.step or job.name == "hetero training" else "work")
+        try:
+            if fault.kind == "disk" and not _mounted(disk):
+                return "no fault: a tmpfs cannot be mounted"
+            problem = _with_fault(job, fault, folder)
+            if (folder / "faults" / "happened").exists():
+                (disk / "filler").unlink(missing_ok=True)
+                return problem or _again(job, wanted, folder)
+            if problem:
+                return problem
+        finally:
+            if fault.kind == "disk":
+                subprocess.run(["umount", "-l", disk], check=False, stderr=subprocess.DEVNULL)
+        fault = replace(fault, seconds=fault.seconds / 2)
+    return "no fault: the rank did not live so long"
 
 
-def _with_fault(job: Job, fault: str, folder: Path, mark: Path) -> str:
-    """Run ``job`` until the fault has happened or it ends; what was wrong with how it ended."""
-    own = {"FAULT": fault, "FAULT_MARK": str(mark), "PYTHONPATH": f"{SITE}:{kills.ROOT}"}
-    process = kills.start(job, folder, str(mark), environment=own)
-    happened, ended = None, None
-    begin = time.monotonic()
-    while ended is None:
-        if happened is None and mark.exists():
-            happened = time.monotonic()
-        if time.monotonic() - begin > LONGEST_S:
-            return "hang"
+def _mounted(disk: Path) -> bool:
+    disk.mkdir(exist_ok=True, mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "tmpfs", str(disk)]
+    return subprocess.run(mount, check=False).returncode == 0
+
+
+def _environment(folder: Path, fault: Fault | None) -> dict[str, str]:
+    (folder / "faults").mkdir()
+    own = {"FAULT_FOLDER": str(folder / "faults"), "PYTHONPATH": f"{SITE}:{kills.ROOT}"}
+    words = () if fault is None else (fault.kind, fault.rank, fault.seconds, fault.step)
+    return {**own, "FAULT": ":".join(map(str, words))} if words else own
+
+
+def _with_fault(job: Job, fault: Fault, folder: Path) -> str:
+    """Run ``job`` until it ends; what was wrong with how it ended."""
+    happened_at = folder / "faults" / "happened"
+    process = kills.start(job, folder, str(folder), environment=_environment(folder, fault))
+    happened, begin = None, time.monotonic()
+    while True:
         try:
             ended = process.wait(0.2)
+            break
         except subprocess.TimeoutExpired:
-            continue
-    if happened is None:
+            if happened is None and happened_at.exists():
+                happened = time.monotonic()
+            if time.monotonic() - begin > LONGEST_S:
+                return "hang"
+    if not happened_at.exists():
         return "" if ended == 0 else f"ends with {ended} without a fault"
-    if left := [pid for pid in kills.processes(str(mark), process.pid) if kills.command(pid)]:
-        time.sleep(kills.GONE_S if "stop" in fault else 5)
-        if left := [pid for pid in kills.processes(str(mark), process.pid) if kills.command(pid)]:
-            return f"orphans {left}"
+    # Data-loader workers of a rank that is gone look for it every 5 s, by torch's own watch.
+    deadline = time.monotonic() + kills.GONE_S
+    while left := _left(folder):
+        if time.monotonic() > deadline:
+            return f"orphans {[(pid, kills.command(pid)[:80]) for pid in left]}"
+        time.sleep(0.5)
     printed = (folder / "printed").read_text(errors="replace")
-    if ended != 0 and not re.search(NAMED[fault.partition(":")[0]], printed):
+    took = time.monotonic() - (happened or time.monotonic())
+    print(f"    ends with {ended} after {took:.0f} s", flush=True)
+    if ended != 0 and not re.search(NAMED[fault.kind], printed):
         return f"ends with {ended} and does not name the cause"
-    if ended != 0 and time.monotonic() - happened > NAMED_S + STOPPED_S * ("stop" in fault):
-        return f"named after {time.monotonic() - happened:.0f} s"
+    if ended != 0 and took > NAMED_S + STOPPED_S * (fault.kind == "stop"):
+        return f"named after {took:.0f} s"
     return ""
+
+
+def _left(folder: Path) -> list[int]:
+    """Return the processes in sessions of the run's ranks."""
+    ranks = [json.loads(place.read_text() or "[0]")[0] for place in (folder / "faults").glob("rank-*")]
+    mark = str(folder)
+    return sorted({pid for rank in ranks for pid in kills.processes(mark, rank) if kills.command(pid)})
 
 
 def _again(job: Job, wanted: str, folder: Path) -> str:
@@ -104,38 +161,69 @@ def _again(job: Job, wanted: str, folder: Path) -> str:
         return f"another result: {job.result(folder)[:80]} instead of {wanted[:80]}"
     after = job.finished(folder)
     lost = [name for name, content in finished.items() if after.get(name) != content]
-    return f"finished measurements lost: {lost}" if lost else ""
+    return f"finished work lost: {lost}" if lost else ""
 
 
-def main() -> int:
-    """Run the suite; 1 where anything was wrong."""
+def undisturbed(job: Job, state: Path) -> tuple[Path, str, list[tuple[float | None, float]]]:
+    """Return a folder ready for ``job``, what it gives, and the lives of its ranks; kept in ``state``."""
+    lives = state / job.name.replace(" ", "-") / "faults"
+    if not lives.is_dir():
+        lives.parent.mkdir(parents=True, exist_ok=True)
+        (lives.parent / "known.json").unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory() as name:
+            own = _environment(Path(name), None)
+            good, _, wanted = kills.undisturbed(job, state, own)
+            shutil.copytree(Path(name) / "faults", lives)
+    good, _, wanted = kills.undisturbed(job, state)
+    ranks = sorted(lives.glob("rank-*"), key=lambda place: int(place.name.rpartition("-")[2]))
+    return good, wanted, [(joined, used) for _, joined, used in (json.loads(place.read_text()) for place in ranks)]
+
+
+def _jobs(names: list[str]) -> list[Job]:
+    """Return the jobs of ``names`` with programs that are forked from one with torch: half of a run loads torch."""
+    python = forked_python()
+    jobs = [job for name in names for job in kills.KINDS[name]()]
+    return [replace(job, argv=tuple(python if word == sys.executable else word for word in job.argv)) for job in jobs]
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=len(NAMED), help="faults in all")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them, to go on after a slice")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", nargs="+", choices=sorted(kills.KINDS), default=["searches"])
     parser.add_argument("--long", action="store_true", help=f"{LONG} faults of each kind of job")
     parser.add_argument("--state", type=Path, help="folder for the undisturbed runs, which then are made once")
-    arguments = parser.parse_args()
-    source = random.Random(arguments.seed)
-    names = ["searches", "tunings", "trainings"] if arguments.long else arguments.jobs
-    jobs = [job for name in names for job in kills.KINDS[name]()]
-    wrong, happened = Counter[str](), Counter[str]()
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fault after so many seconds")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the suite; 1 where anything was wrong."""
+    arguments = _arguments()
+    jobs = _jobs(["searches", "tunings", "trainings"] if arguments.long else arguments.jobs)
+    count = LONG * len(jobs) if arguments.long else arguments.count
+    wrong, happened, begin = Counter[str](), Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        for number in range(LONG * len(jobs) if arguments.long else arguments.count):
-            job, kind = jobs[number % len(jobs)], list(NAMED)[number // len(jobs) % len(NAMED)]
+        for number in range(arguments.first, arguments.first + count):
+            if time.monotonic() - begin > arguments.seconds:
+                break
+            job, turn = jobs[number % len(jobs)], number // len(jobs)
+            good, wanted, lives = undisturbed(job, arguments.state or Path(name))
+            source = random.Random(f"{arguments.seed}:{number}")
+            steps = job.name == "hetero training" and turn % 2 == 0
+            fault = drawn(list(NAMED)[turn % len(NAMED)], lives, steps, source)
             folder = Path(name) / str(number)
-            good, seconds, wanted = kills.undisturbed(job, arguments.state or Path(name))
-            shutil.copytree(good, folder)
-            problem = fault_once(job, kind, seconds, wanted, source, folder)
+            problem = fault_once(job, fault, good, wanted, folder)
             print(
-                f"{arguments.seed}:{number} {job.name}, {kind}: {problem or 'named, and the rerun is whole'}",
+                f"{arguments.seed}:{number} {job.name}, {fault}: {problem or 'named, and the rerun is whole'}",
                 flush=True,
             )
-            if problem != "no fault":
-                happened[kind] += 1
-            if problem not in ("", "no fault"):
-                wrong[problem.partition(":")[0]] += 1
-                print((folder / "printed").read_text(errors="replace")[-3000:])
+            if not problem.startswith("no fault"):
+                happened[fault.kind] += 1
+                if problem:
+                    wrong[problem.partition(":")[0]] += 1
+                    print((folder / "printed").read_text(errors="replace")[-3000:])
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{happened.total()} faults, {dict(happened)}; wrong: {dict(wrong) or 'nothing'}")
     return 1 if wrong else 0

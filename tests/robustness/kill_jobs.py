@@ -16,14 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "qwen2vl_tiny"
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 CLI = (sys.executable, "-m", "mindspeed_autoparallel")
+STEPS = 4
+"""Of the training, which writes a checkpoint after each."""
 _VLM = f"""--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 160 --num-attention-heads 4
     --micro-batch-size 1 --tokenizer-type NullTokenizer --vocab-size 512 --seq-length 128
     --max-position-embeddings 1024 --make-vocab-size-divisible-by 8 --normalization RMSNorm --swiglu --lr 1.0e-3
-    --lr-decay-style constant --weight-decay 0 --clip-grad 1.0 --train-iters 4 --seed 42
+    --lr-decay-style constant --weight-decay 0 --clip-grad 1.0 --train-iters {STEPS} --seed 42
     --no-gradient-accumulation-fusion --no-masked-softmax-fusion --log-interval 1 --eval-interval 10000 --eval-iters 0
     --mm-data data.json --mm-tool {EXAMPLE / "tools.json"}""".split()
 _SCRIPT = str(ROOT / "docs" / "examples" / "pretrain_vlm.py")
-_LOSS = re.compile(r"iteration +4/.*?lm loss: ([0-9.E+-]+)")
+_LOSS = re.compile(rf"iteration +{STEPS}/.*?lm loss: ([0-9.E+-]+)")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Job:
     again: tuple[str, ...] = ()
     """Words of the second command that the first has not."""
     finished: Callable[[Path], dict[str, bytes]] = lambda folder: {}
-    """Files that the second command must find finished and leave as they are."""
+    """What the second command must find finished and leave as it is."""
     at_once: bool = False
     """Whether its target appears whole or not at all."""
     victim: str = ""
@@ -86,7 +88,8 @@ def trainings() -> list[Job]:
     launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", _SCRIPT)
     own = ("--hetero-parallel", "--mm-model", "model.json", "--global-batch-size", "2", "--distributed-backend", "nccl")
     saved = ("--variable-seq-lengths", "--save", "ck", "--load", "ck", "--save-interval", "1")
-    return [Job("hetero training", (*launch, *_VLM, *own, *saved), _hetero_model, _last_loss, victim=_SCRIPT)]
+    words = (*launch, *_VLM, *own, *saved)
+    return [Job("hetero training", words, _hetero_model, _last_loss, finished=_checkpoints, victim=_SCRIPT)]
 
 
 def _nothing(folder: Path) -> None:
@@ -137,6 +140,14 @@ def _hetero_model(folder: Path) -> None:
 def _last_loss(folder: Path) -> str:
     """Loss of the last step to four digits, from the run that reached it."""
     return f"{float(_LOSS.findall((folder / 'printed').read_text(errors='replace'))[-1]):.3e}"
+
+
+def _checkpoints(folder: Path) -> dict[str, bytes]:
+    """Whole checkpoints with the times of their files, which a run that does not go on from the last one changes."""
+    tracker = folder / "ck" / "latest_checkpointed_iteration.txt"
+    last = int(tracker.read_text()) if tracker.exists() else 0
+    files = [path for step in range(1, last + 1) for path in (folder / "ck" / f"iter_{step:07d}").rglob("*")]
+    return {str(path): f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode() for path in files if path.is_file()}
 
 
 def _model(folder: Path) -> None:

@@ -154,7 +154,7 @@ def command(pid: int) -> str:
         return ""
 
 
-def undisturbed(job: Job, state: Path) -> tuple[Path, float, str]:
+def undisturbed(job: Job, state: Path, environment: Mapping[str, str] | None = None) -> tuple[Path, float, str]:
     """Return a folder ready for ``job``, how long that took in a copy of it, and what it gave; kept in ``state``."""
     place = state / job.name.replace(" ", "-")
     good, folder, known = place / "good", place / "undisturbed", place / "known.json"
@@ -164,7 +164,7 @@ def undisturbed(job: Job, state: Path) -> tuple[Path, float, str]:
         job.prepare(good)
         shutil.copytree(good, folder)
         begin = time.monotonic()
-        if start(job, folder, f"{os.getpid()}-undisturbed").wait(_LONGEST_S):
+        if start(job, folder, f"{os.getpid()}-undisturbed", environment=environment).wait(_LONGEST_S):
             raise SystemExit(f"{job.name} fails undisturbed: {(folder / 'printed').read_text()[-3000:]}")
         known.write_text(json.dumps([time.monotonic() - begin, job.result(folder)]))
         shutil.rmtree(folder)

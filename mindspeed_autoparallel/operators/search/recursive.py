@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph, Node
@@ -34,22 +35,29 @@ class ExplainedCut:
     """What was cut: that of least cost where an axis of it can be divided, or the pinned axis."""
 
 
-def main_neighbours(graph: Graph) -> dict[str, list[tuple[str, int, int]]]:
-    """List the neighbours of each matrix product without the other operators: (name, my tensor, its tensor).
+Neighbours = tuple[Collection[str], int, int]
+"""Products that a tensor reaches: their names, which of my tensors, and which of theirs; 0 is A, 1 is B and 2 is C."""
 
-    Tensors are 0 for A, 1 for B and 2 for C.
+
+def main_neighbours(graph: Graph, *, later: bool = True) -> dict[str, list[Neighbours]]:
+    """List the neighbours of each matrix product without the other operators; without ``later`` only earlier ones.
+
+    On a residual stream every product reaches all that come before it: the groups share their collections, so that
+    the list of earlier ones grows with the graph and not with its square.
     """
     reach: dict[str, dict[str, None]] = {}
-    result: dict[str, list[tuple[str, int, int]]] = {n.name: [] for n in graph.nodes.values() if n.matmul}
+    result: dict[str, list[Neighbours]] = {n.name: [] for n in graph.nodes.values() if n.matmul}
     for node in graph.nodes.values():
         if node.matmul is None:
-            reach[node.name] = {m: None for source in node.inputs for m in reach[source]}
+            reached = [reach[source] for source in node.inputs if reach[source]]
+            reach[node.name] = reached[0] if len(reached) == 1 else {m: None for group in reached for m in group}
             continue
         reach[node.name] = {node.name: None}
         for slot, source in enumerate(node.inputs[:2]):
-            for other in reach[source]:
-                result[node.name].append((other, slot, 2))
-                result[other].append((node.name, 2, slot))
+            if reach[source]:
+                result[node.name].append((reach[source], slot, 2))
+            for other in reach[source] if later else ():
+                result[other].append(((node.name,), 2, slot))
     return result
 
 
@@ -99,34 +107,38 @@ def cut_main_operators(
     decisions: Decisions,
     mem_coeff: float,
     pins: Mapping[str, int],
+    neighbours: Mapping[str, Sequence[Neighbours]],
     *,
     by_weight: bool = False,
     most_row_parts: int | None = None,
 ) -> tuple[dict[str, int], list[ExplainedCut]]:
     """Return choices of this cut for the matrix products, and the costs behind each; ``by_weight``: largest operator
-    first.
+    first, for which ``neighbours`` has to hold later ones as well.
 
     Rows are cut into at most ``most_row_parts``.
     """
     graph = decisions.graph
-    neighbours = main_neighbours(graph)
     order = [graph.nodes[name] for name in neighbours]
     sizes = {node.name: _sizes(node, decisions) for node in order}
     if by_weight:
         order.sort(key=lambda node: -max(sizes[node.name]))
     batch = carried_axes(graph)
     decided: dict[str, str] = {}
+    counted: dict[int, Counter[str | None]] = {}
     chosen: dict[str, int] = {}
     explained = []
     for node in order:
         i, j, k = sizes[node.name]
         volumes = (i * k, k * j, i * j)
         rest = [0.0, 0.0, 0.0, 0.0]
-        for other, mine, theirs in neighbours[node.name]:
-            if other in decided:
+        for others, mine, theirs in neighbours[node.name]:
+            if by_weight or id(others) not in counted:
+                # In the order of the graph all of them are decided, once for every product that shares the group.
+                counted[id(others)] = Counter(map(decided.get, others))
+            for theirs_cut, number in counted[id(others)].items():
                 for index, cut in enumerate(_CUTS):
-                    if _CUTS[cut][mine] != _CUTS[decided[other]][theirs]:
-                        rest[index] += REDISTRIBUTION_WEIGHT * volumes[mine]
+                    if theirs_cut is not None and _CUTS[cut][mine] != _CUTS[theirs_cut][theirs]:
+                        rest[index] += number * REDISTRIBUTION_WEIGHT * volumes[mine]
         before = {_cut_of(node, axis) for axis, _ in decisions.cuts(node.name)}
         row_parts = math.prod(n for axis, n in decisions.cuts(node.name) if _cut_of(node, axis) == "I")
         costs = cut_costs(
@@ -184,9 +196,10 @@ def cut_all_products(
     explained: list[ExplainedCut] = []
     nothing = dict.fromkeys(graph.nodes, NO_CUT)
     decided: set[str] = set()
+    neighbours = main_neighbours(graph, later=by_weight)
     for fixed in pins:
         chosen, costs = cut_main_operators(
-            decisions, mem_coeff, fixed, by_weight=by_weight, most_row_parts=most_row_parts
+            decisions, mem_coeff, fixed, neighbours, by_weight=by_weight, most_row_parts=most_row_parts
         )
         decided |= {*chosen, *fixed}
         explained += costs

@@ -34,7 +34,7 @@ def assemble_plan(
     plan = plan_of(profile, cluster, best.layout, best.measurement, found, global_batch_size, record)
     return replace(
         plan,
-        baselines=_baselines(profile, cluster, best, global_batch_size),
+        baselines=_baselines(profile, cluster, best, global_batch_size, (result.placement, found)),
         alternatives=tuple(_alternative(candidate, other) for candidate, other in others),
         search=replace(record, limits=limits_of_plan(found)),
     )
@@ -132,7 +132,13 @@ def fullest_rank(memory: Sequence[RankMemory]) -> str:
     )
 
 
-def _baselines(profile: Profile, cluster: Cluster, best: Candidate, global_batch_size: int) -> tuple[Baseline, ...]:
+def _baselines(
+    profile: Profile,
+    cluster: Cluster,
+    best: Candidate,
+    global_batch_size: int,
+    known: tuple[ModulePlacement, Evaluation],
+) -> tuple[Baseline, ...]:
     return tuple(
         Baseline(
             name=simple.name,
@@ -142,7 +148,7 @@ def _baselines(profile: Profile, cluster: Cluster, best: Candidate, global_batch
             recompute=_recomputed(simple.placement),
             note="" if simple.evaluation.fits else "does not fit the memory",
         )
-        for simple in simple_splits(profile, cluster, best, global_batch_size)
+        for simple in simple_splits(profile, cluster, best, global_batch_size, known)
     )
 
 

@@ -111,7 +111,8 @@ class LayoutSearch(Search[Candidate]):
         items = heapq.nsmallest(number, [item for item in self.items if item.bound_us < cutoff_us])
         seconds = self._deadline - time.monotonic()
         tasks = [Task(kind=SIMPLE, layout=item.item.layout, seconds=seconds) for item in items]
-        for item, outcome in zip(items, self._workers.perform(tasks), strict=True):
+        outcomes = self._workers.perform(tasks, enough=self.best_us < inf)
+        for item, outcome in zip(items, outcomes, strict=True):
             if outcome.step_us is not None:
                 self._offer(SolvedLayout(candidate=item.item, outcome=outcome))
 

@@ -185,9 +185,16 @@ class SimpleSplit:
 
 
 def simple_splits(
-    profile: Profile, cluster: Cluster, candidate: Candidate, global_batch_size: int
+    profile: Profile,
+    cluster: Cluster,
+    candidate: Candidate,
+    global_batch_size: int,
+    known: tuple[ModulePlacement, Evaluation] | None = None,
 ) -> tuple[SimpleSplit, ...]:
-    """Return even and greedy split of a layout, with as much recomputation as their memory needs."""
+    """Return even and greedy split of a layout, with as much recomputation as their memory needs.
+
+    ``known``: a placement of the layout that is evaluated already; no placement is evaluated twice.
+    """
     layout = candidate.layout
     # Simple rules count layers, and leave embedding and output layer with theirs.
     scarce = layout.num_virtual_stages > profile.model.num_layers
@@ -199,12 +206,14 @@ def simple_splits(
         limits_of(profile, cluster, layout.pipeline_size),
         safe=True,
     )
-    found = []
+    found: list[SimpleSplit] = []
     for simple in baselines(problem):
         placement = module_placement(profile, candidate.measurement, simple.placement)
-        try:
-            result = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
-        except ConfigError:
-            continue
-        found.append(SimpleSplit(name=simple.name, placement=placement, evaluation=result))
+        if known is None or known[0] != placement:
+            try:
+                result = evaluate(profile, cluster, layout, placement, global_batch_size, with_timeline=False)
+            except ConfigError:
+                continue
+            known = placement, result
+        found.append(SimpleSplit(name=simple.name, placement=placement, evaluation=known[1]))
     return tuple(found)

@@ -51,12 +51,14 @@ class PlainSearch:
             seconds = deadline - time.monotonic()
             limit = cutoff_us if cutoff_us < inf else None
             tasks = [Task(kind=PLAIN, layout=item.layout, seconds=seconds, cutoff_us=limit) for item in group]
-            for candidate, outcome in zip(group, self._workers.perform(tasks), strict=True):
+            outcomes = self._workers.perform(tasks, enough=self.best is not None)
+            for candidate, outcome in zip(group, outcomes, strict=True):
+                self.num_left += outcome.timed_out
                 if outcome.step_us is not None and (self.best is None or outcome.step_us < self.best.step_us):
                     self.best = SolvedLayout(candidate=candidate, outcome=outcome)
                     self._found(self.best)
         best_us = self.best.step_us if self.best is not None else inf
-        self.num_left = sum(item.bound_us < best_us for _, _, item in queue)
+        self.num_left += sum(item.bound_us < best_us for _, _, item in queue)
 
     def baseline(self) -> tuple[Baseline, ...]:
         """Return the recipe as a plan file has it; empty where none fits or none was found."""

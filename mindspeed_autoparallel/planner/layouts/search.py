@@ -44,6 +44,8 @@ FIRST_SHARE, REGROUPED_SHARE = 0.8, 0.25
 ``VIRTUAL_S``, beside it."""
 RANKS_SHARE = 0.2
 """Of the time, for a first bound of every layout."""
+FINISH_S, FINISH_SHARE = 1.0, 0.1
+"""After the time limit alternatives are still evaluated for so long, at least, or for this share of it."""
 MANY_OPERATIONS = 20_000
 """Forwards and backwards of all layouts' steps together; fewer are not worth another process."""
 
@@ -104,7 +106,12 @@ def _searched(
             without_plan=[*layout_search.without_plan, *full],
             verdicts=layout_search.verdicts,
         ).error()
-    results = [_evaluated(profile, cluster, global_batch_size, found) for found in ranked[: 1 + options.top_k]]
+    results: list[LayoutResult] = []
+    until = deadline + max(FINISH_S, FINISH_SHARE * options.time_limit_s)
+    for found in ranked[: 1 + options.top_k]:
+        if results and time.monotonic() > until:
+            break  # An alternative is worth no more waiting.
+        results.append(_evaluated(profile, cluster, global_batch_size, found))
     assert results[0].evaluation is not None
     best, step_us = ranked[0].candidate, results[0].evaluation.step.total_us
     bound_us = min(step_us, layout_search.settled_bound_us())

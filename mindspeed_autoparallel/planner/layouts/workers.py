@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -28,8 +28,34 @@ LEAST_S = 0.1
 """Of a task whose time went by while it waited: enough to bound it."""
 _ENTRY = "from mindspeed_autoparallel.planner.layouts.workers import serve; serve()"
 
-_Jobs = SimpleQueue[tuple[int, Task, float] | None]
-"""Place, task, and the time of the request."""
+
+@dataclass(frozen=True)
+class _Job:
+    """A task in a row of them."""
+
+    place: int
+    task: Task
+    asked: float
+    """When the row was requested, of ``time.monotonic``."""
+    plan_known: threading.Event | None
+    """Set once a plan is known, after which a late task is left out; ``None``: every task is done."""
+
+    def begun_late(self) -> Task:
+        """Return the task with the seconds that are left of it, which has waited for others."""
+        return replace(self.task, seconds=max(LEAST_S, self.task.seconds - (time.monotonic() - self.asked)))
+
+    def is_left_out(self) -> bool:
+        """Return whether the time of the task has gone by, and nobody depends on it."""
+        late = time.monotonic() - self.asked >= self.task.seconds
+        return late and self.plan_known is not None and self.plan_known.is_set()
+
+    def done(self, outcome: Outcome | None) -> None:
+        """Take note of a plan."""
+        if self.plan_known is not None and outcome is not None and outcome.step_us is not None:
+            self.plan_known.set()
+
+
+_Jobs = SimpleQueue[_Job | None]
 _Answers = SimpleQueue[tuple[int, Outcome | None]]
 
 
@@ -67,35 +93,40 @@ class Workers:
         for _ in self._others:
             self._jobs.put(None)
 
-    def perform(self, tasks: Sequence[Task]) -> list[Outcome]:
+    def perform(self, tasks: Sequence[Task], *, enough: bool | None = None) -> list[Outcome]:
         """Return the outcomes in the order of the tasks. This process works, too, and alone until another is ready.
 
-        The longest steps come first, so that no process waits long for another's last task.
+        The longest steps come first, so that no process waits long for another's last task. ``enough``: whether a plan
+        is known; then, or once one of the tasks has found one, a task whose time went by before it began is left out
+        (``timed_out``). ``None``: every task is done.
         """
-        asked = time.monotonic()
-        for index in sorted(range(len(tasks)), key=lambda index: -self._operations(tasks[index])):
-            self._jobs.put((index, tasks[index], asked))
+        asked, plan_known = time.monotonic(), None if enough is None else threading.Event()
+        if enough and plan_known is not None:
+            plan_known.set()
+        jobs = [_Job(place, task, asked, plan_known) for place, task in enumerate(tasks)]
+        for job in sorted(jobs, key=lambda job: -self._operations(job.task)):
+            self._jobs.put(job)
         outcomes: dict[int, Outcome] = {}
         while len(outcomes) < len(tasks):
             try:
-                job = self._jobs.get_nowait()
-                assert job is not None
-                outcomes[job[0]] = perform(self.request, _begun_late(job[1], job[2]))
+                next_job = self._jobs.get_nowait()
+                assert next_job is not None
+                outcomes[next_job.place] = self._here(next_job)
             except Empty:
-                index, outcome = self._answers.get()
-                again = _begun_late(tasks[index], asked)
-                outcomes[index] = outcome if outcome is not None else perform(self.request, again)
-        return [outcomes[index] for index in range(len(tasks))]
+                place, outcome = self._answers.get()
+                outcomes[place] = outcome if outcome is not None else self._here(jobs[place])
+        return [outcomes[place] for place in range(len(tasks))]
+
+    def _here(self, job: _Job) -> Outcome:
+        """Do a task in this process."""
+        outcome = Outcome(timed_out=True) if job.is_left_out() else perform(self.request, job.begun_late())
+        job.done(outcome)
+        return outcome
 
     def _operations(self, task: Task) -> int:
         """Return forwards and backwards of a step in a task's layout."""
         batch = task.batches * self.request.global_batch_size
         return 2 * task.layout.num_virtual_stages * task.layout.num_microbatches(batch)
-
-
-def _begun_late(task: Task, asked: float) -> Task:
-    """Return a task with the seconds that are left of it, which has waited for others since ``asked``."""
-    return replace(task, seconds=max(LEAST_S, task.seconds - (time.monotonic() - asked)))
 
 
 class _Other:
@@ -117,15 +148,17 @@ class _Other:
         while (job := self._jobs.get()) is not None:
             outcome: Outcome | None = None
             try:
-                answer = self._process.ask(json.dumps(to_json(_begun_late(job[1], job[2]))))
-                if answer is not None:
+                if job.is_left_out():
+                    outcome = Outcome(timed_out=True)
+                elif (answer := self._process.ask(json.dumps(to_json(job.begun_late())))) is not None:
                     outcome = from_json(Outcome, json.loads(answer), "answer of a worker")
             except (AutoParallelError, ValueError):
                 # An answer that cannot be read: this process does the work again.
                 pass
             finally:
                 # Whatever happens, no caller waits for an answer that never comes.
-                self._answers.put((job[0], outcome))
+                job.done(outcome)
+                self._answers.put((job.place, outcome))
             if outcome is None:
                 return
 

@@ -92,7 +92,8 @@ class Coordinator:
         self._num_launches += 1
         aborted = f"abort/{number}"
         try:
-            with reserved_port() as worker_port:
+            # The ranks of one node meet at a store on the loopback address, which has its own port.
+            with contextlib.nullcontext(0) if self._store is None else reserved_port() as worker_port:
                 if self._store is not None:
                     self._store.set(f"launch/{number}", json.dumps(order_of(spec, worker_port, self.command)))
                 if self._watch is not None:

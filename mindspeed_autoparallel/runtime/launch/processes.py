@@ -52,7 +52,7 @@ class LocalRanks:
     """On this node; as many on every other."""
     num_nodes: int = 1
     master_addr: str = "localhost"
-    master_port: int | None = None
+    master_port: int = 0
     """Where rank 0 listens; of no effect on a single node, whose ranks meet at the loopback address."""
 
     def environment(self, local_rank: int, port: int) -> dict[str, str]:
@@ -96,7 +96,7 @@ def run_local_processes(
     copiers: list[threading.Thread] = []
     held = contextlib.ExitStack()
     try:
-        port = ranks.master_port or 0
+        port = ranks.master_port
         if ranks.num_nodes == 1:
             port = held.enter_context(loopback_store())
             parent = {**_gloo_stays_inside(), **parent}

@@ -6,6 +6,7 @@ from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.presets import preset_graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, source
 from mindspeed_autoparallel.operators.search.matmul_cut import INFEASIBLE, cut_costs
+from mindspeed_autoparallel.operators.search.recursive import main_neighbours
 from mindspeed_autoparallel.operators.strategies import search_graph
 
 
@@ -52,3 +53,31 @@ def test_product_after_one_pinned_by_columns_is_cut_inside():
 def test_larger_mem_coeff_moves_from_data_to_model_parallel(mem_coeff, dp_mp):
     graph = preset_graph("llama2-7b", batch=12, sequence=2048, num_layers=2)
     assert search_graph(graph, 8, mem_coeff=mem_coeff).dp_mp() == dp_mp
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_neighbours_are_the_products_that_a_tensor_reaches(later):
+    graph = preset_graph("llama2-7b", batch=4, sequence=64, num_layers=3)
+    products = [node.name for node in graph.nodes.values() if node.matmul]
+
+    def reached(name):
+        """Products whose output arrives in ``name`` through other operators alone, by depth first search."""
+        if name in products:
+            return {name}
+        return {other for source in graph.nodes[name].inputs for other in reached(source)}
+
+    wanted = {name: set() for name in products}
+    for name in products:
+        for slot, given in enumerate(graph.nodes[name].inputs[:2]):
+            wanted[name] |= {(other, slot, 2) for other in reached(given)}
+            for other in reached(given) if later else ():
+                wanted[other].add((name, 2, slot))
+    found = main_neighbours(graph, later=later)
+    assert {
+        name: {(other, *at) for group, *at in groups for other in group} for name, groups in found.items()
+    } == wanted
+
+
+def test_earlier_neighbours_grow_with_the_layers_and_not_with_their_square():
+    graph = preset_graph("llama2-7b", batch=4, sequence=64, num_layers=40)
+    assert all(len(groups) <= 2 for groups in main_neighbours(graph, later=False).values())

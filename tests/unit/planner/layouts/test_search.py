@@ -200,9 +200,9 @@ def test_layouts_with_virtual_stages_are_bounded_then_planned_then_searched_long
     asked: list[int] = []
     perform = Workers.perform
 
-    def note(self: Workers, tasks: Sequence[Task]) -> list[Outcome]:
+    def note(self: Workers, tasks: Sequence[Task], enough: bool | None = None) -> list[Outcome]:
         asked.extend(LOOKS.index(task.kind) for task in tasks if task.layout.virtual_size > 1 and task.kind in LOOKS)
-        return perform(self, tasks)
+        return perform(self, tasks, enough=enough)
 
     monkeypatch.setattr(Workers, "perform", note)
     monkeypatch.setattr(short_rows, "MOST_EVENTS_OF_CUTS", 0)
@@ -238,7 +238,7 @@ def test_a_simple_split_never_takes_the_place_of_a_faster_plan_of_the_same_layou
     """The plain recipe is found first; simple splits of the same layout come later and may be slower."""
 
     class OfOneLayout:
-        def perform(self, tasks: Sequence[Task]) -> list[Outcome]:
+        def perform(self, tasks: Sequence[Task], enough: bool | None = None) -> list[Outcome]:
             return [Outcome(placement=ModulePlacement(layers={}, recompute={}), step_us=200.0) for _ in tasks]
 
     profile = small_profile()

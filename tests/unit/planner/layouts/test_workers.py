@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,37 @@ def test_another_process_finds_the_same() -> None:
         # By now the other process has started: it does its share.
         assert workers.perform(tasks) == alone
     assert any(outcome.step_us is not None for outcome in alone)
+
+
+@pytest.mark.parametrize(("enough", "done"), [(None, 6), (False, 1), (True, 0)])
+def test_tasks_whose_time_has_gone_by_are_left_out_where_a_plan_is_known(enough, done, monkeypatch) -> None:
+    performed = _counted(monkeypatch)
+    late = [replace(task, seconds=0.0) for task in _tasks()]
+    with Workers(_request(), 1) as workers:
+        outcomes = workers.perform(late, enough=enough)
+    assert len(performed) == done
+    assert sum(not outcome.timed_out or outcome.step_us is not None for outcome in outcomes) >= done
+
+
+def test_a_search_whose_time_is_over_tries_one_plan_and_evaluates_no_alternative(monkeypatch) -> None:
+    """Where one replay takes a second, every task after the time limit is a second too late."""
+    performed = _counted(monkeypatch)
+    monkeypatch.setattr(search_module, "FINISH_S", 0.0)
+    plan = search(small_profile(), CLUSTER, 16, SearchOptions(time_limit_s=1e-9, num_workers=1, top_k=5))
+    assert [task.kind for task in performed] == [SIMPLE]
+    assert plan.step.total_us > 0 and not plan.alternatives and plan.search.status == "feasible"
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """Tasks that are performed from now on."""
+    performed: list[Task] = []
+
+    def counting(request: Request, task: Task) -> Outcome:
+        performed.append(task)
+        return perform(request, task)
+
+    monkeypatch.setattr(workers_module, "perform", counting)
+    return performed
 
 
 def test_the_plan_does_not_depend_on_the_number_of_processes(even_small_searches_in_parallel: None) -> None:

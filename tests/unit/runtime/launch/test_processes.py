@@ -1,15 +1,18 @@
 """Processes of one launch on this node: real children, real deaths."""
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from mindspeed_autoparallel.runtime.launch.coordinator import Coordinator
 from mindspeed_autoparallel.runtime.launch.environment import child_environment
 from mindspeed_autoparallel.runtime.launch.outcome import LaunchOutcome, LaunchSpec, LaunchStatus, worst
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes, whole_error
+from mindspeed_autoparallel.runtime.launch.rendezvous import Nodes
 
 
 def run(tmp_path, code, **options):
@@ -87,6 +90,18 @@ def test_the_ranks_of_one_node_open_no_socket_beyond_loopback(tmp_path):
     assert outcome.status is LaunchStatus.OK, outcome.last_lines
     logs = [path.read_text() for path in (tmp_path / "logs").glob("*.log")]
     assert len(logs) == 2 and all("inside tcp 0A" in log for log in logs)  # 0A: it listens
+
+
+@pytest.mark.torch
+def test_a_coordinator_of_one_node_binds_no_port_beyond_loopback(tmp_path, monkeypatch):
+    bound, bind = [], socket.socket.bind
+    monkeypatch.setattr(socket.socket, "bind", lambda self, place: (bound.append(place[0]), bind(self, place))[1])
+    (tmp_path / "script.py").write_text("pass")
+    spec = LaunchSpec(launch_id="test", argv=(str(tmp_path / "script.py"),), timeout_s=400.0, task={})
+    nodes = Nodes(num_nodes=1, num_processes_per_node=1, master_addr="localhost", master_port=29500)
+    with Coordinator(nodes, log_dir=tmp_path / "logs") as coordinator:
+        assert coordinator.launch(spec).status is LaunchStatus.OK
+    assert set(bound) == {"127.0.0.1"}
 
 
 def test_a_crash_ends_the_others_and_carries_the_last_lines(tmp_path):
