@@ -106,12 +106,8 @@ def _searched(
             without_plan=[*layout_search.without_plan, *full],
             verdicts=layout_search.verdicts,
         ).error()
-    results: list[LayoutResult] = []
     until = deadline + max(FINISH_S, FINISH_SHARE * options.time_limit_s)
-    for found in ranked[: 1 + options.top_k]:
-        if results and time.monotonic() > until:
-            break  # An alternative is worth no more waiting.
-        results.append(_evaluated(profile, cluster, global_batch_size, found))
+    results = _evaluated_until(request, ranked[: 1 + options.top_k], until)
     assert results[0].evaluation is not None
     best, step_us = ranked[0].candidate, results[0].evaluation.step.total_us
     bound_us = min(step_us, layout_search.settled_bound_us())
@@ -226,6 +222,15 @@ def _explore_group_sizes(
     known = regrouped(workers, found)
     candidates = [item.candidate for item in known]
     return _explore(workers, candidates, options, deadline, progress, known, ranked[0].step_us)
+
+
+def _evaluated_until(request: Request, ranked: Sequence[SolvedLayout], until: float) -> list[LayoutResult]:
+    """Return the first of ``ranked``, evaluated, and as many others as begin before ``until``."""
+    results: list[LayoutResult] = []
+    for found in ranked:
+        if not results or time.monotonic() <= until:
+            results.append(_evaluated(request.profile, request.cluster, request.global_batch_size, found))
+    return results
 
 
 def _evaluated(profile: Profile, cluster: Cluster, global_batch_size: int, found: SolvedLayout) -> LayoutResult:
