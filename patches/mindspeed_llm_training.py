@@ -5,6 +5,7 @@ from mindspeed_autoparallel.patches.training_training import (
     LOG_ITERATION,
     TAKE_OVER,
     TRAINING_FLAGS,
+    WATCHED_BY,
 )
 from mindspeed_autoparallel.patching import Patch
 
@@ -16,6 +17,7 @@ PATCHES = [
         distribution="mindspeed-llm",
         parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
         flags=TRAINING_FLAGS,
+        watched_by=WATCHED_BY,
         why="A measuring or tracing process begins where MindSpeed-LLM's own training would, and ends. Its steps are "
         "Megatron's.",
     ),

@@ -7,6 +7,7 @@ from mindspeed_autoparallel.patches.training_training import (
     TAKE_OVER,
     TRAINING_FLAGS,
     WATCH_STEP,
+    WATCHED_BY,
 )
 from mindspeed_autoparallel.patching import Patch
 
@@ -18,6 +19,7 @@ PATCHES = [
         distribution="mindspeed-mm",
         parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
         flags=TRAINING_FLAGS,
+        watched_by=WATCHED_BY,
         why="A measuring process measures where MindSpeed-MM's own training would begin, and ends.",
     ),
     Patch(
@@ -27,6 +29,7 @@ PATCHES = [
         distribution="mindspeed-mm",
         parameters=("forward_step_func", "data_iterator", "model"),
         flags=STEP_FLAGS,
+        watched_by=WATCHED_BY,
         why="Predicted step time and memory are compared with the first steps of MindSpeed-MM's own training.",
     ),
     Patch(

@@ -9,6 +9,8 @@ HETERO_FLAGS = ("--hetero-parallel", "--auto-parallel-hetero")
 TRAINING_FLAGS = (*_SEARCH, "--auto-parallel-plan", *HETERO_FLAGS)
 PREFLIGHT_FLAGS = ("--auto-parallel-preflight",)
 STEP_FLAGS = ("--auto-parallel-plan", "--auto-tuning", TASK_VARIABLE)
+WATCHED_BY = ("--auto-parallel-plan",)
+"""Its arguments are set when they were parsed: of the training it only compares the first steps with the plan."""
 
 
 TAKE_OVER = Calls("runtime.profiling.measure.worker:take_over_training")
@@ -41,6 +43,7 @@ PATCHES = [
         wrapper=TAKE_OVER,
         parameters=("forward_step_func", "model", "optimizer", "train_data_iterator"),
         flags=TRAINING_FLAGS,
+        watched_by=WATCHED_BY,
         why="A measuring process measures where training would begin, and ends; elsewhere patches are checked there.",
     ),
     Patch(
@@ -48,6 +51,7 @@ PATCHES = [
         wrapper=WATCH_STEP,
         parameters=("forward_step_func", "data_iterator", "model"),
         flags=STEP_FLAGS,
+        watched_by=WATCHED_BY,
         why="Predicted step time and memory are compared with the first steps of the training.",
     ),
     Patch(

@@ -23,8 +23,8 @@ def leads_to(function: Any, ours: Any) -> bool:
         if id(item) not in seen:
             seen.add(id(item))
             waiting += _callables_in(item)
-            if any(name is ours for name in _names_referred_to(item)):
-                return True
+            # A name may lead to a wrapper of ours around a wrapper of ours; other functions' names are not searched.
+            waiting += [named for named in _names_referred_to(item) if type(named) is type(ours)]
     return False
 
 

@@ -23,6 +23,9 @@ from mindspeed_autoparallel.patching.imports import call_after_import
 from mindspeed_autoparallel.patching.patch import Patch
 from mindspeed_autoparallel.patching.releases import release_of, within
 
+_SCHEDULERS = ("mindspeed.", "mindspeed_llm.", "mindspeed_mm.")
+"""Packages whose features replace a training step by one with another pipeline schedule."""
+
 
 class LateImportWarning(UserWarning):
     """Megatron was imported before this package: names copied out of its modules earlier stay unpatched."""
@@ -103,12 +106,14 @@ class Engine:
             if flag in entry.patch.flags and entry.state is PatchState.FAILED:
                 raise PatchError(f"{flag} needs {entry.patch.target}, but {entry.reason}")
 
-    def verify(self, flag: str) -> None:
+    def verify(self, flag: str) -> list[str]:
         """Raise ``PatchError`` naming the first function ``flag`` needs whose wrapper would not be called, and why.
 
         Other plugins may put functions of their own in the place of those that were patched. Where a host has its own
-        of a function (``Patch.instead_of``), that one counts.
+        of a function (``Patch.instead_of``), that one counts. Returns a line for each that ``flag`` only watches, where
+        it is not a feature of MindSpeed's that took its place: those change the schedule.
         """
+        unwatched = []
         needed = [entry for entry in self.patches if flag in entry.patch.flags and entry.state is PatchState.INSTALLED]
         instead = {entry.patch.instead_of for entry in needed}
         for entry in needed:
@@ -116,12 +121,21 @@ class Engine:
                 continue
             holder, name = _holder(sys.modules[entry.patch.module], entry.patch.attribute)
             current = None if holder is None else inspect.getattr_static(holder, name)
-            if not leads_to(current, entry.replacement):
-                raise PatchError(
-                    f"{flag} works through {entry.patch.target}, but {place_of(current)} was put in its place and does "
-                    "not call it. Switch the feature that brings it off (its flag, or its entry in the host's "
-                    f"configuration), or train without {flag}."
+            if leads_to(current, entry.replacement):
+                continue
+            place = place_of(current)
+            if flag in entry.patch.watched_by and not place.startswith(_SCHEDULERS):
+                unwatched.append(
+                    f"{place} was put in the place of {entry.patch.target} and does not call it: the steps of this "
+                    f"training are not compared with the prediction of {flag}."
                 )
+                continue
+            raise PatchError(
+                f"{flag} works through {entry.patch.target}, but {place} was put in its place and does "
+                "not call it. Switch the feature that brings it off (its flag, or its entry in the host's "
+                f"configuration), or train without {flag}."
+            )
+        return unwatched
 
     def undo_all(self) -> None:
         """Restore every original; a patch under another plugin's wrapper goes inert instead."""

@@ -50,6 +50,8 @@ class Patch:
     flags: tuple[str, ...] = ()
     """Works once one of these is true, command line flags or an environment variable, and passes calls on until then;
     empty: always."""
+    watched_by: tuple[str, ...] = ()
+    """Those of ``flags`` for which the wrapper only watches: without it their training is the same."""
     instead_of: str = ""
     """Target of Megatron that a host above it never calls, because it has this one of its own."""
     parameters: tuple[str, ...] = field(default=())

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+CHUNKS: list[Any] = []
+"""Of the model that was filled last."""
 _LAYER = re.compile(r"^(.*\blayers)\.(\d+)\.(.*)$")
 _EXPERT = re.compile(r"^(.*\blocal_experts)\.(\d+)\.(.*)$")
 
@@ -25,6 +27,7 @@ def install() -> None:
 
     @functools.wraps(make_optimizer)
     def filled_first(config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
+        CHUNKS[:] = model_chunks
         for chunk in model_chunks:
             model = chunk
             while hasattr(model, "module"):

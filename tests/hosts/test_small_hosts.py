@@ -44,11 +44,20 @@ def test_a_plan_is_applied_once_to_both_parses_and_the_hosts_own_step_is_watched
 
 
 def test_a_function_that_a_feature_replaced_after_the_parse_is_named_before_the_first_step():
-    done = run("--auto-parallel-plan", "plan.json", SMALL_HOST_REPLACES="train_step")
+    replaced = {"SMALL_HOST_REPLACES": "train_step", "SMALL_HOST_REPLACES_BY": "mindspeed"}
+    done = run("--auto-parallel-plan", "plan.json", **replaced)
     assert done.returncode == 2
     assert "--auto-parallel-plan works through mindspeed_mm.training:train_step" in done.stderr
-    assert "__main__.replacing_feature was put in its place" in done.stderr
+    assert "mindspeed.core.dualpipev.replacing_feature was put in its place" in done.stderr
     assert "train_step" not in done.stdout
+
+
+def test_a_users_own_step_trains_by_a_plan_and_a_line_tells_that_nothing_is_compared():
+    done = run("--auto-parallel-plan", "plan.json", SMALL_HOST_REPLACES="train_step")
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["handlers"] == ["apply_plan.entry:prepare"]
+    assert done.stderr.count("__main__.replacing_feature was put in the place of mindspeed_mm.training:train_step") == 1
 
 
 def test_the_hosts_own_hetero_parallel_stays_its_own():

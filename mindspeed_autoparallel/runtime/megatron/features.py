@@ -81,6 +81,8 @@ class Parses:
         self.changes: dict[str, Any] = {}
         self.flags_of_host: frozenset[str] = frozenset()
         """Names of flags of ours that the host's parser had already."""
+        self.unwatched: set[str] = set()
+        """Lines about functions that a feature cannot watch, as printed."""
 
     def is_repeated(self) -> bool:
         """Tell whether this process's command line was handed to the features before."""
@@ -202,7 +204,7 @@ def verify_patches() -> None:
     """
     with told_in_a_line():
         for flag in sorted(ENGINE.enabled):
-            ENGINE.verify(flag)
+            _verify(flag)
 
 
 def _enable(*flags: str) -> None:
@@ -210,7 +212,16 @@ def _enable(*flags: str) -> None:
         ENGINE.require(flag)
     ENGINE.enable(flags)
     for flag in flags:
-        ENGINE.verify(flag)
+        _verify(flag)
+
+
+def _verify(flag: str) -> None:
+    """Check the functions that ``flag`` works through, and print once which it cannot watch."""
+    told = of_process(Parses).unwatched
+    for line in ENGINE.verify(flag):
+        if line not in told and os.environ.get("RANK", "0") == "0":
+            print(line, file=sys.stderr, flush=True)
+        told.add(line)
 
 
 def _flag(destination: str) -> str:

@@ -12,15 +12,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
 
 import collect
 import shrink
 import table
-import train
 
 ROOT = Path(__file__).parents[3]
+sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "helpers")]
+
+from forked_host import environment, release_of  # noqa: E402
 
 
 def main() -> None:
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="sources that match this expression")
     parser.add_argument("--first", type=int, default=0, help="the first of those")
     parser.add_argument("--every", type=int, default=1, help="of the trainings that differ, each so many-th")
+    parser.add_argument("--by-flags", action="store_true", help="of those with the same set of flags, one")
     parser.add_argument("--train", action="store_true", help="train each by its plan for two devices as well")
     parser.add_argument("--table", nargs="+", type=Path, help="write the tables of docs/hosts.md from these rows")
     options = parser.parse_args()
@@ -63,14 +66,15 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
                     "keep_plans": options.train,
                 }
             )
-    variables = shrink.environment(checkout, ROOT, options.path)
+    variables = environment(checkout, options.path)
     # Many configurations differ in what is made small or left out alone: they are one training here.
     alike: dict[tuple[object, ...], list[dict[str, object]]] = {}
     for task in tasks:
         alike.setdefault((task["file"], task["words"]), []).append(task)
-    drawn = [rows[0] | {"sources": [row["source"] for row in rows]} for rows in alike.values()][
-        options.first :: options.every
-    ]
+    drawn = [rows[0] | {"sources": [row["source"] for row in rows]} for rows in alike.values()]
+    if options.by_flags:
+        drawn = _unlike(drawn)
+    drawn = drawn[options.first :: options.every]
     worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py"))]
     lines = "".join(json.dumps(task) + "\n" for task in drawn)
     with (
@@ -81,18 +85,26 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
         served.stdin.write(lines)
         served.stdin.close()
         for line in served.stdout:
-            row = json.loads(line)
-            if options.train:
-                row["trained"] = train.trained(row, variables)
-            rows.write(json.dumps(row) + "\n")
+            rows.write(line)
             rows.flush()
 
 
-def release_of(folders: Iterable[Path]) -> str:
-    """Return major and minor number of the first Megatron in ``folders``."""
-    file = next(path for folder in folders if (path := folder / "megatron" / "core" / "package_info.py").is_file())
-    text = file.read_text()
-    return ".".join(re.search(rf"^{name} = (\d+)", text, re.MULTILINE)[1] for name in ("MAJOR", "MINOR"))
+def _unlike(tasks: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return one of the ``tasks`` for each program and set of flags, those first whose flags others have least."""
+    sets: dict[tuple[object, ...], dict[str, object]] = {}
+    for task in tasks:
+        names = frozenset(word.partition("=")[0] for word in task["words"] if word.startswith("--"))  # type: ignore[attr-defined]
+        sets.setdefault((task["file"], names), {**task, "flags": names})
+    counts = Counter(name for task in sets.values() for name in task["flags"])  # type: ignore[attr-defined]
+    chosen, seen = [], set()
+    waiting = list(sets.values())
+    # Each next one has the most flags that none before it had; with ties, the rarer ones.
+    while waiting:
+        best = max(waiting, key=lambda task: (len(task["flags"] - seen), -sum(counts[n] for n in task["flags"])))  # type: ignore[operator,attr-defined]
+        waiting.remove(best)
+        seen |= best.pop("flags")  # type: ignore[arg-type]
+        chosen.append(best)
+    return chosen
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Every other flag stays as it is, so that a training meets what its authors give.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
 Flags = dict[str, list[str]]
@@ -261,14 +260,3 @@ def _processes(flags: Flags) -> int:
     tensor = _number(flags, "--tensor-model-parallel-size")
     shared = _number(flags, "--expert-tensor-parallel-size", tensor) * _number(flags, "--pipeline-model-parallel-size")
     return math.lcm(_model_size(flags), shared * _number(flags, "--expert-model-parallel-size"))
-
-
-def environment(checkout: os.PathLike[str], root: os.PathLike[str], more: str) -> dict[str, str]:
-    """Return the variables that a program of ``checkout`` starts with on CPU."""
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (checkout, root, more))),
-        "OMP_NUM_THREADS": "1",
-        "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    }

@@ -7,20 +7,18 @@ arguments, or where a first launch would begin, so that a stage takes about a se
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
 import json
 import os
 import re
-import runpy
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
+
+import train
+from forked_host import fork, import_megatron, run_program
 
 ENDS = ("accepted", "planned", "refused", "host", "traceback", "timeout")
 """How a stage ends. ``refused``: one line of ours; ``host``: an error of the host's; ``traceback``: one through us."""
@@ -36,37 +34,18 @@ _CLUSTER = ("--nnodes", "1", "--nproc-per-node", "2", "--node-rank", "0", "--mas
 class Reached(BaseException):
     """The stage's end: nothing behind it is run."""
 
+    ends_well = True
+
 
 def main() -> None:
     """Serve one checkout."""
-    import mindspeed_autoparallel  # noqa: F401  # before Megatron, as scripts import it
-
-    _import_megatron()
-    # Forks share what is here; a collection in one of them would copy all of it.
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+    import_megatron()
     for line in sys.stdin:
         task = json.loads(line)
-        print(json.dumps({**task, "stages": stages(task)}), flush=True)
-
-
-def _import_megatron() -> None:
-    import megatron.core.models.gpt
-    import megatron.training
-    import megatron.training.arguments
-    import megatron.training.checkpointing
-    import megatron.training.training  # noqa: F401
-
-    from mindspeed_autoparallel.runtime.features.apply_plan import entry as plans
-    from mindspeed_autoparallel.runtime.features.auto_parallel_mm import entry, search, write
-    from mindspeed_autoparallel.runtime.features.auto_tuning import entry as tuning
-
-    _ = plans, entry, search, write, tuning
-    sys.path.insert(0, os.environ["PYTHONPATH"].split(os.pathsep)[0])
-    for name in ("gpt_builders", "mamba_builders", "hybrid_builders", "model_provider", "pretrain_gpt"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+        row = {**task, "stages": stages(task)}
+        if task["keep_plans"] and "plan" in row["stages"]:
+            row["trained"] = train.trained(row)
+        print(json.dumps(row), flush=True)
 
 
 def stages(task: dict[str, Any]) -> dict[str, Any]:
@@ -149,9 +128,7 @@ def _stage(task: dict[str, Any], folder: Path, name: str, flags: list[str], worl
     log, result = folder / f"{name}.log", folder / f"{name}.json"
     begin = time.monotonic()
     used = os.times()
-    child = os.fork()
-    if child == 0:
-        _run(task, folder, log, result, flags, world)
+    child = fork(lambda: _run(task, folder, log, result, flags, world))
     status = _wait(child, begin + _LIMIT_S)
     now = os.times()
     output = log.read_text(errors="replace") if log.is_file() else ""
@@ -187,33 +164,11 @@ def _wait(child: int, deadline: float) -> int | None:
     return None
 
 
-def _run(task: dict[str, Any], folder: Path, log: Path, result: Path, flags: list[str], world: int) -> None:
-    os.chdir(folder)
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for number in (1, 2):
-        os.dup2(stream, number)
-    os.environ.update(WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0")
-    sys.argv = [task["file"], *task["words"], *flags]
-    sys.orig_argv[:] = [sys.executable, *sys.argv]
-    sys.path.insert(0, str(Path(task["file"]).parent))
-    code = 1
-    try:
-        _end_at_first_launch()
-        _end_after_validation(result)
-        runpy.run_path(task["file"], run_name="__main__")
-        print("the program ended before its arguments were checked")
-    except Reached:
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-        if isinstance(error.code, str):
-            print(error.code)
-    except BaseException:
-        traceback.print_exc()
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code & 0xFF)
+def _run(task: dict[str, Any], folder: Path, log: Path, result: Path, flags: list[str], world: int) -> int:
+    _end_at_first_launch()
+    _end_after_validation(result)
+    places = {"WORLD_SIZE": str(world), "RANK": "0", "LOCAL_RANK": "0"}
+    return run_program(Path(task["file"]), [*task["words"], *flags], folder, log, places)
 
 
 def _end_after_validation(result: Path) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from forked_host import run_ranks
 from shrink import flags_of
 
-_HERE = Path(__file__).parents[1]
 _LAYOUT = (
     *("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"),
     *("--expert-model-parallel-size", "--expert-tensor-parallel-size", "--sequence-parallel"),
@@ -23,30 +22,30 @@ _LAYOUT = (
     "--no-overlap-p2p-communication",
 )
 """What one process does without."""
-_LIMIT_S = 900
 
 
-def trained(row: dict[str, Any], variables: dict[str, str]) -> dict[str, Any]:
+def trained(row: dict[str, Any]) -> dict[str, Any]:
     """Return losses of one process and of every plan in ``row``, and the largest relative difference."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         script = _script(Path(row["file"]), folder)
-        here = {**variables, "PYTHONPATH": f"{variables['PYTHONPATH']}:{_HERE}:{Path(row['file']).parent}"}
+        if (own := str(Path(row["file"]).parent)) not in sys.path:
+            sys.path.append(own)
         alone = [
             word
             for name, values in flags_of(tuple(row["words"])).items()
             if name not in _LAYOUT
             for word in (name, *values)
         ]
-        found["alone"] = _run(script, alone, 1, here, folder)
+        found["alone"] = _run(script, alone, 1, folder)
         for name, stage in row["stages"].items():
             if "plan" not in stage:
                 continue
             (folder / "plan.json").write_text(stage.pop("plan"))
             layout = json.loads((folder / "plan.json").read_text())["layout"]
             world = layout["pipeline_size"] * layout["tensor_size"] * layout["data_size"] * layout["context_size"]
-            by_plan = _run(script, [*row["words"], "--auto-parallel-plan", "plan.json"], world, here, folder)
+            by_plan = _run(script, [*row["words"], "--auto-parallel-plan", "plan.json"], world, folder)
             pairs = zip(by_plan["losses"], found["alone"]["losses"], strict=False)
             by_plan["difference"] = max((abs(a - b) / abs(b) for a, b in pairs), default=None)
             found[name] = by_plan
@@ -65,19 +64,8 @@ def _script(program: Path, folder: Path) -> Path:
     return copy
 
 
-def _run(script: Path, words: list[str], world: int, variables: dict[str, str], folder: Path) -> dict[str, Any]:
-    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    done = subprocess.run(
-        [*launcher, str(world), str(script), *words],
-        env=variables,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    found = re.findall(r"iteration +(\d+)/.* (?:lm )?loss: ([-+.E0-9]+) ", done.stdout)
-    losses = list({int(iteration): float(loss) for iteration, loss in found}.values())
-    errors = re.findall(r"^\S*(?:Error|Plan): .*", done.stdout, re.MULTILINE)
-    return {"exit_code": done.returncode, "losses": losses, "error": errors[0] if errors and done.returncode else ""}
+def _run(script: Path, words: list[str], world: int, folder: Path) -> dict[str, Any]:
+    ran = run_ranks(script, words, world, folder)
+    errors = re.findall(r"^\S*(?:Error|Plan): .*", ran.output, re.MULTILINE)
+    error = errors[0] if errors and ran.exit_code else ""
+    return {"exit_code": ran.exit_code, "losses": ran.losses, "error": error, "seconds": round(ran.seconds, 1)}

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import types
 
 import mindspeed_autoparallel  # noqa: F401  # before megatron, as a user's script has it
 from mindspeed_autoparallel.runtime.features.apply_plan import check
@@ -28,8 +29,10 @@ def watched(wrapped, args, kwargs):
 
 
 def replacing_feature(*args, **kwargs):
-    """Stand where the host's function stood, as dualpipev does."""
+    """Stand where the host's function stood, as a user's own step does."""
 
+
+of_mindspeed = types.FunctionType(replacing_feature.__code__, {"__name__": "mindspeed.core.dualpipev"})
 
 features._load = load
 check.watch_step = watched
@@ -40,7 +43,7 @@ from mindspeed_mm import training  # noqa: E402
 def replace():
     """Put a function of a feature in the place of the host's, after the arguments were parsed."""
     if name := os.environ.get("SMALL_HOST_REPLACES"):
-        setattr(training, name, replacing_feature)
+        setattr(training, name, of_mindspeed if os.environ.get("SMALL_HOST_REPLACES_BY") else replacing_feature)
 
 
 first, second = training.pretrain(replace)

@@ -36,10 +36,11 @@ def host(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def installed(*targets):
+def installed(*targets, **more):
     engine = Engine()
+    more = {"flags": (FLAG,), **more}
     patches = [
-        Patch(target=target, wrapper=passed_on, why="test", distribution="x", flags=(FLAG,), instead_of=instead)
+        Patch(target=target, wrapper=passed_on, why="test", distribution="x", instead_of=instead, **more)
         for target, instead in targets
     ]
     engine.install(patches)
@@ -62,6 +63,8 @@ def test_a_replacement_that_goes_on_to_the_one_it_imported_passes(host, tmp_path
         "from chain_host import train_step as stock\n\ndef train_step(x):\n    return stock(x)\n"
     )
     engine = installed(("chain_host:train_step", ""))
+    # Another feature's wrapper around the same function.
+    installed(("chain_host:train_step", ""), flags=("--other",))
     module = importlib.import_module("chain_host")
     module.train_step = importlib.import_module("chain_going_on").train_step
     engine.verify(FLAG)
@@ -77,6 +80,21 @@ def test_who_replaced_a_wrapped_function_is_named(host, name):
     with pytest.raises(PatchError, match=rf"chain_host:train_step, but chain_plugin\.{written} was put in its place"):
         engine.verify(FLAG)
     engine.verify("--other")
+
+
+def test_a_users_own_step_is_let_alone_by_a_flag_that_only_watches_it(host, tmp_path):
+    engine = installed(("chain_host:train_step", ""), flags=(FLAG, "--searches"), watched_by=(FLAG,))
+    engine.enable({"--searches"})
+    module = importlib.import_module("chain_host")
+    module.train_step = importlib.import_module("chain_plugin").replacing
+    (line,) = engine.verify(FLAG)
+    assert line.startswith("chain_plugin.replacing was put in the place of chain_host:train_step")
+    with pytest.raises(PatchError, match="chain_plugin.replacing"):
+        engine.verify("--searches")
+    exec("def train_step(x):\n    return x\n", own := {"__name__": "mindspeed.core.dualpipev"})
+    module.train_step = own["train_step"]
+    with pytest.raises(PatchError, match="mindspeed.core.dualpipev.train_step"):
+        engine.verify(FLAG)
 
 
 def test_where_a_host_has_its_own_function_that_one_counts(host):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
@@ -50,6 +51,7 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
+from mindspeed_autoparallel.spec.recompute import policy_of
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
 """Megatron asserts combined 1F1B beside them."""
@@ -223,6 +225,11 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
         setattr(arguments, name, None)
     kind = kind_everywhere(plan)
     if kind is not None:
+        if policy_of(kind).layers_per_group > 1 and getattr(arguments, "mtp_num_layers", None):
+            raise PlanError(
+                f"the plan recomputes {policy_of(kind).words}, and Megatron recomputes layers of multi-token "
+                "prediction (--mtp-num-layers) one by one alone. Plan again, or change the kind in the plan to full."
+            )
         _set_all(arguments, recompute_arguments(kind))
         return
     recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")

@@ -480,6 +480,12 @@ def test_a_language_model_recomputes_modules_or_groups_of_layers_as_planned(kind
     assert (*found, arguments.recompute_modules) == expected
 
 
+def test_groups_of_layers_beside_multi_token_prediction_are_refused(flags_job):
+    plan = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 2]}, kind="full:2")
+    with pytest.raises(PlanError, match=r"full \(groups of 2\), and Megatron .*--mtp-num-layers"):
+        prepare(flags_job(plan, mtp_num_layers=1))
+
+
 def test_recompute_that_the_host_cannot_be_told_is_refused():
     some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
     with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):

@@ -1,0 +1,150 @@
+"""Jobs on CPU, forked from one process that has imported this package and a checkout's Megatron.
+
+A rank that is forked begins its script at once; a rank that torchrun starts spends six processor seconds on imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import re
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from host_runs import Ran
+
+_GRACE_S = 10.0
+"""Ranks that wait for one that has failed are ended after this."""
+
+
+def import_megatron(*, features: bool = True) -> None:
+    """Import what trainings use, this package first as in a script, and keep collections from copying all of it.
+
+    ``features``: import this package and what its flags load.
+    """
+    if features:
+        import mindspeed_autoparallel  # noqa: F401  # before Megatron
+
+    import megatron.core.models.gpt
+    import megatron.training
+    import megatron.training.arguments
+    import megatron.training.checkpointing
+    import megatron.training.training  # noqa: F401
+
+    if features:
+        from mindspeed_autoparallel.runtime.features.apply_plan import entry as plans
+        from mindspeed_autoparallel.runtime.features.auto_parallel_mm import entry, search, write
+        from mindspeed_autoparallel.runtime.features.auto_tuning import entry as tuning
+
+        _ = plans, entry, search, write, tuning
+    sys.path.insert(0, os.environ["PYTHONPATH"].split(os.pathsep)[0])
+    builders = ("gpt_builders", "mamba_builders", "hybrid_builders", "model_provider", "pretrain_gpt")
+    for name in ("megatron.core.tokenizers.text", *builders):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def run_program(file: Path, words: Sequence[str], folder: Path, log: Path, variables: Mapping[str, str]) -> int:
+    """Become the program ``file`` with ``words``, in ``folder``, writing to ``log``; return its exit code."""
+    os.chdir(folder)
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for number in (1, 2):
+        os.dup2(stream, number)
+    os.environ.update(variables)
+    sys.argv = [str(file), *words]
+    sys.orig_argv[:] = [sys.executable, *sys.argv]
+    sys.path.insert(0, str(file.parent))
+    code: object = None
+    try:
+        runpy.run_path(str(file), run_name="__main__")
+    except SystemExit as error:
+        code = error.code
+        if isinstance(code, str):
+            print(code)
+    except BaseException as error:
+        if getattr(error, "ends_well", False):
+            return 0
+        traceback.print_exc()
+        code = 1
+    return code & 0xFF if isinstance(code, int) else 0 if code is None else 1
+
+
+def fork(program: Callable[[], int]) -> int:
+    """Run ``program`` in a fork that ends with its result; return its process id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        code = program()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    finally:
+        os._exit(code)
+
+
+def run_ranks(
+    script: Path, words: Sequence[str], world: int, folder: Path, *, limit_s: float = 300.0, **variables: str
+) -> Ran:
+    """Run ``script`` on ``world`` forked ranks of one node; ``Ran.seconds`` are processor seconds of all of them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    used = os.times()
+    logs = [folder / f"rank{rank}.log" for rank in range(world)]
+    children = {}
+    for rank, log in enumerate(logs):
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+        own = {**variables, "MASTER_ADDR": "localhost", **{name: str(value) for name, value in places.items()}}
+        children[fork(lambda log=log, own=own: run_program(script, words, folder, log, own))] = rank
+    worst, deadline = 0, time.monotonic() + limit_s
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            del children[pid]
+            code = os.waitstatus_to_exitcode(status)
+            worst = worst or code
+            deadline = min(deadline, time.monotonic() + _GRACE_S) if code else deadline
+            continue
+        if time.monotonic() > deadline:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            worst, deadline = worst or 124, deadline + _GRACE_S
+        time.sleep(0.02)
+    now = os.times()
+    seconds = now.children_user + now.children_system - used.children_user - used.children_system
+    output = "\n".join(log.read_text(errors="replace") for log in logs if log.is_file())
+    return Ran(exit_code=worst, output=output, seconds=seconds)
+
+
+def environment(checkout: os.PathLike[str], more: str = "") -> dict[str, str]:
+    """Return the variables that a program of ``checkout`` starts with on CPU; ``more``: folders for PYTHONPATH."""
+    here = Path(__file__).parent
+    folders = (checkout, here.parents[1], here, here.parent / "helpers", here / "hybrid_stand_ins", more)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    }
+
+
+def release_of(folders: Iterable[Path]) -> str:
+    """Return major and minor number of the first Megatron in ``folders``."""
+    file = next(path for folder in folders if (path := folder / "megatron" / "core" / "package_info.py").is_file())
+    text = file.read_text()
+    return ".".join(re.search(rf"^{name} = (\d+)", text, re.MULTILINE)[1] for name in ("MAJOR", "MINOR"))
