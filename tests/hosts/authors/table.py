@@ -12,6 +12,7 @@ from typing import Any
 _BEGIN, _END = "<!-- trainings of authors: generated -->\n", "<!-- end of trainings of authors -->\n"
 _SEARCHES = ("measured search", "search", "lean search", "tuning")
 _PLANS = ("plan", "lean plan")
+_TOLERANCE = 1e-6
 _BAD = ("traceback", "timeout", "host")
 
 
@@ -27,9 +28,9 @@ def write(files: Iterable[Path], pages: Iterable[Path]) -> None:
 
 def _by_host(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| host | scripts tried | arguments accepted by the host alone | searched | plan's arguments accepted | refused in a line "
-        "| ended otherwise | a flag changed without a line | slowest refusal |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| host | scripts tried | arguments accepted by the host alone | searched | plan's arguments accepted "
+        "| trained with the losses of one process | refused in a line | ended otherwise | a flag changed without a line | slowest refusal |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for host in sorted({row["host"] for row in rows}):
         own = [row for row in rows if row["host"] == host]
@@ -40,8 +41,8 @@ def _by_host(rows: list[dict[str, Any]]) -> str:
         slowest = f"{max(refusals):.1f} s" if refusals else "none"
         searched = sum(row["stages"].get("search", {}).get("end") == "planned" for row in begun)
         lines.append(
-            f"| {host} | {_count(own)} | {_count(begun)} | {searched} | {ends['planned']} | {ends['refused']} | {ends['bad']} | "
-            f"{silent} | {slowest} |"
+            f"| {host} | {_count(own)} | {_count(begun)} | {searched} | {ends['planned']} | {_trained(own)} "
+            f"| {ends['refused']} | {ends['bad']} | {silent} | {slowest} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -49,6 +50,14 @@ def _by_host(rows: list[dict[str, Any]]) -> str:
 def _count(rows: list[dict[str, Any]]) -> str:
     """Return how many trainings differ, and how many scripts they stand for."""
     return f"{len(rows)} ({sum(len(row['sources']) for row in rows)})"
+
+
+def _trained(rows: list[dict[str, Any]]) -> str:
+    """Return of how many trainings every plan had the losses of one process, of how many that were run."""
+    runs = [list(row["trained"].values()) for row in rows if row.get("trained")]
+    differences = [[plan["difference"] for plan in plans[1:]] for plans in runs]
+    equal = [all(one is not None and one <= _TOLERANCE for one in own) for own in differences]
+    return f"{sum(equal)} of {len(runs)}" if runs else "0"
 
 
 def _end(row: dict[str, Any]) -> str:

@@ -89,11 +89,11 @@ def test_a_users_own_step_is_let_alone_by_a_flag_that_only_watches_it(host, tmp_
     module.train_step = importlib.import_module("chain_plugin").replacing
     (line,) = engine.verify(FLAG)
     assert line.startswith("chain_plugin.replacing was put in the place of chain_host:train_step")
-    with pytest.raises(PatchError, match="chain_plugin.replacing"):
+    with pytest.raises(PatchError, match=r"chain_plugin\.replacing"):
         engine.verify("--searches")
     exec("def train_step(x):\n    return x\n", own := {"__name__": "mindspeed.core.dualpipev"})
     module.train_step = own["train_step"]
-    with pytest.raises(PatchError, match="mindspeed.core.dualpipev.train_step"):
+    with pytest.raises(PatchError, match=r"mindspeed\.core\.dualpipev\.train_step"):
         engine.verify(FLAG)
 
 

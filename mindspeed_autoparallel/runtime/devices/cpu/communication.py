@@ -9,7 +9,7 @@ from mindspeed_autoparallel.runtime.devices.cpu.edits import Edits
 
 
 def install(edits: Edits) -> None:
-    """Wrap the functions that choose a backend, and the one that takes devices."""
+    """Wrap the functions that choose a backend, the one that takes devices, and what gloo sends."""
     import torch.distributed as distributed
     from torch.distributed import distributed_c10d
 
@@ -34,7 +34,16 @@ def install(edits: Edits) -> None:
     def gloo_barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         return barrier(group, async_op)  # gloo refuses device_ids
 
+    isend = distributed.isend
+
+    @functools.wraps(isend)
+    def sent_from_its_storage(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        # Megatron gives the data of what it has sent up at once (deallocate_pipeline_outputs). An accelerator's library
+        # keeps the storage until it is sent; gloo keeps the tensor alone, whose storage was replaced.
+        return isend(tensor.detach(), *args, **kwargs)
+
     for module in (distributed, distributed_c10d):
+        edits.set(module, "isend", sent_from_its_storage)
         edits.set(module, "barrier", gloo_barrier)
         edits.set(module, "init_process_group", init_process_group)
         edits.set(module, "new_group", new_gloo_group)

@@ -15,6 +15,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.patching.releases import release_of, within
 from mindspeed_autoparallel.runtime.features.apply_plan.check import MeasuredRank, PlanCheck
 from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hetero
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
@@ -51,7 +52,7 @@ from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
 from mindspeed_autoparallel.runtime.megatron.shared_embedding import place_embedding
 from mindspeed_autoparallel.runtime.state import of_process
 from mindspeed_autoparallel.spec.plan import Plan
-from mindspeed_autoparallel.spec.recompute import policy_of
+from mindspeed_autoparallel.spec.recompute import RecomputePolicy, policy_of
 
 _NEED_PAIRS = ("delay_wgrad_compute", "ep_overlap_early_attn_memory_release")
 """Megatron asserts combined 1F1B beside them."""
@@ -225,11 +226,7 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
         setattr(arguments, name, None)
     kind = kind_everywhere(plan)
     if kind is not None:
-        if policy_of(kind).layers_per_group > 1 and getattr(arguments, "mtp_num_layers", None):
-            raise PlanError(
-                f"the plan recomputes {policy_of(kind).words}, and Megatron recomputes layers of multi-token "
-                "prediction (--mtp-num-layers) one by one alone. Plan again, or change the kind in the plan to full."
-            )
+        _check_groups(plan, policy_of(kind), arguments)
         _set_all(arguments, recompute_arguments(kind))
         return
     recomputed = plan.recomputed_of(plan.model.modules[0].name, "full")
@@ -239,6 +236,20 @@ def _apply_to_flags(plan: Plan, arguments: Any, stages: Mapping[str, int | str |
     _say_more_recomputed([rank for rank, chunks in enumerate(by_rank) if len(set(chunks)) > 1])
     if own:
         _set_all(arguments, recompute_arguments("full", own))
+
+
+def _check_groups(plan: Plan, policy: RecomputePolicy, arguments: argparse.Namespace) -> None:
+    """Raise ``PlanError`` for groups of layers that Megatron would end at, in its first forward."""
+    size, counts = policy.layers_per_group, plan.layers_of(plan.model.modules[0].name)
+    if size < 2:
+        return
+    if getattr(arguments, "mtp_num_layers", None):
+        reason = "Megatron recomputes layers of multi-token prediction (--mtp-num-layers) one by one alone"
+    elif any(count % size for count in counts) and within(release_of("megatron-core"), "<0.18"):
+        reason = f"this Megatron takes whole groups alone; the plan has {list(counts)} layers on its stages"
+    else:
+        return
+    raise PlanError(f"the plan recomputes {policy.words}, and {reason}. Plan again, or change the kind to full.")
 
 
 def _set_all(arguments: argparse.Namespace, values: Mapping[str, ArgumentValue]) -> None:

@@ -486,6 +486,23 @@ def test_groups_of_layers_beside_multi_token_prediction_are_refused(flags_job):
         prepare(flags_job(plan, mtp_num_layers=1))
 
 
+@pytest.mark.parametrize(
+    ("release", "layers", "accepted"), [("0.16.1", 1, False), ("0.16.1", 2, True), ("0.18.0", 1, True)]
+)
+def test_a_group_that_a_stage_does_not_fill_is_refused_where_megatron_would_end(
+    flags_job, monkeypatch, release, layers, accepted
+):
+    monkeypatch.setattr(apply, "release_of", lambda distribution: release)
+    split = [4 - layers, layers]
+    arguments = flags_job(make_plan({"text_decoder": split}, {"text_decoder": split}, kind="full:2"))
+    if accepted:
+        prepare(arguments)
+        assert arguments.recompute_num_layers == 2
+        return
+    with pytest.raises(PlanError, match=r"this Megatron takes whole groups alone; the plan has \[3, 1\] layers"):
+        prepare(arguments)
+
+
 def test_recompute_that_the_host_cannot_be_told_is_refused():
     some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
     with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):
