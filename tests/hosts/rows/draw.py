@@ -25,7 +25,7 @@ _LATENT = "--multi-latent-attention --q-lora-rank 32 --kv-lora-rank 32 --qk-head
 FEATURES: dict[str, dict[str, str]] = {
     "attention": {"mha": "", "gqa": "--group-query-attention --num-query-groups 2", "mla": _LATENT},
     "norm": {"RMSNorm": "--normalization RMSNorm", "LayerNorm": "--normalization LayerNorm"},
-    "mlp": {"swiglu": "--swiglu", "gelu": "", "squared relu": "--squared-relu"},
+    "mlp": {"swiglu": "--swiglu", "gelu": "", "squared relu": "--squared-relu --no-bias-gelu-fusion"},
     "bias": {"no bias": "--disable-bias-linear", "bias": "", "qkv bias": "--disable-bias-linear --add-qkv-bias"},
     "output": {"untied": "--untie-embeddings-and-output-weights", "tied": ""},
     "positions": {
@@ -148,7 +148,7 @@ def _row(draw: random.Random, number: int, chosen: dict[str, str], must: dict[st
     if "evaluation" not in extras:
         words.append("--eval-interval 1000 --eval-iters 0")
     words += [EXTRAS[name] for name in extras]
-    own = draw.choice(list(OWN_LAYOUTS))
+    own = draw.choice([name for name in OWN_LAYOUTS if name != "own PP" or layers % 2 == 0])
     plans = tuple(_plan(draw, layers, chosen, must) for _ in range(num_plans))
     labels = (f"{layers} layers", *(name for name in chosen.values() if name), *extras, *([own] if own else []))
     return Row(
@@ -194,8 +194,8 @@ def _layout(draw: random.Random, num_layers: int, chosen: dict[str, str], must: 
     experts = chosen["experts"] != "dense"
     world = draw.choice((2, 2, 4))
     wanted_pipeline, wanted_expert = int(str(must.get("pipeline", 0))), int(str(must.get("expert", 0)))
-    world = 4 if wanted_pipeline and wanted_expert else world
     context = int(str(must.get("context", 1)))
+    world = 4 if (wanted_expert or context > 1) and wanted_pipeline else world
     while True:
         tensor, pipeline = draw.choice((1, 1, 2)), wanted_pipeline or draw.choice((1, 2, 2, 4))
         data, rest = divmod(world, tensor * pipeline * context)
@@ -209,7 +209,7 @@ def _layout(draw: random.Random, num_layers: int, chosen: dict[str, str], must: 
         if not rest and data and not odd and fits and (virtual == 1 or num_micro % pipeline == 0):
             break
     groups = [0] if chosen["steps"] == "ramp-up" else [0, num_micro]
-    distributed = chosen["optimizer"] != "sgd" and draw.random() < 0.7
+    distributed = chosen["optimizer"] != "sgd" and (draw.random() < 0.7 or "distributed" in must)
     return Layout(
         pipeline_size=pipeline,
         tensor_size=tensor,

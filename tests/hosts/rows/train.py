@@ -80,7 +80,7 @@ _DIGESTS = re.compile(r"^parameters (\d+ \w+)", re.MULTILINE)
 _MUST: dict[str, dict[str, object]] = {
     "plans": {},
     "context": {"context": 2, "script": ""},
-    "resume": {"steps": "iterations", "script": ""},
+    "resume": {"steps": "iterations", "script": "", "distributed": True},
     "digests": {},
 }
 
@@ -170,7 +170,7 @@ class Checkout:
         mcore = "--use-mcore-models" if self.release < (0, 17) else ""
         line = f"{COMMON} --global-batch-size {draw.BATCH} --vocab-size {vocabulary} {mcore} {words}"
         line = line.format(data=self.data, cache=self.folder / "cache")
-        ran = run_ranks(file, line.split(), world, folder)
+        ran = run_ranks(file, line.split(), world, folder, limit_s=150)
         self.seconds += ran.seconds
         return ran
 
@@ -181,21 +181,29 @@ class Checkout:
     def resume(self, row: draw.Row) -> list[str]:
         """Train three steps by the first plan, and three by each of them, from a copy that ``convert`` made."""
         script, words = self.script(row.script), row.words.replace("--train-iters 3", "--train-iters 6")
-        one = self.run(script, words)
-        if one.exit_code:
-            return ["one process fails: " + _error(one)]
         saved, copy = self.folder / f"saved{row.number}", self.folder / f"copy{row.number}"
-        kept = f"--ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable --save {saved} --save-interval 3"
-        first = self._by_plan(script, f"{words} {kept} --exit-interval 3", row.plans[0])
+        reshardable = "--ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable"
+        kept = f"{reshardable} --save-interval 3 --exit-interval 3 --save"
+        # Data behind a resume may come in another order: one process saves and resumes, too.
+        alone = self.folder / f"alone{row.number}"
+        halves = [
+            self.run(script, f"{words} {kept} {alone}"),
+            self.run(script, f"{words} {reshardable} --load {alone}"),
+        ]
+        for one in halves:
+            if one.exit_code:
+                return ["one process fails: " + _error(one)]
+        whole = Figures.of(halves[0]).then(Figures.of(halves[1]))
+        first = self._by_plan(script, f"{words} {kept} {saved}", row.plans[0])
         if first.exit_code:
             return [_error(first)]
         if code := self._convert("resplit", str(saved), str(copy), "--format", "torch_dist"):
             return [f"convert ends with {code}"]
         ends = []
         for plan, source in zip(row.plans, (copy, saved), strict=False):
-            ran = self._by_plan(script, f"{words} --ckpt-format torch_dist --load {source}", plan)
+            ran = self._by_plan(script, f"{words} {reshardable} --load {source}", plan)
             both = Figures.of(first).then(Figures.of(ran))
-            ends.append(_error(ran) if ran.exit_code else both.differs(Figures.of(one)) or "equal")
+            ends.append(_error(ran) if ran.exit_code else both.differs(whole) or "equal")
         return ends
 
     def _convert(self, *words: str) -> int:
