@@ -16,6 +16,6 @@ class Ran:
 
     @property
     def losses(self) -> list[float]:
-        """Losses that the training logged, one per iteration."""
-        found = re.findall(r"iteration +(\d+)/.* (?:lm )?loss: ([-+.E0-9]+) ", self.output)
+        """Losses that the training logged, one per iteration; of multi-token prediction the main one, which comes first."""
+        found = re.findall(r"iteration +(\d+)/.*? (?:lm )?loss: ([-+.E0-9]+) ", self.output)
         return list({int(iteration): float(loss) for iteration, loss in found}.values())
