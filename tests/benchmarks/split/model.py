@@ -39,7 +39,7 @@ def our_file(folder: Path, encoder_layers: int = 32, decoder_layers: int = 80) -
     modules = {}
     for name, cost in profile.measurements[0].modules.items():
         blocks = {part: _measured(block) for part in ("pre", "post") if (block := getattr(cost, part)) is not None}
-        modules[name] = replace(cost, layer=_measured(cost.layer), **blocks)
+        modules[name] = replace(cost.with_layers(lambda _, layer: _measured(layer)), **blocks)
     path = folder / "profile.json"
     _ours(profile, modules).write(path)
     return path
