@@ -133,6 +133,14 @@ def test_too_little_memory_says_what_is_missing(tmp_path):
     assert "Traceback" not in text
 
 
+def tree_of(pid):
+    """Return a process and all that it started, itself first."""
+    children = [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+    return [pid, *(one for child in children for one in tree_of(child))]
+
+
 def test_a_second_search_is_refused_and_interrupt_leaves_no_child_and_keeps_what_was_measured(tmp_path):
     import signal
     import time
@@ -142,13 +150,16 @@ def test_a_second_search_is_refused_and_interrupt_leaves_no_child_and_keeps_what
     deadline = time.monotonic() + 200
     while not list(measured.glob("*/TP*.json")) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.2)
-    process.send_signal(signal.SIGSTOP)  # until the second has come, however long that takes
+    stopped = tree_of(process.pid)  # until the second has come, however long that takes
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
     before = {path: path.read_bytes() for path in measured.glob("*/TP*.json")}
     try:
         code, text = finish(search(tmp_path, "--nproc-per-node", 2))
     finally:
         process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGCONT)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
     assert (code, "Traceback" in text) == (2, False), text[-2000:]
     assert f"{tmp_path / 'work'}" in text and str(process.pid) in text
     assert all(path.read_bytes() == content for path, content in before.items())

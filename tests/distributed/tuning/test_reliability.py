@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,7 +61,7 @@ def again(done, tmp_path):
         words = (*SECRET, *words)
         if wait:
             return tune(work, *words, script=done.script)
-        return start(work, *words, script=done.script)
+        return start(work, *words, script=done.script, python=sys.executable)
 
     yield SimpleNamespace(copy=copy, run=run, hook=hook.write_text, unhook=lambda: hook.unlink(missing_ok=True))
     hook.unlink(missing_ok=True)
@@ -152,8 +153,7 @@ def test_an_interrupted_trace_is_gone_on_with_and_a_second_tuner_is_refused(agai
     try:
         wait_until(lambda: traces_of(work), first)
         code, text = again.run(work)
-        # Its number is that of the program, not of the stand-in: tests/unit/runtime/launch/test_work_dir_lock.py.
-        assert (code, f"another run is at work in {work} (process " in text) == (2, True), text
+        assert (code, f"another run is at work in {work} (process {first.pid} on " in text) == (2, True), text
         interrupt(first, signal.SIGTERM)
         assert_no_child_is_left(work)
         assert [launch["status"] for launch in launches_of(work)] == ["interrupted"]

@@ -39,8 +39,10 @@ def install(edits: Edits) -> None:
     @functools.wraps(isend)
     def sent_from_its_storage(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         # Megatron gives the data of what it has sent up at once (deallocate_pipeline_outputs). An accelerator's library
-        # keeps the storage until it is sent; gloo keeps the tensor alone, whose storage was replaced.
-        return isend(tensor.detach(), *args, **kwargs)
+        # keeps the storage until it is sent; gloo keeps the tensor alone, whose storage was replaced. Fake groups send
+        # nothing.
+        group = kwargs.get("group", args[1] if len(args) > 1 else None)
+        return isend(tensor.detach() if distributed.get_backend(group) == "gloo" else tensor, *args, **kwargs)
 
     for module in (distributed, distributed_c10d):
         edits.set(module, "isend", sent_from_its_storage)

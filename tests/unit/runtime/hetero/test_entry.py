@@ -53,7 +53,7 @@ def test_the_backbones_sizes_become_the_hosts_arguments(job, tmp_path):
     ("changes", "message"),
     [
         ({"mm_model": None}, "give it with --mm-model"),
-        ({"tensor_model_parallel_size": 2}, r"the script says TP 2, PP 1, CP 1\. Set all three to 1"),
+        ({"tensor_model_parallel_size": 2}, r"the script sets TP 2, PP 1, CP 1\. Set all three to 1"),
         ({"use_torch_fsdp2": True}, "does not go with --use-torch-fsdp2: FSDP2 shards"),
         ({"use_megatron_fsdp": True}, "does not go with --use-megatron-fsdp"),
         ({"data_parallel_random_init": True}, "replicas of every module start equal"),
