@@ -48,7 +48,7 @@ def test_what_was_sent_arrives_although_its_data_was_given_up():
 def test_every_layout_trains_like_one_process(megatron_release):
     (alone,) = run_ranks(1, WORKER, *REFERENCES, python_path=megatron_release, timeout_s=300)
     layouts = [layout for group in REFERENCES.values() for layout in group]
-    ranks = run_ranks(4, WORKER, *layouts, "checkpoint", python_path=megatron_release, timeout_s=500)
+    ranks = run_ranks(4, WORKER, *layouts, python_path=megatron_release, timeout_s=500)
     old = alone.result["release"].startswith("0.12")
     for reference, group in REFERENCES.items():
         expected = alone.result["cases"][reference]
@@ -64,5 +64,7 @@ def test_every_layout_trains_like_one_process(megatron_release):
             losses = [result["losses"] for result in results if result["losses"][0] is not None]
             assert losses == [pytest.approx(expected["losses"], rel=tolerance)] * len(losses), layout
             assert losses, layout
+    # In a job of its own: behind many layouts, the process that Megatron spawns to save does not start.
+    ranks = run_ranks(4, WORKER, "checkpoint", python_path=megatron_release, timeout_s=200)
     checkpoint = {"num_equal": 53, "num_parameters": 53}
     assert [rank.result["cases"]["checkpoint"] for rank in ranks] == [None if old else checkpoint] * 4
