@@ -103,6 +103,17 @@ def decisions_of(profile, sizes, **switches):
     return ShardedDecisions(sizes=sizes, groups=tuple(GroupChoice(pattern=name, **switches) for name in patterns))
 
 
+def drawn_sizes(drawn, expert_size):
+    """Sizes of 8 devices."""
+    return ShardSizes(
+        num_devices=8,
+        fully_shard_size=drawn.choice((4, 8)),
+        expert_size=expert_size,
+        expert_shard_size=8 // expert_size if expert_size > 1 else 1,
+        accumulation=drawn.randint(1, 3),
+    )
+
+
 def drawn_problem(seed, num_layers=None):
     """One problem at fixed sizes: what to plan, the decisions around it, and the generator for more."""
     drawn = random.Random(seed)
@@ -110,14 +121,7 @@ def drawn_problem(seed, num_layers=None):
     profile = drawn_profile(
         drawn, num_layers or drawn.randint(2, 4), experts=experts, points=(CostPoint(), CostPoint(expert_size=2))
     )
-    size = 2 if experts and drawn.random() < 0.5 else 1
-    sizes = ShardSizes(
-        num_devices=8,
-        fully_shard_size=drawn.choice((4, 8)),
-        expert_size=size,
-        expert_shard_size=8 // size if size > 1 else 1,
-        accumulation=drawn.randint(1, 3),
-    )
+    sizes = drawn_sizes(drawn, 2 if experts and drawn.random() < 0.5 else 1)
     policies = tuple(drawn.sample(POLICIES[1:], drawn.randint(1, 3)))
     host = ShardingHost(
         name="drawn", policies=("keep", *policies), variant=drawn.choice(("torch", "torch-2.7", "mindspeed-mm"))

@@ -19,7 +19,7 @@ LAST = 1.0
 FEW_OPERATIONS = 20_000
 """Forwards and backwards of a step: longer ones are simulated to prove the best plan, not to rank those behind it."""
 VIRTUAL_S, WIDE_GAP = 12.0, 0.1
-"""Of all processes together, for layouts with virtual stages that take long to prove, unless they were asked for or
+"""Of all processes together, for layouts with virtual stages that take long to prove, unless they were requested or
 their bound is this much below the best plan."""
 PROVE_S = 10.0
 """Of one layout."""
@@ -68,7 +68,7 @@ def likeliest_first(
 
 
 class Looks:
-    """How each layout is looked at next, and how long."""
+    """The next kind of task for each layout, and its time."""
 
     def __init__(self, model: Model) -> None:
         self.many = False

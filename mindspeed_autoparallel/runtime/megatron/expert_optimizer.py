@@ -15,12 +15,15 @@ State = dict[Any, Any]
 _EXPERTS = "is_expert_parallel"
 
 
-def load_state(wrapped: Callable[..., Any], optimizer: Any, state_dict: Any) -> Any:
-    """Pass ``state_dict`` on to Megatron in the form that as many optimizers as ``optimizer`` has would have saved.
+def load_state(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
+    """Pass the state on to Megatron in the form that as many optimizers as this one chains would have saved.
+
+    ``wrapped``: ``load_state_dict`` of the chained optimizer, whose one argument is the state.
 
     Raises ``RuntimeError`` where a parameter group has no counterpart in the checkpoint.
     """
-    inner = optimizer.chained_optimizers
+    inner = wrapped.__self__.chained_optimizers  # type: ignore[attr-defined]  # a bound method
+    state_dict: Any = args[0] if args else kwargs["state_dict"]
     if not isinstance(state_dict, dict):
         return wrapped(state_dict)
     single = {name: value for name, value in state_dict.items() if not isinstance(name, int)}

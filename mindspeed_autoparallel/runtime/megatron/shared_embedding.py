@@ -51,11 +51,10 @@ def tie_first_and_last(wrapped: Callable[..., Any], args: tuple[Any, ...], kwarg
     return wrapped(*args, **{**kwargs, "get_embedding_ranks": embedding_ranks})
 
 
-def send_embedding(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
-) -> Any:
+def send_embedding(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """Wrap ``setup_embeddings_and_output_layer``: its first stage does what Megatron has the pipeline's first do."""
     result = wrapped(*args, **kwargs)
+    instance = wrapped.__self__  # type: ignore[attr-defined]  # a bound method
     sends = instance.pre_process and not instance.post_process and instance.share_embeddings_and_output_weights
     if of_process(EmbeddingStage).pipeline_rank and sends:
         import torch

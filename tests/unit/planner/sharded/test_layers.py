@@ -4,14 +4,14 @@ import itertools
 import random
 
 import pytest
-from sharded_profile import decisions_of, drawn_problem, drawn_profile
+from sharded_profile import decisions_of, drawn_problem, drawn_profile, drawn_sizes
 
 from mindspeed_autoparallel.planner.sharded.bounds import step_bound_ns
 from mindspeed_autoparallel.planner.sharded.layers import LayerSearch
 from mindspeed_autoparallel.planner.sharded.lowering import Lowering
 from mindspeed_autoparallel.planner.sharded.problem import Problem
 from mindspeed_autoparallel.profiles.sharded import CostPoint
-from mindspeed_autoparallel.spec.sharded import VARIANTS, ShardingHost, ShardSizes
+from mindspeed_autoparallel.spec.sharded import VARIANTS, ShardingHost
 
 
 def brute_force(search):
@@ -54,14 +54,7 @@ def with_experts(seed):
     """Five to twelve layers with experts, which are units of their own where the expert size is 2."""
     drawn = random.Random(seed)
     profile = drawn_profile(drawn, drawn.randint(5, 12), experts=True, points=(CostPoint(), CostPoint(expert_size=2)))
-    size = drawn.choice((1, 2, 2))
-    sizes = ShardSizes(
-        num_devices=8,
-        fully_shard_size=drawn.choice((4, 8)),
-        expert_size=size,
-        expert_shard_size=8 // size if size > 1 else 1,
-        accumulation=drawn.randint(1, 3),
-    )
+    sizes = drawn_sizes(drawn, drawn.choice((1, 2, 2)))
     switches = {name: drawn.choice((0, 1, 2)) for name in ("forward_prefetch", "backward_prefetch")}
     decisions = decisions_of(profile, sizes, reshard_after_forward=drawn.random() < 0.6, **switches)
     host = ShardingHost(name="drawn", variant=drawn.choice(VARIANTS))

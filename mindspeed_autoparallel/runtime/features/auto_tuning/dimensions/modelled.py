@@ -192,7 +192,7 @@ def _offload(context: SearchContext, target: Target) -> Answer:
 def _bytes_of(context: SearchContext, modules: tuple[str, ...]) -> Callable[[MeasuredAt], Offload]:
     """Return what ``modules`` of a layer save at a point, by the script's sizes; tokens are routed evenly.
 
-    Experts under tensor parallelism are left alone: whether they are split decides, and variants differ there.
+    Experts under tensor parallelism are left out: whether they are split decides, and variants differ there.
     """
     request = context.request
     hidden = int(context.value("hidden_size", 0))
