@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.cli import _media
 from mindspeed_autoparallel.errors import ConfigError
@@ -79,7 +78,7 @@ def read_profile_of(arguments: argparse.Namespace) -> Profile:
     )
 
 
-def model_shape(arguments: argparse.Namespace) -> Mapping[str, Any] | None:
+def model_shape(arguments: argparse.Namespace) -> Mapping[str, object] | None:
     """Return the sizes of a ``--model`` of one module as a request has them; ``None`` elsewhere."""
     if arguments.profile_source != "analytic":
         return None

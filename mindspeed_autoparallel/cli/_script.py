@@ -6,9 +6,10 @@ import argparse
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli._launch import MEGATRON, MINDSPEED_MM, host_of, launch_flags, switches
+from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.errors import ConfigError, PlanError
 from mindspeed_autoparallel.files import write_together
 
@@ -57,7 +58,7 @@ def check(arguments: argparse.Namespace) -> None:
             )
 
 
-def model_flags(shape: Mapping[str, Any], host: str) -> list[str] | None:
+def model_flags(shape: Mapping[str, object], host: str) -> list[str] | None:
     """Return the flags of a model whose request has the sizes ``shape``; ``None`` where a size has no flag here."""
     # What a request has by default: a table for both ends where products are not gated and there are no experts.
     tied = shape.get("tied_embeddings", not shape.get("swiglu") and not shape.get("num_experts"))
@@ -75,12 +76,17 @@ def model_flags(shape: Mapping[str, Any], host: str) -> list[str] | None:
     return words if host == MEGATRON else ["--use-mcore-models", *words]
 
 
-def write_script(plan: Plan, path: Path, shape: Mapping[str, Any] | None) -> None:
+def mtp_layers(shape: Mapping[str, object] | None) -> int:
+    """Return how many layers of multi-token prediction a model's sizes name; 0 where there are no sizes."""
+    return integer(shape or {}, "mtp_layers", 0, "model", 0)
+
+
+def write_script(plan: Plan, path: Path, shape: Mapping[str, object] | None) -> None:
     """Write launch lines of ``plan`` to ``path``, and beside it the plan where no flags describe it.
 
     ``shape``: the model's sizes as a request has them, or ``None`` where only the user's own script has them.
     """
-    host, mtp = host_of(plan), int((shape or {}).get("mtp_layers") or 0)
+    host, mtp = host_of(plan), mtp_layers(shape)
     files: dict[Path, str] = {}
     plan_file = path.with_suffix(".plan.json")
     try:

@@ -148,7 +148,7 @@ def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens:
         print(json.dumps(json.loads(json_text(to_json(plan)))))
         return
     _print(plan, arguments.why, tokens)
-    print(_launch.flags_line(plan, int((shape or {}).get("mtp_layers") or 0)))
+    print(_launch.flags_line(plan, _script.mtp_layers(shape)))
 
 
 def _cluster(arguments: argparse.Namespace) -> Cluster:

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.data.sizes import Media, SampleSizes
 from mindspeed_autoparallel.errors import ConfigError, first_line
 from mindspeed_autoparallel.files import shown
 
-Row = Mapping[str, Any]
+Row = Mapping[str, object]
 SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".tar")
 _TOKENS = ("tokens", "num_tokens", "length", "seq_len", "input_ids")
 _TEXTS = ("text", "txt", "caption", "content")
@@ -86,9 +86,9 @@ def _of_columns(tokens: Any, row: Row) -> SampleSize:
     if count < 1:
         raise ConfigError("it has no tokens.")
     found = {
-        key: len(row[key]) if isinstance(row[key], list) else _whole(key, row[key])
+        key: len(value) if isinstance(value, list) else _whole(key, value)
         for key in _SIZES
-        if row.get(key) not in (None, "")
+        if (value := row.get(key)) not in (None, "")
     }
     seconds = next((row[key] for key in _SECONDS if row.get(key) not in (None, "")), None)
     if seconds is not None and "frames" not in found:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.fields import section_of
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 
 
@@ -13,7 +13,7 @@ from mindspeed_autoparallel.cost.analytic.workload import Workload
 class Assumption:
     """A leaner reading of a request."""
 
-    request: Mapping[str, Any]
+    request: Mapping[str, object]
     words: str
     """What is assumed, for people."""
 
@@ -22,7 +22,7 @@ _TWO_BYTES = {"grad_reduce_in_bf16": True}
 _MOMENTS = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 
 
-def leaner_readings(request: Mapping[str, Any], work: Workload) -> Iterator[Assumption]:
+def leaner_readings(request: Mapping[str, object], work: Workload) -> Iterator[Assumption]:
     """Yield ``request`` with ever more switches that save memory, none of which it states itself; the cheapest first.
 
     Gradients in bf16 (every performance recipe of Megatron-Bridge), moments in bf16 (its DeepSeek-V3 recipes), on one
@@ -31,7 +31,7 @@ def leaner_readings(request: Mapping[str, Any], work: Workload) -> Iterator[Assu
     """
     if work.on_ascend or work.stack != "megatron-core":
         return
-    train, parallel = dict(request["train"]), dict(request["parallel"])
+    train, parallel = dict(section_of(request, "train")), dict(section_of(request, "parallel"))
     words: list[str] = []
     for added, said in ((_TWO_BYTES, "gradients reduced and kept in bf16"), (_MOMENTS, "Adam's moments in bf16")):
         if not set(added) & set(train) and not (added is _TWO_BYTES and work.reduced_in_two_bytes):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from mindspeed_autoparallel.cost.analytic.fields import counts, section_of
 from mindspeed_autoparallel.cost.analytic.reading import packs_examples
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 
@@ -130,18 +131,19 @@ _LISTS = ("pipeline_layout", "num_layer_list")
 _COUNTS = ("first_stage_layers", "last_stage_layers", "account_for_embedding", "account_for_loss")
 
 
-def without_effect(request: Mapping[str, Any], work: Workload) -> list[str]:
+def without_effect(request: Mapping[str, object], work: Workload) -> list[str]:
     """Return a sentence for every stated key that changes nothing in ``work``, and for every length that is assumed."""
+    parallel = section_of(request, "parallel")
     return [
         *_named(request, work),
-        *_overruled(request["parallel"]),
+        *_overruled(parallel),
         *_assumed_lengths(request, work),
         *_assumed_overlap(request, work),
-        *_assumed_placement(request["parallel"], work),
+        *_assumed_placement(parallel, work),
     ]
 
 
-def _named(request: Mapping[str, Any], work: Workload) -> Iterator[str]:
+def _named(request: Mapping[str, object], work: Workload) -> Iterator[str]:
     for rule in _RULES:
         section = request.get(rule.section)
         if not isinstance(section, Mapping):
@@ -152,7 +154,7 @@ def _named(request: Mapping[str, Any], work: Workload) -> Iterator[str]:
             yield f"{names}: no effect here, {rule.reason}"
 
 
-def _overruled(parallel: Mapping[str, Any]) -> Iterator[str]:
+def _overruled(parallel: Mapping[str, object]) -> Iterator[str]:
     """Yield keys that place layers beside a key that places them in more detail."""
     listed = [key for key in _LISTS if parallel.get(key)]
     ends = [key for key in _COUNTS[:2] if parallel.get(key) is not None]
@@ -168,8 +170,8 @@ def _overruled(parallel: Mapping[str, Any]) -> Iterator[str]:
         yield f"{', '.join(f'parallel.{key}' for key in less)}: no effect here beside {', '.join(listed)}"
 
 
-def _assumed_lengths(request: Mapping[str, Any], work: Workload) -> Iterator[str]:
-    train = request["train"]
+def _assumed_lengths(request: Mapping[str, object], work: Workload) -> Iterator[str]:
+    train = section_of(request, "train")
     if packs_examples(train):
         yield (
             f"train.packing without train.mean_document: documents of {work.model.attention_reach:g} tokens are "
@@ -184,19 +186,19 @@ def _assumed_lengths(request: Mapping[str, Any], work: Workload) -> Iterator[str
         )
 
 
-def _assumed_overlap(request: Mapping[str, Any], work: Workload) -> Iterator[str]:
-    if work.expert_overlap and request["train"].get("moe_a2a_overlap") is None:
+def _assumed_overlap(request: Mapping[str, object], work: Workload) -> Iterator[str]:
+    if work.expert_overlap and section_of(request, "train").get("moe_a2a_overlap") is None:
         yield (
             "train.moe_a2a_overlap is not stated: tokens travel to experts behind computing, as in Megatron-Bridge's "
             "mxfp8 recipes from 0.5.0; say false where they do not"
         )
 
 
-def _assumed_placement(parallel: Mapping[str, Any], work: Workload) -> Iterator[str]:
+def _assumed_placement(parallel: Mapping[str, object], work: Workload) -> Iterator[str]:
     if any(parallel.get(key) for key in (*_LISTS, *_COUNTS[:2], "layers_per_chunk")):
         return
     counted = work.model.num_layers + sum(bool(parallel.get(key)) for key in _COUNTS[2:])
-    counted += len(parallel.get("noop_layers") or ())
+    counted += len(counts(parallel, "noop_layers", "parallel"))
     if counted % (work.pipeline_size * work.virtual_size):
         held = ", ".join(str(stage.num_layers) for stage in work.stages)
         yield (

@@ -16,7 +16,7 @@ from mindspeed_autoparallel.files import shown
 Section = dict[str, Any]
 
 
-def decoder_of_config(config: Mapping[str, Any], where: str) -> Section:
+def decoder_of_config(config: Mapping[str, object], where: str) -> Section:
     """Return the request's ``model`` without ``seq``, which no config.json says.
 
     Raises ``ConfigError`` naming the family or the key. Models of several modules: ``hugging_face_modules``.
@@ -36,7 +36,7 @@ def is_decoder(family: object) -> bool:
 class _Config:
     """Reads sizes of a configuration; ``null`` is the same as a key that is not there."""
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
         self._values, self._where = values, where
 
     def size(self, key: str, default: int | None = None, least: int = 1) -> int:

@@ -17,7 +17,7 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import shown
 from mindspeed_autoparallel.predict.hugging_face import decoder_of_config, is_decoder
 
-Values = Mapping[str, Any]
+Values = Mapping[str, object]
 _NESTED = ("text_config", "llm_config", "thinker_config", "vision_config", "audio_config")
 _FRAMES_PER_S = 50
 """Positions of Whisper's encoder, and of those made from it, for a second of audio."""
@@ -97,8 +97,8 @@ def request_model(config: Values, where: str) -> dict[str, Any]:
 
 def _text(values: Values, where: str) -> dict[str, Any]:
     """Return the decoder's sizes: of the nested configuration, or of flat keys beside it."""
-    nested = next((values[key] for key in ("text_config", "llm_config") if isinstance(values.get(key), Mapping)), None)
-    config = dict(nested if nested is not None else values)
+    nested = (values.get(key) for key in ("text_config", "llm_config"))
+    config = dict(next((block for block in nested if isinstance(block, Mapping)), values))
     family = str(config.get("model_type") or values.get("model_type") or "")
     config["model_type"] = DECODERS.get(family, family)
     if not is_decoder(config["model_type"]):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.fields import integer, optional_integer, part
 from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SILENT
 from mindspeed_autoparallel.cost.analytic.workload import RECOMPUTE
 from mindspeed_autoparallel.errors import ConfigError
@@ -56,7 +58,7 @@ MEASURED_NUMBERS = (
 """Figures of a row's ``measured`` that are compared with a prediction."""
 
 
-def broken_part(row: Mapping[str, Any]) -> str | None:
+def broken_part(row: Mapping[str, object]) -> str | None:
     """Return what in ``row`` is no object, or no measured figure, although it must be one; otherwise ``None``."""
     sections = {name: row[name] for name in ("model", "hw", "train", "measured", "megatron_args") if name in row}
     model = row.get("model")
@@ -66,29 +68,25 @@ def broken_part(row: Mapping[str, Any]) -> str | None:
         if not isinstance(section, Mapping):
             return f"{name} is {section!r}, must be an object"
     for key in MEASURED_NUMBERS:
-        value = row.get("measured", {}).get(key)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is not None and not (number and 1e-30 < value < 1e30):
+        value = part(row, "measured").get(key)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and 1e-30 < value < 1e30
+        if value is not None and not number:
             return f"measured.{key} is {shown(value)}, must be a number above 0"
     return None
 
 
-def states_a_run(row: Mapping[str, Any]) -> bool:
+def states_a_run(row: Mapping[str, object]) -> bool:
     """Return whether ``row`` says model, layout and device, so that it could be answered."""
-    model, hardware, parallel, train = (row.get(name, {}) for name in ("model", "hw", "parallel", "train"))
-    sizes = {
-        **model,
-        **(model["config"] if isinstance(model.get("config"), Mapping) else {}),
-        **row.get("megatron_args", {}),
-    }
+    model, hardware, parallel, train = (part(row, name) for name in ("model", "hw", "parallel", "train"))
+    sizes = {**model, **part(model, "config"), **part(row, "megatron_args")}
     named = all(any(sizes.get(name) for name in _NAMES[key]) for key in ("num_layers", "hidden", "heads", "seq"))
-    layout = isinstance(parallel, Mapping) and any(parallel.get(key) for key in ("tp", "pp", "dp", "fsdp"))
+    layout = any(parallel.get(key) for key in ("tp", "pp", "dp", "fsdp"))
     batch = train.get("gbs") or train.get("micro_batch_count")
     known = hardware.get("gpu") and "unknown" not in str(hardware["gpu"]) and isinstance(hardware.get("num_gpus"), int)
     return bool(named and layout and batch and known)
 
 
-def _check_counts(hardware: Mapping[str, Any], parallel: Mapping[str, Any]) -> None:
+def _check_counts(hardware: Mapping[str, object], parallel: Mapping[str, object]) -> None:
     counts = [("hw", key, hardware.get(key)) for key in ("num_gpus", "gpus_per_node")]
     counts += [("parallel", key, parallel.get(key)) for key in ("tp", "pp", "dp", "cp", "layers_per_vpp")]
     for where, key, value in counts:
@@ -96,30 +94,30 @@ def _check_counts(hardware: Mapping[str, Any], parallel: Mapping[str, Any]) -> N
             raise ConfigError(f"{where}.{key} is {value!r}, must be a whole number of at least 1.")
 
 
-def request_of_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
+def request_of_row(row: Mapping[str, object]) -> dict[str, Any] | None:
     """Return a request as ``predict`` takes it, or ``None`` where the row does not describe a run in full.
 
     Raises ``ConfigError`` for what is not modelled, and where a count of its layout is none. Its sections must be
     objects (see ``broken_part``).
     """
-    hardware, parallel, train = (row.get(name, {}) for name in ("hw", "parallel", "train"))
-    if not isinstance(parallel, Mapping):
+    if not isinstance(row.get("parallel", {}), Mapping):
         return None
-    category = row.get("model", {}).get("category")
+    hardware, parallel, train = (part(row, name) for name in ("hw", "parallel", "train"))
+    category = part(row, "model").get("category")
     if category not in _CATEGORIES:
         raise ConfigError(f"models of the category {category!r} are not modelled.")
     model = _model(row)
     if model is None or not hardware.get("gpu") or not hardware.get("num_gpus"):
         return None
     _check_counts(hardware, parallel)
-    arguments = row.get("megatron_args", {})
+    arguments = part(row, "megatron_args")
     layout = _layout(parallel, hardware, model)
     batch = _batch(train, layout, hardware)
     if batch is None:
         return None
     _read_features(model, str(train.get("flags", "")))
     request_train = _train(train, batch)
-    if str(row.get("source", {}).get("date") or _LOSS_IN_PLACE_SINCE) < _LOSS_IN_PLACE_SINCE:
+    if str(part(row, "source").get("date") or _LOSS_IN_PLACE_SINCE) < _LOSS_IN_PLACE_SINCE:
         request_train["loss_in_place"] = False
     request = {
         "id": row.get("id", ""),
@@ -147,17 +145,16 @@ def _read_features(model: dict[str, Any], flags: str) -> None:
         model["dsa"] = {**model["dsa"], "fused": "--use-sparse-flash-attn" in flags}
 
 
-def _sized(model: Mapping[str, Any]) -> dict[str, Any]:
+def _sized(model: Mapping[str, object]) -> dict[str, Any]:
     """Return what the arguments of a run say better than a source's summary of it."""
     return {
         key: model[key] for key in ("layer_pattern", "type", "mla", "tied_embeddings") if model.get(key) is not None
     }
 
 
-def _model(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    source, arguments = row.get("model", {}), row.get("megatron_args", {})
-    config = source.get("config", {})
-    config = config if isinstance(config, Mapping) else {}
+def _model(row: Mapping[str, object]) -> dict[str, Any] | None:
+    source, arguments = part(row, "model"), part(row, "megatron_args")
+    config = part(source, "config")
     if config.get("attention_type") == "mla":
         source = {**source, "mla": _latent_of(config)}
     merged = {**source, **config}
@@ -190,7 +187,7 @@ def _model(row: Mapping[str, Any]) -> dict[str, Any] | None:
         fields["num_layers"] = Arguments(arguments).integer("num_layers")
     if any(fields.get(name) is None for name in ("num_layers", "hidden", "heads", "seq")):
         return None
-    if fields.get("vision_encoder") and not _has_sizes(fields["vision_encoder"]):
+    if fields.get("vision_encoder") and not _has_sizes(part(fields, "vision_encoder")):
         raise ConfigError("the encoder's sizes are not said.")
     if fields.get("topk") is None:
         fields.pop("topk", None)
@@ -199,54 +196,58 @@ def _model(row: Mapping[str, Any]) -> dict[str, Any] | None:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _has_sizes(encoder: Mapping[str, Any]) -> bool:
-    return (
-        isinstance(encoder, Mapping)
-        and bool(encoder.get("num_layers"))
-        and bool(encoder.get("hidden_size") or encoder.get("hidden"))
-    )
+def _has_sizes(encoder: Mapping[str, object]) -> bool:
+    return bool(encoder.get("num_layers") and (encoder.get("hidden_size") or encoder.get("hidden")))
 
 
-def _latent_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def _latent_of(config: Mapping[str, object]) -> dict[str, Any]:
     """Return latent attention as SimuMax's model files name its sizes."""
     names = {"q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank", "qk_nope_head_dim": "qk_head_dim",
              "qk_rope_head_dim": "qk_pos_emb_head_dim", "v_head_dim": "v_head_dim"}  # fmt: skip
     return {key: config.get(name, config.get(key)) for key, name in names.items()}
 
 
-def _layout(parallel: Mapping[str, Any], hardware: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+def _layout(
+    parallel: Mapping[str, object], hardware: Mapping[str, object], model: Mapping[str, object]
+) -> dict[str, object]:
     layout = {key: value for key, value in parallel.items() if value is not None and key != "layers_per_vpp"}
-    if parallel.get("layers_per_vpp") and layout.get("pp", 1) > 1:
-        layout["vpp"] = model["num_layers"] // (layout["pp"] * parallel["layers_per_vpp"])
+    stages, chunk = integer(layout, "pp", 1, "parallel"), optional_integer(parallel, "layers_per_vpp", "parallel")
+    if chunk and stages > 1:
+        layout["vpp"] = integer(model, "num_layers", None, "model") // (stages * chunk)
     if layout.get("fsdp") == 1:
         layout.pop("fsdp")
-    shards = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
-    if hardware["num_gpus"] != shards * layout.get("dp", hardware["num_gpus"] // shards):
+    devices, shards = integer(hardware, "num_gpus", None, "hw"), _shards(layout)
+    if devices != shards * integer(layout, "dp", devices // shards, "parallel"):
         layout.pop("dp", None)
     if layout.pop("encoder_layer_list", None) and not model.get("vision_encoder"):
         raise ConfigError("the encoder's sizes are not said.")
     return layout
 
 
-def _batch(train: Mapping[str, Any], layout: Mapping[str, Any], hardware: Mapping[str, Any]) -> int | None:
-    if train.get("gbs") is not None or not train.get("micro_batch_count"):
-        return train.get("gbs")
-    shards = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
-    data = layout.get("dp") or hardware["num_gpus"] // shards
-    return int(train["micro_batch_count"] * train.get("mbs", 1) * data)
+def _batch(train: Mapping[str, object], layout: Mapping[str, object], hardware: Mapping[str, object]) -> int | None:
+    microbatches = optional_integer(train, "micro_batch_count", "train")
+    if train.get("gbs") is not None or not microbatches:
+        return optional_integer(train, "gbs", "train")
+    data = integer(layout, "dp", integer(hardware, "num_gpus", None, "hw") // _shards(layout), "parallel")
+    return microbatches * integer(train, "mbs", 1, "train") * data
 
 
-def _train(train: Mapping[str, Any], batch: int) -> dict[str, Any]:
+def _shards(layout: Mapping[str, object]) -> int:
+    """Return how many devices hold one replica."""
+    return math.prod(integer(layout, key, 1, "parallel") for key in ("tp", "pp", "cp"))
+
+
+def _train(train: Mapping[str, object], batch: int) -> dict[str, Any]:
     named = train.get("recompute")
     recompute = "none" if named is None else "selective" if named == "attn_only" else named
     # What else a source names stays, so that what is not modelled is refused or noted by name.
     kept = {key: value for key, value in train.items() if value is not None and key not in _INFORMATION}
     kept.pop("schedule", None)
     result = {**kept, "gbs": batch, "mbs": train.get("mbs", 1), "recompute": recompute}
-    if isinstance(result.get("cuda_graph"), bool):
-        result["cuda_graph"] = _GRAPH_NAMES[result["cuda_graph"]]
-    if isinstance(train.get("flags"), str) and "--tensor-model-parallel-size" in train["flags"]:
-        result = {**_of_flags(train["flags"]), **result}
+    if isinstance(graph := result.get("cuda_graph"), bool):
+        result["cuda_graph"] = _GRAPH_NAMES[graph]
+    if isinstance(flags := train.get("flags"), str) and "--tensor-model-parallel-size" in flags:
+        result = {**_of_flags(flags), **result}
     if str(result.get("task")).startswith(("pretrain", "checkpoint")):
         result.pop("task")
     return result

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.cost.analytic.placement import unfold_layout
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.predict.arguments import Arguments, refuse_unmodelled
@@ -21,7 +22,7 @@ _EXCHANGE_OVERLAPS = (
 )
 
 
-def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any]) -> dict[str, Any]:
+def request_of_arguments(values: Mapping[str, object], hardware: Mapping[str, object]) -> dict[str, Any]:
     """Return the request that a run with arguments ``values`` on ``hardware`` (a request's ``hw``) makes.
 
     Raises ``ConfigError`` naming the argument for what is not modelled or missing.
@@ -32,7 +33,7 @@ def request_of_arguments(values: Mapping[str, Any], hardware: Mapping[str, Any])
     if (
         arguments.flag("use_tp_pp_dp_mapping")
         and isinstance(devices, int)
-        and devices > int(hardware.get("gpus_per_node") or 8)
+        and devices > integer(hardware, "gpus_per_node", 8, "hw")
     ):
         raise ConfigError("--use-tp-pp-dp-mapping: another order of ranks over several nodes is not modelled.")
     sections = {"model": _model(arguments), "parallel": _parallel(arguments), "train": _train(arguments)}

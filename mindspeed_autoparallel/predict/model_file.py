@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
@@ -25,7 +24,7 @@ class Section:
     """One module of the model: ``shape`` as the ``model`` of a prediction request, whose ``seq`` counts its tokens."""
 
     name: str
-    shape: Mapping[str, Any]
+    shape: Mapping[str, object]
     frozen: bool = False
     deepstack_layers: int = 0
     """See ``spec.Module``."""
@@ -64,11 +63,11 @@ def read_model_file(
     return tuple(sections)
 
 
-def _section(module: Mapping[str, Any], where: str) -> Section:
+def _section(module: Mapping[str, object], where: str) -> Section:
     sizes = {key: value for key, value in module.items() if key not in _OWN_KEYS}
     places = module.get("deepstack_visual_indexes") or []
     number = module.get("deepstack_layers", len(places) if isinstance(places, list) else -1)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(f"{where}: deepstack_layers of {module['name']} must be 0 or more, got {number!r}.")
-    shape = in_request_words(sizes, where)
-    return Section(name=module["name"], shape=shape, frozen=bool(module.get("frozen", False)), deepstack_layers=number)
+    shape, frozen = in_request_words(sizes, where), bool(module.get("frozen", False))
+    return Section(name=str(module["name"]), shape=shape, frozen=frozen, deepstack_layers=number)

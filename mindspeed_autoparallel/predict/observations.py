@@ -45,7 +45,7 @@ class MeasuredRun:
 class Observation:
     """One measured run."""
 
-    request: Mapping[str, Any]
+    request: Mapping[str, object]
     step_ms: float
     spread: float
     source: str

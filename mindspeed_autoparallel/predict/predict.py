@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 _GIB = 2**30
 
 
-def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = ()) -> Answer:
+def predict_one(request: Mapping[str, object], extra_devices: tuple[Device, ...] = ()) -> Answer:
     """Return the answer to one request.
 
     ``status`` is ``ok``; ``out_of_memory`` (figures are still given, ``reason`` names the stage); or ``error`` with the
@@ -49,7 +49,7 @@ def predict_one(request: Mapping[str, Any], extra_devices: tuple[Device, ...] = 
     return answer
 
 
-def _read(request: Mapping[str, Any]) -> Workload | str:
+def _read(request: Mapping[str, object]) -> Workload | str:
     """Return what ``request`` describes, or why no run could be started with it."""
     try:
         if not isinstance(request, Mapping):
@@ -60,7 +60,7 @@ def _read(request: Mapping[str, Any]) -> Workload | str:
 
 
 def _fitting_answer(
-    request: Mapping[str, Any], read: Workload | str, extra_devices: tuple[Device, ...]
+    request: Mapping[str, object], read: Workload | str, extra_devices: tuple[Device, ...]
 ) -> tuple[Answer, str]:
     """Return the answer to ``request``; where it does not fit, to the first leaner reading that does, and which."""
     identity = request.get("id") if isinstance(request, Mapping) else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.activations import layer_activation_bytes
+from mindspeed_autoparallel.cost.analytic.fields import number, optional_integer, part
 from mindspeed_autoparallel.cost.analytic.memory import in_flight_layers
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
@@ -21,9 +23,9 @@ from mindspeed_autoparallel.predict.price import price
 _GIB = 2**30
 
 
-def measured_step_ms(row: Mapping[str, Any]) -> float | None:
+def measured_step_ms(row: Mapping[str, object]) -> float | None:
     """Return the measured step time in a row, in milliseconds, whatever it is called there."""
-    measured = row.get("measured", {})
+    measured = part(row, "measured")
     for key, factor in (
         ("iter_time_ms", 1.0),
         ("step_time_ms", 1.0),
@@ -36,30 +38,35 @@ def measured_step_ms(row: Mapping[str, Any]) -> float | None:
     return _step_ms_of_throughput(row)
 
 
-def _step_ms_of_throughput(row: Mapping[str, Any]) -> float | None:
+def _step_ms_of_throughput(row: Mapping[str, object]) -> float | None:
     """Step time behind a published rate: tokens per second, or model operations as Megatron counts them.
 
     Operations of a step without recompute: ``72 B s l h^2 (1 + s / 6 h + V / 12 l h)``. Source: Narayanan et al. 2021,
     appendix, whose 96 counts one more forward pass for recompute.
     """
-    model, train, hardware = row.get("model", {}), row.get("train", {}), row.get("hw", {})
-    measured, batch, devices = row.get("measured", {}), train.get("gbs"), hardware.get("num_gpus")
-    if not (isinstance(batch, int) and devices and model.get("seq")):
+    model, measured, batch = part(row, "model"), part(row, "measured"), part(row, "train").get("gbs")
+    devices = optional_integer(part(row, "hw"), "num_gpus", "hw")
+    sequence = optional_integer(model, "seq", "model")
+    if not (isinstance(batch, int) and devices and sequence):
         return None
-    if measured.get("tokens_per_s_per_gpu"):
-        return float(batch * model["seq"] / measured["tokens_per_s_per_gpu"] / devices * 1e3)
-    names = ("hidden", "num_layers", "vocab", "seq")
-    if not measured.get("tflops_per_gpu") or any(not model.get(name) for name in names):
+    if rate := _measured(measured, "tokens_per_s_per_gpu"):
+        return batch * sequence / rate / devices * 1e3
+    hidden, layers, vocabulary = (optional_integer(model, key, "model") for key in ("hidden", "num_layers", "vocab"))
+    rate = _measured(measured, "tflops_per_gpu")
+    if not (rate and hidden and layers and vocabulary):
         return None
-    hidden, layers, vocabulary, sequence = (model[name] for name in names)
     scale = 1 + sequence / (6 * hidden) + vocabulary / (12 * layers * hidden)
     operations = 72 * batch * sequence * layers * hidden**2 * scale
-    return float(operations / (measured["tflops_per_gpu"] * 1e12 * devices) * 1e3)
+    return operations / (rate * 1e12 * devices) * 1e3
 
 
-def measured_peak_gib(row: Mapping[str, Any]) -> float | None:
+def _measured(measured: Mapping[str, object], key: str) -> float | None:
+    return None if measured.get(key) is None else number(measured, key, 0.0, "measured", 0.0, math.inf)
+
+
+def measured_peak_gib(row: Mapping[str, object]) -> float | None:
     """Return the measured peak of allocated memory in GiB."""
-    measured = row.get("measured", {})
+    measured = part(row, "measured")
     for key, factor in (
         ("peak_alloc_gib", 1.0),
         ("peak_memory_gib", 1.0),
@@ -72,7 +79,7 @@ def measured_peak_gib(row: Mapping[str, Any]) -> float | None:
     return None
 
 
-def measured_workload(row: Mapping[str, Any]) -> Workload | None:
+def measured_workload(row: Mapping[str, object]) -> Workload | None:
     """Return the workload behind a measured row, or ``None`` where it does not say enough or is not modelled."""
     try:
         request = request_of_row(row)
@@ -81,14 +88,14 @@ def measured_workload(row: Mapping[str, Any]) -> Workload | None:
         return None
 
 
-def group_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def group_key(row: Mapping[str, object]) -> tuple[Any, ...]:
     """Return rows that a user would choose among: the same model, devices and batch."""
-    model, train = row.get("model", {}), row.get("train", {})
+    model, train = part(row, "model"), part(row, "train")
     names = ("name", "hidden", "num_layers", "heads", "seq")
     return (
         row.get("group"),
         *(model.get(name) for name in names),
-        row.get("hw", {}).get("num_gpus"),
+        part(row, "hw").get("num_gpus"),
         train.get("gbs"),
         train.get("micro_batch_count") if "gbs" not in train else None,
     )
@@ -118,7 +125,7 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float:
     return float(sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / (spread_a * spread_b) ** 0.5)
 
 
-def ranking_by_group(rows: Sequence[tuple[Mapping[str, Any], float, float]]) -> dict[str, float]:
+def ranking_by_group(rows: Sequence[tuple[Mapping[str, object], float, float]]) -> dict[str, float]:
     """Return ranking quality over groups of at least two plans; ``rows``: (row, predicted ms, measured ms).
 
     ``regret`` of a group: how much slower the plan predicted fastest is than the one measured fastest.
@@ -160,31 +167,30 @@ def _errors(pairs: Sequence[tuple[float, float]]) -> Errors:
     }
 
 
-def _peak_gib(found: Evaluation, row: Mapping[str, Any]) -> float:
+def _peak_gib(found: Evaluation, row: Mapping[str, object]) -> float:
     """Return the peak of the rank that was measured: some sources log the last rank only."""
-    last_only = "mem_max_allocated_bytes" in row.get("measured", {})
+    last_only = "mem_max_allocated_bytes" in part(row, "measured")
     return max(rank.peak_bytes for rank in found.memory[-1 if last_only else 0 :]) / _GIB
 
 
-def _activation_pair(row: Mapping[str, Any], work: Workload) -> tuple[float, float] | None:
+def _activation_pair(row: Mapping[str, object], work: Workload) -> tuple[float, float] | None:
     """Return (predicted, measured) activation memory where a source gives it apart."""
-    measured = row.get("measured", {})
+    measured = part(row, "measured")
     saved = layer_activation_bytes(work)
-    if measured.get("activations_gib") is not None:
-        return saved * in_flight_layers(work, 0) / _GIB, float(measured["activations_gib"])
-    if measured.get("activation_pct_of_tp_baseline") is not None:
+    if (activations := _measured(measured, "activations_gib")) is not None:
+        return saved * in_flight_layers(work, 0) / _GIB, activations
+    if (percent := _measured(measured, "activation_pct_of_tp_baseline")) is not None:
         plain = dict(request_of_row(row) or {})
-        plain["parallel"] = {**plain["parallel"], "sp": False}
-        plain["train"] = {**plain["train"], "recompute": "none"}
+        plain["parallel"] = {**part(plain, "parallel"), "sp": False}
+        plain["train"] = {**part(plain, "train"), "recompute": "none"}
         base = layer_activation_bytes(read_workload(plain))
-        return 100 * saved / base, float(measured["activation_pct_of_tp_baseline"])
+        return 100 * saved / base, percent
     return None
 
 
-def _measured_state_gib(row: Mapping[str, Any]) -> float | None:
+def _measured_state_gib(row: Mapping[str, object]) -> float | None:
     """Return parameters and optimizer state where a source gives them apart."""
-    state_gib = row.get("measured", {}).get("params_plus_optimizer_gib")
-    return None if state_gib is None else float(state_gib)
+    return _measured(part(row, "measured"), "params_plus_optimizer_gib")
 
 
 def scoreboard(rows: Sequence[Mapping[str, object]]) -> Scoreboard:
@@ -193,7 +199,7 @@ def scoreboard(rows: Sequence[Mapping[str, object]]) -> Scoreboard:
     ``rows``: measured rows with ``model``, ``hw``, ``parallel``, ``train`` and ``measured``. Memory errors are given
     for all rows and for those above 10 GiB.
     """
-    times: dict[str, list[tuple[Mapping[str, Any], float, float]]] = defaultdict(list)
+    times: dict[str, list[tuple[Mapping[str, object], float, float]]] = defaultdict(list)
     peaks: dict[str, list[tuple[float, float]]] = defaultdict(list)
     activations: dict[str, list[tuple[float, float]]] = defaultdict(list)
     weights: dict[str, list[tuple[float, float]]] = defaultdict(list)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.cost.analytic.memory import CONTEXT_BYTES
 from mindspeed_autoparallel.cost.analytic.model_shape import LayerKind, ModelShape
 from mindspeed_autoparallel.cost.analytic.parameters import layer_parameters
@@ -159,13 +160,15 @@ def _provenance(config: Mapping[str, object], device: Device) -> Provenance:
 class _Points:
     """Sizes to compute costs at."""
 
-    def __init__(self, shape: Mapping[str, Any], device: Device, devices_per_node: int, micro_batch_size: int) -> None:
+    def __init__(
+        self, shape: Mapping[str, object], device: Device, devices_per_node: int, micro_batch_size: int
+    ) -> None:
         self.shape, self.device, self.devices_per_node = shape, device, devices_per_node
         self.micro_batches = sorted({*_MICRO_BATCHES, micro_batch_size})
 
     def works(self) -> Iterator[tuple[CostPoint, Workload]]:
         """Yield the decoder at every point that its shape allows; the plain one first."""
-        experts = int(self.shape.get("num_experts") or 1)
+        experts = max(1, integer(self.shape, "num_experts", 1, "model", 0))
         expert_sizes = [2**power for power in range(8) if experts % 2**power == 0]
         for micro, ulysses, expert in itertools.product(self.micro_batches, (1, 2, 4, 8), expert_sizes):
             point = CostPoint(micro_batch_size=micro, ulysses_size=ulysses, expert_size=expert)
@@ -239,7 +242,7 @@ class _Tower:
 
 def _tower(
     names: TowerNames,
-    encoder: Mapping[str, Any],
+    encoder: Mapping[str, object],
     described: Described,
     works: Mapping[CostPoint, Workload],
     device: Device,

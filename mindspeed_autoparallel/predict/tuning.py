@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.fields import integer
+from mindspeed_autoparallel.cost.analytic.fields import integer, section_of
 from mindspeed_autoparallel.cost.analytic.request_keys import check_sections
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
@@ -144,18 +144,19 @@ def _left_out(plan: Plan) -> dict[str, int]:
     return dict(reasons.most_common())
 
 
-def _section(request: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if not isinstance(request.get(name), Mapping):
+def _section(request: Mapping[str, object], name: str) -> dict[str, Any]:
+    section = request.get(name)
+    if not isinstance(section, Mapping):
         raise ConfigError(f"the request has no section {name}: it must be an object of keys and values.")
-    return dict(request[name])
+    return dict(section)
 
 
-def _sizes(train: Mapping[str, Any]) -> tuple[int, ...]:
+def _sizes(train: Mapping[str, object]) -> tuple[int, ...]:
     """Return the micro batch that the request names, if any."""
     return (integer(train, "mbs", None, "train"),) if train.get("mbs") else ()
 
 
-def _is_held(at: MeasuredAt, held: Mapping[str, Any]) -> bool:
+def _is_held(at: MeasuredAt, held: Mapping[str, object]) -> bool:
     wanted = {"tp": at.tensor_size, "cp": at.context_size, "ep": at.expert_size}
     if any(held.get(key, size) != size for key, size in wanted.items()):
         return False
@@ -196,7 +197,7 @@ def _whole(profile: Profile, plan: Plan, other: Alternative) -> Plan:
     return plan_of(profile, plan.cluster, other.layout, measurement, found, plan.global_batch_size, record)
 
 
-def request_of_plan(plan: Plan, base: Mapping[str, Any], stated: Mapping[str, object]) -> dict[str, Any]:
+def request_of_plan(plan: Plan, base: Mapping[str, object], stated: Mapping[str, object]) -> dict[str, Any]:
     """Return the request that describes ``plan``: its sizes, its placement, and every switch.
 
     Recompute that differs by stage becomes the most of any stage (method ``block``): a request has no key by stage.
@@ -218,7 +219,7 @@ def request_of_plan(plan: Plan, base: Mapping[str, Any], stated: Mapping[str, ob
         parallel["microbatch_group_size"] = layout.microbatch_group_size
     counts = plan.layers_of(TEXT)
     if layout.num_virtual_stages > 1:
-        parallel |= _placement_keys(plan, counts, int((base.get("model") or {}).get("mtp_layers") or 0))
+        parallel |= _placement_keys(plan, counts, integer(section_of(base, "model"), "mtp_layers", 0, "model", 0))
     train = {**stated, "gbs": plan.global_batch_size, "mbs": layout.micro_batch_size, **_recompute_keys(plan, counts)}
     return {**base, "parallel": parallel, "train": train}
 

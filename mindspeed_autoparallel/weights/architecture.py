@@ -159,7 +159,7 @@ def _module_shape(family: Family, sizes: Sizes, stored: Mapping[str, Shape] | No
 
 
 def _num_multi_token(
-    family: Family, block: Mapping[str, Any], num_layers: int, stored: Mapping[str, Shape] | None, where: str
+    family: Family, block: Mapping[str, object], num_layers: int, stored: Mapping[str, Shape] | None, where: str
 ) -> int:
     """Count the layers for multi-token prediction: those in the files, or as many as config.json tells where there are
     none."""
@@ -191,7 +191,7 @@ def _copies(family: Family, shape: ModuleShape, stored: Mapping[str, Shape] | No
     return [(copy, original) for copy, original in found if stored is not None and copy in stored]
 
 
-def _tied(config: Mapping[str, Any], flat: Mapping[str, Any], text: str, where: str) -> bool:
+def _tied(config: Mapping[str, object], flat: Mapping[str, object], text: str, where: str) -> bool:
     # Older files say tie_word_embeddings at the top, newer thinker configs inside text_config.
     tied = config.get("tie_word_embeddings", flat.get("tie_word_embeddings", text in _TIED_BY_DEFAULT))
     if not isinstance(tied, bool):
@@ -199,7 +199,7 @@ def _tied(config: Mapping[str, Any], flat: Mapping[str, Any], text: str, where: 
     return tied
 
 
-def _with_ffn(vision: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _with_ffn(vision: Mapping[str, object], where: str) -> Mapping[str, object]:
     """Return the block with the feed-forward width of Qwen2-VL, which it gives as a multiple of its width."""
     if "embed_dim" not in vision:
         return vision
@@ -209,7 +209,7 @@ def _with_ffn(vision: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     return {**vision, "ffn_of_ratio": int(width * ratio) if type(width) is int else None}
 
 
-def _block(config: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+def _block(config: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
     value = config.get(key)
     if value is None:
         raise ConfigError(f"{where} has no {key!r}. Use the complete config.json of the model.")

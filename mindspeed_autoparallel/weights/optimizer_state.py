@@ -147,7 +147,7 @@ def _read_plain(path: Path, kind: str) -> list[Named]:
     return found
 
 
-def _group_of(name: str, weight: Any, groups: list[Mapping[str, Any]]) -> int:
+def _group_of(name: str, weight: Any, groups: list[Mapping[str, object]]) -> int:
     """Return the number of the group of a parameter: Megatron decays no bias and no vector."""
     decayed = weight.dim() > 1 and not name.endswith(".bias")
     for number, group in enumerate(groups):
@@ -177,7 +177,7 @@ def _common(content: Named, parts: list[Named], distributed: bool, architecture:
     }
 
 
-def _plain_items(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _plain_items(values: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if value is None or isinstance(value, (bool, int, float, str)):
             yield name, value

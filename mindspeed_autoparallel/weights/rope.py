@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights.families.sizes import short
@@ -20,7 +19,7 @@ FLAGS = {
 """Kind of scaling -> what the host must be told."""
 
 
-def rope_scaling(flat: Mapping[str, Any], where: str) -> str:
+def rope_scaling(flat: Mapping[str, object], where: str) -> str:
     """Return the kind of rope scaling in ``config.json``: ``rope_scaling``, or ``rope_parameters`` of transformers 5.
 
     ``rope_parameters`` may have one block per kind of layer (Gemma 3); the first kind that is not plain counts.

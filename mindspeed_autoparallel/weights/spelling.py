@@ -73,7 +73,7 @@ def _fused_in(words: frozenset[str]) -> list[tuple[str, str]]:
     return found
 
 
-def canonical_names(state: Mapping[str, Any], experts_per_rank: int) -> dict[str, Any]:
+def canonical_names(state: Mapping[str, object], experts_per_rank: int) -> dict[str, Any]:
     """Return the tensors of one file of any spelling under canonical local names; grouped experts become views."""
     found: dict[str, Any] = {}
     for name, value in state.items():

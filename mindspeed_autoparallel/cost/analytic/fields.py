@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 
@@ -31,12 +30,12 @@ def integer(section: Mapping[str, object], key: str, default: int | None, where:
     return number
 
 
-def optional_integer(section: Mapping[str, Any], key: str, where: str, minimum: int = 1) -> int | None:
+def optional_integer(section: Mapping[str, object], key: str, where: str, minimum: int = 1) -> int | None:
     """Return a whole number, or ``None`` where nothing is said."""
     return None if section.get(key) is None else integer(section, key, None, where, minimum)
 
 
-def switch(section: Mapping[str, Any], key: str, default: bool | None, where: str) -> bool | None:
+def switch(section: Mapping[str, object], key: str, default: bool | None, where: str) -> bool | None:
     """Return true or false."""
     value = section.get(key)
     if value is None:
@@ -46,7 +45,7 @@ def switch(section: Mapping[str, Any], key: str, default: bool | None, where: st
     return bool(value)
 
 
-def number(section: Mapping[str, Any], key: str, default: float, where: str, lowest: float, highest: float) -> float:
+def number(section: Mapping[str, object], key: str, default: float, where: str, lowest: float, highest: float) -> float:
     """Return a number from ``lowest`` to ``highest``."""
     value = section.get(key, default)
     value = default if value is None else value
@@ -56,7 +55,7 @@ def number(section: Mapping[str, Any], key: str, default: float, where: str, low
     return float(value)
 
 
-def section_of(request: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def section_of(request: Mapping[str, object], key: str) -> Mapping[str, object]:
     """Return the object under ``key``."""
     value = request.get(key)
     if not isinstance(value, Mapping):
@@ -64,7 +63,13 @@ def section_of(request: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def optional_section(section: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any] | None:
+def part(section: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """Return the object under ``key``; an empty one where there is none."""
+    value = section.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def optional_section(section: Mapping[str, object], key: str, where: str) -> Mapping[str, object] | None:
     """Return the object under ``key``, or ``None`` where it is missing or empty."""
     value = section.get(key)
     if not value:
@@ -86,7 +91,7 @@ def counts(section: Mapping[str, object], key: str, where: str) -> tuple[int, ..
     return tuple(integer({key: item}, key, None, where, 0) for item in value)
 
 
-def words(section: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+def words(section: Mapping[str, object], key: str, where: str) -> tuple[str, ...]:
     """Return a list of words, or its text form ``[a,b]``; empty where nothing is said."""
     value = section.get(key)
     if not value or value is True:

@@ -109,7 +109,7 @@ def overlaps_usually(work: Workload) -> bool:
     return possible and work.recipe == "mxfp8" and work.gradient_overlap is not False
 
 
-def _gpu(hardware: Mapping[str, Any]) -> str:
+def _gpu(hardware: Mapping[str, object]) -> str:
     gpu = hardware.get("gpu")
     if not isinstance(gpu, str) or not gpu:
         found = "missing" if gpu in (None, "") else f"{gpu!r}"
@@ -117,14 +117,14 @@ def _gpu(hardware: Mapping[str, Any]) -> str:
     return gpu
 
 
-def _bandwidth(hardware: Mapping[str, Any]) -> float | None:
+def _bandwidth(hardware: Mapping[str, object]) -> float | None:
     bandwidth = hardware.get("inter_node_gbps")
     if bandwidth is not None and (not isinstance(bandwidth, (int, float)) or not 0 < bandwidth < math.inf):
         raise ConfigError(f"hw.inter_node_gbps is {bandwidth!r}, must be a number above 0.")
     return float(bandwidth) if bandwidth else None
 
 
-def _documents(model: ModelShape, train: Mapping[str, Any]) -> ModelShape:
+def _documents(model: ModelShape, train: Mapping[str, object]) -> ModelShape:
     """Return ``model`` with the mean length of what is packed, or of what a batch is padded to, where it is said.
 
     Batches of varying length and packed examples without a mean: ``VARIABLE_TOKENS``, as instruction data has them.
@@ -143,7 +143,7 @@ def packs_examples(train: Mapping[str, object]) -> bool:
     return bool(train.get("packing")) and str(train.get("task")).startswith("sft") and not train.get("mean_document")
 
 
-def _devices(hardware: Mapping[str, Any]) -> tuple[int, int]:
+def _devices(hardware: Mapping[str, object]) -> tuple[int, int]:
     devices = integer(hardware, "num_gpus", None, "hw")
     node = integer(hardware, "gpus_per_node", min(8, devices), "hw")
     if devices > node and devices % node:
@@ -154,7 +154,7 @@ def _devices(hardware: Mapping[str, Any]) -> tuple[int, int]:
     return devices, node
 
 
-def _layout(parallel: Mapping[str, Any], devices: int) -> tuple[int, int, int, int]:
+def _layout(parallel: Mapping[str, object], devices: int) -> tuple[int, int, int, int]:
     tensor, pipeline, context = (integer(parallel, key, 1, "parallel") for key in ("tp", "pp", "cp"))
     shards = tensor * pipeline * context
     if devices % shards:
@@ -165,7 +165,7 @@ def _layout(parallel: Mapping[str, Any], devices: int) -> tuple[int, int, int, i
     return tensor, pipeline, context, data
 
 
-def _virtual(parallel: Mapping[str, Any], layers: int, pipeline: int) -> int:
+def _virtual(parallel: Mapping[str, object], layers: int, pipeline: int) -> int:
     each = optional_integer(parallel, "layers_per_chunk", "parallel")
     if parallel.get("vpp") is not None or each is None or pipeline == 1:
         return integer(parallel, "vpp", 1, "parallel")
@@ -174,7 +174,7 @@ def _virtual(parallel: Mapping[str, Any], layers: int, pipeline: int) -> int:
     return layers // (pipeline * each)
 
 
-def _software(train: Mapping[str, Any], gpu: str, model: ModelShape) -> tuple[str, str]:
+def _software(train: Mapping[str, object], gpu: str, model: ModelShape) -> tuple[str, str]:
     stack = train.get("stack")
     if stack is None:
         old_device = any(word in gpu.upper() for word in ("A100", "A800", "V100"))
@@ -187,7 +187,7 @@ def _software(train: Mapping[str, Any], gpu: str, model: ModelShape) -> tuple[st
     return stack, attention
 
 
-def _placement(parallel: Mapping[str, Any], pipeline: int, virtual: int, noop: tuple[int, ...]) -> PlacementRequest:
+def _placement(parallel: Mapping[str, object], pipeline: int, virtual: int, noop: tuple[int, ...]) -> PlacementRequest:
     layout = parallel.get("pipeline_layout") or ""
     if not isinstance(layout, str):
         raise ConfigError(f"parallel.pipeline_layout is {layout!r}, must be a layout string as Ettt|ttL.")
@@ -204,7 +204,7 @@ def _placement(parallel: Mapping[str, Any], pipeline: int, virtual: int, noop: t
     )
 
 
-def _context(parallel: Mapping[str, Any], context: int) -> dict[str, Any]:
+def _context(parallel: Mapping[str, object], context: int) -> dict[str, Any]:
     kind = parallel.get("cp_type") or "ring"
     if kind not in _CONTEXT_KINDS:
         raise ConfigError(f"parallel.cp_type is {kind!r}, known: {', '.join(_CONTEXT_KINDS)}.")
@@ -217,11 +217,11 @@ def _context(parallel: Mapping[str, Any], context: int) -> dict[str, Any]:
     return {"context_kind": name, "ulysses_size": degree}
 
 
-def _sharding(parallel: Mapping[str, Any], ranks: int, gpu: str) -> dict[str, Any]:
+def _sharding(parallel: Mapping[str, object], ranks: int, gpu: str) -> dict[str, Any]:
     """Return Megatron's FSDP: ``fsdp`` ranks share every shard, more data-parallel ranks hold them again (HSDP)."""
     size = optional_integer(parallel, "fsdp", "parallel")
     strategy = parallel.get("sharding_strategy") or "optim_grads_params"
-    if strategy not in _STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in _STRATEGIES:
         raise ConfigError(f"parallel.sharding_strategy is {strategy!r}, known: {', '.join(_STRATEGIES)}.")
     if size in (None, 1):
         if parallel.get("sharding_strategy"):
@@ -235,7 +235,7 @@ def _sharding(parallel: Mapping[str, Any], ranks: int, gpu: str) -> dict[str, An
     return {"sharding": _STRATEGIES[strategy], "sharding_replicas": ranks // size}
 
 
-def _grid(parallel: Mapping[str, Any], tensor: int) -> tuple[int, int] | None:
+def _grid(parallel: Mapping[str, object], tensor: int) -> tuple[int, int] | None:
     values = optional_section(parallel, "tp_2d", "parallel")
     if values is None:
         return None
@@ -245,7 +245,7 @@ def _grid(parallel: Mapping[str, Any], tensor: int) -> tuple[int, int] | None:
     return grid
 
 
-def _expert_tensor(parallel: Mapping[str, Any], tensor: int, expert: int, replicas: int) -> int:
+def _expert_tensor(parallel: Mapping[str, object], tensor: int, expert: int, replicas: int) -> int:
     """Return what is asked for; else the tensor size as Megatron takes it, or 1 where only that leaves room for
     ``expert``."""
     if parallel.get("etp") is not None:

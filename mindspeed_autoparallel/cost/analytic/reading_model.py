@@ -27,7 +27,7 @@ TYPES = ("gpt", "moe", "hybrid", "mamba", "vlm")
 _MOST_LAYERS = 10_000
 
 
-def read_model(section: Mapping[str, Any], noop_layers: int = 0) -> ModelShape:
+def read_model(section: Mapping[str, object], noop_layers: int = 0) -> ModelShape:
     """Return the shape that ``section`` describes; ``num_layers`` counts ``noop_layers`` too.
 
     Raises ``ConfigError`` with the key, the value and the rule for what no model could be.
@@ -89,7 +89,7 @@ def read_model(section: Mapping[str, Any], noop_layers: int = 0) -> ModelShape:
     )
 
 
-def _layers(section: Mapping[str, Any], experts: bool, noop_layers: int) -> tuple[LayerKind, ...]:
+def _layers(section: Mapping[str, object], experts: bool, noop_layers: int) -> tuple[LayerKind, ...]:
     pattern = section.get("layer_pattern") or ""
     if pattern and noop_layers:
         raise ConfigError("parallel.noop_layers and model.layer_pattern: a pattern has no layers that do nothing.")
@@ -139,7 +139,7 @@ def _frequency_list(text: str) -> list[int]:
     return result
 
 
-def _window(section: Mapping[str, Any]) -> dict[str, Any]:
+def _window(section: Mapping[str, object]) -> dict[str, Any]:
     """Return size and share of the layers with windowed attention: all of them where only the size is said."""
     size = integer(section, "window", 0, "model", 0)
     share = number(section, "windowed_share", 1.0 if size else 0.0, "model", 0.0, 1.0)
@@ -148,7 +148,7 @@ def _window(section: Mapping[str, Any]) -> dict[str, Any]:
     return {"window": size, "windowed_share": share}
 
 
-def _activation(section: Mapping[str, Any]) -> dict[str, Any]:
+def _activation(section: Mapping[str, object]) -> dict[str, Any]:
     """Return how the activation function runs, whether attention has a gate, and whether logits are capped."""
     name = section.get("activation") or "fused"
     if not isinstance(name, str) or name not in get_args(Activation):
@@ -157,7 +157,7 @@ def _activation(section: Mapping[str, Any]) -> dict[str, Any]:
     return {"activation": name} | {key: bool(switch(section, word, False, "model")) for key, word in switches.items()}
 
 
-def _latent(section: Mapping[str, Any]) -> LatentAttention | None:
+def _latent(section: Mapping[str, object]) -> LatentAttention | None:
     values = optional_section(section, "mla", "model")
     if values is None:
         return None
@@ -172,21 +172,21 @@ def _latent(section: Mapping[str, Any]) -> LatentAttention | None:
     )
 
 
-def _state_space(section: Mapping[str, Any], layers: Sequence[LayerKind]) -> StateSpace | None:
+def _state_space(section: Mapping[str, object], layers: Sequence[LayerKind]) -> StateSpace | None:
     if not any(layer.mixer == "mamba" for layer in layers):
         _refuse_without_layers(section, "mamba", "M")
         return None
     values = optional_section(section, "mamba", "model") or {}
     # Megatron's own defaults: twice the hidden size in heads of 64, states of 128, 8 groups.
     return StateSpace(
-        heads=integer(values, "num_heads", max(1, 2 * int(section["hidden"]) // 64), "model.mamba"),
+        heads=integer(values, "num_heads", max(1, 2 * integer(section, "hidden", None, "model") // 64), "model.mamba"),
         head_size=integer(values, "head_dim", 64, "model.mamba"),
         state_size=integer(values, "state_dim", 128, "model.mamba"),
         groups=integer(values, "num_groups", 8, "model.mamba"),
     )
 
 
-def _refuse_without_layers(section: Mapping[str, Any], key: str, symbol: str) -> None:
+def _refuse_without_layers(section: Mapping[str, object], key: str, symbol: str) -> None:
     if section.get(key):
         raise ConfigError(
             f"model.{key} is given, but no layer has it: say which do in model.layer_pattern ({symbol}, Megatron's "
@@ -194,7 +194,7 @@ def _refuse_without_layers(section: Mapping[str, Any], key: str, symbol: str) ->
         )
 
 
-def _linear(section: Mapping[str, Any], layers: Sequence[LayerKind]) -> LinearAttention | None:
+def _linear(section: Mapping[str, object], layers: Sequence[LayerKind]) -> LinearAttention | None:
     if not any(layer.mixer == "linear" for layer in layers):
         _refuse_without_layers(section, "linear_attention", "G")
         return None
@@ -209,7 +209,7 @@ def _linear(section: Mapping[str, Any], layers: Sequence[LayerKind]) -> LinearAt
     )
 
 
-def _sparse(section: Mapping[str, Any]) -> SparseAttention | None:
+def _sparse(section: Mapping[str, object]) -> SparseAttention | None:
     values = optional_section(section, "dsa", "model")
     if values is None:
         return None
@@ -222,7 +222,7 @@ def _sparse(section: Mapping[str, Any]) -> SparseAttention | None:
     )
 
 
-def _encoder(section: Mapping[str, Any], sequence: int) -> Encoder | None:
+def _encoder(section: Mapping[str, object], sequence: int) -> Encoder | None:
     values = optional_section(section, "vision_encoder", "model")
     if values is None:
         return None

@@ -24,7 +24,7 @@ _STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 """Of a precision-aware optimizer's state; a master weight in fp16 is what the bf16 parameter lacks."""
 
 
-def read_training(train: Mapping[str, Any], gpu: str, stack: str) -> dict[str, Any]:
+def read_training(train: Mapping[str, object], gpu: str, stack: str) -> dict[str, Any]:
     """Return the fields of ``Workload`` that the section ``train`` states; ``gpu`` and ``stack`` choose defaults.
 
     Raises ``ConfigError`` with the key, the value and the rule.
@@ -65,14 +65,14 @@ def read_training(train: Mapping[str, Any], gpu: str, stack: str) -> dict[str, A
     }
 
 
-def _quantized_parameters(train: Mapping[str, Any], recipe: Recipe) -> bool:
+def _quantized_parameters(train: Mapping[str, object], recipe: Recipe) -> bool:
     said = switch(train, "fp8_param_gather", None, "train")
     if said and not recipe:
         raise ConfigError("train.fp8_param_gather is true, but train.precision has no eight- or four-bit recipe.")
     return bool(recipe) and recipe != "fp8_blockwise" if said is None else bool(said)
 
 
-def _optimizer(train: Mapping[str, Any]) -> dict[str, float]:
+def _optimizer(train: Mapping[str, object]) -> dict[str, float]:
     """Return the types of a precision-aware optimizer's state, and how much of it lives on the host."""
 
     def size(key: str) -> float:
@@ -90,7 +90,7 @@ def _optimizer(train: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def read_recompute(train: Mapping[str, Any]) -> str:
+def read_recompute(train: Mapping[str, object]) -> str:
     """Return which of ``RECOMPUTE`` the request states; ``none`` by default."""
     recompute = train.get("recompute") or "none"
     if recompute not in RECOMPUTE:
@@ -98,7 +98,7 @@ def read_recompute(train: Mapping[str, Any]) -> str:
     return str(recompute)
 
 
-def read_recompute_detail(train: Mapping[str, Any], model: ModelShape) -> RecomputeDetail:
+def read_recompute_detail(train: Mapping[str, object], model: ModelShape) -> RecomputeDetail:
     """Return which layers and modules run again."""
     method = train.get("recompute_method") or "uniform"
     if method not in ("uniform", "block"):
@@ -121,7 +121,7 @@ def read_recompute_detail(train: Mapping[str, Any], model: ModelShape) -> Recomp
     )
 
 
-def _adapters(train: Mapping[str, Any]) -> Adapters | None:
+def _adapters(train: Mapping[str, object]) -> Adapters | None:
     values = optional_section(train, "lora", "train")
     if values is None:
         return None
@@ -133,7 +133,7 @@ def _adapters(train: Mapping[str, Any]) -> Adapters | None:
     return Adapters(rank=rank, targets=names or ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"))
 
 
-def _offload(train: Mapping[str, Any]) -> tuple[str, ...]:
+def _offload(train: Mapping[str, object]) -> tuple[str, ...]:
     names = words(train, "offload", "train")
     unknown = [name for name in names if name not in _OFFLOADS]
     if unknown:
@@ -141,7 +141,7 @@ def _offload(train: Mapping[str, Any]) -> tuple[str, ...]:
     return names
 
 
-def _graph(train: Mapping[str, Any]) -> float:
+def _graph(train: Mapping[str, object]) -> float:
     kind = train.get("cuda_graph") or "none"
     if kind not in _GRAPHS:
         raise ConfigError(f"train.cuda_graph is {kind!r}, known: {', '.join(_GRAPHS)}.")

@@ -106,7 +106,7 @@ SCHEDULES = ("1f1b", "1f1b-interleaved", "interleaved")
 OPTIMIZERS = ("adam", "adamw")
 
 
-def canonical(request: Mapping[str, Any]) -> dict[str, Any]:
+def canonical(request: Mapping[str, object]) -> dict[str, Any]:
     """Return ``request`` with aliases of keys replaced; sections that are no objects stay as they are."""
     result = dict(request)
     for section, names in ALIASES.items():
@@ -139,7 +139,12 @@ def check_sections(request: Mapping[str, object]) -> None:
             raise ConfigError(f"{name} is {shown(value)}; it must be an object of keys and values.")
 
 
-def refuse_unmodelled(request: Mapping[str, Any]) -> None:
+def _stated(request: Mapping[str, object], section: str, key: str) -> object:
+    values = request.get(section)
+    return values.get(key) if isinstance(values, Mapping) else None
+
+
+def refuse_unmodelled(request: Mapping[str, object]) -> None:
     """Raise ``ConfigError`` for a key that changes the answer in a way that is not modelled."""
     check_sections(request)
     for section, reasons in _REFUSED.items():
@@ -150,9 +155,9 @@ def refuse_unmodelled(request: Mapping[str, Any]) -> None:
             value = values.get(key)
             if value is True or isinstance(value, (list, dict)) or value not in _HARMLESS:
                 raise ConfigError(f"{section}.{key} is {shown(value)}: {reason}; the answer would be another run's.")
-    schedule = (request.get("parallel") or {}).get("schedule")
+    schedule = _stated(request, "parallel", "schedule")
     if schedule is not None and (not isinstance(schedule, str) or schedule not in SCHEDULES):
         raise ConfigError(f"parallel.schedule is {schedule!r}; known: {', '.join(SCHEDULES)}.")
-    optimizer = (request.get("train") or {}).get("optimizer")
+    optimizer = _stated(request, "train", "optimizer")
     if optimizer is not None and (not isinstance(optimizer, str) or optimizer not in OPTIMIZERS):
         raise ConfigError(f"train.optimizer is {optimizer!r}; known: {', '.join(OPTIMIZERS)}.")

@@ -110,7 +110,9 @@ def _check_generators(
         )
 
 
-def _blocks(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+def _blocks(
+    node: Mapping[str, object], path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, object]]]:
     if path and any(size in node for size in SIZES):
         yield path, node
         return
@@ -119,7 +121,7 @@ def _blocks(node: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tu
             yield from _blocks(child, (*path, key))
 
 
-def _module(path: tuple[str, ...], block: Mapping[str, Any], world_size: int, source: str) -> ModuleLayout:
+def _module(path: tuple[str, ...], block: Mapping[str, object], world_size: int, source: str) -> ModuleLayout:
     where = ".".join(path)
     sizes: dict[str, Any] = {}
     for key in (*SIZES, "mbs"):
@@ -132,7 +134,9 @@ def _module(path: tuple[str, ...], block: Mapping[str, Any], world_size: int, so
             raise ConfigError(f"{source}: {where}.{key} is {said}; it must be a whole number from 1 up.")
         sizes[key] = value
     extra = block.get("hetero", {})
-    unknown = set(extra) - {"attr", "role", "adapter"} if isinstance(extra, Mapping) else {"(not an object)"}
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"{source}: {where}.hetero is {shown(extra)}; it must be an object of attr, role, adapter.")
+    unknown = set(extra) - {"attr", "role", "adapter"}
     if unknown:
         raise ConfigError(f"{source}: {where}.hetero has unknown keys {sorted(unknown)}; it takes attr, role, adapter.")
     for key in ("attr", "adapter"):
@@ -170,7 +174,7 @@ def check_attribute(module: ModuleLayout, known: Sequence[str]) -> None:
         )
 
 
-def _sequence_parallel(where: str, block: Mapping[str, Any], role: str, tensor: int, source: str) -> bool:
+def _sequence_parallel(where: str, block: Mapping[str, object], role: str, tensor: int, source: str) -> bool:
     """Return an encoder's ``sp``; ``ConfigError`` where it is no truth value, or has nothing to split."""
     value = block.get("sp", False)
     if not isinstance(value, bool):

@@ -38,7 +38,7 @@ def can_be_joined(state_dict: Any) -> bool:
     return isinstance(state_dict, dict) and set(state_dict) == {"state", "param_groups"}
 
 
-def identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
+def identity(group: Mapping[str, object]) -> tuple[Any, ...]:
     """Return what makes a parameter group the same in another run."""
     return tuple(group.get(key, group.get(f"pre_{key}")) for key in _IDENTIFIERS)
 

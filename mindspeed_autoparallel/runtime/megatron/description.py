@@ -114,6 +114,13 @@ class Description:
     model_hash: str
     """Of everything that shapes the model, and of nothing that only lays it out."""
 
+    def block_of(self, module: DescribedModule) -> Mapping[str, Any]:
+        """Return what model.json holds of ``module``; an empty mapping where the flags describe it."""
+        block: Any = self.content
+        for key in module.keys:
+            block = block[key]
+        return block if module.keys else {}
+
     def with_layers(self, num_layers: Mapping[str, int], per_stage: Mapping[str, list[int]]) -> dict[str, object]:
         """Return a copy of model.json with other layer counts; ``per_stage`` also sets ``pipeline_num_layers``."""
         content = copy.deepcopy(dict(self.content))

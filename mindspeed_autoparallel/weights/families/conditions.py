@@ -3,8 +3,7 @@ linear``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.weights.families.catalogue import Family
@@ -41,7 +40,8 @@ def layer_words(family: Family, block: Block, layer: int, where: str) -> frozens
         words.add("linear")
     if "experts" in family.blocks and _has_experts(block, layer, where):
         words.add("experts")
-    if layer in (block.get("deepstack_visual_indexes") or ()):
+    places = block.get("deepstack_visual_indexes")
+    if isinstance(places, list) and layer in places:
         words.add("deepstack")
     return frozenset(words)
 
@@ -61,7 +61,7 @@ def _has_experts(block: Block, layer: int, where: str) -> bool:
         return layer in listed
     if "interleave_moe_layer_step" in block:
         return (layer + 1) % _number(block, "interleave_moe_layer_step", 1, where) == 0
-    without: Collection[Any] = block.get("mlp_only_layers") or ()
+    without = block.get("mlp_only_layers") or ()
     dense_first = block.get("first_k_dense_replace") or 0
     if type(dense_first) is not int:
         raise ConfigError(f"{where}: first_k_dense_replace must be a whole number, got {short(dense_first)}.")
@@ -71,7 +71,7 @@ def _has_experts(block: Block, layer: int, where: str) -> bool:
     every = (layer + 1) % _number(block, "decoder_sparse_step", 1, where) == 0
     return (
         layer >= dense_first
-        and layer not in without
+        and not (isinstance(without, list | tuple) and layer in without)
         and every
         and layer % _number(block, "moe_layer_freq", 1, where) == 0
     )

@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.spec.model import MAX_LAYERS
 
-Block = Mapping[str, Any]
+Block = Mapping[str, object]
 """An object of ``config.json``, whose values are checked where they are read."""
 _MAX_SIZE = 2**31 - 1
 

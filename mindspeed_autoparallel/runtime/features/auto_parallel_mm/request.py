@@ -246,11 +246,9 @@ def _heads(arguments: argparse.Namespace, description: Description) -> tuple[int
     """Return the attention heads and key/value groups of every module that sets them."""
     heads: list[int] = []
     for module in description.modules:
-        block: Mapping[str, Any] = description.content
-        for key in module.keys:
-            block = block[key]
+        block = description.block_of(module)
 
-        def value(name: str, block: Mapping[str, Any] = block, given: bool = bool(module.keys)) -> Any:
+        def value(name: str, block: Mapping[str, object] = block, given: bool = bool(module.keys)) -> Any:
             return block.get(name) if given else getattr(arguments, name, None)
 
         # Megatron's default is one group, which counts for nothing unless heads are grouped.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, PATTERN_ARGUMENT, hybrid_pattern
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
@@ -80,16 +79,16 @@ _NEGATED = {"gradient_accumulation_fusion": "--no-gradient-accumulation-fusion"}
 
 def values_of(
     plan: Plan,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     recompute: str,
     num_recomputed: int,
     arguments: argparse.Namespace,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return argument destinations and values of all that the configuration decides, switches that are off as well.
 
     ``arguments``: the host's, which show how it writes an uneven split.
     """
-    values = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather}
+    values: dict[str, object] = {**sizes(plan), "overlap_param_gather": plan.layout.overlap_parameter_gather}
     shared = getattr(arguments, EXPERT_TENSOR_ARGUMENT, None)
     if shared is not None:
         # Not searched where the script sets it: every configuration was priced with it.
@@ -109,7 +108,7 @@ def values_of(
     return values | recompute_arguments(recompute, num_recomputed)
 
 
-def words_of(values: Mapping[str, Any]) -> list[str]:
+def words_of(values: Mapping[str, object]) -> list[str]:
     """Return command line words; what is Megatron's default is left out."""
     words: list[str] = []
     kept = (
@@ -193,7 +192,7 @@ def _plain(word: str) -> str:
 _CLUSTER = frozenset({"--nnodes", "--nproc-per-node", "--master-addr", "--master-port", "--node-rank"})
 
 
-def illegal(arguments: argparse.Namespace, values: Mapping[str, Any], world_size: int) -> str:
+def illegal(arguments: argparse.Namespace, values: Mapping[str, object], world_size: int) -> str:
     """Return why the host's own ``validate_args`` refuses the configuration, or nothing; ``arguments`` stay."""
     import contextlib
     import copy

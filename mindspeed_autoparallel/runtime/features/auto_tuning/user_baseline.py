@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
@@ -48,7 +46,7 @@ def user_baseline(
     sizes = f"TP {tensor} x PP {pipeline} x CP {context}"
     if cluster.num_devices % (tensor * pipeline * context):
         return f"its {sizes} does not divide {cluster.num_devices} devices"
-    if own.get("num_layers", 0) % (pipeline * _virtual_size(own, pipeline)):
+    if own.get("num_layers", 0) % (pipeline * _virtual_size(arguments, pipeline)):
         return f"its {own['num_layers']} layers do not divide over its stages"
     wanted = {
         "tensor_size": tensor,
@@ -56,7 +54,7 @@ def user_baseline(
         "context_size": context,
         "expert_size": own.get("expert_model_parallel_size") or 1,
         "micro_batch_size": own.get("micro_batch_size") or 1,
-        "virtual_size": _virtual_size(own, pipeline),
+        "virtual_size": _virtual_size(arguments, pipeline),
         "sequence_parallel": bool(own.get("sequence_parallel")) and tensor > 1,
         "distributed_optimizer": bool(own.get("use_distributed_optimizer")),
         "sharding": None,
@@ -66,11 +64,12 @@ def user_baseline(
         # The script's own way to run the layers has no name.
         plain = not configuration.variant.name and not configuration.variant.modelled
         if plain and all(getattr(configuration.layout, name) == value for name, value in wanted.items()):
-            return _priced(configuration, own, cluster, batch)
+            return _priced(configuration, arguments, cluster, batch)
     return f"its {sizes} with micro batch {wanted['micro_batch_size']} is not among the layouts searched"
 
 
-def _virtual_size(own: Mapping[str, Any], pipeline: int) -> int:
+def _virtual_size(arguments: argparse.Namespace, pipeline: int) -> int:
+    own = vars(arguments)
     if number := own.get("num_virtual_stages_per_pipeline_rank"):
         return int(number)
     layers = own.get("num_layers_per_virtual_pipeline_stage")
@@ -78,11 +77,12 @@ def _virtual_size(own: Mapping[str, Any], pipeline: int) -> int:
 
 
 def _priced(
-    configuration: Configuration, own: Mapping[str, Any], cluster: Cluster, batch: int
+    configuration: Configuration, arguments: argparse.Namespace, cluster: Cluster, batch: int
 ) -> SolvedConfiguration | str:
     profile, layout = configuration.variant.profile, configuration.layout
     (module,) = profile.model.modules
-    kind, number = _recompute(own)
+    own = vars(arguments)
+    kind, number = _recompute(arguments)
     known = configuration.candidate.measurement.modules[module.name].layer.recompute
     if policy_of(kind).kind == "selective":
         wanted = set(policy_of(kind).modules)
@@ -113,8 +113,9 @@ def _priced(
     )
 
 
-def _recompute(own: Mapping[str, Any]) -> tuple[str, int]:
+def _recompute(arguments: argparse.Namespace) -> tuple[str, int]:
     """Return a kind of ``spec.recompute``, and of how many layers of a stage; 0: of all."""
+    own = vars(arguments)
     granularity = own.get("recompute_granularity") or ("selective" if own.get("recompute_activations") else None)
     if granularity is None:
         return "none", 0

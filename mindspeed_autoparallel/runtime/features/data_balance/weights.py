@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.megatron.description import Description
+
+if TYPE_CHECKING:
+    import torch
 
 _TEXTS = ("input_ids", "tokens", "text")
 _PICTURES = ("pixel_values", "images", "image")
@@ -44,7 +47,7 @@ class BatchWork:
     pictures: StackWork
     sounds: StackWork
 
-    def of(self, batch: Any) -> float:
+    def of(self, batch: object) -> float:
         """Return the work of a microbatch as the host's loader gives it.
 
         Raises ``ConfigError`` where it is no dict, or holds no ids.
@@ -54,7 +57,7 @@ class BatchWork:
                 f"--data-balance and --order-microbatches read the sizes of a microbatch from its tensors, but the "
                 f"loader gives {type(batch).__name__}, not a dict. Train without them."
             )
-        ids = next((batch[name] for name in _TEXTS if _is_tensor(batch.get(name))), None)
+        ids = _first_tensor(batch, _TEXTS)
         if ids is None:
             raise ConfigError(
                 f"--data-balance and --order-microbatches find the texts of a microbatch as {', '.join(_TEXTS)}, but "
@@ -71,9 +74,7 @@ def batch_work(description: Description, arguments: argparse.Namespace) -> Batch
     works = {"text": StackWork(linear=0.0, quadratic=0.0)}
     works |= {"pictures": works["text"], "sounds": works["text"]}
     for module in description.modules:
-        block: Mapping[str, Any] = description.content
-        for key in module.keys:
-            block = block[key]
+        block = description.block_of(module)
         kind = _kind(module.name)
         more = _stack_work(module.num_layers, block, arguments, kind, 1 if module.frozen and kind != "text" else 3)
         before = works[kind]
@@ -91,12 +92,13 @@ def _kind(name: str) -> str:
 
 
 def _stack_work(
-    num_layers: int, block: Mapping[str, Any], arguments: argparse.Namespace, kind: str, passes: int
+    num_layers: int, block: Mapping[str, object], arguments: argparse.Namespace, kind: str, passes: int
 ) -> StackWork:
     """Count 2 operations a weight and row and 4 x width a pair of rows, half of them causal; a backward is twice."""
 
     def size(name: str) -> int:
-        return int(block.get(name) or getattr(arguments, name, 0) or 0)
+        found = block.get(name) or getattr(arguments, name, 0)
+        return found if isinstance(found, int) else 0
 
     hidden = size("hidden_size")
     feed_forward = size("ffn_hidden_size") or _DEFAULT_GROWTH * hidden
@@ -106,23 +108,23 @@ def _stack_work(
     return StackWork(linear=float(passes * num_layers * 2 * weights), quadratic=float(passes * num_layers * pairs))
 
 
-def _text_pairs(batch: Mapping[str, Any], ids: Any) -> int:
+def _text_pairs(batch: Mapping[str, object], ids: torch.Tensor) -> int:
     """Return pairs of tokens of the same text: those of packed rows end where their texts do."""
-    lengths: Any = batch.get(_PACKED_LENGTHS)
-    if not _is_tensor(lengths) and _is_tensor(batch.get(_PACKED_ENDS)):
+    lengths, ends = batch.get(_PACKED_LENGTHS), batch.get(_PACKED_ENDS)
+    if not _is_tensor(lengths) and _is_tensor(ends):
         # Filled up with the last one, so that rows have as many.
-        lengths = batch[_PACKED_ENDS].diff(dim=-1)
+        lengths = ends.diff(dim=-1)
     if not _is_tensor(lengths):
         return int(ids.numel()) * int(ids.shape[-1])
     return sum(length * length for length in lengths.reshape(-1).tolist())
 
 
-def _picture_rows(batch: Mapping[str, Any]) -> list[int]:
+def _picture_rows(batch: Mapping[str, object]) -> list[int]:
     """Return the patches of every picture."""
-    grids: Any = batch.get(_GRIDS)
+    grids = batch.get(_GRIDS)
     if _is_tensor(grids):
         return [frames * height * width for frames, height, width in grids.reshape(-1, 3).tolist()]
-    pixels = next((batch[name] for name in _PICTURES if _is_tensor(batch.get(name))), None)
+    pixels = _first_tensor(batch, _PICTURES)
     if pixels is None or pixels.dim() < 2:
         return []
     if pixels.dim() == 2:
@@ -131,13 +133,18 @@ def _picture_rows(batch: Mapping[str, Any]) -> list[int]:
     return [int(pixels.shape[-2] * pixels.shape[-1]) // _PATCH_PIXELS] * int(number)
 
 
-def _sound_rows(batch: Mapping[str, Any]) -> list[int]:
+def _sound_rows(batch: Mapping[str, object]) -> list[int]:
     """Return the frames of every clip."""
-    if _is_tensor(batch.get(_SOUND_ROWS)):
-        return [int(frames) for frames in batch[_SOUND_ROWS].reshape(-1).tolist()]
-    sounds = next((batch[name] for name in _SOUNDS if _is_tensor(batch.get(name))), None)
+    rows = batch.get(_SOUND_ROWS)
+    if _is_tensor(rows):
+        return [int(frames) for frames in rows.reshape(-1).tolist()]
+    sounds = _first_tensor(batch, _SOUNDS)
     return [] if sounds is None else [int(sounds.shape[-1])] * int(sounds.shape[0] if sounds.dim() > 2 else 1)
 
 
-def _is_tensor(value: Any) -> bool:
+def _first_tensor(batch: Mapping[str, object], names: tuple[str, ...]) -> torch.Tensor | None:
+    return next((value for value in map(batch.get, names) if _is_tensor(value)), None)
+
+
+def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return hasattr(value, "shape") and hasattr(value, "numel")

@@ -77,14 +77,14 @@ class ImageAdapter:
         self.output_shape: tuple[int, ...] = (self._out * self._num_outputs,)
         self.input_dtype = self.output_dtype = arguments.params_dtype
 
-    def items(self, batch: Mapping[str, Any]) -> list[LocalItem]:
+    def items(self, batch: Mapping[str, torch.Tensor]) -> list[LocalItem]:
         found = _inputs(batch, "image_grid_thw", "video_grid_thw")
         grids = found.tolist() if found is not None else []
         sizes = [frames * height * width // self._merge**2 for frames, height, width in grids]
         places = places_of(batch["input_ids"] == self._token, sizes, "image")
         return [self._item(place.sample, grid) for place, grid in zip(places, grids, strict=False)]
 
-    def rows(self, batch: Mapping[str, Any]) -> torch.Tensor:
+    def rows(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         pixels = _inputs(batch, "pixel_values", "pixel_values_videos")
         return pixels.cuda(non_blocking=True).to(self.input_dtype).flatten(0, -2)
 
@@ -122,7 +122,7 @@ class AudioAdapter:
         self.output_shape: tuple[int, ...] = (model.text_decoder.hidden_size,)
         self.input_dtype = self.output_dtype = arguments.params_dtype
 
-    def items(self, batch: Mapping[str, Any]) -> list[LocalItem]:
+    def items(self, batch: Mapping[str, torch.Tensor]) -> list[LocalItem]:
         if batch.get("input_features") is None:
             return []
         lengths = batch["feature_attention_mask"].sum(dim=1).tolist()
@@ -132,7 +132,7 @@ class AudioAdapter:
             for place, length in zip(places, lengths, strict=False)
         ]
 
-    def rows(self, batch: Mapping[str, Any]) -> torch.Tensor:
+    def rows(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         frames = batch["input_features"].permute(0, 2, 1)[batch["feature_attention_mask"].bool()]
         return frames.cuda(non_blocking=True).to(self.input_dtype)
 
@@ -159,7 +159,7 @@ def _num_tokens(num_frames: int) -> int:
     return ((num_frames - 1) // 2 + 1) // 2
 
 
-def _inputs(batch: Mapping[str, Any], name: str, video_name: str) -> Any:
+def _inputs(batch: Mapping[str, torch.Tensor], name: str, video_name: str) -> Any:
     """Return what the script's ``get_batch`` picks: videos come before images."""
     video = batch.get(video_name)
     return batch.get(name) if video is None else video

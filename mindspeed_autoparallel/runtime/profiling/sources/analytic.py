@@ -17,7 +17,7 @@ from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
 from mindspeed_autoparallel.predict.model_file import Section
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.redaction import masked_words
-from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description
+from mindspeed_autoparallel.runtime.megatron.description import Description
 from mindspeed_autoparallel.runtime.megatron.sends import interleaved_sends
 
 _LOGGER = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
     sections = []
     for module in description.modules:
         is_last = module is description.modules[-1]
-        shape = _of_block(_block(description.content, module), arguments, is_last=is_last)
+        shape = _of_block(description.block_of(module), arguments, is_last=is_last)
         if "seq" not in shape:
             shape["seq"] = int(arguments.seq_length)
             _LOGGER.info(
@@ -74,13 +74,6 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
             )
         sections.append(Section(module.name, shape, module.frozen, module.deepstack_layers))
     return tuple(sections)
-
-
-def _block(content: Mapping[str, object], module: DescribedModule) -> Mapping[str, object]:
-    block: Any = content
-    for key in module.keys:
-        block = block[key]
-    return dict(block)
 
 
 def _given(**values: Any) -> dict[str, Any]:
