@@ -18,7 +18,7 @@ _MARK = "<image>"
 class Conversion:
     """``records`` in the mllm format; ``broken``: one line for every record left out."""
 
-    records: list[dict[str, Any]]
+    records: list[dict[str, object]]
     broken: list[str]
 
 
@@ -42,7 +42,7 @@ def convert(
     """
     if not images.is_dir():
         raise ConfigError(f"--images {images} is not a folder; give the folder that holds the pictures.")
-    records: list[dict[str, Any]] = []
+    records: list[dict[str, object]] = []
     broken: list[str] = []
     for name, value in _all_records(sources):
         if max_samples is not None and len(records) == max_samples:
@@ -70,7 +70,7 @@ def _all_records(sources: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             yield f"{source}[{index}]{label}", value
 
 
-def _convert_one(value: Any, images: Path, folder: Path) -> dict[str, Any]:
+def _convert_one(value: Any, images: Path, folder: Path) -> dict[str, object]:
     if not isinstance(value, Mapping) or not isinstance(value.get("conversations"), list) or not value["conversations"]:
         raise _BrokenRecord("no 'conversations'")
     messages = []

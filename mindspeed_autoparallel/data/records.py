@@ -167,7 +167,7 @@ class RecordSizes:
             raise ConfigError(f"a message needs the strings {self._data.role!r} and {self._data.content!r}.")
         return turns
 
-    def _files(self, record: dict[str, Any], key: str) -> list[Path]:
+    def _files(self, record: dict[str, object], key: str) -> list[Path]:
         listed = record.get(key) or []
         listed = [listed] if isinstance(listed, str) else listed
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):

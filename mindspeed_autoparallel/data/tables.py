@@ -197,7 +197,7 @@ def _jsonl(file: Path) -> Iterator[Row]:
 def _tar(file: Path) -> Iterator[Row]:
     """Yield the members of one sample together: they share their name up to the first dot of its last part."""
     key = ""
-    row: dict[str, Any] = {}
+    row: dict[str, object] = {}
     with tarfile.open(file, "r|") as opened:
         for member in opened:
             content = opened.extractfile(member) if member.isfile() else None

@@ -40,7 +40,7 @@ def places_of(text: str) -> Place | None:
     return _value(text, next(events), events)
 
 
-def load_tree(text: str, name: str) -> dict[str, Any]:
+def load_tree(text: str, name: str) -> dict[str, object]:
     """Return the mapping that ``text`` holds, as the trainer's own ``yaml.safe_load`` reads it.
 
     Raises ``ConfigError`` with the line of a syntax error, and for a document that is no mapping.

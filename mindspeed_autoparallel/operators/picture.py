@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from mindspeed_autoparallel.operators.constraints import ConstraintCost
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
@@ -18,17 +18,18 @@ _SILENT = frozenset({"reshape", "transpose", "slice", "constant"})
 
 def picture_data(
     plan: OperatorPlan,
-    megatron: dict[str, Any] | None = None,
+    megatron: dict[str, object] | None = None,
     reason: str = "",
     constraints: Sequence[ConstraintCost] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return ``groups`` in the order of the graph: name, count, cuts, sizes, inputs (index of a group and bytes sent).
 
     Bytes are what one device sends for one such operator; ``megatron`` is the derived configuration as JSON, or
     ``reason``: why there is none. ``tree`` has every operator by itself, ``moves`` what moves where.
     """
     made, moved = plan.decisions, plan.edge_bytes()
-    groups: list[dict[str, Any]] = []
+    groups: list[dict[str, object]] = []
+    counts: Counter[int] = Counter()
     index_of: dict[object, int] = {}
     group_of: dict[str, tuple[int, ...]] = {}
     for name, node in made.graph.nodes.items():
@@ -49,7 +50,7 @@ def picture_data(
                     held = inputs.setdefault(group, [0, 0])
                     held[0], held[1] = held[0] + forward, held[1] + backward
             groups.append(_group(name, node, plan, sent, inputs))
-        groups[index_of[key]]["count"] += 1
+        counts[index_of[key]] += 1
         group_of[name] = (index_of[key],)
     dp, mp = plan.dp_mp()
     return {
@@ -62,7 +63,7 @@ def picture_data(
         "num_operators": sum(bool(node.inputs) for node in made.graph.nodes.values()),
         "forward_bytes": sum(forward for forward, _ in moved.values()),
         "backward_bytes": sum(backward for _, backward in moved.values()),
-        "groups": groups,
+        "groups": [{**group, "count": counts[number]} for number, group in enumerate(groups)],
         "tree": tree_data(plan),
         "moves": [_told_move(move) for move in list_moves(plan)],
         "constraints": [constraint.as_json() for constraint in constraints],
@@ -72,7 +73,7 @@ def picture_data(
     }
 
 
-def tree_data(plan: OperatorPlan) -> dict[str, Any]:
+def tree_data(plan: OperatorPlan) -> dict[str, object]:
     """Return every operator by its number, as short as 10,000 of them need it: repeated texts are kept once.
 
     ``cuts`` index ``cutsets`` (an index into ``axes`` per mesh dim, -1 for none); ``edges`` are runs of four: producer,
@@ -115,7 +116,7 @@ def tree_data(plan: OperatorPlan) -> dict[str, Any]:
     }
 
 
-def _told_move(move: Move) -> dict[str, Any]:
+def _told_move(move: Move) -> dict[str, object]:
     home = placement_text(gradient_of_output(move.source))
     return {
         **move.as_json(),
@@ -128,7 +129,7 @@ def _told_move(move: Move) -> dict[str, Any]:
 
 def _group(
     name: str, node: Node, plan: OperatorPlan, sent: list[tuple[int, int]], inputs: dict[int, list[int]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     choices = plan.decisions.choices[name]
     parts: dict[str, int] = {}
     for axis, count in plan.decisions.cuts(name):
@@ -136,7 +137,6 @@ def _group(
     return {
         "name": name,
         "kind": node.kind,
-        "count": 0,
         "cuts": ["" if c == NO_CUT else node.axes[c].name for c in choices],
         "parts": parts,
         "shape": list(node.output_shape),

@@ -5,7 +5,7 @@ A name that ends in ``_ms`` counts milliseconds, one in ``_gib`` binary gigabyte
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 
 class StageAnswer(TypedDict):
@@ -53,8 +53,8 @@ class Answer(TypedDict, total=False):
 class Choice(Answer, total=False):
     """One of the fastest plans that ``tune`` found: step and memory are the plan's."""
 
-    parallel: dict[str, Any]
-    train: dict[str, Any]
+    parallel: dict[str, object]
+    train: dict[str, object]
     argv: list[str]
     """Flags of ``host``; empty where none describe the plan."""
     host: str
@@ -78,7 +78,7 @@ class Tuning(TypedDict, total=False):
     seconds: float
     left_out: dict[str, int]
     top: list[Choice]
-    decision: dict[str, Any]
+    decision: dict[str, object]
 
 
 class Predictions(TypedDict):

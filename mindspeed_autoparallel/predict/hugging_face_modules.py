@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.errors import ConfigError
@@ -47,7 +46,7 @@ def is_of_several_modules(config: Values) -> bool:
     return any(isinstance(config.get(key), Mapping) for key in _NESTED)
 
 
-def modules_of_config(config: Values, where: str, media: SampleMedia) -> list[dict[str, Any]]:
+def modules_of_config(config: Values, where: str, media: SampleMedia) -> list[dict[str, object]]:
     """Return the modules, encoders first, each as a model file has it; the decoder without ``seq``.
 
     Raises ``ConfigError`` naming the family or the key.
@@ -67,7 +66,7 @@ def modules_of_config(config: Values, where: str, media: SampleMedia) -> list[di
     return [*modules, {"name": TEXT, **text}]
 
 
-def request_model(config: Values, where: str) -> dict[str, Any]:
+def request_model(config: Values, where: str) -> dict[str, object]:
     """Return the ``model`` of a prediction request, whose images stand beside the configuration's keys: ``images`` per
     sample (1), ``image_size`` (448, or [height, width]), ``patches`` in all, ``frozen_encoders``.
 
@@ -95,7 +94,7 @@ def request_model(config: Values, where: str) -> dict[str, Any]:
     return {**model, **own, "vision_encoder": {**sizes, "tokens": encoder["seq"]}}
 
 
-def _text(values: Values, where: str) -> dict[str, Any]:
+def _text(values: Values, where: str) -> dict[str, object]:
     """Return the decoder's sizes: of the nested configuration, or of flat keys beside it."""
     nested = (values.get(key) for key in ("text_config", "llm_config"))
     config = dict(next((block for block in nested if isinstance(block, Mapping)), values))
@@ -137,7 +136,7 @@ DECODERS = {
 """Decoders of these families, and the text model whose layers they have."""
 
 
-def _vision(vision: Values, whole: Values, where: str, media: SampleMedia) -> dict[str, Any]:
+def _vision(vision: Values, whole: Values, where: str, media: SampleMedia) -> dict[str, object]:
     family = str(vision.get("model_type") or whole.get("model_type") or "")
     read = next((rule for prefix, rule in _VISIONS.items() if family.startswith(prefix)), None)
     if read is None:
@@ -148,7 +147,8 @@ def _vision(vision: Values, whole: Values, where: str, media: SampleMedia) -> di
     patch = _side(vision, "patch_size", where)
     height, width = media.image_size
     one = ceil(height / patch) * ceil(width / patch)
-    window = sizes.pop("window_pixels", 0) // patch
+    window = integer(sizes, "window_pixels", 0, where, 0) // patch
+    sizes.pop("window_pixels", None)
     patches = media.patches or round(media.images * one)
     if window:
         sizes["window"] = min(window * window, patches)
@@ -160,7 +160,7 @@ def _vision(vision: Values, whole: Values, where: str, media: SampleMedia) -> di
     return {"type": "gpt", "causal": False, "vocab": 1, **sizes, "seq": max(1, patches)}
 
 
-def _encoder(values: Values, where: str, layers: str, hidden: str, heads: str, ffn: str) -> dict[str, Any]:
+def _encoder(values: Values, where: str, layers: str, hidden: str, heads: str, ffn: str) -> dict[str, object]:
     return {
         "num_layers": integer(values, layers, None, where),
         "hidden": integer(values, hidden, None, where),
@@ -170,43 +170,43 @@ def _encoder(values: Values, where: str, layers: str, hidden: str, heads: str, f
     }
 
 
-def _qwen2_5(values: Values, where: str) -> dict[str, Any]:
+def _qwen2_5(values: Values, where: str) -> dict[str, object]:
     sizes = _encoder(values, where, "depth", "hidden_size", "num_heads", "intermediate_size")
     whole = values.get("fullatt_block_indexes")
-    share = 1 - len(whole) / sizes["num_layers"] if isinstance(whole, list) else 0.0
+    share = 1 - len(whole) / integer(sizes, "num_layers", None, where) if isinstance(whole, list) else 0.0
     windowed = {"window_pixels": integer(values, "window_size", 112, where), "windowed_share": share} if share else {}
     return {**sizes, "swiglu": True, **windowed}
 
 
-def _qwen2(values: Values, where: str) -> dict[str, Any]:
+def _qwen2(values: Values, where: str) -> dict[str, object]:
     # Qwen2-VL calls its width embed_dim, and hidden_size the decoder's; MLPs are four times as wide.
     width = integer(values, "embed_dim", None, where)
     sizes = {"num_layers": integer(values, "depth", None, where), "hidden": width}
     return {**sizes, "heads": integer(values, "num_heads", None, where), "ffn": 4 * width, "swiglu": False}
 
 
-def _qwen3(values: Values, where: str) -> dict[str, Any]:
+def _qwen3(values: Values, where: str) -> dict[str, object]:
     places = values.get("deepstack_visual_indexes")
     deep = {"deepstack_visual_indexes": places} if isinstance(places, list) and places else {}
     return {**_encoder(values, where, "depth", "hidden_size", "num_heads", "intermediate_size"), **deep}
 
 
-def _glm(values: Values, where: str) -> dict[str, Any]:
+def _glm(values: Values, where: str) -> dict[str, object]:
     # Its MLPs are as wide as what the encoder gives (Glm4vMoeVisionMlp); intermediate_size is the projector's.
     return {**_encoder(values, where, "depth", "hidden_size", "num_heads", "out_hidden_size"), "swiglu": True}
 
 
-def _moonvit(values: Values, where: str) -> dict[str, Any]:
+def _moonvit(values: Values, where: str) -> dict[str, object]:
     return _encoder(
         values, where, "vt_num_hidden_layers", "vt_hidden_size", "vt_num_attention_heads", "vt_intermediate_size"
     )
 
 
-def _mimo(values: Values, where: str) -> dict[str, Any]:
+def _mimo(values: Values, where: str) -> dict[str, object]:
     return {**_encoder(values, where, "depth", "hidden_size", "num_heads", "intermediate_size"), "swiglu": True}
 
 
-def _step(values: Values, where: str) -> dict[str, Any]:
+def _step(values: Values, where: str) -> dict[str, object]:
     width, ratio = integer(values, "width", None, where), values.get("mlp_ratio", 4)
     if not isinstance(ratio, (int, float)) or not ratio > 0:
         raise ConfigError(f"{where}: mlp_ratio is {shown(ratio)}, must be a number above 0.")
@@ -214,11 +214,11 @@ def _step(values: Values, where: str) -> dict[str, Any]:
     return {**sizes, "heads": integer(values, "heads", None, where), "ffn": round(ratio * width)}
 
 
-def _intern(values: Values, where: str) -> dict[str, Any]:
+def _intern(values: Values, where: str) -> dict[str, object]:
     return _encoder(values, where, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
 
-_VISIONS: Mapping[str, Callable[[Values, str], dict[str, Any]]] = {
+_VISIONS: Mapping[str, Callable[[Values, str], dict[str, object]]] = {
     "qwen2_5": _qwen2_5,
     "qwen2_vl": _qwen2,
     "qwen3_vl": _qwen3,
@@ -235,7 +235,7 @@ _VISIONS: Mapping[str, Callable[[Values, str], dict[str, Any]]] = {
 """Beginnings of ``model_type``, and how sizes are read."""
 
 
-def _audio(values: Values, where: str, media: SampleMedia) -> dict[str, Any]:
+def _audio(values: Values, where: str, media: SampleMedia) -> dict[str, object]:
     family = str(values.get("model_type") or "")
     if not family.startswith(_AUDIOS):
         raise ConfigError(f"{where}: encoder {shown(family)} is not known; known: {', '.join(_AUDIOS)}.")

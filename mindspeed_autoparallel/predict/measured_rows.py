@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import integer, optional_integer, part
 from mindspeed_autoparallel.cost.analytic.request_keys import ALIASES, KNOWN, SILENT
@@ -94,7 +93,7 @@ def _check_counts(hardware: Mapping[str, object], parallel: Mapping[str, object]
             raise ConfigError(f"{where}.{key} is {value!r}, must be a whole number of at least 1.")
 
 
-def request_of_row(row: Mapping[str, object]) -> dict[str, Any] | None:
+def request_of_row(row: Mapping[str, object]) -> dict[str, object] | None:
     """Return a request as ``predict`` takes it, or ``None`` where the row does not describe a run in full.
 
     Raises ``ConfigError`` for what is not modelled, and where a count of its layout is none. Its sections must be
@@ -127,32 +126,33 @@ def request_of_row(row: Mapping[str, object]) -> dict[str, Any] | None:
         "train": request_train,
     }
     if arguments:
-        said = request_of_arguments(arguments, hardware)
-        request["model"] = {**said["model"], **model, **_sized(said["model"])}
-        request["parallel"] = {**said["parallel"], **layout}
-        request["train"] = {**request_train, **said["train"], "gbs": batch, "mbs": request_train["mbs"]}
+        stated = request_of_arguments(arguments, hardware)
+        own_model, own_train = part(stated, "model"), part(stated, "train")
+        request["model"] = {**own_model, **model, **_sized(own_model)}
+        request["parallel"] = {**part(stated, "parallel"), **layout}
+        request["train"] = {**request_train, **own_train, "gbs": batch, "mbs": request_train["mbs"]}
     return request if train.get("recompute") or arguments else _with_room(request)
 
 
-def _read_features(model: dict[str, Any], flags: str) -> None:
+def _read_features(model: dict[str, object], flags: str) -> None:
     """Add to ``model`` what a launch says of it that a row's fields do not."""
     for flag, name in (("--gelu-tanh", "gelu_tanh"), ("--geglu", "gelu")):
         if flag in flags:
             model.update(swiglu=True, activation=name)  # gated, whatever the function
     if "--output-logit-softcapping" in flags:
         model["logit_softcap"] = True
-    if isinstance(model.get("dsa"), Mapping):
-        model["dsa"] = {**model["dsa"], "fused": "--use-sparse-flash-attn" in flags}
+    if isinstance(indexer := model.get("dsa"), Mapping):
+        model["dsa"] = {**indexer, "fused": "--use-sparse-flash-attn" in flags}
 
 
-def _sized(model: Mapping[str, object]) -> dict[str, Any]:
+def _sized(model: Mapping[str, object]) -> dict[str, object]:
     """Return what the arguments of a run say better than a source's summary of it."""
     return {
         key: model[key] for key in ("layer_pattern", "type", "mla", "tied_embeddings") if model.get(key) is not None
     }
 
 
-def _model(row: Mapping[str, object]) -> dict[str, Any] | None:
+def _model(row: Mapping[str, object]) -> dict[str, object] | None:
     source, arguments = part(row, "model"), part(row, "megatron_args")
     config = part(source, "config")
     if config.get("attention_type") == "mla":
@@ -200,7 +200,7 @@ def _has_sizes(encoder: Mapping[str, object]) -> bool:
     return bool(encoder.get("num_layers") and (encoder.get("hidden_size") or encoder.get("hidden")))
 
 
-def _latent_of(config: Mapping[str, object]) -> dict[str, Any]:
+def _latent_of(config: Mapping[str, object]) -> dict[str, object]:
     """Return latent attention as SimuMax's model files name its sizes."""
     names = {"q_lora_rank": "q_lora_rank", "kv_lora_rank": "kv_lora_rank", "qk_nope_head_dim": "qk_head_dim",
              "qk_rope_head_dim": "qk_pos_emb_head_dim", "v_head_dim": "v_head_dim"}  # fmt: skip
@@ -237,7 +237,7 @@ def _shards(layout: Mapping[str, object]) -> int:
     return math.prod(integer(layout, key, 1, "parallel") for key in ("tp", "pp", "cp"))
 
 
-def _train(train: Mapping[str, object], batch: int) -> dict[str, Any]:
+def _train(train: Mapping[str, object], batch: int) -> dict[str, object]:
     named = train.get("recompute")
     recompute = "none" if named is None else "selective" if named == "attn_only" else named
     # What else a source names stays, so that what is not modelled is refused or noted by name.
@@ -253,7 +253,7 @@ def _train(train: Mapping[str, object], batch: int) -> dict[str, Any]:
     return result
 
 
-def _of_flags(flags: str) -> dict[str, Any]:
+def _of_flags(flags: str) -> dict[str, object]:
     """Return what a launch says that a row's fields do not: switches that are off where they are not there."""
     given = set(re.findall(r"--([a-z0-9][\w-]*)", flags))
     return {
@@ -270,10 +270,10 @@ def _of_flags(flags: str) -> dict[str, Any]:
     }
 
 
-def _with_room(request: dict[str, Any]) -> dict[str, Any]:
+def _with_room(request: dict[str, object]) -> dict[str, object]:
     """Return the least recompute with which a run fits that was published without saying what it recomputed."""
     for recompute in RECOMPUTE:
-        request = {**request, "train": {**request["train"], "recompute": recompute}}
+        request = {**request, "train": {**part(request, "train"), "recompute": recompute}}
         if predict_one(request)["status"] != "out_of_memory":
             break
     return request

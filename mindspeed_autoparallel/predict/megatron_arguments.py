@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.fields import integer
 from mindspeed_autoparallel.cost.analytic.placement import unfold_layout
@@ -22,7 +21,7 @@ _EXCHANGE_OVERLAPS = (
 )
 
 
-def request_of_arguments(values: Mapping[str, object], hardware: Mapping[str, object]) -> dict[str, Any]:
+def request_of_arguments(values: Mapping[str, object], hardware: Mapping[str, object]) -> dict[str, object]:
     """Return the request that a run with arguments ``values`` on ``hardware`` (a request's ``hw``) makes.
 
     Raises ``ConfigError`` naming the argument for what is not modelled or missing.
@@ -62,7 +61,7 @@ def model_of_arguments(values: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in model.items() if value is not None}
 
 
-def _model(arguments: Arguments) -> dict[str, Any]:
+def _model(arguments: Arguments) -> dict[str, object]:
     experts = arguments.integer("num_experts", "num_moe_experts")
     shared = arguments.integer("moe_shared_expert_intermediate_size")
     moe_ffn = arguments.integer("moe_ffn_hidden_size", "moe_intermediate_size")
@@ -71,7 +70,7 @@ def _model(arguments: Arguments) -> dict[str, Any]:
         shared = shared * moe_ffn if shared else None
     pattern = arguments.text("hybrid_layer_pattern", "hybrid_override_pattern")
     layers = arguments.integer("num_layers", "encoder_num_layers")
-    model: dict[str, Any] = {
+    model: dict[str, object] = {
         "type": "hybrid" if pattern else "moe" if experts else "gpt",
         "num_layers": None if pattern else layers,
         "layer_pattern": pattern,
@@ -137,9 +136,9 @@ def _latent(arguments: Arguments) -> dict[str, int] | None:
     }
 
 
-def _parallel(arguments: Arguments) -> dict[str, Any]:
+def _parallel(arguments: Arguments) -> dict[str, object]:
     pipeline = arguments.integer("pipeline_model_parallel_size") or 1
-    layout: dict[str, Any] = {
+    layout: dict[str, object] = {
         "tp": arguments.integer("tensor_model_parallel_size"),
         "pp": pipeline,
         "cp": arguments.integer("context_parallel_size"),
@@ -173,7 +172,7 @@ def _parallel(arguments: Arguments) -> dict[str, Any]:
     return layout
 
 
-def _train(arguments: Arguments) -> dict[str, Any]:
+def _train(arguments: Arguments) -> dict[str, object]:
     granularity = arguments.text("recompute_granularity")
     if granularity is None and arguments.flag("recompute_activations"):
         granularity = "selective"
@@ -183,7 +182,7 @@ def _train(arguments: Arguments) -> dict[str, Any]:
     unfused = backend == "unfused" or (
         arguments.text("transformer_impl") == "local" and not arguments.flag("use_flash_attn")
     )
-    train: dict[str, Any] = {
+    train: dict[str, object] = {
         "gbs": arguments.integer("global_batch_size"),
         "mbs": arguments.integer("micro_batch_size"),
         "stack": "megatron-core",
@@ -227,13 +226,13 @@ def _train(arguments: Arguments) -> dict[str, Any]:
     return train
 
 
-def _states(arguments: Arguments) -> dict[str, Any]:
+def _states(arguments: Arguments) -> dict[str, object]:
     """Return in which types gradients, parameters and the optimizer's state are kept, and what of them on the host.
 
     Megatron's own defaults, which a request's are not: fp32 gradients and parameters in two bytes beside a recipe.
     """
     quantized = _precision(arguments) not in ("bf16", "fp16", "fp32")
-    states: dict[str, Any] = {
+    states: dict[str, object] = {
         "grad_reduce_in_bf16": arguments.flag("grad_reduce_in_bf16") if quantized or arguments.flag("bf16") else None,
         "fp8_param_gather": arguments.flag("fp8_param_gather") if quantized else None,
         "optimizer_cpu_offload": arguments.flag("optimizer_cpu_offload") or None,

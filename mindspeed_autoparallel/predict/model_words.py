@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mindspeed_autoparallel.predict.hugging_face import decoder_of_config
 from mindspeed_autoparallel.predict.hugging_face_modules import is_of_several_modules, request_model
 from mindspeed_autoparallel.predict.megatron_arguments import model_of_arguments
 
 
-def in_request_words(model: Mapping[str, object], where: str) -> dict[str, Any]:
+def in_request_words(model: Mapping[str, object], where: str) -> dict[str, object]:
     """Return ``model`` as a prediction request has it; what already is stays as it is.
 
     A Hugging Face config says no sequence length: ``seq`` or ``seq_length`` stand beside its keys. Raises
@@ -29,7 +28,7 @@ def in_request_words(model: Mapping[str, object], where: str) -> dict[str, Any]:
     return dict(model)
 
 
-def request_in_own_words(request: Mapping[str, object]) -> dict[str, Any]:
+def request_in_own_words(request: Mapping[str, object]) -> dict[str, object]:
     """Return ``request`` with its ``model`` in a request's words; anything that is no request stays as it is."""
     model = request.get("model")
     return {**request, "model": in_request_words(model, "model")} if isinstance(model, Mapping) else dict(request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.cost.analytic.reading import read_workload
 from mindspeed_autoparallel.cost.analytic.workload import Workload
@@ -84,7 +83,7 @@ def observation_of_run(
     network_gbit_per_s: float | None = None,
 ) -> Observation:
     """Return a run with Megatron's ``arguments`` as an observation; raises ``ConfigError`` for what is not modelled."""
-    hardware: dict[str, Any] = {
+    hardware: dict[str, object] = {
         "gpu": device,
         "num_gpus": run.num_devices,
         "gpus_per_node": min(run.num_devices, devices_per_node),

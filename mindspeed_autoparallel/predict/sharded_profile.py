@@ -137,9 +137,8 @@ def _tree(
     modules = [ShardedModule(name="", kind="root", pattern="", input_requires_grad=False)]
     notes = ["no device was measured: times and activations are computed"]
     for encoder in encoders:
-        tower = _tower(
-            names.towers.get(encoder["name"], TowerNames(name=encoder["name"])), encoder, described, works, device
-        )
+        name = str(encoder["name"])
+        tower = _tower(names.towers.get(name, TowerNames(name=name)), encoder, described, works, device)
         kinds |= tower.kinds
         modules += tower.modules
         notes.append(f"{encoder['name']}: {described.tower_tokens} positions per sample")

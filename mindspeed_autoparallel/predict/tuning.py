@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindspeed_autoparallel.cost.analytic.fields import integer, section_of
+from mindspeed_autoparallel.cost.analytic.fields import integer, part, section_of
 from mindspeed_autoparallel.cost.analytic.request_keys import check_sections
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
@@ -80,7 +80,7 @@ def tune(
     check_sections(base)
     request = request_in_own_words(base)
     hardware, train, model = (_section(request, name) for name in ("hw", "train", "model"))
-    held = {key: value for key, value in (request.get("parallel") or {}).items() if value not in (None, False, "", [])}
+    held = {key: value for key, value in part(request, "parallel").items() if value not in (None, False, "", [])}
     if placed := [key for key in held if key in _PLACEMENTS]:
         raise ConfigError(f"parallel.{placed[0]} places the layers, which tune chooses: use predict for one placement.")
     device = find_device(str(hardware.get("gpu")), extra_devices)

@@ -34,7 +34,7 @@ def is_mindspeed_profile(value: Any) -> bool:
     return isinstance(value, dict) and "format" not in value and any(block in value for block in BLOCKS)
 
 
-def parse_mindspeed_profile(value: dict[str, Any], where: str, *, tensor_size: int, p2p_gbps: float) -> Profile:
+def parse_mindspeed_profile(value: dict[str, object], where: str, *, tensor_size: int, p2p_gbps: float) -> Profile:
     """Return the file as a ``Profile``; ``ProfileError`` names a missing or impossible key."""
     if not math.isfinite(p2p_gbps) or p2p_gbps <= 0:
         raise ProfileError(f"the p2p bandwidth must be above 0 GiB/s, got {p2p_gbps}.")
@@ -85,7 +85,7 @@ def parse_mindspeed_profile(value: dict[str, Any], where: str, *, tensor_size: i
     )
 
 
-def _look_up(value: dict[str, Any], key: str, where: str) -> Any:
+def _look_up(value: dict[str, object], key: str, where: str) -> Any:
     """Return a dotted key, nested or written flat, as both are seen."""
     if key in value:
         return value[key]
@@ -97,7 +97,7 @@ def _look_up(value: dict[str, Any], key: str, where: str) -> Any:
     return found
 
 
-def _integer(value: dict[str, Any], key: str, where: str) -> int:
+def _integer(value: dict[str, object], key: str, where: str) -> int:
     number = _look_up(value, key, where)
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 1 <= number < math.inf or number % 1:
         raise ProfileError(f"{where}: {key} must be a whole number of at least 1, got {number!r}.")
@@ -128,7 +128,7 @@ def _microseconds(ms: Any, what: str, where: str) -> float:
     return duration_us
 
 
-def _block(value: dict[str, Any], name: str, where: str, output_bytes: int) -> BlockCost:
+def _block(value: dict[str, object], name: str, where: str, output_bytes: int) -> BlockCost:
     block = value.get(name)
     if not isinstance(block, dict):
         raise ProfileError(f"{where}: block {name!r} is missing; needed: {', '.join(BLOCKS)}.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.reference import foreign_flags
@@ -74,7 +73,7 @@ def describe(arguments: argparse.Namespace) -> ModelDescription:
         check_attribute(module, (module.name,))
     foreign_flags.report(foreign_flags.given(arguments), rank=arguments.rank)
     stack = model.text.stack
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "hidden_size": stack.hidden_size,
         "ffn_hidden_size": stack.ffn_hidden_size,
         "num_attention_heads": stack.num_attention_heads,

@@ -17,10 +17,15 @@ from mindspeed_autoparallel.reference.model.audio import AudioEncoder
 from mindspeed_autoparallel.reference.model.generator import ImageGenerator
 from mindspeed_autoparallel.reference.model.vision import ImageEncoder
 from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_of
-from mindspeed_autoparallel.runtime.hetero.adapters.protocol import EncoderAdapter, GeneratorAdapter, LocalItem
+from mindspeed_autoparallel.runtime.hetero.adapters.protocol import (
+    EncoderAdapter,
+    GeneratorAdapter,
+    HostModule,
+    LocalItem,
+)
 
 
-def hosts(model: ModelDescription) -> dict[str, Any]:
+def hosts(model: ModelDescription) -> dict[str, HostModule]:
     """Return what the reference training offers (``HostModule`` by block name)."""
     return {
         "image_encoder": ImageHost(model),

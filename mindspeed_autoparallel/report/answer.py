@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from mindspeed_autoparallel.spec.plan import Plan
 from mindspeed_autoparallel.units import US_PER_MS, US_PER_S, format_bytes, format_us
@@ -81,7 +80,7 @@ def answer_of(plan: Plan) -> Answer:
     )
 
 
-def answer_data(plan: Plan) -> dict[str, Any]:
+def answer_data(plan: Plan) -> dict[str, object]:
     """Return the figures as JSON-ready values."""
     answer = answer_of(plan)
     return {

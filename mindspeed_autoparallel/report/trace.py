@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mindspeed_autoparallel.report.data import rank_label
 from mindspeed_autoparallel.report.replay import replay
 from mindspeed_autoparallel.spec.plan import Plan
@@ -19,7 +17,7 @@ def chrome_trace(plan: Plan) -> dict[str, object]:
     found = replay(plan)
     step = found.step
     labels = [rank_label(plan, rank) for rank in range(plan.layout.pipeline_size)]
-    events: list[dict[str, Any]] = [
+    events: list[dict[str, object]] = [
         _name("process_name", PIPELINE, 0, f"{plan.model.name}: {plan.layout.label()}"),
         _name("process_name", REST, 0, "outside the pipeline"),
         _name("thread_name", REST, 0, "every rank"),
@@ -73,9 +71,9 @@ def chrome_trace(plan: Plan) -> dict[str, object]:
     }
 
 
-def _rest(name: str, start_us: float, length_us: float) -> dict[str, Any]:
+def _rest(name: str, start_us: float, length_us: float) -> dict[str, object]:
     return {"name": name, "cat": "step", "ph": "X", "pid": REST, "tid": 0, "ts": start_us, "dur": length_us}
 
 
-def _name(event: str, process: int, thread: int, value: str | int, key: str = "name") -> dict[str, Any]:
+def _name(event: str, process: int, thread: int, value: str | int, key: str = "name") -> dict[str, object]:
     return {"name": event, "ph": "M", "pid": process, "tid": thread, "args": {key: value}}

@@ -39,7 +39,7 @@ def from_json(kind: type[T], value: Any, where: str, error: type[AutoParallelErr
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, object]:
     return get_type_hints(kind)
 
 

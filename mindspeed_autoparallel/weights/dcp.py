@@ -77,7 +77,7 @@ class DcpWriter:
         self.folder = folder
         (folder / "release").mkdir()
         self._stream: IO[bytes] = (folder / "release" / DATA_FILE).open("wb")
-        self._described: dict[str, Any] = {}
+        self._described: dict[str, object] = {}
         self._stored: dict[Any, Any] = {}
 
     def add(self, name: str, tensor: Any) -> None:

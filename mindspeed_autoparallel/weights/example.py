@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
 from mindspeed_autoparallel.weights import names
@@ -19,7 +18,7 @@ from mindspeed_autoparallel.weights.shard_writer import DEFAULT_SHARD_BYTES, Sha
 
 def write_random_model(
     folder: Path,
-    config: dict[str, Any],
+    config: dict[str, object],
     *,
     seed: int = 0,
     dtype: str = "float32",
@@ -50,7 +49,7 @@ def write_random_model(
     writer.finish()
 
 
-def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(config: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]]:
     architecture = architecture_from_config(config, "config.json")
     for entry in entries_of(architecture):
         if names.is_output_layer(entry.rule) and architecture.tied_embeddings:

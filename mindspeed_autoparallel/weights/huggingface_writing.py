@@ -49,7 +49,7 @@ def write_huggingface(
     written = {stored_name(classic) for entry in entries for classic in entry.sources} | set(copies.values())
     announced = [rename(name) for name in written] + list(unconverted)
     writer = DcpWriter(folder) if as_dcp else ShardWriter(folder, max_shard_bytes, announced)
-    stacks: dict[str, Any] = {}
+    stacks: dict[str, object] = {}
     for done, entry in enumerate(entries):
         dtype = _original_dtype(original, rename(entry.sources[0])) if entry.rule.combine == names.MINUS_ONE else None
         for classic, tensor in zip(entry.sources, tensors.separate(entry.rule, source.load(entry), dtype), strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import PlanError
 from mindspeed_autoparallel.files import read_json
@@ -83,7 +82,7 @@ def layout_of(plan: Plan, architecture: Architecture, vocab_multiple: int | None
 
 
 def _from_result(
-    result: dict[str, Any], path: Path, architecture: Architecture, vocab_multiple: int | None
+    result: dict[str, object], path: Path, architecture: Architecture, vocab_multiple: int | None
 ) -> CheckpointLayout:
     placement, parallel = result["layer_placement"], result.get("parallel_config")
     tensor_size = parallel.get("TP") if isinstance(parallel, dict) else None

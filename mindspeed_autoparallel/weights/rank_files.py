@@ -13,7 +13,7 @@ from mindspeed_autoparallel.weights.spelling import canonical_names
 
 FILE = "model_optim_rng.pt"
 _RANK_FOLDER = re.compile(r"mp_rank_([0-9]{1,5})(?:_([0-9]{3}))?(?:_([0-9]{3}))?$")
-Chunks = list[dict[str, Any]]
+Chunks = list[dict[str, object]]
 """State dict of every virtual chunk in a file, under canonical local names."""
 
 

@@ -29,7 +29,7 @@ class _RankFile:
         self._stream = path.open("wb")
         self._file = TorchFile(self._stream)
         self._waiting: dict[str, Any] = {}
-        self.states: dict[str, dict[str, Any]] = {}
+        self.states: dict[str, dict[str, object]] = {}
 
     def add(self, key: str, name: str, tensor: Any) -> None:
         self.states[key][name] = self._file.add(tensor)

@@ -120,7 +120,7 @@ class SafetensorsFile:
         return found, skipped
 
 
-def _described_bytes(header: dict[str, Any]) -> int:
+def _described_bytes(header: dict[str, object]) -> int:
     """Count the bytes of all tensors of ``header``.
 
     ``ValueError`` unless they lie one behind the other, each as long as its shape means.

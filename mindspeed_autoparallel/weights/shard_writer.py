@@ -32,7 +32,7 @@ class ShardWriter:
         self.total_bytes = 0
         self._room = 256 + sum(_room_of(name) for name in names)
         self._stream: IO[bytes] | None = None
-        self._header: dict[str, Any] = {}
+        self._header: dict[str, object] = {}
         self._begin = self._written = 0
 
     def add(self, name: str, tensor: Any) -> None:

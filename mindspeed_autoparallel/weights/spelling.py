@@ -73,9 +73,9 @@ def _fused_in(words: frozenset[str]) -> list[tuple[str, str]]:
     return found
 
 
-def canonical_names(state: Mapping[str, object], experts_per_rank: int) -> dict[str, Any]:
+def canonical_names(state: Mapping[str, object], experts_per_rank: int) -> dict[str, object]:
     """Return the tensors of one file of any spelling under canonical local names; grouped experts become views."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in state.items():
         if _IN_ONE.search(name) and hasattr(value, "reshape") and experts_per_rank:
             found |= _of_one(name, value, experts_per_rank)
@@ -93,7 +93,7 @@ def canonical_name(name: str) -> str:
     return _OF_ENGINE.sub(r"mlp.experts.local_experts.\3.linear_fc\1.\2", name)
 
 
-def _of_one(name: str, value: Any, experts_per_rank: int) -> dict[str, Any]:
+def _of_one(name: str, value: Any, experts_per_rank: int) -> dict[str, object]:
     """Return the experts in ``weight1`` [hidden, experts x rows] or ``weight2`` [experts x columns, hidden], whose
     memory is that
     of [expert, in, out]."""

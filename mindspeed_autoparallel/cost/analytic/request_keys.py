@@ -106,7 +106,7 @@ SCHEDULES = ("1f1b", "1f1b-interleaved", "interleaved")
 OPTIMIZERS = ("adam", "adamw")
 
 
-def canonical(request: Mapping[str, object]) -> dict[str, Any]:
+def canonical(request: Mapping[str, object]) -> dict[str, object]:
     """Return ``request`` with aliases of keys replaced; sections that are no objects stay as they are."""
     result = dict(request)
     for section, names in ALIASES.items():

@@ -44,7 +44,7 @@ class CapturedCall:
     operator: str
     target: Callable[..., Any]
     args: tuple[Any, ...]
-    keywords: dict[str, Any]
+    keywords: dict[str, object]
     index: int | None = None
     layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 

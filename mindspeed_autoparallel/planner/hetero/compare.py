@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import InfeasiblePlan
 from mindspeed_autoparallel.files import json_text, write_together
@@ -191,7 +190,7 @@ def comparison_result(comparison: Comparison, model_file: str | None = None) -> 
         "MBS": plan.layout.micro_batch_size,
     }
     other = comparison.homogeneous
-    hetero: dict[str, Any] = {
+    hetero: dict[str, object] = {
         "faster": comparison.best is plan,
         "speed_up": comparison.speed_up,
         "modules": sizes,

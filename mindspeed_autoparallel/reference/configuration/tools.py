@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 
 
-def read_tools(file: Path) -> dict[str, Any]:
+def read_tools(file: Path) -> dict[str, object]:
     """Return the content of ``file``; a tool that is switched on there is named once as having no effect here."""
     values = read_json(file, "tool description (--mm-tool)")
     if not isinstance(values, dict):

@@ -37,7 +37,7 @@ def stack_config(
     """
     count = stack.recompute_counts[chunk]
     granularity = stack.recompute_granularity if count or stack.recompute_granularity == "selective" else None
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "num_layers": stack.num_layers,
         "hidden_size": stack.hidden_size,
         "ffn_hidden_size": stack.ffn_hidden_size,
@@ -143,7 +143,7 @@ class PlacedBlock(TransformerBlock):
         """Return Megatron's, with each layer at its place in the whole stack whatever the pipeline split is."""
         metadata = metadata or {}
         apart = metadata.get("non_homogeneous_layers") or metadata.get("singleton_local_shards")
-        sharded: dict[str, Any] = {}
+        sharded: dict[str, object] = {}
         for index, layer in enumerate(self.layers):
             number = self.first_layer + index
             local = f"{prefix}layers.{index}."

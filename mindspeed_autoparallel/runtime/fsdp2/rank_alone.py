@@ -31,7 +31,7 @@ _OFF: dict[str, Value] = {
 """Nothing is loaded, saved or evaluated; the log line is the end of a step."""
 
 
-def prepare_rank(native: NativeTrainer, data: dict[str, Any]) -> None:
+def prepare_rank(native: NativeTrainer, data: dict[str, object]) -> None:
     """Let this process be the rank of ``data``'s task, and end after the task's steps."""
     task = record_of(data["preflight"], "task of this process", PreflightTask)
     os.environ.pop(MEMORY_VARIABLE, None)  # the parent compares

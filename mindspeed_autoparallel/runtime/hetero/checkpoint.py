@@ -75,11 +75,11 @@ def _layout() -> dict[str, dict[str, int]]:
     return {"world": {"size": torch.distributed.get_world_size()}, **sizes}
 
 
-def _own_states() -> dict[str, Any]:
+def _own_states() -> dict[str, object]:
     """Return this rank's generators of every encoder, as text."""
     job = current_job()
     assert job.random is not None
-    states = {}
+    states: dict[str, object] = {}
     for encoder in (*job.encoders, *job.generators):
         generators = job.random.generators(encoder.name)
         states[encoder.name] = {

@@ -149,13 +149,13 @@ def _first_rank(ranks: list[int], *unused: Any) -> list[int]:
     return ranks[:1]
 
 
-def _overlays(layout: HeteroLayout) -> dict[str, dict[str, Any]]:
+def _overlays(layout: HeteroLayout) -> dict[str, dict[str, object]]:
     job = current_job()
 
     def seen(name: str) -> bool:
         return hasattr(job.arguments, name)
 
-    def of_encoder(module: ModuleLayout) -> dict[str, Any]:
+    def of_encoder(module: ModuleLayout) -> dict[str, object]:
         values = {**_ENCODER_ARGUMENTS}
         values |= {"tensor_model_parallel_size": module.tensor_size, "context_parallel_size": module.context_size}
         values |= {

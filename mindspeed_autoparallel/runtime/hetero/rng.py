@@ -37,7 +37,7 @@ class Generators:
     """All that the current module may draw from, so that a second forward draws the same numbers."""
 
     default: DefaultGenerators
-    tracker: dict[str, Any]
+    tracker: dict[str, object]
 
     @staticmethod
     def now() -> Generators:

@@ -96,8 +96,8 @@ class ModuleStates:
         # One call reads all of them: switching is on the way of every macro-batch.
         self._values = [_reader(self._names[0])]
         self._pristine = self._fresh_values()
-        self._snapshots: dict[str, list[dict[str, Any]]] = {}
-        self._overlays: dict[str, dict[str, Any]] = {}
+        self._snapshots: dict[str, list[dict[str, object]]] = {}
+        self._overlays: dict[str, dict[str, object]] = {}
         self._overlaid: Any = None
         self._hooks: list[Callable[[str | None, str], None]] = []
         self.current: str | None = None
@@ -232,16 +232,16 @@ class ModuleStates:
         for hook in self._hooks:
             hook(old, name)
 
-    def _capture(self) -> list[dict[str, Any]]:
+    def _capture(self) -> list[dict[str, object]]:
         return [
             dict(zip(names, values(namespace.__dict__), strict=True))
             for namespace, names, values in zip(self._namespaces, self._names, self._values, strict=True)
         ]
 
-    def _fresh_values(self) -> list[dict[str, Any]]:
+    def _fresh_values(self) -> list[dict[str, object]]:
         return [{name: _fresh(value) for name, value in values.items()} for values in self._capture()]
 
-    def _restore(self, values: list[dict[str, Any]]) -> None:
+    def _restore(self, values: list[dict[str, object]]) -> None:
         for namespace, fields in zip(self._namespaces, values, strict=False):
             namespace.__dict__.update(fields)
 

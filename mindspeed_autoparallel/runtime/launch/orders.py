@@ -41,7 +41,7 @@ def own_command() -> tuple[str, ...]:
     return tuple(sys.orig_argv[started[0] :] if started else sys.argv)
 
 
-def order_of(spec: LaunchSpec, worker_port: int, own: Sequence[str]) -> dict[str, Any]:
+def order_of(spec: LaunchSpec, worker_port: int, own: Sequence[str]) -> dict[str, object]:
     """Write ``spec`` for the other nodes: words of ``own``, node 0's command line, by their place in it."""
     words: list[int | str] = []
     for tag, begin, end, other_begin, other_end in SequenceMatcher(None, own, spec.argv, autojunk=False).get_opcodes():

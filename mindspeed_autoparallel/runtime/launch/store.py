@@ -119,7 +119,7 @@ class StoreServer(LocalStore):
             while True:
                 channel.send(self._answer(channel.receive()))
 
-    def _answer(self, order: Any) -> dict[str, Any]:
+    def _answer(self, order: Any) -> dict[str, object]:
         name, key = order["op"], order["key"]
         if name == "set":
             self.set(str(key), str(order["value"]))

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import loads_json, shown
@@ -73,7 +73,7 @@ def _held(path: Path, flag: str) -> ConfigError:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     """Read the holder's file, opened anew each time: that is when a shared file system looks whether it has changed."""
     with contextlib.suppress(OSError, ValueError):
         holder = loads_json(path.read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _counts(path: Path, holder: dict[str, Any]) -> bool:
+def _counts(path: Path, holder: dict[str, object]) -> bool:
     deadline = time.monotonic() + _WATCHED_S
     while time.monotonic() < deadline:
         time.sleep(_BEAT_S / 4)

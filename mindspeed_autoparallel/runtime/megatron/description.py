@@ -159,7 +159,7 @@ def is_llava(arguments: argparse.Namespace) -> bool:
     return hasattr(arguments, "freeze_ViT") and hasattr(arguments, "freeze_LM")
 
 
-def _shape(arguments: argparse.Namespace) -> dict[str, Any]:
+def _shape(arguments: argparse.Namespace) -> dict[str, object]:
     """Read the arguments that shape a model; a switch that is off is the same as one a release lacks."""
     names = list(_SHAPE_ARGUMENTS)
     for switch, more in _SHAPE_UNDER_A_SWITCH.items():

@@ -53,7 +53,7 @@ def _holder(state: State) -> State:
     return dict.get(state, "optimizer", state)
 
 
-def _settings(group: Mapping[str, object], stored: list[Mapping[str, object]]) -> dict[str, Any]:
+def _settings(group: Mapping[str, object], stored: list[Mapping[str, object]]) -> dict[str, object]:
     """Return the stored settings of ``group``, found by what tells groups apart, without what tells experts apart."""
     wanted = _identity(group)
     for candidate in stored:
@@ -65,7 +65,7 @@ def _settings(group: Mapping[str, object], stored: list[Mapping[str, object]]) -
     )
 
 
-def _identity(group: Mapping[str, object]) -> dict[str, Any]:
+def _identity(group: Mapping[str, object]) -> dict[str, object]:
     from megatron.core.optimizer.optimizer import param_group_identifier_keys
 
     names = [name for name in param_group_identifier_keys if name != _EXPERTS]

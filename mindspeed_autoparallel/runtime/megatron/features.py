@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, cast
+from typing import cast
 
 from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
 from mindspeed_autoparallel.patching import ENGINE
@@ -78,7 +78,7 @@ class Parses:
 
     def __init__(self) -> None:
         self.command: tuple[str, ...] | None = None
-        self.changes: dict[str, Any] = {}
+        self.changes: dict[str, object] = {}
         self.flags_of_host: frozenset[str] = frozenset()
         """Names of flags of ours that the host's parser had already."""
         self.unwatched: set[str] = set()

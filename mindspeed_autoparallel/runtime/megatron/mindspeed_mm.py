@@ -57,7 +57,7 @@ def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:
     """
     more: set[int] = set()
     for block in _counted(content):
-        chunks = _chunks(block[_NUMBER])
+        chunks = _chunks(block)
         more |= {rank for rank, counts in enumerate(zip(*chunks, strict=True)) if len(set(counts)) > 1}
         _set_number(block, max(counts[pipeline_rank] for counts in chunks))
     return sorted(more)
@@ -66,10 +66,10 @@ def keep_stage(content: dict[str, object], pipeline_rank: int) -> list[int]:
 def keep_largest(content: dict[str, object]) -> None:
     """Turn counts of recomputed layers per stage into the largest, in a model.json that all ranks read."""
     for block in _counted(content):
-        _set_number(block, max(max(counts) for counts in _chunks(block[_NUMBER])))
+        _set_number(block, max(max(counts) for counts in _chunks(block)))
 
 
-def _counted(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _counted(block: dict[str, object]) -> Iterator[dict[str, object]]:
     """List the blocks that have counts per stage."""
     if isinstance(block.get(_NUMBER), list):
         yield block
@@ -78,12 +78,13 @@ def _counted(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from _counted(child)
 
 
-def _chunks(counts: list[Any]) -> list[list[int]]:
+def _chunks(block: dict[str, Any]) -> list[list[int]]:
     """Return a list over pipeline ranks for every virtual chunk."""
+    counts = block[_NUMBER]
     return counts if counts and isinstance(counts[0], list) else [counts]
 
 
-def _set_number(block: dict[str, Any], number: int) -> None:
+def _set_number(block: dict[str, object], number: int) -> None:
     block[_NUMBER] = number
     if not number:
         for key in _KEYS:

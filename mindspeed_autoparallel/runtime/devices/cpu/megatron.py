@@ -201,7 +201,7 @@ def _resumed_distributed_optimizer(edits: Edits, module: ModuleType) -> None:
         return result
 
     @functools.wraps(fill)
-    def set_states(self: Any, model_param: Any, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def set_states(self: Any, model_param: Any, tensors: dict[str, object], *args: Any, **kwargs: Any) -> Any:
         # The count came with the groups, and what is not a tensor is left as it is: Megatron's default format keeps one
         # by parameter, cut like its values. In fp32 weights are views of the model's, which autograd keeps from being
         # written.

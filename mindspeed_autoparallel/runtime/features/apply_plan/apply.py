@@ -208,7 +208,7 @@ def _say_more_recomputed(pipeline_ranks: list[int]) -> None:
         )
 
 
-def _difference(description: Description, content: dict[str, Any], applied: Path) -> str:
+def _difference(description: Description, content: dict[str, object], applied: Path) -> str:
     before = json.dumps(description.content, indent=2).splitlines()
     after = json.dumps(content, indent=2).splitlines()
     lines = difflib.unified_diff(before, after, str(description.model_file), str(applied), lineterm="", n=1)

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ _LOGGER = logging.getLogger(__name__)
 class Measurements:
     """The results of a request, by point."""
 
-    def __init__(self, request: SearchRequest, device_fingerprint: dict[str, Any]) -> None:
+    def __init__(self, request: SearchRequest, device_fingerprint: Mapping[str, object]) -> None:
         self.request = request
         key = {
             "schema": MEASUREMENT_SCHEMA_VERSION,
@@ -71,7 +72,7 @@ class Measurements:
             played=played,
         )
 
-    def read(self) -> dict[MeasuredAt, dict[str, Any]]:
+    def read(self) -> dict[MeasuredAt, dict[str, object]]:
         """Read the points that launches have finished, whatever their status; damaged files count as missing."""
         found = {}
         for point in self._task.points:
@@ -79,7 +80,7 @@ class Measurements:
                 found[point] = checked_result(read_json(self._task.result_file(point), "measurement"), point)
         return found
 
-    def kept(self) -> dict[MeasuredAt, dict[str, Any]]:
+    def kept(self) -> dict[MeasuredAt, dict[str, object]]:
         """Read what earlier runs measured, or found too large for the device; what failed then is tried anew."""
         return {point: result for point, result in self.read().items() if result["status"] in _KEPT}
 
@@ -91,7 +92,7 @@ class Measurements:
             if result["status"] == "ok"
         }
 
-    def measure(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, Any]]:
+    def measure(self, coordinator: Coordinator) -> dict[MeasuredAt, dict[str, object]]:
         """Measure what is missing, in as few launches as possible; points that cannot be measured are reported.
 
         A launch that fails before its first point by an error of the script ends the search; another failure there is
@@ -140,7 +141,7 @@ class Measurements:
             return next((point for point in self._task.points if point.label() == label), None)
         return None
 
-    def _unmeasured(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, Any]:
+    def _unmeasured(self, point: MeasuredAt, outcome: LaunchOutcome) -> dict[str, object]:
         # Of this run only: no file records that the point cannot be measured.
         _LOGGER.warning(f"{point.label()} is left out ({outcome.status.value}); going on with the others")
         return {
@@ -150,7 +151,7 @@ class Measurements:
             "reason": outcome.describe(),
         }
 
-    def _tell(self, found: dict[MeasuredAt, dict[str, Any]]) -> None:
+    def _tell(self, found: dict[MeasuredAt, dict[str, object]]) -> None:
         """Say what was not measured; ``ProfileError`` where nothing was."""
         if not any(result["status"] == "ok" for result in found.values()):
             reasons = "\n".join(f"  {point.label()}: {result['reason']}" for point, result in found.items())
@@ -174,7 +175,7 @@ class Measurements:
             timeout_s=self.request.launch_timeout_s,
         )
 
-    def _reduced_model(self) -> dict[str, Any] | None:
+    def _reduced_model(self) -> dict[str, object] | None:
         """Describe the reduced model; every node writes its own model.json of it, for they may share no storage."""
         description = self.request.description
         if description.model_file is None:
@@ -196,7 +197,7 @@ def _played_world(request: SearchRequest, device_name: str) -> PlayedWorld | Non
     )
 
 
-def checked_result(result: Any, point: MeasuredAt) -> dict[str, Any]:
+def checked_result(result: Any, point: MeasuredAt) -> dict[str, object]:
     """Return ``result`` if it is a measurement of ``point``; ``ConfigError`` for any other content of its file."""
     good = isinstance(result, dict) and result.get("at") == asdict(point) and isinstance(result.get("status"), str)
     if good and result["status"] != "ok":

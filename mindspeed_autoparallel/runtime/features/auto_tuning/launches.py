@@ -48,7 +48,7 @@ class LaunchRecord:
     """Seconds since the epoch."""
     outcome: LaunchOutcome | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as ``launches.json`` has it: how it ended beside what it was."""
         own = {name: value for name, value in vars(self).items() if name != "outcome"}
         ended = {} if self.outcome is None else self.outcome.to_json()
@@ -74,7 +74,7 @@ class Launches:
         unused = LaunchStatus.NOT_STARTED.value
         return sum(record.purpose != "trace" and record.status != unused for record in self.records)
 
-    def traces(self, tasks: Sequence[dict[str, Any]]) -> list[LaunchOutcome]:
+    def traces(self, tasks: Sequence[dict[str, object]]) -> list[LaunchOutcome]:
         """Run one process on this node's CPU per task, all at once; an interrupt ends them all."""
         with ThreadPoolExecutor(len(tasks)) as pool:
             try:
@@ -83,7 +83,7 @@ class Launches:
                 self._stopping.set()
                 raise
 
-    def _trace(self, task: dict[str, Any]) -> LaunchOutcome:
+    def _trace(self, task: dict[str, object]) -> LaunchOutcome:
         spec = self._spec("trace", task, tuple(sys.argv), {"MINDSPEED_AUTOPARALLEL_DEVICE": "cpu"})
         return self._kept(
             "trace",
@@ -99,7 +99,7 @@ class Launches:
     def on_devices(
         self,
         purpose: str,
-        task: dict[str, Any],
+        task: dict[str, object],
         argv: tuple[str, ...] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> LaunchOutcome:
@@ -107,7 +107,7 @@ class Launches:
         spec = self._spec(purpose, task, argv or tuple(sys.argv), dict(environment or {}))
         return self._kept(purpose, spec, lambda: self.coordinator.launch(spec))
 
-    def _spec(self, purpose: str, task: dict[str, Any], argv: tuple[str, ...], extra: dict[str, str]) -> LaunchSpec:
+    def _spec(self, purpose: str, task: dict[str, object], argv: tuple[str, ...], extra: dict[str, str]) -> LaunchSpec:
         with self._lock:
             number = next(self._numbers)
         argv_file = self.request.work_dir / ARGV_FILE

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from mindspeed_autoparallel.cost.catalogue import find_device
 from mindspeed_autoparallel.cost.device import Device
@@ -55,7 +54,7 @@ def modelled_variants(
     return with_switches(variants, offered.groups, offered.alone, parts), offered.titles
 
 
-def sharding_values(layout: Layout) -> dict[str, Any]:
+def sharding_values(layout: Layout) -> dict[str, object]:
     """Return Megatron's arguments of a layout that shards gradients or parameters."""
     if layout.sharding is None:
         return {}

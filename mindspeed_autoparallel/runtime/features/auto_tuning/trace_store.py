@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, ProfileError
 from mindspeed_autoparallel.files import write_json_atomic
@@ -164,7 +163,7 @@ class Traces:
         files, started = [self._task.result_file(point) for point in missing], time.time()
         return lambda: f"traced {num_written(files, started)} of {len(files)} points"
 
-    def _order(self, points: list[MeasuredAt], process: int) -> dict[str, Any]:
+    def _order(self, points: list[MeasuredAt], process: int) -> dict[str, object]:
         task = measure_task(self.request, tuple(points), self.folder)
         return {
             "kind": "trace",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from mindspeed_autoparallel.profiles.records import record_of
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
@@ -27,7 +26,7 @@ _OFF: dict[str, object] = {
 }
 
 
-def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
     """Handle tasks of kind ``preflight``; the features of the plan and of the script start after it."""
     task = record_of(data["preflight"], "task of this process", PreflightTask)
     # A limit of the emulated device is compared with the peak by the parent, which then can tell by how much.

@@ -115,7 +115,7 @@ def _write(path: Path, rows: list[OperatorRow | LinkRow]) -> None:
     write_json_atomic(path, {"schema_version": CALIBRATION_SCHEMA_VERSION, "rows": [_as_written(row) for row in rows]})
 
 
-def _as_written(row: OperatorRow | LinkRow) -> dict[str, Any]:
+def _as_written(row: OperatorRow | LinkRow) -> dict[str, object]:
     """Return ``row`` as its file has it: without times where it could not be run, without a reason where it could."""
     failed = isinstance(row, OperatorRow) and bool(row.reason)
     kept = ("name", "signature", "sizes", "reason")

@@ -85,16 +85,14 @@ def time_pipeline(pipeline: Pipeline, built: Built, forward_step: Callable[..., 
         )
 
 
-def _medians(steps: list[dict[str, list[float]]]) -> dict[str, Any]:
+def _medians(steps: list[dict[str, list[float]]]) -> dict[str, object]:
     """Return the median of every position in the step; what there is once is a number."""
-    found: dict[str, Any] = {
+    found = {
         f"{name}_us": [statistics.median(values) for values in zip(*(step[name] for step in steps), strict=True)]
         for name in _PARTS
     }
-    for name in ("schedule_us", "finalize_us", "optimizer_us", "step_us"):
-        found[name] = sum(found[name])
-    found["schedule_us"] -= found["finalize_us"]
-    return found
+    once = {name: sum(found[name]) for name in ("schedule_us", "finalize_us", "optimizer_us", "step_us")}
+    return {**found, **once, "schedule_us": once["schedule_us"] - once["finalize_us"]}
 
 
 class _Watch:
@@ -124,7 +122,7 @@ class _Watch:
 
         return run
 
-    def watched(self, given: dict[str, Any]) -> dict[str, Any]:
+    def watched(self, given: dict[str, Any]) -> dict[str, object]:
         """Return arguments of ``train_step`` with the schedule timed, where this release takes the schedule as one."""
         if "forward_backward_func" not in given:
             return given

@@ -106,14 +106,14 @@ class Recorder:
         return step
 
     def _given(self, stack: Stack) -> Callable[..., None]:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
             tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_floating_point()]
             self.input_bytes[stack.name] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
         return hook
 
     def _before(self, stack: Stack) -> Callable[..., None]:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
             stream = first_tensor((args, kwargs))
             self._boundary(stack, 0, stream)
             if self.memory is not None:

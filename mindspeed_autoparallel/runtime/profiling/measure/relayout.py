@@ -24,7 +24,7 @@ class RecordedCall:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
 
     def again(self, **changes: Any) -> Any:
         """Call it once more, with some keyword arguments replaced."""
@@ -38,7 +38,7 @@ class HostCalls:
     initialize_model_parallel: RecordedCall | None = None
     setup_model_and_optimizer: RecordedCall | None = None
     build_data_iterators: RecordedCall | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict)
 
     def record(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, object]
@@ -123,7 +123,7 @@ def reinitialize_model_parallel(
     recorded.function(*args, **kwargs)
     initialize._set_random_seed(arguments.seed, arguments.data_parallel_random_init)
     set_num_microbatches(arguments)
-    collection: dict[str, Any] = {}  # what is made anew for this layout
+    collection: dict[str, object] = {}  # what is made anew for this layout
     if "pg_collection" in calls.setup_model_and_optimizer.kwargs:
         from megatron.core.process_groups_config import ProcessGroupCollection
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles import LinkTier, MeasuredAt
@@ -33,7 +32,7 @@ class MeasureTask:
     """Global rank 0 writes ``<label>.json`` here as soon as a point is finished."""
     num_layers: dict[str, int]
     """Layers of the reduced model per module."""
-    model: dict[str, Any] | None
+    model: dict[str, object] | None
     """The content of the reduced model.json, or None where flags describe the model."""
     num_warmup: int = 2
     num_repeats: int = 5

@@ -55,7 +55,7 @@ def measuring() -> MeasuringSession:
     return of_process(MeasuringSession)
 
 
-def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+def prepare(arguments: argparse.Namespace, data: dict[str, object]) -> None:
     """Turn the user's arguments into those of the reduced model in the first layout; nothing is loaded or saved."""
     session = measuring()
     task = MeasureTask.from_json(data)
@@ -188,7 +188,7 @@ def measure_all(task: MeasureTask, forward_step: Callable[..., Any], config: Any
     return built
 
 
-def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any], rank: int) -> None:
+def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, object], rank: int) -> None:
     if rank == 0:
         write_json_atomic(task.result_file(point), {"schema_version": 1, "at": asdict(point), **result})
         print(f"measured {point.label()}: {result['status']}", flush=True)

@@ -76,12 +76,12 @@ def _sections(arguments: argparse.Namespace, description: Description) -> tuple[
     return tuple(sections)
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _given(**values: Any) -> dict[str, object]:
     return {name: value for name, value in values.items() if value}
 
 
-def _of_block(block: Mapping[str, object], arguments: argparse.Namespace, *, is_last: bool) -> dict[str, Any]:
-    shape: dict[str, Any] = {
+def _of_block(block: Mapping[str, object], arguments: argparse.Namespace, *, is_last: bool) -> dict[str, object]:
+    shape: dict[str, object] = {
         "swiglu": bool(block.get("gated_linear_unit", False)),
         "causal": is_last,
         **_given(

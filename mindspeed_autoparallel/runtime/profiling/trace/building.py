@@ -16,7 +16,7 @@ def configuration(request: TraceRequest) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     ffn = request.ffn or 4 * request.hidden
-    experts: dict[str, Any] = {}
+    experts: dict[str, object] = {}
     if request.num_experts:
         experts = {
             "num_moe_experts": request.num_experts,
@@ -29,7 +29,7 @@ def configuration(request: TraceRequest) -> Any:
             "expert_model_parallel_size": request.expert,
             "expert_tensor_parallel_size": request.tensor_of_experts,
         }
-    interleaved: dict[str, Any] = {}
+    interleaved: dict[str, object] = {}
     if request.virtual > 1:
         # With batched messages gloo mixes chunks up.
         interleaved = {

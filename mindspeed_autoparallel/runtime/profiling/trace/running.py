@@ -179,7 +179,7 @@ def _batches(request: TraceRequest) -> Iterator[torch.Tensor]:
 def _forward_step(batches: Iterator[torch.Tensor], model: Any) -> tuple[torch.Tensor, Any]:
     tokens = next(batches)
 
-    def loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    def loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, object]]:
         return output.mean(), {}
 
     return model(tokens, tokens, None, labels=tokens), loss

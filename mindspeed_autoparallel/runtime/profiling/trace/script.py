@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, LaunchError
 from mindspeed_autoparallel.files import read_json, write_json_atomic
@@ -71,7 +70,7 @@ def trace_script(request: ScriptRequest, cache: Path | None = None, timeout_s: f
     return ScriptTrace(result)
 
 
-def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
+def _run(request: ScriptRequest, timeout_s: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="trace-") as folder:
         task = MeasureTask(points=(request.point,), result_dir=folder, num_layers={}, model=None)
         queue = WorkQueue(Path(folder) / "queue")
@@ -105,7 +104,7 @@ def _run(request: ScriptRequest, timeout_s: float) -> dict[str, Any]:
             f"this model cannot be traced in {request.point.label()}; measure it instead (--auto-tuning does so by "
             f"itself). Reason:\n{written['reason']}"
         )
-    traced: dict[str, Any] = written["variants"][request.recompute]
+    traced: dict[str, object] = written["variants"][request.recompute]
     return {"schema_version": written["schema_version"], "at": asdict(request.point), **traced}
 
 

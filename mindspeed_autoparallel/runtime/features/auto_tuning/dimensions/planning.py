@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_autoparallel.planner.tuner.candidates import Dimensions
 from mindspeed_autoparallel.profiles import MeasuredAt
@@ -40,7 +39,7 @@ class SearchPlan:
     points: tuple[MeasuredAt, ...]
     variants: tuple[Variant, ...]
     """The script's own first."""
-    recompute: dict[str, dict[str, Any]]
+    recompute: dict[str, dict[str, object]]
     """Kinds that are traced beside none: Megatron's argument destinations and values."""
     dimensions: Dimensions
     searched: dict[str, str]

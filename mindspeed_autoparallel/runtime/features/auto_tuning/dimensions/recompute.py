@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mindspeed_autoparallel.runtime.features.auto_tuning.dimensions.context import SearchContext
 from mindspeed_autoparallel.spec.recompute import RecomputePolicy
 
@@ -18,7 +16,7 @@ def recompute_kinds(context: SearchContext) -> tuple[str, ...]:
     return ("none",)
 
 
-def selective_kinds(context: SearchContext) -> dict[str, dict[str, Any]]:
+def selective_kinds(context: SearchContext) -> dict[str, dict[str, object]]:
     """Return kinds that are traced beside none, with Megatron's arguments; whole layers follow from the plain trace.
 
     Each module alone, all that are cheap to compute again together, and those with each expensive one.

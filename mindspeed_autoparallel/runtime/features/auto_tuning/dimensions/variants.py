@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from mindspeed_autoparallel.profiles import MeasuredAt
 
@@ -18,7 +17,7 @@ class Variant:
     """Traced and searched beside the script's own way, whose title is empty."""
 
     title: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     """Megatron's argument destinations and values."""
     applies_to: Callable[[MeasuredAt], bool] = _everywhere
     """Where it differs from the script's own way; it is traced and searched there only."""
