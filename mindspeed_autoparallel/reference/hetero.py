@@ -20,12 +20,11 @@ from mindspeed_autoparallel.runtime.hetero.adapters.places import Place, places_
 from mindspeed_autoparallel.runtime.hetero.adapters.protocol import (
     EncoderAdapter,
     GeneratorAdapter,
-    HostModule,
     LocalItem,
 )
 
 
-def hosts(model: ModelDescription) -> dict[str, HostModule]:
+def hosts(model: ModelDescription) -> dict[str, Any]:
     """Return what the reference training offers (``HostModule`` by block name)."""
     return {
         "image_encoder": ImageHost(model),
