@@ -1,6 +1,7 @@
 """Fixtures of all tests. The launcher and the release table are in tests/helpers: ``from ranks import run_ranks``."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -13,6 +14,10 @@ pytest_plugins = ["suite_seconds"]
 hypothesis.settings.register_profile("same_examples", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("new_examples", deadline=None)
 hypothesis.settings.load_profile("new_examples" if os.environ.get("EXPLORE") else "same_examples")
+
+# A shell starts a job behind "&" with interrupts ignored, and programs started by tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=list(RELEASES))

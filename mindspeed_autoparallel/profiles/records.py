@@ -269,6 +269,8 @@ def json_of(record: object) -> Any:
 def _read_field(kind: type, value: Any) -> Any:
     if kind is Signature:
         return Signature.of_json(value)
+    if kind is object:  # msgspec takes only Any for "whatever it is"
+        return value
     raise NotImplementedError(kind)
 
 
