@@ -114,7 +114,7 @@ class Description:
     model_hash: str
     """Of everything that shapes the model, and of nothing that only lays it out."""
 
-    def block_of(self, module: DescribedModule) -> Mapping[str, Any]:
+    def block_of(self, module: DescribedModule) -> Mapping[str, object]:
         """Return what model.json holds of ``module``; an empty mapping where the flags describe it."""
         block: Any = self.content
         for key in module.keys:
