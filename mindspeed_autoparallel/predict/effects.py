@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from mindspeed_autoparallel.cost.analytic.fields import counts, section_of
-from mindspeed_autoparallel.cost.analytic.reading import packs_examples
+from mindspeed_autoparallel.cost.analytic.reading import packs_examples, read_workload
 from mindspeed_autoparallel.cost.analytic.workload import Workload
 
 
@@ -138,7 +138,7 @@ def without_effect(request: Mapping[str, object], work: Workload) -> list[str]:
         *_named(request, work),
         *_overruled(parallel),
         *_assumed_lengths(request, work),
-        *_assumed_overlap(request, work),
+        *_assumed_switches(request, work),
         *_assumed_placement(parallel, work),
     ]
 
@@ -186,12 +186,20 @@ def _assumed_lengths(request: Mapping[str, object], work: Workload) -> Iterator[
         )
 
 
-def _assumed_overlap(request: Mapping[str, object], work: Workload) -> Iterator[str]:
-    if work.expert_overlap and section_of(request, "train").get("moe_a2a_overlap") is None:
+def _assumed_switches(request: Mapping[str, object], work: Workload) -> Iterator[str]:
+    """Yield what the newest recipes set, or those of a container, and the request leaves open."""
+    train = section_of(request, "train")
+    recipes = f"the recipes of {train['software']}" if train.get("software") else "Megatron-Bridge's newest recipes"
+    if work.expert_overlap and train.get("moe_a2a_overlap") is None:
         yield (
-            "train.moe_a2a_overlap is not stated: tokens travel to experts behind computing, as in Megatron-Bridge's "
-            "mxfp8 recipes from 0.5.0; say false where they do not"
+            f"train.moe_a2a_overlap is not stated: tokens travel to experts behind computing, as in {recipes}; say "
+            "false where they do not, or name the container (train.software)"
         )
+    if work.replayed_launches and train.get("cuda_graph") is None:
+        parts = "whole iterations" if work.replays_experts else "layers without their experts"
+        yield f"train.cuda_graph is not stated: graphs of {parts} are assumed, as in {recipes}; say none without"
+    if train.get("software") and read_workload({**request, "train": {**train, "software": None}}) == work:
+        yield "train.software: no effect here, the request states what it would imply, or it implies nothing"
 
 
 def _assumed_placement(parallel: Mapping[str, object], work: Workload) -> Iterator[str]:

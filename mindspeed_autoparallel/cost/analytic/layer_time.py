@@ -23,6 +23,9 @@ _NORM_PASSES = 4
 _UNFUSED_GRADIENT_BYTES = 10
 """Per parameter and microbatch where products do not add weight gradients themselves: a gradient in two bytes is read,
 the buffer's four are read and written."""
+_FUSED_LOSS_PASSES = (3, 2)
+"""Passes over the logits of Transformer Engine's loss: it reads them for the largest, reads them again and writes the
+gradient in their place; the backward multiplies that (``cross_entropy.py`` at v2.9)."""
 _ADAPTER_LAUNCHES = 0.5
 _PLAIN = LayerKind("attention", "dense")
 
@@ -210,17 +213,21 @@ def layer_time(
 
 def _host_us(work: Workload, efficiency: Efficiency, mixed: Mixing, widened: Widening) -> float:
     """Return what the host takes to launch a layer's forward."""
-    launches = mixed.launches + widened.launches + _ADAPTER_LAUNCHES * (work.adapters is not None)
-    host = (efficiency.launch_us + efficiency.tensor_launch_us * (work.tensor_size - 1)) * launches
+    each = efficiency.launch_us + efficiency.tensor_launch_us * (work.tensor_size - 1)
+    host = each * (mixed.launches + widened.launches + _ADAPTER_LAUNCHES * (work.adapters is not None))
     if not work.fused_attention and mixed.launches and (work.sequences * work.model.heads // work.tensor_size) % 4:
         host += efficiency.unfused_softmax_us
-    return host * (1 - work.replayed_launches)
+    experts = each * widened.expert_launches * (1 - work.replayed_launches * work.replays_experts)
+    return host * (1 - work.replayed_launches) + experts
 
 
 def head_time(work: Workload, device: Device, efficiency: Efficiency) -> LayerTime:
     """Return the time of output projection and loss of one microbatch."""
     width = padded_vocabulary(work) / work.tensor_size
     product = linear_us(device, efficiency, work.tokens, work.model.hidden, width)
-    passes = memory_pass_us(device, efficiency, work.tokens * width * work.element_bytes * efficiency.head_passes)
-    backward = product.input_gradient_us if work.adapters else product.backward_us
-    return LayerTime(forward_us=product.forward_us + passes, backward_us=backward + passes)
+    logits = memory_pass_us(device, efficiency, work.tokens * width * work.element_bytes)
+    forward, backward = (efficiency.head_passes,) * 2
+    if work.cross_entropy_fusion and work.stack == "megatron-core":
+        forward, backward = _FUSED_LOSS_PASSES
+    gradients = product.input_gradient_us if work.adapters else product.backward_us
+    return LayerTime(forward_us=product.forward_us + forward * logits, backward_us=gradients + backward * logits)

@@ -38,6 +38,8 @@ class Widening:
     activation_us: float = 0.0
     """The activation function's forward, which may run again."""
     launches: float = 0.0
+    expert_launches: float = 0.0
+    """Those from dispatching rows to experts until they are back, which graphs of parts of a layer leave out."""
 
 
 def widening(work: Workload, device: Device, efficiency: Efficiency, kind: LayerKind) -> Widening:
@@ -80,7 +82,7 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
     products, between = products.times(rounds), between * rounds
     # Grouped products of a quantized recipe still launch each expert's quantization and product.
     alone = not work.grouped_products or bool(work.recipe)
-    launches = 1.5 + _LAUNCHES_PER_EXPERT * local * alone
+    launches, expert_launches = 0.5, 1.0 + _LAUNCHES_PER_EXPERT * local * alone
     activation = between
     if model.shared_ffn:
         shared, passes = _pair(work, device, efficiency, work.tokens, model.shared_ffn / work.tensor_size)
@@ -92,7 +94,13 @@ def _experts(work: Workload, device: Device, efficiency: Efficiency) -> Widening
         shuffle += memory_pass_us(device, efficiency, _PADDING_PASSES * padded)
     aside = _beside_products_us(work, device, efficiency)
     beside = Times(between + shuffle + aside[0], 2 * between + shuffle + aside[1])
-    return Widening(products=products, beside=beside, activation_us=activation, launches=launches)
+    return Widening(
+        products=products,
+        beside=beside,
+        activation_us=activation,
+        launches=launches,
+        expert_launches=expert_launches,
+    )
 
 
 def _beside_products_us(work: Workload, device: Device, efficiency: Efficiency) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from mindspeed_autoparallel.cost.analytic.model_shape import ModelShape
 from mindspeed_autoparallel.cost.analytic.placement import PlacementRequest, place_layers
 from mindspeed_autoparallel.cost.analytic.reading_model import read_model
 from mindspeed_autoparallel.cost.analytic.reading_train import read_recompute, read_recompute_detail, read_training
+from mindspeed_autoparallel.cost.analytic.releases import with_release
 from mindspeed_autoparallel.cost.analytic.request_keys import canonical, refuse_unmodelled
 from mindspeed_autoparallel.cost.analytic.workload import Sharding, Workload, is_ascend
 from mindspeed_autoparallel.errors import ConfigError
@@ -93,20 +94,7 @@ def read_workload(request: Mapping[str, object]) -> Workload:
         **_sharding(parallel, data * context, gpu),
     )
     check_divisions(work)
-    if train.get("moe_a2a_overlap") is None and overlaps_usually(work):
-        return dataclasses.replace(work, expert_overlap=True)
-    return work
-
-
-def overlaps_usually(work: Workload) -> bool:
-    """Return whether a run hides the experts' exchanges where its request does not say.
-
-    Megatron-Bridge's mxfp8 recipes of models with experts do (0.5.0, June 2026; those of 0.2 to 0.4 do not), wherever
-    Megatron takes the switch: layers of attention, one stage or several chunks per rank, no full recompute.
-    """
-    possible = work.expert_size > 1 and all(kind.mixer == "attention" for kind in work.model.layers)
-    possible = possible and (work.pipeline_size == 1 or work.virtual_size > 1) and work.recompute != "full"
-    return possible and work.recipe == "mxfp8" and work.gradient_overlap is not False
+    return with_release(work, section_of(request, "model"), train)
 
 
 def _gpu(hardware: Mapping[str, object]) -> str:

@@ -14,9 +14,14 @@ _BYTES = {
     **dict.fromkeys(("fp16", "bf16", "float16", "bfloat16", *OPERAND_BYTES), 2),
     **dict.fromkeys(("fp32", "float32"), 4),
 }
-_GRAPHS = {"none": 0.0, "local": 0.9, "full_iteration": 0.95, "transformer_engine": 0.6}
-"""Share of launches that a captured graph replays: whole iterations, or the parts of layers that Transformer Engine
-captures (attention and the router of expert layers, not the experts)."""
+GRAPHS = {
+    "none": (0.0, True),
+    "local": (0.9, True),
+    "full_iteration": (0.95, True),
+    "transformer_engine": (0.9, False),
+}
+"""Share of launches that a captured graph replays, and whether experts are captured: Transformer Engine captures
+attention, dense layers and the router of expert layers, and no rows whose number the host has to wait for."""
 _OFFLOADS = ("swap-optimizer", "swap-attention")
 _PREFERENCES = ("dpo", "simpo")
 _SUPERVISED = ("sft", "peft", "lora")
@@ -52,7 +57,7 @@ def read_training(train: Mapping[str, object], gpu: str, stack: str) -> dict[str
         "fused_weight_gradients": bool(train.get("gradient_accumulation_fusion", True)),
         "shared_master_weights": bool(train.get("reuse_fp32_param", False)),
         "swapped_optimizer": "swap-optimizer" in _offload(train),
-        "replayed_launches": _graph(train),
+        **_graph(train),
         "preference": str(train.get("task")) if train.get("task") in _PREFERENCES else "",
         "supervised": str(train.get("task")).lower().startswith(_SUPERVISED),
         "dropout": bool(switch(train, "dropout", True, "train")),
@@ -141,8 +146,9 @@ def _offload(train: Mapping[str, object]) -> tuple[str, ...]:
     return names
 
 
-def _graph(train: Mapping[str, object]) -> float:
+def _graph(train: Mapping[str, object]) -> dict[str, Any]:
     kind = train.get("cuda_graph") or "none"
-    if kind not in _GRAPHS:
-        raise ConfigError(f"train.cuda_graph is {kind!r}, known: {', '.join(_GRAPHS)}.")
-    return _GRAPHS[kind]
+    if kind not in GRAPHS:
+        raise ConfigError(f"train.cuda_graph is {kind!r}, known: {', '.join(GRAPHS)}.")
+    share, experts = GRAPHS[kind]
+    return {"replayed_launches": share, "replays_experts": experts}

@@ -147,7 +147,9 @@ class Workload:
     exchanged_per_expert: bool = False
     """Whether a token is sent once for each of its experts (dispatcher ``alltoall``) and not once to each rank."""
     replayed_launches: float = 0.0
-    """Share of the host's launches that a captured graph replays."""
+    """Share of the host's launches that a captured graph replays, of those that it captures."""
+    replays_experts: bool = True
+    """Whether a captured graph holds the experts, too."""
     preference: str = ""
     """``dpo``: pairs, and a forward pass of a frozen reference; ``simpo``: pairs."""
     supervised: bool = False
@@ -167,6 +169,16 @@ class Workload:
     def on_ascend(self) -> bool:
         """Return whether the run is on Ascend devices, whose software writes some of Megatron's kernels anew."""
         return is_ascend(self.gpu)
+
+    @property
+    def on_rack(self) -> bool:
+        """Return whether devices share the links of a rack (NVL72), with Grace as their host."""
+        return any(word in self.gpu.lower() for word in ("gb200", "gb300"))
+
+    @property
+    def on_blackwell(self) -> bool:
+        """Return whether the run is on B200, B300 or racks of them."""
+        return any(word in self.gpu.lower() for word in ("b200", "b300"))
 
     @property
     def on_hopper(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,14 @@ from mindspeed_autoparallel.predict.predict import predict_one
 from mindspeed_autoparallel.predict.scoreboard import measured_step_ms
 
 _OVERLAPS = ("overlap_grad_reduce", "tp_comm_overlap")
+_LAUNCH_SCRIPTS = {
+    "dgxc-benchmarking@f041145 deepseek_v3": {
+        "software": "nemo-25.04",
+        "recompute": "selective",
+        "recompute_modules": ["core_attn"],
+    }
+}
+"""What launch scripts state for GB200 that their pages do not; every recipe of that commit names container 25.04."""
 _MORE_RECOMPUTE = {"none": ("selective", "full"), "selective": ("full",), "full": ()}
 
 
@@ -43,15 +52,27 @@ class Score:
     peak_gib: float = 0.0
 
 
-def request_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request that a row is scored by."""
+def software_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container that a row's source names, and what the launch script beside its page sets."""
+    source = row["source"]
+    for page, stated in _LAUNCH_SCRIPTS.items():
+        if page in source and row["hw"]["gpu"] == "GB200":
+            return stated
+    named = re.search(r"\b2[4-6]\.\d\d\b", source.replace("dgxc-benchmarking@f041145", "25.04"))
+    return {"software": f"nemo-{named.group()}"} if named else {}
+
+
+def request_of(row: Mapping[str, Any], software: bool = True) -> dict[str, Any]:
+    """Return the request that a row is scored by; ``software``: with the container that it ran in."""
     train = {"recompute": "none", **dict.fromkeys(_OVERLAPS, True), **row["train"]}
+    if software:
+        train |= software_of(row)
     return {**{key: row[key] for key in ("id", "model", "hw", "parallel")}, "train": train}
 
 
-def score(row: Mapping[str, Any]) -> Score:
+def score(row: Mapping[str, Any], software: bool = True) -> Score:
     """Return how far the prediction of ``row`` is off."""
-    request = request_of(row)
+    request = request_of(row, software)
     first = answer = predict_one(request)
     if answer["status"] == "error":
         return Score(row=row, reason=answer["reason"])
@@ -110,11 +131,12 @@ def main() -> None:
     """Score every row and print the errors."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", type=Path, nargs="+")
+    parser.add_argument("--without-software", action="store_true", help="leave out the container that a source names")
     parser.add_argument("--each", action="store_true", help="print every row")
     parser.add_argument("--json", type=Path, help="where ratios by row are written")
     arguments = parser.parse_args()
     rows = [json.loads(text) for path in arguments.rows for text in path.read_text().splitlines() if text.strip()]
-    scores = [score(row) for row in rows]
+    scores = [score(row, not arguments.without_software) for row in rows]
     answered = [item for item in scores if not item.reason]
     print(f"answered {len(answered)} of {len(rows)}")
     for reason, count in collections.Counter(item.reason for item in scores if item.reason).most_common():
