@@ -41,7 +41,7 @@ class OperatorConfig:
     parallel_mode: int = 2
     search_mode: str = "recursive_programming"
     auto_pipeline: bool = False
-    mem_coeff: float = 0.1
+    mem_coeff: float | None = None
     full_batch: bool = False
     gradients_mean: bool = False
     data_parallel: int | None = None
@@ -143,7 +143,7 @@ def _checked(values: dict[str, Any], ignored: tuple[str, ...], where: str) -> Op
             f"{where}: search_mode is {shown(repr(config.search_mode), 80)}; give recursive_programming, "
             "sharding_propagation or exact."
         )
-    coefficient = config.mem_coeff
+    coefficient = values.get("mem_coeff", 1.0)
     if isinstance(coefficient, bool) or not isinstance(coefficient, (int, float)) or not 0 < coefficient < math.inf:
         shown_value = repr(coefficient) if isinstance(coefficient, (int, float, str)) else "no number"
         raise ConfigError(f"{where}: mem_coeff is {shown_value}; give a positive number.")

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.operators.constraints import ConstraintCost, Constra
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration, derive_megatron
 from mindspeed_autoparallel.operators.moves import list_moves
+from mindspeed_autoparallel.operators.options import MEM_COEFF
 from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined, stage_bytes
 from mindspeed_autoparallel.operators.plan import OperatorPlan
@@ -59,6 +60,11 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
         known = ", ".join(dict.fromkeys(entry.operator for entry in plan.explained))
         if plan.devices == 1:
             raise ConfigError(f"--explain {operator}: on one device nothing is cut; give more devices.")
+        if not known and plan.search_mode == "recursive_programming":
+            raise ConfigError(
+                f"--explain {operator}: without mem_coeff every halving is solved to its least modelled time; give "
+                f"--mem-coeff {MEM_COEFF}."
+            )
         if not known:
             raise ConfigError(
                 f"--explain {operator}: only recursive_programming has costs to explain, not {plan.search_mode}."

@@ -14,7 +14,7 @@ from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.exact import Limits, solve_exact
 from mindspeed_autoparallel.operators.search.pricing import plan_resident_bytes
-from mindspeed_autoparallel.operators.search.problem import build_problem
+from mindspeed_autoparallel.operators.search.problem import CutProblem, cut_by_cut
 from mindspeed_autoparallel.operators.search.prove import prove
 from mindspeed_autoparallel.operators.search.rounds import LEAST_GAIN, improve
 from mindspeed_autoparallel.operators.search.state import Decisions
@@ -83,20 +83,14 @@ class ExactSearch:
         return self._proved(decisions, tied)
 
     def _cut_by_cut(self, limits: Limits, tied: bool) -> Decisions:
-        decisions = Decisions(self.graph, (), dict.fromkeys(self.graph.nodes, ()))
-        for dim, parts in enumerate(self.mesh):
-            problem = build_problem(
-                decisions,
-                parts,
-                self.asked.machine,
-                self.fixed[dim],
-                tied=tied,
-                num_microbatches=self.asked.num_microbatches,
-            )
+        def pick(dim: int, problem: CutProblem) -> list[int]:
             # A limit holds after all cuts: this one may leave as much as the cuts to come can still divide.
-            later = limits.times(math.prod(self.mesh[dim + 1 :]))
-            decisions = decisions.extend(parts, problem.spread(solve_exact(problem, later)))
-        return decisions
+            return solve_exact(problem, limits.times(math.prod(self.mesh[dim + 1 :])))
+
+        number = self.asked.num_microbatches
+        return cut_by_cut(
+            self.graph, self.mesh, self.fixed, self.asked.machine, pick, tied=tied, num_microbatches=number
+        )
 
     def _cost(self, decisions: Decisions) -> float:
         return plan_cost(OperatorPlan(decisions, "exact", (), 0.0), self.asked.machine).total_us

@@ -20,7 +20,7 @@ def search_strategies(
     *,
     devices: int,
     search_mode: str = "recursive_programming",
-    mem_coeff: float = 0.1,
+    mem_coeff: float | None = None,
     pins: Pins | None = None,
     **options: Any,
 ) -> OperatorPlan:

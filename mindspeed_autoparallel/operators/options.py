@@ -9,6 +9,8 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.search.pins import Pins
 from mindspeed_autoparallel.operators.search.pricing import Machine
 
+MEM_COEFF = 0.1
+"""Of searches by symbolic costs that are given none."""
 SEARCH_MODES = ("recursive_programming", "sharding_propagation", "exact")
 
 
@@ -19,12 +21,13 @@ class SearchOptions:
     ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph.
     ``parameter_limit_bytes`` (exact): weights of one device, an error where it cannot be kept.
     ``memory_limit_bytes`` (exact): weights, gradients, optimizer states and outputs kept for backward of one of
-    ``num_microbatches`` on one device; where it cannot be kept, a note of the plan states it. ``most_row_parts``
-    (recursive_programming): parts that rows are cut into.
+    ``num_microbatches`` on one device; where it cannot be kept, a note of the plan states it. ``mem_coeff`` and
+    ``most_row_parts``, the parts that rows are cut into (recursive_programming): with either, products are cut by
+    symbolic costs; without both every halving is solved to its least modelled time.
     """
 
     search_mode: str = "recursive_programming"
-    mem_coeff: float = 0.1
+    mem_coeff: float | None = None
     pins: Pins | None = None
     tied: bool | None = None
     machine: Machine = field(default_factory=Machine)
@@ -36,8 +39,9 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.search_mode not in SEARCH_MODES:
             raise ConfigError(f"search_mode {self.search_mode!r} is none of {', '.join(SEARCH_MODES)}.")
-        if not (isinstance(self.mem_coeff, (int, float)) and 0 < self.mem_coeff < math.inf):
-            raise ConfigError(f"mem_coeff={self.mem_coeff}: give a positive number, for example 0.1.")
+        given = self.mem_coeff
+        if given is not None and not (isinstance(given, (int, float)) and 0 < given < math.inf):
+            raise ConfigError(f"mem_coeff={given}: give a positive number, for example 0.1.")
         if self.parameter_limit_bytes is not None and self.search_mode != "exact":
             raise ConfigError(
                 f"a limit of parameter bytes is kept by search_mode exact only, not by {self.search_mode}."

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
-from mindspeed_autoparallel.operators.options import SearchOptions
+from mindspeed_autoparallel.operators.options import MEM_COEFF, SearchOptions
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.pins import pinned_choices
-from mindspeed_autoparallel.operators.search.problem import build_problem
+from mindspeed_autoparallel.operators.search.problem import cut_by_cut
 from mindspeed_autoparallel.operators.search.recursive import ExplainedCut, cut_all_products, solve_recursive
-from mindspeed_autoparallel.operators.search.state import Decisions, device_factors
+from mindspeed_autoparallel.operators.search.state import device_factors
 
 
 def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
@@ -29,24 +29,31 @@ def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
     if mode == "recursive_programming" and set(mesh) - {2}:
         notes.append(f"{devices} devices are not a power of two: recursive_programming halves, so exact was used.")
         mode = "exact"
-    fixed = pinned_choices(graph, asked.pins or {}, mesh)
+    fixed, tied = pinned_choices(graph, asked.pins or {}, mesh), asked.tied is not False
     started = time.perf_counter()
     explained: list[ExplainedCut] = []
     bound: Bound | None = None
     repeat: Callable[[float], list[ExplainedCut]] | None = None
-    if mode == "recursive_programming":
+    by_time = asked.mem_coeff is None and asked.most_row_parts is None
+    if mode == "recursive_programming" and by_time:
+        from mindspeed_autoparallel.operators.search.exact import solve_exact
+
+        decisions = cut_by_cut(graph, mesh, fixed, asked.machine, lambda _, problem: solve_exact(problem), tied=tied)
+    elif mode == "recursive_programming":
         way: dict[str, Any] = {
             "by_weight": devices > 32 and asked.num_microbatches < 8,
             "most_row_parts": asked.most_row_parts,
         }
-        decisions, explained = solve_recursive(graph, mesh, asked.mem_coeff, fixed, **way)
+        decisions, explained = solve_recursive(graph, mesh, asked.mem_coeff or MEM_COEFF, fixed, **way)
 
         def repeat(mem_coeff: float) -> list[ExplainedCut]:
             return cut_all_products(graph, mem_coeff, fixed, **way)[1]
     elif mode == "sharding_propagation":
-        decisions = _propagate(graph, mesh, asked, fixed)
-        from mindspeed_autoparallel.operators.search.propagation import shared_parameter_conflicts
+        from mindspeed_autoparallel.operators.search.propagation import propagate, shared_parameter_conflicts
 
+        decisions = cut_by_cut(
+            graph, mesh, fixed, asked.machine, lambda dim, problem: propagate(problem, fixed[dim]), tied=tied
+        )
         notes += shared_parameter_conflicts(decisions, {name for dim in fixed for name in dim})
     else:
         from mindspeed_autoparallel.operators.exact import ExactSearch
@@ -59,17 +66,6 @@ def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
             notes.append(f"cut {dim + 1} into {parts}: no operator is cut there, those devices repeat the same work.")
     taken = time.perf_counter() - started
     return OperatorPlan(decisions, mode, tuple(explained), taken, tuple(notes), bound=bound, repeat=repeat)
-
-
-def _propagate(graph: Graph, mesh: tuple[int, ...], asked: SearchOptions, fixed: list[dict[str, int]]) -> Decisions:
-    from mindspeed_autoparallel.operators.search.propagation import solve_propagation
-
-    decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
-    for pins, parts in zip(fixed, mesh, strict=True):
-        problem = build_problem(decisions, parts, asked.machine, pins, tied=asked.tied is not False)
-        pinned = {v for v, names in enumerate(problem.members) if any(name in pins for name in names)}
-        decisions = decisions.extend(parts, problem.spread(solve_propagation(problem, pinned)))
-    return decisions
 
 
 def _not_cut(explained: list[ExplainedCut]) -> list[str]:

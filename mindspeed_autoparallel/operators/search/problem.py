@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy
 
-from mindspeed_autoparallel.operators.graph.node import NO_CUT, Node
+from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph, Node
 from mindspeed_autoparallel.operators.graph.redistribution import Placements
 from mindspeed_autoparallel.operators.search.pricing import Machine, edge_bytes, pending_us, resident_bytes, work_us
 from mindspeed_autoparallel.operators.search.state import Decisions
@@ -65,6 +65,24 @@ class CutProblem:
     def picks(self, chosen: Mapping[str, int]) -> list[int]:
         """Invert ``spread``: of tied operators the first one counts."""
         return [self.choices[v].index(chosen[names[0]]) for v, names in enumerate(self.members)]
+
+
+def cut_by_cut(
+    graph: Graph,
+    mesh: Sequence[int],
+    pins: Sequence[Mapping[str, int]],
+    machine: Machine,
+    pick: Callable[[int, CutProblem], list[int]],
+    *,
+    tied: bool,
+    num_microbatches: int = 1,
+) -> Decisions:
+    """Cut ``graph`` one mesh dim after another, each by what ``pick`` chooses of its problem; ``pins`` by mesh dim."""
+    decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
+    for dim, parts in enumerate(mesh):
+        problem = build_problem(decisions, parts, machine, pins[dim], tied=tied, num_microbatches=num_microbatches)
+        decisions = decisions.extend(parts, problem.spread(pick(dim, problem)))
+    return decisions
 
 
 def build_problem(

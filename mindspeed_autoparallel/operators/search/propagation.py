@@ -13,6 +13,11 @@ from mindspeed_autoparallel.operators.search.problem import CutProblem
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 
+def propagate(problem: CutProblem, pins: Collection[str]) -> list[int]:
+    """Pick spread from the operators ``pins`` of one cut (see ``solve_propagation``)."""
+    return solve_propagation(problem, {v for v, names in enumerate(problem.members) if any(n in pins for n in names)})
+
+
 def solve_propagation(problem: CutProblem, pinned: set[int]) -> list[int]:
     """Pick spread from the variables ``pinned``, whose own picks never change.
 

@@ -1,9 +1,9 @@
 """Gaps of the exact mode to its bound on random modules, 2 to 64 devices, and of the other modes to it, by family.
 
-Run: python tests/benchmarks/operators/exact_gaps.py [modules [DEVICES ..]|families|FAMILY ..]. ``modules``: 16 or 17 of
+Run: python tests/benchmarks/operators/exact_gaps.py [modules|families|FAMILY ..] [DEVICES ..]. ``modules``: 16 or 17 of
 500 random modules per number of devices. ``families``, or some of ``FAMILIES``: what the plan of each mode costs above
-the bound of the exact mode, on 8 devices; sharding_propagation is given the exact plan's strategy of the first product
-as its pin. Graphs without a bound are counted, not scored.
+the bound of the exact mode, on 8 devices where no number is given; sharding_propagation is given the exact plan's
+strategy of the first product as its pin. Graphs without a bound are counted, not scored.
 """
 
 import itertools
@@ -48,15 +48,16 @@ def modules(numbers):
         )
 
 
-def above_bound(graph, machine):
-    """Give percent above the exact mode's bound of the exact, the recursive and the propagated plan; None without one."""
-    exact = search_graph(graph, 8, search_mode="exact", machine=machine, tied=False)
+def above_bound(graph, machine, devices):
+    """Give percent above the exact mode's bound of every plan of ``MODES``; None without a bound."""
+    exact = search_graph(graph, devices, search_mode="exact", machine=machine, tied=False)
     if exact.bound is None:
         return None
     first = next(name for name, node in graph.nodes.items() if node.matmul)
     pins = {first: dict(exact.degrees()[first])}
     propagation = {"search_mode": "sharding_propagation", "pins": pins, "tied": False}
-    plans = [exact, search_graph(graph, 8, machine=machine), search_graph(graph, 8, machine=machine, **propagation)]
+    others = ({}, {"mem_coeff": 0.1}, propagation)
+    plans = [exact, *(search_graph(graph, devices, machine=machine, **given) for given in others)]
     return [100 * (plan_cost(plan, machine).total_us / exact.bound.bound_us - 1) for plan in plans]
 
 
@@ -65,6 +66,7 @@ def presets(name, layers, batches, sequences):
     return [(preset_graph(name, batch=b, sequence=s, num_layers=layers), Machine()) for b, s in sizes]
 
 
+MODES = ("exact", "recursive_programming", "recursive_programming, mem_coeff 0.1", "sharding_propagation")
 FAMILIES = {
     "random-products": lambda: [(random_graph(seed), Machine(flops_per_us=1e6)) for seed in range(40)],
     "random-modules": lambda: [(module_graph(seed), SMALL) for seed in range(3, 500, 13)],
@@ -74,15 +76,15 @@ FAMILIES = {
 }
 
 
-def families(names):
-    print("| family | graphs | without a bound | mode | at the bound | median % | 90th % | worst % |")
-    for family in names:
-        found = [above_bound(*given) for given in FAMILIES[family]()]
+def families(names, numbers):
+    print("| family | devices | graphs | without a bound | mode | at the bound | median % | 90th % | worst % |")
+    for family, devices in itertools.product(names, numbers or [8]):
+        found = [above_bound(*given, devices) for given in FAMILIES[family]()]
         rows = list(zip(*(row for row in found if row), strict=True))
-        for mode, values in zip(("exact", "recursive_programming", "sharding_propagation"), rows, strict=True):
+        for mode, values in zip(MODES, rows, strict=True):
             ordered = sorted(values)
             print(
-                f"| {family} | {len(found)} | {found.count(None)} | {mode} | {sum(v < 1e-6 for v in ordered)} | "
+                f"| {family} | {devices} | {len(found)} | {found.count(None)} | {mode} | {sum(v < 1e-6 for v in ordered)} | "
                 f"{statistics.median(ordered):.1f} | {ordered[int(0.9 * len(ordered))]:.1f} | {ordered[-1]:.1f} |",
                 flush=True,
             )
@@ -90,8 +92,9 @@ def families(names):
 
 if __name__ == "__main__":
     asked = sys.argv[1:] or ["modules", "families"]
+    given = [int(number) for number in asked if number.isdigit()]
     if "modules" in asked:
-        modules([int(number) for number in asked if number.isdigit()])
+        modules(given)
     picked = list(FAMILIES) if "families" in asked else [name for name in asked if name in FAMILIES]
     if picked:
-        families(picked)
+        families(picked, given)

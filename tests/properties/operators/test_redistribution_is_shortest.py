@@ -13,9 +13,9 @@ from mindspeed_autoparallel.operators.graph.redistribution import moved_bytes, s
 SHAPE, ITEM = (576, 576), 1728
 
 
-def _neighbours(state, mesh):
+def _neighbours(state, mesh, shape):
     """Collectives over one mesh dim, reductions and exchanges over any set of them, with the bytes a device sends."""
-    piece = math.prod(SHAPE) * ITEM // math.prod(n for n, p in zip(mesh, state, strict=True) if p >= 0)
+    piece = math.prod(shape) * ITEM // math.prod(n for n, p in zip(mesh, state, strict=True) if p >= 0)
 
     def clear(moved, *dims):
         inner = [p for m, p in enumerate(state) if m > min(moved) and m not in moved]
@@ -27,7 +27,7 @@ def _neighbours(state, mesh):
             if len(held) > 1:
                 continue
             before, parts = held.pop(), math.prod(mesh[m] for m in moved)
-            for after in (REPLICATE, 0, 1):
+            for after in (REPLICATE, *range(len(shape))):
                 if after == before:
                     continue
                 if before == REPLICATE:
@@ -42,13 +42,13 @@ def _neighbours(state, mesh):
                     yield tuple(after if m in moved else p for m, p in enumerate(state)), cost
 
 
-def _dijkstra(source, mesh):
+def _dijkstra(source, mesh, shape=SHAPE):
     least, queue = {source: 0}, [(0, source)]
     while queue:
         cost, state = heapq.heappop(queue)
         if cost > least[state]:
             continue
-        for after, more in _neighbours(state, mesh):
+        for after, more in _neighbours(state, mesh, shape):
             if cost + more < least.get(after, math.inf):
                 least[after] = cost + more
                 heapq.heappush(queue, (cost + more, after))
@@ -68,17 +68,26 @@ def test_all_pairs_up_to_three_mesh_dims_equal_dijkstra(mesh):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "sources", "targets"), [((2,) * 5, 2, 60), ((2,) * 6, 1, 40), ((2, 4, 2, 2, 2), 1, 40)]
+    ("mesh", "dims", "sources", "targets"),
+    [
+        ((2,) * 5, 2, 2, 60),
+        ((2,) * 6, 2, 1, 40),
+        ((2, 4, 2, 2, 2), 2, 1, 40),
+        ((2,) * 5, 3, 1, 30),
+        pytest.param((2,) * 6, 3, 2, 60, marks=pytest.mark.long),
+        pytest.param((2,) * 5, 4, 2, 60, marks=pytest.mark.long),
+        pytest.param((2,) * 6, 4, 1, 60, marks=pytest.mark.long),
+    ],
 )
-def test_drawn_pairs_on_five_and_six_mesh_dims_equal_dijkstra(mesh, sources, targets):
-    """There is no table: a search passes every placement of the tensor dims that the ends cut."""
-    draw = random.Random(30)
+def test_drawn_pairs_on_five_and_six_mesh_dims_equal_dijkstra(mesh, dims, sources, targets):
+    """There is no table: a search with a bound of what remains to be sent."""
+    draw, shape = random.Random(30), (576,) * dims
     for _ in range(sources):
-        source = tuple(draw.choice((PARTIAL, REPLICATE, 0, 1)) for _ in mesh)
-        least = _dijkstra(source, mesh)
+        source = tuple(draw.choice((PARTIAL, REPLICATE, *range(dims))) for _ in mesh)
+        least = _dijkstra(source, mesh, shape)
         for _ in range(targets):
-            target = tuple(draw.choice((REPLICATE, 0, 1)) for _ in mesh)
-            assert moved_bytes(source, target, SHAPE, ITEM, mesh) == least[target], (source, target)
+            target = tuple(draw.choice((REPLICATE, *range(dims))) for _ in mesh)
+            assert moved_bytes(source, target, shape, ITEM, mesh) == least[target], (source, target)
 
 
 def test_no_step_passes_a_placement_that_does_not_divide():

@@ -34,14 +34,17 @@ def test_value_to_set_cuts_rows():
 
 
 def test_command_explains_every_cut_and_names_what_it_cannot(capsys):
-    assert main(["operators", "--layers", "1", "--explain", "layers.0.q"]) == 0
+    symbolic = ["--mem-coeff", "0.1"]
+    assert main(["operators", "--layers", "1", "--explain", "layers.0.q", *symbolic]) == 0
     printed = capsys.readouterr().out
     assert [line for line in printed.splitlines() if line.startswith("operator")] == [
         f"operator layers.0.q, cut {number}" for number in (1, 2, 3)
     ]
-    assert main(["operators", "--layers", "1", "--explain", "layers.0.attention"]) == 2
+    assert main(["operators", "--layers", "1", "--explain", "layers.0.q"]) == 2
+    assert "solved to its least modelled time; give --mem-coeff 0.1" in capsys.readouterr().err
+    assert main(["operators", "--layers", "1", "--explain", "layers.0.attention", *symbolic]) == 2
     assert "no matrix product of that search; these are: layers.0.q" in capsys.readouterr().err
-    assert main(["operators", "--layers", "1", "--explain", "layers.0.q", "--devices", "1"]) == 2
+    assert main(["operators", "--layers", "1", "--explain", "layers.0.q", "--devices", "1", *symbolic]) == 2
     assert "on one device nothing is cut" in capsys.readouterr().err
     assert main(["operators", "--layers", "1", "--explain", "layers.0.q", "--search-mode", "exact"]) == 2
     assert "only recursive_programming has costs to explain, not exact" in capsys.readouterr().err

@@ -2,10 +2,12 @@
 
 import pytest
 
+from mindspeed_autoparallel.operators.costs import plan_cost
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.presets import preset_graph
 from mindspeed_autoparallel.operators.rules.products import matrix_product, source
 from mindspeed_autoparallel.operators.search.matmul_cut import INFEASIBLE, cut_costs
+from mindspeed_autoparallel.operators.search.pricing import Machine
 from mindspeed_autoparallel.operators.search.recursive import main_neighbours
 from mindspeed_autoparallel.operators.strategies import search_graph
 
@@ -37,13 +39,13 @@ def test_wide_product_is_cut_by_columns_only():
 
 
 def test_chained_products_are_cut_by_rows():
-    plan = search_graph(_chain([(32768, 1024, 1024), (32768, 1024, 1024)]), 8)
+    plan = search_graph(_chain([(32768, 1024, 1024), (32768, 1024, 1024)]), 8, mem_coeff=0.1)
     assert plan.degrees()["m0"] == {"rows": 8}
 
 
 def test_product_after_one_pinned_by_columns_is_cut_inside():
     graph = _chain([(32768, 1024, 1024), (32768, 1024, 1024)])
-    plan = search_graph(graph, 8, pins={"m0": {"columns": 8}})
+    plan = search_graph(graph, 8, mem_coeff=0.1, pins={"m0": {"columns": 8}})
     assert plan.degrees() == {"m0": {"columns": 8}, "m1": {"inner": 8}}
 
 
@@ -81,3 +83,12 @@ def test_neighbours_are_the_products_that_a_tensor_reaches(later):
 def test_earlier_neighbours_grow_with_the_layers_and_not_with_their_square():
     graph = preset_graph("llama2-7b", batch=4, sequence=64, num_layers=40)
     assert all(len(groups) <= 2 for groups in main_neighbours(graph, later=False).values())
+
+
+@pytest.mark.parametrize(("batch", "sequence"), [(1, 512), (2, 4096), (64, 512)])
+def test_without_mem_coeff_halvings_come_near_the_exact_plan(batch, sequence):
+    graph = preset_graph("llama2-7b", batch=batch, sequence=sequence, num_layers=1)
+    by_time, exact = (
+        plan_cost(search_graph(graph, 8, **given), Machine()).total_us for given in ({}, {"search_mode": "exact"})
+    )
+    assert by_time <= 1.5 * exact

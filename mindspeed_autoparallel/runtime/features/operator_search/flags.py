@@ -24,7 +24,11 @@ class OperatorSearchFlags(FlagGroup):
     parallel_mode: int | None = flag(None, "Data parallel, pins spread, or searched (default).", metavar="0|1|2")
     search_mode: str | None = flag(None, "recursive_programming (default), sharding_propagation or exact.")
     auto_pipeline: bool = flag(False, "Choose the number of pipeline stages, up to the number of microbatches.")
-    mem_coeff: float | None = flag(None, "Below 1 leans to data parallel, above to model parallel (default 0.1).")
+    mem_coeff: float | None = flag(
+        None,
+        "Cut products by symbolic costs: below 1 leans to data parallel, above to model parallel. Without it (and "
+        "without pipeline stages) each halving takes the least modelled time.",
+    )
     operator_pin: str | None = flag(
         None,
         "Operators to fix, such as 'layers.*.q:rows=4,columns=2;output:columns=8'.",

@@ -122,7 +122,7 @@ def read_settings(flags: OperatorSearchFlags) -> OperatorConfig:
     block = {
         "use_parallel": config.use_parallel,
         "parallel": {key: getattr(config, key) for key in keys},
-        "parallel_config": {"mem_coeff": config.mem_coeff},
+        "parallel_config": {} if config.mem_coeff is None else {"mem_coeff": config.mem_coeff},
     }
     return config_from_mapping(block, flags.operator_config or "flags")
 
