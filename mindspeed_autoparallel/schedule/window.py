@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
-from mindspeed_autoparallel.schedule.messages import Message, SendReceive, message_steps
-from mindspeed_autoparallel.schedule.programs import Action, make_program
+from mindspeed_autoparallel.schedule.messages import Message, Post, Step, Wait, message_steps
+from mindspeed_autoparallel.schedule.programs import Action, Program, make_program
 from mindspeed_autoparallel.schedule.walk import take_all
 
 
@@ -33,13 +34,70 @@ class MacroBatchTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneTimes:
-    """The backbone's pipeline, by stage, in microseconds; what the host adds to every pass is part of it."""
+    """The backbone's pipeline, by virtual stage, in microseconds; what the host adds to every pass is part of it."""
 
     forward_us: Sequence[float]
     backward_us: Sequence[float]
     link_us: Sequence[float]
-    """Of a message between stages s and s + 1."""
+    """Of a message between virtual stages s and s + 1."""
     num_microbatches: int
+    num_chunks: int = 1
+    """Virtual stages of one rank."""
+    microbatch_group_size: int = 0
+    """Of the interleaved schedule; 0: as many as there are stages."""
+    sends: str = "blocking"
+    """How messages are treated (``messages.SENDS``)."""
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.forward_us) // self.num_chunks
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Return what ``ticks_of`` takes."""
+        return self.num_stages, self.num_microbatches, self.num_chunks, self.microbatch_group_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """A place of the schedule where all stages meet: before the first model chunk's forward of one microbatch on stage
+    0, the forward number ``forward`` of its chunks; on stage p so many forwards earlier."""
+
+    microbatch: int
+    forward: int
+    last_done: int
+    """The last of the microbatches that stage 0's first chunk has taken back by then; -1: none."""
+
+
+@lru_cache(maxsize=256)
+def ticks_of(
+    num_stages: int, num_microbatches: int, num_chunks: int = 1, microbatch_group_size: int = 0
+) -> tuple[Tick, ...]:
+    """Return the ticks of a step under 1F1B, interleaved with ``num_chunks`` model chunks on each rank.
+
+    Raises ``ConfigError`` where such a schedule cannot be.
+    """
+    (first, *_) = _program(num_stages, num_microbatches, num_chunks, microbatch_group_size)
+    ticks: list[Tick] = []
+    forwards, last_done = 0, -1
+    for action in first:
+        if action.kind == "B":
+            last_done = action.microbatch if not action.chunk else last_done
+            continue
+        if not action.chunk:
+            ticks.append(Tick(microbatch=action.microbatch, forward=forwards, last_done=last_done))
+        forwards += 1
+    return tuple(ticks)
+
+
+def _program(num_stages: int, num_microbatches: int, num_chunks: int, microbatch_group_size: int) -> Program:
+    kind = "interleaved" if num_chunks > 1 else "1f1b"
+    return make_program(kind, num_stages, num_microbatches, num_chunks, microbatch_group_size)
+
+
+@lru_cache(maxsize=256)
+def _plain_steps(sizes: tuple[int, int, int, int], sends: str) -> list[list[Step]]:
+    return message_steps(_program(*sizes), sends)
 
 
 class _Compute(NamedTuple):
@@ -54,41 +112,29 @@ class _Transfer(NamedTuple):
     time_us: float
 
 
-_Step = Action | SendReceive | _Compute | _Transfer
+_Step = Step | _Compute | _Transfer
 
 
-def num_alive(num_stages: int, scale: int, num_microbatches: int) -> int:
+def num_alive(ticks: Sequence[Tick], scale: int) -> int:
     """Return how many macro-batches of ``scale`` microbatches live at once at most."""
-    starts = range(0, num_microbatches, scale)
-    return max(sum(first <= tick and first + scale - 1 > tick - num_stages for first in starts) for tick in starts)
+    last = len(ticks) - 1
+    starts = range(0, len(ticks), scale)
+    alive = (
+        sum(first <= tick.microbatch and min(first + scale - 1, last) > tick.last_done for first in starts)
+        for tick in ticks
+    )
+    return max(alive)
 
 
 def window_step_us(backbone: BackboneTimes, encoders: Sequence[Sequence[MacroBatchTimes]]) -> float:
     """Return the time from the first encoding to the last stage's end, encoders' backward included."""
-    stages = len(backbone.forward_us)
-    program = make_program("1f1b", stages, backbone.num_microbatches)
-    plain = message_steps(program, "blocking")
-    steps = [
-        list(
-            _with_ticks(
-                [step for step in plain[stage] if isinstance(step, Action | SendReceive)],
-                stage,
-                stages,
-                backbone,
-                encoders,
-            )
-        )
-        for stage in range(stages)
-    ]
+    plain, ticks = _plain_steps(backbone.sizes, backbone.sends), ticks_of(*backbone.sizes)
+    steps = [list(_with_ticks(plain[stage], stage, ticks, encoders)) for stage in range(backbone.num_stages)]
     return max(_ends(steps, backbone))
 
 
 def _with_ticks(
-    plain: Sequence[Action | SendReceive],
-    stage: int,
-    stages: int,
-    backbone: BackboneTimes,
-    encoders: Sequence[Sequence[MacroBatchTimes]],
+    plain: Sequence[Step], stage: int, ticks: Sequence[Tick], encoders: Sequence[Sequence[MacroBatchTimes]]
 ) -> Iterator[_Step]:
     """Yield a stage's steps with the encoders' between them."""
     encoded, taken_back = [0] * len(encoders), [0] * len(encoders)
@@ -101,23 +147,28 @@ def _with_ticks(
                 yield _Compute(batches[k].backward_us[stage])
                 taken_back[number] += 1
 
-    def tick(place: int) -> Iterator[_Step]:
-        yield from take_back(place - stages)
+    def meet(tick: Tick) -> Iterator[_Step]:
+        yield from take_back(tick.last_done)
         for number, batches in enumerate(encoders):
             k = encoded[number]
-            if k < len(batches) and batches[k].first == place:
+            if k < len(batches) and batches[k].first == tick.microbatch:
                 yield from _moved(number, k, "inputs", batches[k].inputs_us)
                 yield _Compute(batches[k].forward_us[stage])
                 yield from _moved(number, k, "outputs", batches[k].outputs_us)
                 encoded[number] += 1
 
-    for place in range(min(stage, backbone.num_microbatches)):
-        yield from tick(place)
+    for tick in ticks:
+        if tick.forward < stage:
+            yield from meet(tick)
+    before = {tick.forward - stage: tick for tick in ticks}
+    forwards = 0
     for step in plain:
-        if isinstance(step, Action) and step.kind == "F" and step.microbatch + stage < backbone.num_microbatches:
-            yield from tick(step.microbatch + stage)
+        if isinstance(step, Action) and step.kind == "F":
+            if forwards in before:
+                yield from meet(before[forwards])
+            forwards += 1
         yield step
-    yield from take_back(backbone.num_microbatches - 1)
+    yield from take_back(len(ticks) - 1)
 
 
 def _moved(encoder: int, batch: int, kind: str, time_us: float) -> Iterator[_Step]:
@@ -134,7 +185,8 @@ def _ends(steps: Sequence[Sequence[_Step]], backbone: BackboneTimes) -> list[flo
 
     def take(stage: int, step: _Step) -> bool:
         if isinstance(step, Action):
-            now[stage] += (backbone.forward_us if step.kind == "F" else backbone.backward_us)[stage]
+            virtual = step.chunk * stages + stage
+            now[stage] += (backbone.forward_us if step.kind == "F" else backbone.backward_us)[virtual]
         elif isinstance(step, _Compute):
             now[stage] += step.time_us
         elif isinstance(step, _Transfer):
@@ -144,14 +196,18 @@ def _ends(steps: Sequence[Sequence[_Step]], backbone: BackboneTimes) -> list[flo
                 return False
             now[stage] = max(ready.values()) + step.time_us
         else:
-            for message in step.messages:
-                posted.setdefault(message, now[stage])
+            if not isinstance(step, Wait):
+                for message in step.messages:
+                    posted.setdefault(message, now[stage])
+            if isinstance(step, Post):
+                return True
             if any(message.other_side not in posted for message in step.messages):
                 return False
-            now[stage] = max(
+            through = (
                 max(posted[message], posted[message.other_side]) + backbone.link_us[message.boundary]
                 for message in step.messages
             )
+            now[stage] = max(now[stage], *through)
         return True
 
     take_all(steps, take)

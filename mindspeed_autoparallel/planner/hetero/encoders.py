@@ -27,7 +27,7 @@ from mindspeed_autoparallel.planner.stage_times import NS_PER_US
 from mindspeed_autoparallel.profiles import LinkTier
 from mindspeed_autoparallel.schedule.encoder_pipeline import StagedRounds, staged_backward_us, staged_forward_us
 from mindspeed_autoparallel.schedule.encoder_rounds import Rounds, backward_us, forward_us
-from mindspeed_autoparallel.schedule.window import MacroBatchTimes, num_alive
+from mindspeed_autoparallel.schedule.window import MacroBatchTimes, num_alive, ticks_of
 from mindspeed_autoparallel.spec import Cluster, Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import EncoderPhase
 
@@ -51,6 +51,12 @@ def own_layout(costs: EncoderCosts, sizes: ModuleLayout, backbone: Layout) -> La
     )
 
 
+def tick_sizes(candidate: Candidate) -> tuple[int, int, int, int]:
+    """Return what ``schedule.window.ticks_of`` takes of the backbone's schedule."""
+    _, stages, count, chunks, group_size, _ = candidate.layout.program_sizes(candidate.num_microbatches)
+    return stages, count, chunks, group_size
+
+
 def encoder_phase(
     costs: EncoderCosts, sizes: ModuleLayout, candidate: Candidate, cluster: Cluster, *, memory: str, balance: str
 ) -> EncoderPhase:
@@ -70,7 +76,7 @@ def encoder_phase(
     microbatches = candidate.num_microbatches
     alive = None
     if memory == WINDOW:
-        alive = num_alive(backbone.pipeline_size, sizes.micro_batch_scale, microbatches)
+        alive = num_alive(ticks_of(*tick_sizes(candidate)), sizes.micro_batch_scale)
         held = [held_in_window(costs, windows, alive)]
         microbatches = min(microbatches, alive * sizes.micro_batch_scale)
     # The search counts the fullest rank everywhere; ``stage_memory`` has each rank's own.

@@ -8,7 +8,7 @@ from mindspeed_autoparallel.cost.collectives import p2p_us
 from mindspeed_autoparallel.cost.topology import boundary_link
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
-from mindspeed_autoparallel.schedule.window import MacroBatchTimes
+from mindspeed_autoparallel.schedule.window import MacroBatchTimes, Tick
 from mindspeed_autoparallel.spec import ModuleLayout
 
 Chosen = Sequence[tuple[EncoderCosts, ModuleLayout]]
@@ -16,10 +16,10 @@ Chosen = Sequence[tuple[EncoderCosts, ModuleLayout]]
 
 
 def encoders_at_least_us(
-    num_stages: int, num_microbatches: int, link_us: float, encoders: Sequence[Sequence[MacroBatchTimes]]
+    ticks: Sequence[Tick], num_stages: int, link_us: float, encoders: Sequence[Sequence[MacroBatchTimes]]
 ) -> float:
-    """Return what encoders add to a bound of the pipeline alone, whatever its split. ``link_us``: of its longest
-    message.
+    """Return what encoders add to a bound of the pipeline alone, whatever its split. ``ticks``: of its schedule;
+    ``link_us``: of its longest message.
 
     Nothing a stage does before a tick waits for what another does after it, so every chain of operations through the
     pipeline crosses each tick once. Where something travels all stages meet there: whoever is behind the tick has
@@ -34,7 +34,7 @@ def encoders_at_least_us(
             elif batch.inputs_us + batch.outputs_us > 0:
                 total += max(0.0, encoding_us - link_us)
             returning_us = batch.gradients_us + min(batch.backward_us)
-            if batch.last > num_microbatches - 1 - num_stages or num_stages == 1:
+            if batch.last > ticks[-1].last_done or num_stages == 1:
                 total += returning_us
             elif batch.gradients_us > 0:
                 total += max(0.0, returning_us - link_us)
@@ -52,5 +52,5 @@ def longest_message_us(solver: BackboneSolver) -> float:
     ]
     # Beside the stream, other modules' rows may travel.
     size = sum(block.output_bytes for block in blocks)
-    links = [boundary_link(layout, solver.cluster, device, stage) for stage in range(layout.pipeline_size - 1)]
+    links = [boundary_link(layout, solver.cluster, device, stage) for stage in range(layout.num_virtual_stages - 1)]
     return max((p2p_us(size, link) for link in links), default=0.0) + device.message_us(layout.schedule)

@@ -16,14 +16,14 @@ from math import inf
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver
 from mindspeed_autoparallel.planner.hetero.encoder_costs import EncoderCosts
-from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches
+from mindspeed_autoparallel.planner.hetero.encoders import WINDOW, encoder_phase, macro_batches, tick_sizes
 from mindspeed_autoparallel.planner.hetero.solved import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.space import distinct_scales
 from mindspeed_autoparallel.planner.hetero.tight import search_tight
 from mindspeed_autoparallel.planner.hetero.window_bounds import encoders_at_least_us, longest_message_us
 from mindspeed_autoparallel.planner.stage_times import NS_PER_US, beside_blocks_ns
 from mindspeed_autoparallel.profiles import Profile
-from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, window_step_us
+from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, ticks_of, window_step_us
 from mindspeed_autoparallel.spec import Layout, ModuleLayout
 from mindspeed_autoparallel.spec.hetero import HeteroRecord
 
@@ -44,6 +44,9 @@ def backbone_times(profile: Profile, layout: Layout, found: Evaluation, num_micr
         backward_us=[stage.backward_us + more for stage, more in zip(found.stages, beside_us, strict=True)],
         link_us=[link + message_us for link in found.link_us],
         num_microbatches=num_microbatches,
+        num_chunks=layout.virtual_size,
+        microbatch_group_size=layout.microbatch_group_size,
+        sends=profile.interleaved_sends if layout.virtual_size > 1 else "blocking",
     )
 
 
@@ -57,7 +60,7 @@ def window_choices(
     for other in others:
         solver = other.solver
         layout = solver.candidate.layout
-        if layout.virtual_size > 1 or other.result.evaluation is None:
+        if layout.paired or other.result.evaluation is None:
             continue
         for chosen in product(*sizes_beside(solver, costs)):
             left -= 1
@@ -102,7 +105,7 @@ def explore_window(
     found faster, fastest first. What the time did not suffice for is bounded by the pipeline alone."""
     least_us, found = best.step_us, list[Solved]()
     for solver in solvers:
-        if solver.candidate.layout.virtual_size > 1:
+        if solver.candidate.layout.paired:
             continue
         for chosen in product(*sizes_beside(solver, costs)):
             if time.monotonic() > deadline:
@@ -127,8 +130,8 @@ def _explored(
     phases = tuple(
         encoder_phase(costs, sizes, candidate, cluster, memory=WINDOW, balance=balance) for costs, sizes in chosen
     )
-    stages, count = candidate.layout.pipeline_size, candidate.num_microbatches
-    added_us = encoders_at_least_us(stages, count, longest_message_us(solver), batches)
+    stages = candidate.layout.pipeline_size
+    added_us = encoders_at_least_us(ticks_of(*tick_sizes(candidate)), stages, longest_message_us(solver), batches)
     added_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
     bound_us = solver.cheap_bound_us + added_us
     record = HeteroRecord(memory=WINDOW, balance=balance, encoders=phases)
@@ -176,7 +179,7 @@ def _made(
     batches = [macro_batches(costs, sizes, candidate, cluster, balance=balance) for costs, sizes in chosen]
     backbone = backbone_times(solver.backbone, candidate.layout, evaluation, candidate.num_microbatches)
     added_us = encoders_at_least_us(
-        len(backbone.forward_us), backbone.num_microbatches, max(backbone.link_us, default=0.0), batches
+        ticks_of(*backbone.sizes), backbone.num_stages, max(backbone.link_us, default=0.0), batches
     )
     added_us += sum(phase.reduction_us + phase.optimizer_us for phase in phases)
     if evaluation.step.total_us + added_us >= below_us:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mindspeed_autoparallel.runtime.hetero.macrobatches import EncoderStep
-from mindspeed_autoparallel.schedule import make_program
+from mindspeed_autoparallel.schedule.window import Tick
 
 
 class UpfrontSchedule:
@@ -28,38 +27,6 @@ class UpfrontSchedule:
     def after(self) -> None:
         for step in self._steps:
             step.take_back(range(len(step)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tick:
-    """A place of the schedule where all stages meet: before the first model chunk's forward of one microbatch on stage
-    0, the forward number ``forward`` of its chunks; on stage p so many forwards earlier."""
-
-    microbatch: int
-    forward: int
-    last_done: int
-    """The last of the microbatches that stage 0's first chunk has taken back by then; -1: none."""
-
-
-def ticks_of(
-    num_stages: int, num_microbatches: int, num_chunks: int = 1, microbatch_group_size: int = 0
-) -> tuple[Tick, ...]:
-    """Return the ticks of a step under 1F1B, interleaved with ``num_chunks`` model chunks on each rank.
-
-    Raises ``ConfigError`` where such a schedule cannot be.
-    """
-    kind = "interleaved" if num_chunks > 1 else "1f1b"
-    (first, *_) = make_program(kind, num_stages, num_microbatches, num_chunks, microbatch_group_size)
-    ticks: list[Tick] = []
-    forwards, last_done = 0, -1
-    for action in first:
-        if action.kind == "B":
-            last_done = action.microbatch if not action.chunk else last_done
-            continue
-        if not action.chunk:
-            ticks.append(Tick(microbatch=action.microbatch, forward=forwards, last_done=last_done))
-        forwards += 1
-    return tuple(ticks)
 
 
 class WindowedSchedule:

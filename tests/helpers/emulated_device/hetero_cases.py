@@ -26,10 +26,10 @@ class HeteroCase:
     num_microbatches: int
     micro_batch_size: int
     forward_ns: list[int]
-    """Of one microbatch, by stage."""
+    """Of one microbatch, by virtual stage."""
     backward_ns: list[int]
     link_ns: list[int]
-    """Between stages s and s + 1."""
+    """Between virtual stages s and s + 1."""
     encoder_forward_ns: list[list[int]]
     """By stage of the encoder's own pipeline, then by number of samples computed together, from 0 on."""
     encoder_backward_ns: list[list[int]]
@@ -48,6 +48,10 @@ class HeteroCase:
     sequence_parallel: bool = False
     sleeping: bool = False
     """Compute by sleeping in real time over plain gloo, without links."""
+
+    @property
+    def virtual_size(self) -> int:
+        return len(self.forward_ns) // self.pipeline_size
 
     @property
     def encoder_pipeline_size(self) -> int:

@@ -52,6 +52,8 @@ class Forced:
                 backward_us=[stage.backward_us for stage in self.plan.stages],
                 link_us=self.plan.extra.link_us,
                 num_microbatches=self.plan.num_microbatches,
+                num_chunks=self.plan.layout.virtual_size,
+                sends=profile.interleaved_sends if self.plan.layout.virtual_size > 1 else "blocking",
             )
             batches = macro_batches(costs, self.sizes, candidate, FOUR, balance="local")
             return window_step_us(backbone, [batches])
@@ -141,7 +143,9 @@ def forced_stages(load: Load) -> list[Forced]:
 
 
 def forced_window(load: Load) -> list[Forced]:
-    """Memory mode window: scales that divide and do not, both encoder sizes, slow links, with and without replicas."""
+    """Memory mode window: scales that divide and do not, both encoder sizes, slow links, with and without replicas and
+    virtual stages."""
+    virtual = [replace(layout, virtual_size=2, schedule="interleaved") for layout in (TP2_PP2, PP4)]
     return [
         Forced(
             load=load,
@@ -151,6 +155,6 @@ def forced_window(load: Load) -> list[Forced]:
             memory="window",
             slower_link=slower,
         )
-        for plan in _of_every_backbone(load)
+        for plan in (*_of_every_backbone(load), *(hetero_plan(load, 1, layouts=[layout]) for layout in virtual))
         for tensor, scale, slower in ((1, 1, 1), (1, 3, 30), (2, 2, 1), (2, 5, 100))
     ]

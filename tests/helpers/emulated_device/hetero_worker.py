@@ -56,7 +56,8 @@ def run_cases(file: str) -> list[dict[str, Any]]:
 def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
     states = ModuleStates(ps, groups)
     with groups.installed(ps):
-        ps.initialize_model_parallel(case.tensor_size, case.pipeline_size)
+        virtual = case.virtual_size if case.virtual_size > 1 else None
+        ps.initialize_model_parallel(case.tensor_size, case.pipeline_size, virtual)
     states.adopt(BACKBONE)
     alone = lambda ranks, *unused: ranks[:1]  # no weight is shared between an encoder's stages
     states.build(
@@ -74,10 +75,10 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
     )
     ModuleRandomStates(states).seed(7)
     rank = Rank(case.sleeping)
-    stage = _stage(case, rank)
+    chunks = _chunks(case, rank)
     with states.use(ENCODER):
-        stage.image_encoder.stage = ps.get_pipeline_model_parallel_rank()
-    encoder = Encoder(ENCODER, stage.image_encoder, _Adapter(), case.scale, _encoder_config(case))
+        chunks[0].image_encoder.stage = ps.get_pipeline_model_parallel_rank()
+    encoder = Encoder(ENCODER, chunks[0].image_encoder, _Adapter(), case.scale, _encoder_config(case))
     session = open_session(states, BACKBONE, [encoder], memory=case.memory, sequence_parallel=case.sequence_parallel)
     dp_replica = ps.get_data_parallel_rank()
     size = case.micro_batch_size
@@ -92,15 +93,15 @@ def _run(case: HeteroCase, number: int, groups: GroupMemo) -> dict[str, Any]:
             session,
             get_forward_backward_func(),
             forward_step_func=_forward_step,
-            data_iterator=iter(batches),
-            model=stage,
+            data_iterator=[iter(batches) for _ in chunks] if virtual else iter(batches),
+            model=chunks if virtual else chunks[0],
             num_microbatches=case.num_microbatches,
             seq_length=SHAPE[0],
             micro_batch_size=SHAPE[1],
             decoder_seq_length=SHAPE[0],
         )
         step_ns = round((time.perf_counter() - started) * 1e9) if case.sleeping else rank.clock.now_ns
-    return {"step_ns": step_ns, "busy_ns": rank.clock.busy_ns, "encoded": stage.image_encoder.encoded}
+    return {"step_ns": step_ns, "busy_ns": rank.clock.busy_ns, "encoded": chunks[0].image_encoder.encoded}
 
 
 def _encoder_config(case: HeteroCase) -> TransformerConfig:
@@ -115,31 +116,39 @@ def _encoder_config(case: HeteroCase) -> TransformerConfig:
     )
 
 
-def _stage(case: HeteroCase, rank: Rank) -> HeteroStage:
-    size, position = case.pipeline_size, ps.get_pipeline_model_parallel_rank()
+def _chunks(case: HeteroCase, rank: Rank) -> list[HeteroStage]:
+    size, virtual = case.pipeline_size, case.virtual_size
     config = TransformerConfig(
-        num_layers=size,
+        num_layers=size * virtual,
         hidden_size=SHAPE[2],
         num_attention_heads=case.tensor_size,
         tensor_model_parallel_size=case.tensor_size,
         pipeline_model_parallel_size=size,
         pipeline_dtype=torch.float32 if size > 1 else None,
         deallocate_pipeline_outputs=True,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
     )
+    # As megatron.training derives them.
+    config.overlap_p2p_comm, config.batch_p2p_comm = virtual > 1, virtual == 1
     count = case.num_microbatches
-    stage = HeteroStage(
-        config,
-        rank,
-        chunk=0,
-        virtual_stage=position,
-        num_virtual=size,
-        forward_ns=[case.forward_ns[position]] * count,
-        backward_ns=[case.backward_ns[position]] * count,
-        blocks=(),
-        shape=SHAPE,
-    )
-    stage.image_encoder = EmulatedEncoder(rank, case)
-    return stage
+    chunks = []
+    for chunk in range(virtual):
+        position = chunk * size + ps.get_pipeline_model_parallel_rank()
+        chunks.append(
+            HeteroStage(
+                config,
+                rank,
+                chunk=chunk,
+                virtual_stage=position,
+                num_virtual=size * virtual,
+                forward_ns=[case.forward_ns[position]] * count,
+                backward_ns=[case.backward_ns[position]] * count,
+                blocks=(),
+                shape=SHAPE,
+            )
+        )
+    chunks[0].image_encoder = EmulatedEncoder(rank, case)
+    return chunks
 
 
 class HeteroStage(EmulatedStage):

@@ -6,24 +6,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_autoparallel.planner.hetero.window_bounds import encoders_at_least_us
-from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, window_step_us
+from mindspeed_autoparallel.schedule import SENDS
+from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, ticks_of, window_step_us
 
 TIMES = st.floats(0.0, 50.0)
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[BackboneTimes, list[list[MacroBatchTimes]]]:
-    """Stages of any length, one or two encoders of any scale; transfers that cost something or nothing."""
+    """Stages of any length, virtual ones too, any kind of sends, one or two encoders of any scale; transfers that cost
+    something or nothing."""
     stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    chunks = draw(st.integers(1, 3)) if stages > 1 else 1
+    if chunks > 1:
+        microbatches = stages * draw(st.integers(1, 3))
+    virtual = stages * chunks
 
     def times(count: int) -> list[float]:
         return draw(st.lists(TIMES, min_size=count, max_size=count))
 
     backbone = BackboneTimes(
-        forward_us=times(stages),
-        backward_us=times(stages),
-        link_us=times(stages - 1),
+        forward_us=times(virtual),
+        backward_us=times(virtual),
+        link_us=times(virtual - 1),
         num_microbatches=microbatches,
+        num_chunks=chunks,
+        sends=draw(st.sampled_from(SENDS[1:])) if chunks > 1 else "blocking",
     )
     encoders = []
     for _ in range(draw(st.integers(1, 2))):
@@ -47,8 +55,8 @@ def steps(draw: st.DrawFn) -> tuple[BackboneTimes, list[list[MacroBatchTimes]]]:
 
 
 def at_least_us(backbone: BackboneTimes, encoders: list[list[MacroBatchTimes]]) -> float:
-    stages, link_us = len(backbone.forward_us), max(backbone.link_us, default=0.0)
-    return encoders_at_least_us(stages, backbone.num_microbatches, link_us, encoders)
+    link_us = max(backbone.link_us, default=0.0)
+    return encoders_at_least_us(ticks_of(*backbone.sizes), backbone.num_stages, link_us, encoders)
 
 
 @settings(max_examples=300, deadline=None)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mindspeed_autoparallel.schedule import StepTimes, make_program, simulate
-from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, num_alive, window_step_us
+from mindspeed_autoparallel.schedule import SENDS, StepTimes, make_program, simulate
+from mindspeed_autoparallel.schedule.window import BackboneTimes, MacroBatchTimes, num_alive, ticks_of, window_step_us
 
 BACKBONE = BackboneTimes(forward_us=[10.0, 12.0], backward_us=[20.0, 25.0], link_us=[1.0], num_microbatches=4)
 
@@ -61,4 +61,19 @@ def test_nothing_that_travels_lets_bubbles_be_filled() -> None:
     ("stages", "scale", "alive"), [(1, 1, 1), (1, 4, 1), (2, 1, 2), (4, 3, 2), (4, 1, 4), (2, 4, 2)]
 )
 def test_batches_alive_at_once(stages: int, scale: int, alive: int) -> None:
-    assert num_alive(stages, scale, 8) == alive
+    assert num_alive(ticks_of(stages, 8), scale) == alive
+
+
+@pytest.mark.parametrize("sends", [sends for sends in SENDS if sends != "eager"])
+def test_virtual_stages_without_encoders_are_the_pipeline(sends: str) -> None:
+    times = StepTimes(forward=[5.0, 6.0, 7.0, 3.0], backward=[9.0, 12.0, 13.0, 8.0], link=[1.0, 2.0, 4.0])
+    backbone = BackboneTimes(
+        forward_us=times.forward,
+        backward_us=times.backward,
+        link_us=times.link,
+        num_microbatches=6,
+        num_chunks=2,
+        sends=sends,
+    )
+    step = simulate(make_program("interleaved", 2, 6, 2), times, sends=sends)
+    assert window_step_us(backbone, []) == step.step_time

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from mindspeed_autoparallel.schedule.messages import SENDS, Post, SendReceive, Wait, message_steps
 from mindspeed_autoparallel.schedule.programs import Action, make_program
 from mindspeed_autoparallel.schedule.walk import take_all
+from mindspeed_autoparallel.schedule.window import ticks_of
 
 pytest.importorskip("torch")
 
-from mindspeed_autoparallel.runtime.hetero.encoder_schedule import WindowedSchedule, ticks_of
+from mindspeed_autoparallel.runtime.hetero.encoder_schedule import WindowedSchedule
 
 
 class Recorded:
