@@ -171,7 +171,7 @@ def text_lines(data: Distribution) -> list[str]:
     ]
     if source.num_broken or source.num_cut:
         cut = f"{source.num_cut} texts cut at {source.longest_tokens} tokens" if source.num_cut else "no text cut"
-        lines.append(f"{source.num_broken} broken ones left out, {cut}")
+        lines.append(f"{source.num_broken} broken or not trained on, left out; {cut}")
     if source.kind == "records":
         lines.append(f"tokens of text by {source.tokens_by}; longest: {source.longest_record}")
     header = ["mean", *(f"P{round(100 * share)}" for share in statistics.QUANTILES), "largest", "without"]

@@ -7,21 +7,23 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mindspeed_autoparallel.data.distribution import DataSource, Distribution, make_distribution
+from mindspeed_autoparallel.data.latents import KINDS as VIDEO_KINDS
+from mindspeed_autoparallel.data.latents import LeftOut, VideoRecords, kind_of, read_latent_sizes
 from mindspeed_autoparallel.data.lengths import read_indexed, read_lengths
 from mindspeed_autoparallel.data.model_sizes import MediaSizes, read_media_sizes
-from mindspeed_autoparallel.data.records import RecordFormat, RecordSizes, read_format, read_record_set
+from mindspeed_autoparallel.data.records import RecordSet, RecordSizes, read_format, read_record_set
 from mindspeed_autoparallel.data.sample import SampleSize
-from mindspeed_autoparallel.data.sizes import Counter, SampleSizes
+from mindspeed_autoparallel.data.sizes import SampleSizes, text_counter
 from mindspeed_autoparallel.data.tables import digest_of, read_rows, size_of_row, table_files
-from mindspeed_autoparallel.errors import ConfigError, first_line
+from mindspeed_autoparallel.errors import ConfigError
 
 Progress = Callable[[str], None]
 _EVERY_S = 5.0
@@ -69,22 +71,16 @@ def describe_records(
     ``known``: an earlier answer, returned as it is where nothing has changed. Raises ``ConfigError`` for the first
     broken record (unless ``skip_broken``) and for samples that the model cannot take.
     """
-    data, model = read_format(data_file), read_media_sizes(model_file)
+    model = read_media_sizes(model_file)
     _check_length(options, model, model_file)
-    records = read_record_set(data)
-    settings = [data.min_pixels, data.max_pixels, data.tokenizer, str(data.folder), repr(model), repr(options)]
-    fingerprint = _fingerprint(records.sha256, *settings, len(records.records))
+    data = _video_data(data_file, model_file, options) if kind_of(data_file) in VIDEO_KINDS else _chat(data_file, model)
+    records = data.records
+    fingerprint = _fingerprint(records.sha256, *data.settings, repr(model), repr(options), len(records.records))
     if known is not None and known.source.fingerprint == fingerprint:
         return known, ()
-    count, tokens_by = token_counter(data, options.bytes_per_token)
+    size_of, tokens_by = data.open(options)
     chosen = _chosen(len(records.records), options)
-    found = _read(
-        RecordSizes(data, model, count, options.seq_length),
-        (records.records[index] for index in chosen),
-        options,
-        len(chosen),
-        progress,
-    )
+    found = _read(size_of, (records.records[index] for index in chosen), options, len(chosen), progress)
     samples, num_cut = _cut(found.samples, options, model, model_file)
     source = DataSource(
         kind="records",
@@ -101,6 +97,38 @@ def describe_records(
         longest_record=max(found.samples, key=lambda item: item[1].tokens)[0],
     )
     return make_distribution(source, samples), tuple(found.broken)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """Records of one data.json, not yet decoded."""
+
+    files: tuple[Path, ...]
+    records: RecordSet
+    settings: Sequence[object]
+    """Whatever of data.json changes sizes."""
+    open: Callable[[DescribeOptions], tuple[Callable[[str, bytes], SampleSize], str]]
+    """Return what gives the size of a record, and how tokens are found, in words."""
+
+
+def _chat(data_file: Path, model: MediaSizes) -> _Data:
+    data = read_format(data_file)
+
+    def opened(options: DescribeOptions) -> tuple[Callable[[str, bytes], SampleSize], str]:
+        count, tokens_by = text_counter(data.tokenizer, options.bytes_per_token)
+        return RecordSizes(data, model, count, options.seq_length).size_of, tokens_by
+
+    settings = [data.min_pixels, data.max_pixels, data.tokenizer, str(data.folder)]
+    return _Data(files=data.files, records=read_record_set(data), settings=settings, open=opened)
+
+
+def _video_data(data_file: Path, model_file: Path, options: DescribeOptions) -> _Data:
+    if options.bytes_per_token or options.seq_length:
+        raise ConfigError("--bytes-per-token and --seq-length have no effect on rows of latents; leave them out.")
+    sizes = read_latent_sizes(model_file)
+    data = VideoRecords(data_file, sizes)
+    settings = [repr(sizes), data.settings]
+    return _Data(files=data.files, records=data.records, settings=settings, open=lambda _: (data.size_of, "latents"))
 
 
 def describe_lengths(
@@ -191,37 +219,6 @@ def describe_table(
     return make_distribution(source, samples), tuple(broken)
 
 
-def token_counter(data: RecordFormat, bytes_per_token: float) -> tuple[Counter, str]:
-    """Return how texts are counted, and that in words: by bytes as the reference training does without a tokenizer, by
-    the tokenizer that data.json names, or by an estimate where one is asked for."""
-    return text_counter(data.tokenizer, bytes_per_token)
-
-
-def text_counter(folder: str | None, bytes_per_token: float) -> tuple[Counter, str]:
-    """Return how texts are counted, and that in words: by the tokenizer in ``folder``, by bytes without one, or by an
-    estimate."""
-    if bytes_per_token:
-        words = f"an estimate: {bytes_per_token:g} bytes of UTF-8 a token"
-        return (lambda text: math.ceil(len(text.encode()) / bytes_per_token)), words
-    if folder is None:
-        return (lambda text: len(text.encode())), "bytes"
-    try:
-        from transformers import AutoTokenizer
-
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except ImportError as error:
-        raise ConfigError(
-            f"the tokenizer {folder} needs the package transformers: pip install transformers, or give "
-            "--bytes-per-token 4 for an estimate."
-        ) from error
-    except (OSError, ValueError) as error:
-        reason = first_line(error)
-        raise ConfigError(
-            f"cannot load the tokenizer {folder}: {reason} Give --bytes-per-token 4 for an estimate."
-        ) from error
-    return (lambda text: len(tokenizer.encode(text, add_special_tokens=False))), folder
-
-
 def _fingerprint(*parts: object) -> str:
     return hashlib.sha256(json.dumps([VERSION, *map(str, parts)]).encode()).hexdigest()
 
@@ -234,7 +231,7 @@ def _chosen(num_records: int, options: DescribeOptions) -> list[int]:
 
 
 def _read(
-    sizes: RecordSizes,
+    size_of: Callable[[str, bytes], SampleSize],
     records: Iterator[tuple[str, bytes]],
     options: DescribeOptions,
     number: int,
@@ -244,7 +241,7 @@ def _read(
 
     def read(record: tuple[str, bytes]) -> tuple[str, SampleSize] | ConfigError:
         try:
-            return record[0], sizes.size_of(*record)
+            return record[0], size_of(*record)
         except ConfigError as error:
             return error
 
@@ -253,7 +250,7 @@ def _read(
             for one in pool.map(read, part):
                 if not isinstance(one, ConfigError):
                     found.append(one)
-                elif options.skip_broken:
+                elif options.skip_broken or isinstance(one, LeftOut):
                     broken.append(str(one))
                 else:
                     raise ConfigError(f"{one} Mend the record, or leave such ones out with --skip-broken.")
@@ -261,7 +258,7 @@ def _read(
                 reported = time.monotonic()
                 progress(f"{len(found) + len(broken)} of {number} records read, {len(broken)} broken")
     if not found:
-        raise ConfigError(f"all {number} records are broken; the first: {broken[0]}")
+        raise ConfigError(f"all {number} records are broken or left out; the first: {broken[0]}")
     return _Found(samples=found, broken=broken)
 
 

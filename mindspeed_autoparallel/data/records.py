@@ -81,8 +81,8 @@ def read_format(file: Path) -> RecordFormat:
     if parameters.dataset_type != "huggingface" or not listed:
         raise ConfigError(
             f"{file}: dataset_type {shown(parameters.dataset_type)} with {len(listed)} files in "
-            "basic_parameters.dataset; records in the mllm format (huggingface) are read. Of other sets give the "
-            "lengths: --lengths FILE."
+            "basic_parameters.dataset; records in the mllm format (huggingface), t2v and feature are read. Of other "
+            "sets give the lengths: --lengths FILE."
         )
     if not 0 <= prepare.image_min_pixels <= prepare.image_max_pixels or prepare.image_max_pixels < 1:
         raise ConfigError(
@@ -118,8 +118,14 @@ class RecordSet:
 def read_record_set(data: RecordFormat) -> RecordSet:
     """Read the files of records: a JSON list, or a record in each line of a ``.jsonl``; ``ConfigError`` names the
     file."""
+    found = read_records(data.files)
+    return RecordSet(records=found.records[: data.max_samples], sha256=found.sha256)
+
+
+def read_records(files: Sequence[Path]) -> RecordSet:
+    """Read files of records, as ``read_record_set`` does, whatever the records hold."""
     digest, records = hashlib.sha256(), []
-    for file in data.files:
+    for file in files:
         content = read_bytes(file, "data set", MAX_RECORD_BYTES)
         digest.update(content)
         try:
@@ -131,8 +137,8 @@ def read_record_set(data: RecordFormat) -> RecordSet:
             raise ConfigError(f"data set {file} must be a list of records: {error}.") from error
         records += [(f"{file}[{index}]", raw) for index, raw in enumerate(found)]
     if not records:
-        raise ConfigError(f"the data sets {', '.join(map(str, data.files))} have no records.")
-    return RecordSet(records=tuple(records[: data.max_samples]), sha256=digest.hexdigest())
+        raise ConfigError(f"the data sets {', '.join(map(str, files))} have no records.")
+    return RecordSet(records=tuple(records), sha256=digest.hexdigest())
 
 
 class RecordSizes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mindspeed_autoparallel.data.media import (
     chunk_lengths,
@@ -15,7 +17,7 @@ from mindspeed_autoparallel.data.media import (
 )
 from mindspeed_autoparallel.data.model_sizes import MediaSizes
 from mindspeed_autoparallel.data.sample import SampleSize
-from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.errors import ConfigError, first_line
 
 _MARKS = re.compile("(<image>|<audio>)")
 _OPENS = _CLOSES = 1
@@ -26,6 +28,31 @@ Counter = Callable[[str], int]
 """Text to its number of tokens."""
 Media = Path | bytes
 """A file, or what it holds."""
+
+
+def text_counter(folder: str | None, bytes_per_token: float) -> tuple[Counter, str]:
+    """Return how texts are counted, and that in words: by the tokenizer in ``folder``, by bytes without one as the
+    reference training does, or by an estimate (``bytes_per_token`` above 0)."""
+    if bytes_per_token:
+        words = f"an estimate: {bytes_per_token:g} bytes of UTF-8 a token"
+        return (lambda text: math.ceil(len(text.encode()) / bytes_per_token)), words
+    if folder is None:
+        return (lambda text: len(text.encode())), "bytes"
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except ImportError as error:
+        raise ConfigError(
+            f"the tokenizer {folder} needs the package transformers: pip install transformers, or give "
+            "--bytes-per-token 4 for an estimate."
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = first_line(error)
+        raise ConfigError(
+            f"cannot load the tokenizer {folder}: {reason} Give --bytes-per-token 4 for an estimate."
+        ) from error
+    return (lambda text: len(tokenizer.encode(text, add_special_tokens=False))), folder
 
 
 class SampleSizes:
