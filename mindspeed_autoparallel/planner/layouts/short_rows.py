@@ -1,4 +1,4 @@
-"""Short interleaved pipelines of one module, exactly: every split and every way to recompute, by the exact peak.
+"""Pipelines of few layers, exactly: every split and every way to recompute, by the exact peak.
 
 The rows of the split problem know a peak from one side only. Where few splits are possible they are all timed with
 nothing recomputed, which no recomputation makes faster; those that may still win are tried in every way that fits.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import comb, inf
+from math import inf
 
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluate
@@ -18,25 +18,27 @@ from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import module_placement
 from mindspeed_autoparallel.planner.rank_memory import fits_rank
 from mindspeed_autoparallel.planner.split import SplitProblem
-from mindspeed_autoparallel.planner.split.model.layer_row import LayerRow, all_cuts, fits_a_row, is_one_row
+from mindspeed_autoparallel.planner.split.strategies.enumeration import every_split
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Cluster
 from mindspeed_autoparallel.spec.recompute import in_order
 
-MOST_EVENTS_OF_CUTS = 100_000
-"""Forwards and backwards of all cuts of a row that are examined one by one."""
+MOST_EVENTS_OF_CUTS = 500_000
+"""Forwards and backwards of all splits that are examined one by one."""
 MOST_WAYS = 2_000
 """Ways to recompute the layers of one rank that are looked at."""
 Counts = tuple[int, ...]
-"""Recomputed layers of one virtual stage, kind by kind."""
+"""Recomputed layers of one module on one virtual stage, kind by kind."""
+Way = tuple[Counts, ...]
+"""Of one virtual stage, by module."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRow:
-    """What all cuts of a short row say."""
+    """What all splits say."""
 
     plain_us: float
-    """Step of the fastest cut with nothing recomputed and whatever it needs: a bound."""
+    """Step of the fastest split with nothing recomputed and whatever it needs: a bound."""
     best: tuple[ModulePlacement, Evaluation] | None = None
     """The fastest plan that fits and takes less than the one known."""
     complete: bool = False
@@ -52,19 +54,19 @@ def search_short_row(
     deadline: float,
     known_us: float = inf,
 ) -> ShortRow | None:
-    """Look at every cut of a short row; ``None``: there are too many, they are no cuts of a row, time is up, or
-    reductions hide behind backwards, so that recomputation may save time.
+    """Look at every split; ``None``: there are too many, time is up, or reductions hide behind backwards, so that
+    recomputation may save time.
 
     ``known_us``: step of a plan that fits.
     """
-    layout, row = candidate.layout, LayerRow(problem)
+    layout = candidate.layout
     hides = layout.overlap_gradient_reduce or layout.bucket_elements or layout.paired
     operations = 2 * layout.num_virtual_stages * candidate.num_microbatches
-    ways = comb(row.num_layers - 1, layout.num_virtual_stages - 1)
-    if hides or not (fits_a_row(problem) and is_one_row(problem)) or ways * operations > MOST_EVENTS_OF_CUTS:
+    splits = None if hides else every_split(problem, MOST_EVENTS_OF_CUTS // operations)
+    if splits is None:
         return None
     plain: list[tuple[float, ModulePlacement]] = []
-    for held in row.held(all_cuts(row.num_layers, layout.num_virtual_stages, 1)).tolist():
+    for held in splits.tolist():
         if time.monotonic() > deadline:
             return None
         rows = tuple(
@@ -97,50 +99,51 @@ class _Ways:
 
     def __init__(self, profile: Profile, cluster: Cluster, candidate: Candidate) -> None:
         self.profile, self.cluster, self.candidate = profile, cluster, candidate
-        module = profile.model.modules[0]
-        cost = candidate.measurement.modules[module.name]
-        self.name, self.kinds = module.name, in_order(kind for kind in cost.layer.recompute if kind != "none")
-        self.costs = [layer for layer, count in cost.runs(0, module.num_layers) for _ in range(count)]
-        self.alike = len(cost.runs(0, module.num_layers)) == 1
-        self.complete = len(profile.model.modules) == 1
-        self._known: dict[tuple[int, Counts, Counts], list[tuple[Counts, ...]]] = {}
+        self.names = [module.name for module in profile.model.modules]
+        measured = [candidate.measurement.modules[name] for name in self.names]
+        self.kinds = [in_order(kind for kind in cost.layer.recompute if kind != "none") for cost in measured]
+        runs = [cost.runs(0, m.num_layers) for cost, m in zip(measured, profile.model.modules, strict=True)]
+        self.costs = [[layer for layer, count in row for _ in range(count)] for row in runs]
+        self.alike = len(runs) == 1 and len(runs[0]) == 1
+        self.complete = len(self.names) == 1 or all(cost.prediction is None for cost in measured)
+        self._known: dict[tuple[object, ...], list[tuple[Way, ...]]] = {}
 
     def ways(self, placement: ModulePlacement) -> Iterator[ModulePlacement]:
         """Yield the placement with every combination of its ranks' ways."""
-        size, layers = self.candidate.layout.pipeline_size, placement.layers[self.name]
+        size = self.candidate.layout.pipeline_size
+        num = self.candidate.layout.num_virtual_stages
         by_rank = []
         for rank in range(size):
+            stages = range(rank, num, size)
+            held = tuple(tuple(placement.layers[name][v] for name in self.names) for v in stages)
+            starts = tuple(tuple(sum(placement.layers[name][:v]) for name in self.names) for v in stages)
             # Layers of one kind are known by their numbers, others by their places.
-            starts = tuple(sum(layers[:v]) for v in range(rank, len(layers), size))
-            key = rank, layers[rank::size], () if self.alike else starts
+            key = rank, held, () if self.alike else starts
             if key not in self._known:
-                self._known[key] = self._of_rank(rank, placement)
+                self._known[key] = self._of_rank(rank, placement, held, starts)
             by_rank.append(self._known[key])
         for chosen in itertools.product(*by_rank):
-            rows = [chosen[v % size][v // size] for v in range(len(layers))]
-            yield self._with(placement, rows)
+            yield self._with(placement, [chosen[v % size][v // size] for v in range(num)])
 
-    def _of_rank(self, rank: int, placement: ModulePlacement) -> list[tuple[Counts, ...]]:
-        """Return ways of one rank that fit, by chunk, as far as none is slower in no chunk."""
+    def _of_rank(
+        self, rank: int, placement: ModulePlacement, held: Sequence[Counts], starts: Sequence[Counts]
+    ) -> list[tuple[Way, ...]]:
+        """Return ways of one rank that fit, by chunk, as far as none is slower in no chunk. ``held``, ``starts``: by
+        chunk, then by module."""
         layout = self.candidate.layout
-        layers = placement.layers[self.name]
-        held = layers[rank :: layout.pipeline_size]
-        starts = [sum(layers[:v]) for v in range(rank, len(layers), layout.pipeline_size)]
-        of_chunks = [
-            [way for way in itertools.product(range(n + 1), repeat=len(self.kinds)) if sum(way) <= n] for n in held
-        ]
-        every = list(itertools.product(*of_chunks))
+        every = list(itertools.islice(itertools.product(*map(self._of_stage, held)), MOST_WAYS + 1))
         if len(every) > MOST_WAYS:
             self.complete = False
             return []
         every.sort(key=lambda way: (sum(self._extra(starts, way)), way))
-        found: list[tuple[Counts, ...]] = []
+        found: list[tuple[Way, ...]] = []
         extras: list[tuple[float, ...]] = []
+        nothing = tuple((0,) * len(kinds) for kinds in self.kinds)
         for way in every:
             extra = self._extra(starts, way)
             if any(all(a <= b for a, b in zip(other, extra, strict=True)) for other in extras):
                 continue
-            rows: list[Counts] = [(0,) * len(self.kinds)] * len(layers)
+            rows: list[Way] = [nothing] * layout.num_virtual_stages
             rows[rank :: layout.pipeline_size] = way
             changed = self._with(placement, rows)
             if fits_rank(self.profile, self.cluster, layout, changed, self.candidate.num_microbatches, rank):
@@ -148,16 +151,30 @@ class _Ways:
                 extras.append(extra)
         return found
 
-    def _extra(self, starts: list[int], way: tuple[Counts, ...]) -> tuple[float, ...]:
+    def _of_stage(self, held: Counts) -> list[Way]:
+        """Return every way of one virtual stage with so many layers of each module."""
+        of_modules = [
+            [way for way in itertools.product(range(n + 1), repeat=len(kinds)) if sum(way) <= n]
+            for n, kinds in zip(held, self.kinds, strict=True)
+        ]
+        return list(itertools.product(*of_modules))
+
+    def _extra(self, starts: Sequence[Counts], ways: Sequence[Way]) -> tuple[float, ...]:
         """Return what recomputation adds to the backward of every chunk: that of its first layers, kind by kind."""
         added = []
-        for start, counts in zip(starts, way, strict=True):
-            kinds = [kind for kind, count in zip(self.kinds, counts, strict=True) for _ in range(count)]
-            layers = self.costs[start : start + len(kinds)]
-            again = (layer.recompute[kind].extra_backward_us for layer, kind in zip(layers, kinds, strict=True))
-            added.append(sum(again))
+        for chunk_starts, way in zip(starts, ways, strict=True):
+            again = 0.0
+            for start, counts, kinds, costs in zip(chunk_starts, way, self.kinds, self.costs, strict=True):
+                chosen = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+                layers = costs[start : start + len(chosen)]
+                pairs = zip(layers, chosen, strict=True)
+                again += sum(layer.recompute[kind].extra_backward_us for layer, kind in pairs)
+            added.append(again)
         return tuple(added)
 
-    def _with(self, placement: ModulePlacement, rows: list[Counts]) -> ModulePlacement:
-        kinds = {kind: tuple(counts[q] for counts in rows) for q, kind in enumerate(self.kinds)}
-        return replace(placement, recompute={self.name: kinds})
+    def _with(self, placement: ModulePlacement, rows: Sequence[Way]) -> ModulePlacement:
+        recompute = {
+            name: {kind: tuple(way[m][q] for way in rows) for q, kind in enumerate(self.kinds[m])}
+            for m, name in enumerate(self.names)
+        }
+        return replace(placement, recompute=recompute)

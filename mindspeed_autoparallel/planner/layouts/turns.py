@@ -9,7 +9,7 @@ from math import inf
 from mindspeed_autoparallel.planner.best_first import Open
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.tasks import BOUND, IMPROVE, PROVE, SOLVE
-from mindspeed_autoparallel.planner.layouts.virtual_layouts import takes_long
+from mindspeed_autoparallel.planner.layouts.virtual_layouts import is_chain, takes_long
 from mindspeed_autoparallel.spec import Model
 
 QUICK = 0.25
@@ -33,7 +33,7 @@ def turn_of(model: Model, candidate: Candidate, expected_us: float) -> float:
     searched, the likeliest layout first; 1, what takes long."""
     if candidate.layout.virtual_size > 1:
         return LAST / 2 * expected_us / (1 + expected_us)
-    return 0.0 if _is_chain(model, candidate) else LAST
+    return 0.0 if is_chain(model) else LAST
 
 
 def is_quick(candidate: Candidate, late: float) -> bool:
@@ -41,17 +41,6 @@ def is_quick(candidate: Candidate, late: float) -> bool:
     if late >= QUICK or candidate.layout.virtual_size > 1:
         return False
     return 2 * candidate.layout.pipeline_size * candidate.num_microbatches <= FEW_OPERATIONS
-
-
-def _is_chain(model: Model, candidate: Candidate) -> bool:
-    """Return whether a layout is a chain with one chunk per stage, which is solved faster than relaxed."""
-    before: dict[str, set[str]] = {}
-    for module in model.modules:
-        read = set(module.predecessors).union(*(before[name] for name in module.predecessors))
-        if len(read) < len(before):
-            return False
-        before[module.name] = read
-    return candidate.layout.virtual_size == 1
 
 
 def likeliest_first(

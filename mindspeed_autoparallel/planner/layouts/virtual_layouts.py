@@ -7,7 +7,7 @@ they are where the last module begins, which is found out on the way: the rows o
 from __future__ import annotations
 
 import time
-from math import ceil, inf
+from math import ceil, comb, inf
 
 from mindspeed_autoparallel.cost.step import embedding_us
 from mindspeed_autoparallel.errors import InfeasiblePlan
@@ -22,6 +22,7 @@ from mindspeed_autoparallel.planner.layouts.layout_solver import (
     simple_splits,
 )
 from mindspeed_autoparallel.planner.layouts.options import SolveOptions
+from mindspeed_autoparallel.planner.layouts.short_rows import MOST_EVENTS_OF_CUTS
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem, split_placement
 from mindspeed_autoparallel.planner.split import NoneBelow, StoppedEarly
@@ -171,9 +172,24 @@ def first_of_last_module(model: Model, placement: ModulePlacement) -> int:
     return next(v for v, count in enumerate(placement.layers[model.modules[-1].name]) if count)
 
 
+def is_chain(model: Model) -> bool:
+    """Return whether each module waits for all before it."""
+    before: dict[str, set[str]] = {}
+    for module in model.modules:
+        read = set(module.predecessors).union(*(before[name] for name in module.predecessors))
+        if len(read) < len(before):
+            return False
+        before[module.name] = read
+    return True
+
+
 def takes_long(model: Model, candidate: Candidate) -> bool:
     """Return whether a layout with virtual stages is not proved in a moment."""
     layout = candidate.layout
+    num = layout.num_virtual_stages
+    splits = comb(model.num_layers - 1, num - 1) if is_chain(model) else inf
+    if splits * 2 * num * candidate.num_microbatches <= MOST_EVENTS_OF_CUTS:
+        return False
     return layout.virtual_size > 1 and (
         len(model.modules) > 1 or model.num_layers > FEW_LAYERS or layout.num_virtual_stages > FEW_VIRTUAL_STAGES
     )

@@ -96,16 +96,6 @@ class LayerRow:
         return numpy.minimum(ends, self.num_layers - least * places[::-1])
 
 
-def all_cuts(num_layers: int, num_virtual: int, least: int) -> Array:
-    """Return every ``[num_virtual + 1]`` row of boundaries."""
-    rows = [[0]]
-    for v in range(1, num_virtual):
-        rows = [
-            [*row, end] for row in rows for end in range(row[-1] + least, num_layers - least * (num_virtual - v) + 1)
-        ]
-    return numpy.array([[*row, num_layers] for row in rows], dtype=numpy.int64)
-
-
 def shifts(num_virtual: int) -> Array:
     """Return every way to shift boundaries i to j by one, ``[move, num_virtual + 1]``."""
     i, j = numpy.triu_indices(num_virtual - 1)

@@ -57,10 +57,21 @@ def enumerate_all(problem: SplitProblem, below: int | None = None) -> Enumerated
     ideals = _ideals(problem)
     if ideals is None:
         return None
-    paths = _paths(problem, ideals)
+    paths = _paths(problem, ideals, SETTINGS.enumeration_most_placements)
     if paths is None:
         return None
     return _Search(problem, ideals[paths], below).run()
+
+
+def every_split(problem: SplitProblem, most: int) -> Integers | None:
+    """Return the layers of every split that leaves no stage empty, ``[split, virtual stage, segment]``; ``None``: there
+    are more than ``most``."""
+    ideals = _ideals(problem)
+    paths = None if ideals is None else _paths(problem, ideals, most)
+    if ideals is None or paths is None or len(paths) > most:
+        return None
+    held: Integers = numpy.diff(ideals[paths], axis=1)
+    return held[held.any(axis=2).all(axis=1)]
 
 
 def _are_alike(kinds: list[tuple[LayerKind, ...]], name: str) -> bool:
@@ -84,8 +95,8 @@ def _ideals(problem: SplitProblem) -> Integers | None:
     return found[~problem.breaks_joint(found)]
 
 
-def _paths(problem: SplitProblem, ideals: Integers) -> Integers | None:
-    """Return ``[placement, num_virtual + 1]``, places in ``ideals``; ``None``: too many."""
+def _paths(problem: SplitProblem, ideals: Integers, most: int) -> Integers | None:
+    """Return ``[placement, num_virtual + 1]``, places in ``ideals``; ``None``: more than ``most``."""
     num = problem.num_virtual
     totals = [segment.num_layers for segment in problem.segments]
     (root,), (end,) = (numpy.flatnonzero((ideals == whole).all(axis=1)) for whole in (0, totals))
@@ -101,7 +112,7 @@ def _paths(problem: SplitProblem, ideals: Integers) -> Integers | None:
     for _ in range(num):
         counts = follows @ counts
         ways.append(counts > 0)
-    if counts[root] > SETTINGS.enumeration_most_placements:
+    if counts[root] > most:
         return None
     paths = numpy.array([[root]])
     for left in reversed(range(num)):

@@ -33,13 +33,20 @@ def _language_model(capacity_mib: int, num_layers: int) -> Profile:
 
 
 def _enumerated(profile: Profile) -> float | None:
-    """Return the least step of all that fits by the exact peak."""
-    name, num = profile.model.modules[0].name, profile.model.modules[0].num_layers
+    """Return the least step of all that fits by the exact peak; modules one after the other."""
+    modules = profile.model.modules
+    num = sum(module.num_layers for module in modules)
     best: float | None = None
     for cut in itertools.combinations(range(1, num), 3):
-        layers = tuple(high - low for low, high in itertools.pairwise((0, *cut, num)))
-        for again in itertools.product(*(range(count + 1) for count in layers)):
-            placement = ModulePlacement(layers={name: layers}, recompute={name: {"full": again}})
+        layers, first = {}, 0
+        for module in modules:
+            ends = [min(max(end - first, 0), module.num_layers) for end in (0, *cut, num)]
+            layers[module.name] = tuple(high - low for low, high in itertools.pairwise(ends))
+            first += module.num_layers
+        held = [count for row in layers.values() for count in row]
+        for again in itertools.product(*(range(count + 1) for count in held)):
+            rows = {name: {"full": again[4 * at : 4 * at + 4]} for at, name in enumerate(layers)}
+            placement = ModulePlacement(layers=layers, recompute=rows)
             found = evaluate(profile, CLUSTER, LAYOUT, placement, BATCH, with_timeline=False)
             if found.fits and (best is None or found.step.total_us < best):
                 best = found.step.total_us
@@ -62,6 +69,19 @@ def test_a_tight_short_pipeline_equals_enumeration(capacity_mib: int) -> None:
     status, step_us, bound_us = _search(profile, CLUSTER, LAYOUT, BATCH)
     assert (status, step_us) == ("optimal", pytest.approx(expected))
     assert bound_us == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("capacity_mib", range(250, 470, 44))
+def test_two_modules_in_tight_memory_equal_enumeration(capacity_mib: int) -> None:
+    profile = small_profile(capacity_mib=capacity_mib)
+    expected = _enumerated(profile)
+    if expected is None:
+        with pytest.raises(InfeasiblePlan, match="no plan fits"):
+            _search(profile, CLUSTER, LAYOUT, BATCH)
+        return
+    assert _search(profile, CLUSTER, LAYOUT, BATCH) == (
+        "optimal", pytest.approx(expected), pytest.approx(expected)
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("capacity_mib", [384])
