@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mem-coeff",
         type=float,
-        help="Cut products by symbolic costs: below 1 leans to data parallel, above to model parallel. Without it (and "
-        "without pipeline stages) each halving takes the least modelled time.",
+        help="Cut products by symbolic costs: below 1 leans to data parallel, above to model parallel. Without it "
+        "each halving takes the least modelled time.",
     )
     parser.add_argument(
         "--config", type=Path, metavar="YAML", help="use_parallel, parallel and parallel_config, or a MindFormers file."

@@ -11,7 +11,6 @@ from mindspeed_autoparallel.operators.constraints import ConstraintCost, Constra
 from mindspeed_autoparallel.operators.graph.node import Graph
 from mindspeed_autoparallel.operators.lowering.megatron import MegatronConfiguration, derive_megatron
 from mindspeed_autoparallel.operators.moves import list_moves
-from mindspeed_autoparallel.operators.options import MEM_COEFF
 from mindspeed_autoparallel.operators.picture import picture_data
 from mindspeed_autoparallel.operators.pipeline import Pipeline, data_parallel, search_pipelined, stage_bytes
 from mindspeed_autoparallel.operators.plan import OperatorPlan
@@ -63,7 +62,7 @@ def explain(plan: OperatorPlan, operator: str) -> list[str]:
         if not known and plan.search_mode == "recursive_programming":
             raise ConfigError(
                 f"--explain {operator}: without mem_coeff every halving is solved to its least modelled time; give "
-                f"--mem-coeff {MEM_COEFF}."
+                "--mem-coeff 0.1."
             )
         if not known:
             raise ConfigError(

@@ -9,8 +9,6 @@ from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.operators.search.pins import Pins
 from mindspeed_autoparallel.operators.search.pricing import Machine
 
-MEM_COEFF = 0.1
-"""Of searches by symbolic costs that are given none."""
 SEARCH_MODES = ("recursive_programming", "sharding_propagation", "exact")
 
 
@@ -21,9 +19,9 @@ class SearchOptions:
     ``tied``: repeated layers are cut alike; None lets the exact mode decide by the size of the graph.
     ``parameter_limit_bytes`` (exact): weights of one device, an error where it cannot be kept.
     ``memory_limit_bytes`` (exact): weights, gradients, optimizer states and outputs kept for backward of one of
-    ``num_microbatches`` on one device; where it cannot be kept, a note of the plan states it. ``mem_coeff`` and
-    ``most_row_parts``, the parts that rows are cut into (recursive_programming): with either, products are cut by
-    symbolic costs; without both every halving is solved to its least modelled time.
+    ``num_microbatches`` on one device; where it cannot be kept, a note of the plan states it. ``mem_coeff``
+    (recursive_programming): products are cut by symbolic costs; without it every halving is solved to its least
+    modelled time. ``most_row_parts`` (the same mode): parts that rows are cut into.
     """
 
     search_mode: str = "recursive_programming"

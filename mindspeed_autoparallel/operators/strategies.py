@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph
-from mindspeed_autoparallel.operators.options import MEM_COEFF, SearchOptions
+from mindspeed_autoparallel.operators.options import SearchOptions
 from mindspeed_autoparallel.operators.plan import Bound, OperatorPlan
 from mindspeed_autoparallel.operators.search.pins import pinned_choices
 from mindspeed_autoparallel.operators.search.problem import cut_by_cut
@@ -34,17 +34,24 @@ def search_graph(graph: Graph, devices: int, **options: Any) -> OperatorPlan:
     explained: list[ExplainedCut] = []
     bound: Bound | None = None
     repeat: Callable[[float], list[ExplainedCut]] | None = None
-    by_time = asked.mem_coeff is None and asked.most_row_parts is None
-    if mode == "recursive_programming" and by_time:
+    if mode == "recursive_programming" and asked.mem_coeff is None:
         from mindspeed_autoparallel.operators.search.exact import solve_exact
 
-        decisions = cut_by_cut(graph, mesh, fixed, asked.machine, lambda _, problem: solve_exact(problem), tied=tied)
-    elif mode == "recursive_programming":
+        decisions = cut_by_cut(
+            graph,
+            mesh,
+            fixed,
+            asked.machine,
+            lambda _, problem: solve_exact(problem),
+            tied=tied,
+            most_row_parts=asked.most_row_parts,
+        )
+    elif mode == "recursive_programming" and asked.mem_coeff is not None:
         way: dict[str, Any] = {
             "by_weight": devices > 32 and asked.num_microbatches < 8,
             "most_row_parts": asked.most_row_parts,
         }
-        decisions, explained = solve_recursive(graph, mesh, asked.mem_coeff or MEM_COEFF, fixed, **way)
+        decisions, explained = solve_recursive(graph, mesh, asked.mem_coeff, fixed, **way)
 
         def repeat(mem_coeff: float) -> list[ExplainedCut]:
             return cut_all_products(graph, mem_coeff, fixed, **way)[1]

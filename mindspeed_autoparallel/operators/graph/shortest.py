@@ -29,6 +29,8 @@ _LARGEST_TABLE = 260
 _LARGEST_MATRIX = 630
 _LARGEST_WITH_SPARE = 50_000
 """States up to which tensor dims that no end cuts are used, too."""
+_LARGEST_SEARCH = 300_000
+"""States up to which a search may pass all."""
 _MOST_DEVICES = 2**12
 """Up to which a search compares the pieces of every device."""
 _MOST_DIMS = 4
@@ -42,7 +44,8 @@ def shortest_moves(source: State, target: State, shape: tuple[int, ...], mesh: t
     The least of all sequences of slices, all-gathers, all-to-alls, reduce-scatters and all-reduces over one or several
     mesh dims, where the tensor has few enough placements to tabulate (three mesh dims, and four with three tensor dims
     that can be cut); otherwise of those that move neighbouring mesh dims with equal ends as one, and, besides the
-    tensor dims of the ends, use others up to 50,000 placements.
+    tensor dims of the ends, use others up to 50,000 placements. Above 300,000 placements, the least of those whose
+    intermediate placements appear at one of the ends.
     ``AssertionError`` for a target with a pending sum.
     """
     if source == target:
@@ -170,7 +173,9 @@ def all_pairs(shape: tuple[int, ...], mesh: tuple[int, ...]) -> tuple[dict[State
 @lru_cache(maxsize=1 << 16)
 def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int, ...]) -> list[Move]:
     """Search from one state to another where there are too many states for a table (A*)."""
-    remaining = _Remaining(target, mesh, len(caps))
+    remaining, allowed = _Remaining(target, mesh, len(caps)), None
+    if (len(caps) + 2) ** len(mesh) > _LARGEST_SEARCH:
+        allowed = [{source[d], target[d], REPLICATE} for d in range(len(mesh))]
     best: dict[State, float] = {source: 0.0}
     back: dict[State, tuple[State, Move]] = {}
     queue: list[tuple[float, float, State]] = [(0.0, 0.0, source)]
@@ -181,6 +186,8 @@ def _search(source: State, target: State, mesh: tuple[int, ...], caps: tuple[int
         if moved > best[state]:
             continue
         for move, after, more in _transitions(state, mesh, caps):
+            if allowed is not None and any(p not in held for p, held in zip(after, allowed, strict=True)):
+                continue
             total = moved + more + _STEP
             if total < best.get(after, math.inf) - 1e-12:
                 best[after], back[after] = total, (state, move)

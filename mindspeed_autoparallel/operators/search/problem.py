@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -11,6 +11,7 @@ import numpy
 from mindspeed_autoparallel.operators.graph.node import NO_CUT, Graph, Node
 from mindspeed_autoparallel.operators.graph.redistribution import Placements
 from mindspeed_autoparallel.operators.search.pricing import Machine, edge_bytes, pending_us, resident_bytes, work_us
+from mindspeed_autoparallel.operators.search.recursive import row_axes
 from mindspeed_autoparallel.operators.search.state import Decisions
 
 Matrix = numpy.ndarray
@@ -76,11 +77,23 @@ def cut_by_cut(
     *,
     tied: bool,
     num_microbatches: int = 1,
+    most_row_parts: int | None = None,
 ) -> Decisions:
-    """Cut ``graph`` one mesh dim after another, each by what ``pick`` chooses of its problem; ``pins`` by mesh dim."""
+    """Cut ``graph`` one mesh dim after another, each by what ``pick`` chooses of its problem; ``pins`` by mesh dim.
+
+    Rows are cut into at most ``most_row_parts``.
+    """
+    rows = {} if most_row_parts is None else row_axes(graph)
     decisions = Decisions(graph, (), dict.fromkeys(graph.nodes, ()))
     for dim, parts in enumerate(mesh):
-        problem = build_problem(decisions, parts, machine, pins[dim], tied=tied, num_microbatches=num_microbatches)
+        kept = {
+            name: axes
+            for name, axes in rows.items()
+            if parts * math.prod(n for axis, n in decisions.cuts(name) if axis in axes) > (most_row_parts or 0)
+        }
+        problem = build_problem(
+            decisions, parts, machine, pins[dim], tied=tied, num_microbatches=num_microbatches, whole=kept
+        )
         decisions = decisions.extend(parts, problem.spread(pick(dim, problem)))
     return decisions
 
@@ -94,10 +107,11 @@ def build_problem(
     tied: bool,
     at: int | None = None,
     num_microbatches: int = 1,
+    whole: Mapping[str, Collection[int]] | None = None,
 ) -> CutProblem:
     """State the problem of one more cut into ``parts``, before mesh dim ``at`` or after all others.
 
-    ``pins`` fixes operators; ``tied`` joins operators of equal role.
+    ``pins`` fixes operators; ``tied`` joins operators of equal role; ``whole``: axes of an operator that are not cut.
     """
     graph = decisions.graph
     problem = CutProblem(parts)
@@ -109,6 +123,8 @@ def build_problem(
         if key not in groups:
             groups[key] = len(problem.members)
             allowed = [pins[name]] if name in pins else node.choices(parts, decisions.cuts(name))
+            if whole and name in whole and name not in pins:
+                allowed = [axis for axis in allowed if axis not in whole[name]]
             problem.members.append([])
             problem.choices.append(allowed)
             _add_operator(problem, decisions, node, machine, num_microbatches)

@@ -89,6 +89,12 @@ def carried_axes(graph: Graph, dim: int = 0) -> dict[str, int]:
     return result
 
 
+def row_axes(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Map operators to the axes that hold rows: of a product its row dims, of others the one that carries the batch."""
+    carried = {name: (axis,) for name, axis in carried_axes(graph).items()}
+    return {**carried, **{name: node.matmul[0] for name, node in graph.nodes.items() if node.matmul}}
+
+
 def _axis_of(node: Node, cut: str, cuts: tuple[tuple[int, int], ...], parts: int, first: int | None) -> int | None:
     assert node.matmul is not None
     rows, j, k = node.matmul

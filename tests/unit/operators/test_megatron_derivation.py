@@ -26,7 +26,7 @@ def test_mem_coeff_moves_the_derived_configuration_from_data_to_tensor(mem_coeff
 
 
 def test_uniform_plan_costs_nothing_to_make_uniform():
-    found = derive_megatron(search_graph(_graph(), 8))
+    found = derive_megatron(search_graph(_graph(), 8, mem_coeff=0.1))
     assert found.num_changed == 0 and found.extra_us == 0 and found.plan_cost == found.uniform_cost
 
 
@@ -51,7 +51,7 @@ def test_uniform_tensor_parallelism_is_columns_then_inner_and_sums_once_per_bloc
 
 
 def test_more_devices_than_samples_become_context_parallel():
-    layout = derive_megatron(search_graph(_graph(4), 8)).layout
+    layout = derive_megatron(search_graph(_graph(4), 8, mem_coeff=0.1)).layout
     assert (layout.data_size, layout.context_size, layout.tensor_size) == (4, 2, 1)
 
 

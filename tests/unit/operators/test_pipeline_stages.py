@@ -128,7 +128,7 @@ def test_cut_tuples_that_cannot_be_are_refused(cuts, words):
 
 def test_devices_beyond_what_dims_allow_are_named_as_idle():
     small = preset_graph("llama2-7b", batch=1, sequence=1, num_layers=1)
-    plan = search_pipelined(small, 2**20)
+    plan = search_pipelined(small, 2**20, mem_coeff=0.1)
     assert any("no operator is cut there" in note for note in plan.notes)
 
 
@@ -162,9 +162,17 @@ def test_the_seeds_70b_on_64_devices_of_8_servers_gets_8_stages(words, tmp_path,
         assert "parallel.enable_parallel_optimizer" in captured.err and "vocab_emb_dp" in captured.err
 
 
-def test_the_seeds_70b_with_fewer_microbatches_names_what_does_not_fit(capfd):
+@pytest.mark.parametrize(("microbatches", "stages"), [(64, 8), (32, 4), (8, 1)])
+def test_the_seeds_70b_with_fewer_microbatches_gets_the_most_stages_that_fit(microbatches, stages, capfd):
+    words = ["operators", "--model", "llama2-70b", "--devices", "64", "--servers", "8", "--batch", "128", "--json"]
+    main([*words, "--micro-batch-num", str(microbatches), "--auto-pipeline"])
+    plan = json.loads(capfd.readouterr().out)
+    assert plan["pipeline_stages"] == stages and "plan" not in plan["shortages"]
+
+
+def test_the_seeds_70b_by_symbolic_costs_names_what_does_not_fit(capfd):
     words = ["operators", "--model", "llama2-70b", "--devices", "64", "--servers", "8", "--batch", "128"]
-    assert main([*words, "--micro-batch-num", "64", "--auto-pipeline"]) == 3
+    assert main([*words, "--micro-batch-num", "64", "--auto-pipeline", "--mem-coeff", "0.1"]) == 3
     said = capfd.readouterr().err
     assert "with 8 pipeline stages (" in said and "are outputs of 8 of 64 microbatches" in said
 

@@ -26,8 +26,8 @@ class OperatorSearchFlags(FlagGroup):
     auto_pipeline: bool = flag(False, "Choose the number of pipeline stages, up to the number of microbatches.")
     mem_coeff: float | None = flag(
         None,
-        "Cut products by symbolic costs: below 1 leans to data parallel, above to model parallel. Without it (and "
-        "without pipeline stages) each halving takes the least modelled time.",
+        "Cut products by symbolic costs: below 1 leans to data parallel, above to model parallel. Without it "
+        "each halving takes the least modelled time.",
     )
     operator_pin: str | None = flag(
         None,
