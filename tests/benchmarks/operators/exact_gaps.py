@@ -79,7 +79,7 @@ FAMILIES = {
 def families(names, numbers):
     print("| family | devices | graphs | without a bound | mode | at the bound | median % | 90th % | worst % |")
     for family, devices in itertools.product(names, numbers or [8]):
-        found = [above_bound(*given, devices) for given in FAMILIES[family]()]
+        found = [above_bound(graph, machine, devices) for graph, machine in FAMILIES[family]()]
         rows = list(zip(*(row for row in found if row), strict=True))
         for mode, values in zip(MODES, rows, strict=True):
             ordered = sorted(values)

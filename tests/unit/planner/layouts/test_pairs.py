@@ -14,8 +14,8 @@ from mindspeed_autoparallel.planner.layouts.space import SpaceOptions, enumerate
 from mindspeed_autoparallel.planner.placement import ModulePlacement
 from mindspeed_autoparallel.planner.problem_building import build_problem
 from mindspeed_autoparallel.planner.replay import replay
-from mindspeed_autoparallel.planner.split.model.layer_row import LayerRow, all_cuts
 from mindspeed_autoparallel.planner.split.model.solution import step_of
+from mindspeed_autoparallel.planner.split.strategies.enumeration import every_split
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import native_flags
 from mindspeed_autoparallel.spec import Cluster, Layout
 from mindspeed_autoparallel.units import MIB
@@ -81,8 +81,8 @@ def test_what_the_solver_sees_is_below_every_placement(sends):
     ((candidate,), _) = enumerate_layouts(profile, CLUSTER, 16, PAIRED, [layout])
     problem = build_problem(profile, CLUSTER, candidate, (60_000 * MIB,) * 2, safe=False)
     assert problem.paired
-    row, checked = LayerRow(problem), 0
-    for held in row.held(all_cuts(row.num_layers, 4, 1)).tolist():
+    checked = 0
+    for held in every_split(problem, 10**6).tolist():
         rows = tuple(
             tuple(tuple(count) if q == 0 else (0,) * 4 for q in range(len(segment.kinds)))
             for segment, count in zip(problem.segments, zip(*held, strict=True), strict=True)
