@@ -6,11 +6,15 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from mindspeed_autoparallel.hosts.yaml_edit import Value, with_values
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
+from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
 
 HERE = Path(__file__).parents[1] / "hosts"
 SOURCES = ("MINDSPEED_MM_SOURCES", "MINDSPEED_SOURCES", "NATIVE_FSDP2_PYTHON")
@@ -40,6 +44,46 @@ KINDS = {
 }
 
 
+def decisions(policies: tuple[str, ...], reshard: bool = True, prefetch: int = 0, **sizes: int) -> ShardedDecisions:
+    """Return decisions about Qwen3's modules whose decoder layers have ``policies``; sizes default to one replica."""
+    num_devices = sizes["num_devices"]
+    sizes = {"fully_shard_size": num_devices, "expert_shard_size": num_devices // sizes.get("expert_size", 1), **sizes}
+    tower, decoder = KINDS["moe"].prefixes
+    parts = (tower, f"{tower}.blocks.{{*}}", decoder, f"{decoder}.embed_tokens", f"{decoder}.layers.{{*}}", "lm_head")
+    groups = tuple(
+        GroupChoice(
+            pattern=pattern, reshard_after_forward=reshard, forward_prefetch=prefetch, backward_prefetch=prefetch
+        )
+        for pattern in (*parts, "")
+    )
+    return ShardedDecisions(sizes=ShardSizes(**sizes), groups=groups, policies={parts[4]: policies})
+
+
+def renamed(decided: ShardedDecisions, kind: str) -> ShardedDecisions:
+    """Return ``decided`` about the modules of another kind of model."""
+
+    def name(pattern: str) -> str:
+        for old, new in zip(KINDS["moe"].prefixes, KINDS[kind].prefixes, strict=True):
+            pattern = pattern.replace(old, new)
+        return pattern
+
+    groups = tuple(replace(group, pattern=name(group.pattern)) for group in decided.groups)
+    return replace(decided, groups=groups, policies={name(key): row for key, row in decided.policies.items()})
+
+
+KEEP, PARTLY = ("keep",) * 4, ("recompute", "recompute", "keep", "recompute")
+OFFLOADED = ("recompute-offload", "recompute-offload", "recompute", "keep")
+PLANS = {
+    "2 devices, layers 0, 1 and 3 recomputed": decisions(PARTLY, num_devices=2, accumulation=2),
+    "4 devices, HSDP of 2 shards, kept": decisions(KEEP, False, num_devices=4, fully_shard_size=2),
+    "2 devices, Ulysses 2, offload": decisions(OFFLOADED, num_devices=2, ulysses_size=2, accumulation=4),
+    "2 devices, EP 2, prefetch 1": decisions(PARTLY, True, 1, num_devices=2, expert_size=2, accumulation=2),
+    "4 devices, EP 2, HSDP 2, offload": decisions(OFFLOADED, num_devices=4, expert_size=2, fully_shard_size=2),
+    "2 devices, prefetch 2, offload": decisions(OFFLOADED, True, 2, num_devices=2, accumulation=2),
+}
+SHARDED, HYBRID, ULYSSES, EXPERTS, EXPERTS_HYBRID, PREFETCHED = PLANS
+
+
 @dataclass(frozen=True)
 class NativeRun:
     """How a launch ended: worst exit status, the first rank's output, (loss, gradient norm) of each step."""
@@ -51,6 +95,18 @@ class NativeRun:
     def steps(self) -> list[tuple[float, float]]:
         """Return loss and gradient norm of each step, with all digits."""
         return [(float(loss), float(norm)) for loss, norm in re.findall(r"^exact \d+ (\S+) (\S+)$", self.output, re.M)]
+
+
+def needs_sources() -> list[Any]:
+    """Return the marks of tests of the host, which skip where its folders are not given."""
+    missing = [name for name in SOURCES if not os.environ.get(name)]
+    reason = f"set {', '.join(missing)} (tests/hosts/README.md)"
+    return [
+        pytest.mark.torch,
+        pytest.mark.distributed,
+        pytest.mark.timeout(3000),
+        pytest.mark.skipif(bool(missing), reason=reason),
+    ]
 
 
 def environment() -> dict[str, str]:

@@ -53,7 +53,12 @@ from mindspeed_autoparallel.runtime.features.preflight.watch import watching
 from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan, set_plan
 from mindspeed_autoparallel.runtime.fsdp2.rank_alone import _Steps
 from mindspeed_autoparallel.runtime.fsdp2.trainer import running_trainer
+from mindspeed_autoparallel.runtime.profiling import balanced_routing
 
+# Every rank sends its tokens alike, as a rank that is alone has it: an imbalance is for the first rank's experts.
+size = int(os.environ.get("EXPERT_RANKS", "1"))
+balanced_routing._own_native_experts = lambda num_experts: (0, num_experts // size)
+balanced_routing.balance_routing(float(os.environ.get("IMBALANCE", "1")))
 native, rank, watch = running_trainer(), int(os.environ["RANK"]), watching()
 if Path("plan.json").exists():
     set_plan(native, read_plan(native, Path("plan.json")), Path("plan.json"))

@@ -10,11 +10,21 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from forked_python import forked_python
 
 from mindspeed_autoparallel.runtime.launch.ports import reserved_port
 
+MARKS = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
+GPT = ROOT / "docs/examples/pretrain_gpt.py"
+GPT_FLAGS = """--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
+    --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 8 --tokenizer-type NullTokenizer
+    --vocab-size 511 --make-vocab-size-divisible-by 128 --normalization RMSNorm --swiglu --disable-bias-linear
+    --position-embedding-type rope --lr 1e-3 --train-iters 20 --mock-data --use-distributed-optimizer --log-interval 1
+    --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion --no-persist-layer-norm
+    --eval-interval 1000 --eval-iters 0 --transformer-impl local --untie-embeddings-and-output-weights --num-workers 0"""
+"""A small model; of a flag that is given again, the last value counts."""
 REAL_RANKS = ROOT / "tests/distributed/preflight/real_ranks.py"
 
 

@@ -6,66 +6,36 @@ import json
 import os
 import random
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from native_cells import KINDS, SOURCES, environment, run_native_host, write_config, write_model
+from native_cells import (
+    EXPERTS,
+    EXPERTS_HYBRID,
+    HYBRID,
+    KINDS,
+    PLANS,
+    PREFETCHED,
+    SHARDED,
+    SOURCES,
+    ULYSSES,
+    environment,
+    needs_sources,
+    renamed,
+    run_native_host,
+    write_config,
+    write_model,
+)
 from native_runs import plan_of
 
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeSizes, is_native, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_checks import refused_sizes
 from mindspeed_autoparallel.hosts.patterns import compile_pattern
-from mindspeed_autoparallel.spec.sharded import GroupChoice, ShardedDecisions, ShardSizes
 
-MISSING = [name for name in SOURCES if not os.environ.get(name)]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.distributed,
-    pytest.mark.timeout(3000),
-    pytest.mark.skipif(bool(MISSING), reason=f"set {', '.join(MISSING)} (tests/hosts/README.md)"),
-]
+pytestmark = needs_sources()
 
 
-def decisions(policies: tuple[str, ...], reshard: bool = True, prefetch: int = 0, **sizes: int) -> ShardedDecisions:
-    """Return decisions about Qwen3's modules whose decoder layers have ``policies``; sizes default to one replica."""
-    num_devices = sizes["num_devices"]
-    sizes = {"fully_shard_size": num_devices, "expert_shard_size": num_devices // sizes.get("expert_size", 1), **sizes}
-    tower, decoder = KINDS["moe"].prefixes
-    parts = (tower, f"{tower}.blocks.{{*}}", decoder, f"{decoder}.embed_tokens", f"{decoder}.layers.{{*}}", "lm_head")
-    groups = tuple(
-        GroupChoice(
-            pattern=pattern, reshard_after_forward=reshard, forward_prefetch=prefetch, backward_prefetch=prefetch
-        )
-        for pattern in (*parts, "")
-    )
-    return ShardedDecisions(sizes=ShardSizes(**sizes), groups=groups, policies={parts[4]: policies})
-
-
-def renamed(decided: ShardedDecisions, kind: str) -> ShardedDecisions:
-    """Return ``decided`` about the modules of another kind of model."""
-
-    def name(pattern: str) -> str:
-        for old, new in zip(KINDS["moe"].prefixes, KINDS[kind].prefixes, strict=True):
-            pattern = pattern.replace(old, new)
-        return pattern
-
-    groups = tuple(replace(group, pattern=name(group.pattern)) for group in decided.groups)
-    return replace(decided, groups=groups, policies={name(key): row for key, row in decided.policies.items()})
-
-
-KEEP, PARTLY = ("keep",) * 4, ("recompute", "recompute", "keep", "recompute")
-OFFLOADED = ("recompute-offload", "recompute-offload", "recompute", "keep")
-PLANS = {
-    "2 devices, layers 0, 1 and 3 recomputed": decisions(PARTLY, num_devices=2, accumulation=2),
-    "4 devices, HSDP of 2 shards, kept": decisions(KEEP, False, num_devices=4, fully_shard_size=2),
-    "2 devices, Ulysses 2, offload": decisions(OFFLOADED, num_devices=2, ulysses_size=2, accumulation=4),
-    "2 devices, EP 2, prefetch 1": decisions(PARTLY, True, 1, num_devices=2, expert_size=2, accumulation=2),
-    "4 devices, EP 2, HSDP 2, offload": decisions(OFFLOADED, num_devices=4, expert_size=2, fully_shard_size=2),
-    "2 devices, prefetch 2, offload": decisions(OFFLOADED, True, 2, num_devices=2, accumulation=2),
-}
-SHARDED, HYBRID, ULYSSES, EXPERTS, EXPERTS_HYBRID, PREFETCHED = PLANS
 CELLS = [
     *(("moe", "text", plan) for plan in (SHARDED, HYBRID, ULYSSES, EXPERTS, EXPERTS_HYBRID)),
     *(("moe", "pictures", plan) for plan in (SHARDED, EXPERTS_HYBRID)),

@@ -48,14 +48,26 @@ def fit(kind: str, num_ranks: int, samples: Sequence[tuple[int, float]]) -> Coll
 
 
 def fitted_tiers(base: KnowledgeBase, device: str, software: str) -> dict[str, LinkTier]:
+    """Return the tiers that the knowledge base has samples of."""
+    return tiers_of(
+        LinkRow(
+            kind=kind,
+            tier=operator.signature.content.tier,
+            ranks=operator.signature.content.ranks,
+            size_bytes=operator.sizes[0],
+            median_us=sample.median_us,
+        )
+        for kind in COLLECTIVES
+        for operator, sample in base.of_name(device, software, f"collective.{kind}")
+        if isinstance(operator.signature.content, Link)  # as link_operator made it
+    )
+
+
+def tiers_of(rows: Iterable[LinkRow]) -> dict[str, LinkTier]:
     """Return the tiers that were sampled; of several group sizes the largest is taken."""
     found: dict[str, dict[str, dict[int, list[tuple[int, float]]]]] = {tier: {} for tier in TIERS}
-    for kind in COLLECTIVES:
-        for operator, sample in base.of_name(device, software, f"collective.{kind}"):
-            about = operator.signature.content
-            assert isinstance(about, Link)  # link_operator's
-            by_ranks = found[about.tier].setdefault(kind, {})
-            by_ranks.setdefault(about.ranks, []).append((operator.sizes[0], sample.median_us))
+    for row in rows:
+        found[row.tier].setdefault(row.kind, {}).setdefault(row.ranks, []).append((row.size_bytes, row.median_us))
     tiers = {}
     for tier, kinds in found.items():
         operations = {kind: fit(kind, max(by_ranks), by_ranks[max(by_ranks)]) for kind, by_ranks in kinds.items()}

@@ -76,8 +76,8 @@ def read_measuring(
 ) -> MeasuringRequest:
     """Read from the host's ``arguments`` what every measuring ``feature`` needs; ``ConfigError`` names a flag.
 
-    ``plays_ranks``: whether the feature measures more ranks than there are devices, where there is one, so that a
-    device of the catalogue may be named for the links.
+    ``plays_ranks``: whether the feature measures more ranks than there are devices, so that a device of the catalogue
+    may be named for the links.
     """
     nodes = read_flags(NodeFlags, arguments)
     if nodes.node_rank >= nodes.nnodes:
@@ -99,7 +99,7 @@ def read_measuring(
         work_dir=work_dir,
         memory_limit_bytes=None if memory_limit_mib is None else int(memory_limit_mib * MIB),
         launch_timeout_s=float(launch_timeout_s),
-        target_device=target_device(arguments, names_links=plays_ranks and nodes.nnodes == nodes.nproc_per_node == 1),
+        target_device=target_device(arguments, names_links=plays_ranks),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT
+from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, check_imbalance
 from mindspeed_autoparallel.whole_numbers import LARGE, WholeNumber
 
 _DEFAULT_SECONDS = 600
@@ -28,6 +28,7 @@ class NativeRequest:
     preflight: bool
     preflight_ranks: str
     preflight_steps: int
+    preflight_imbalance: float
     preflight_timeout_s: int
     num_nodes: int
     devices_per_node: int
@@ -59,6 +60,7 @@ def read_native_flags(words: Sequence[str]) -> NativeRequest:
     switch("--auto-parallel-preflight", nargs="?", const=SCRIPT)
     switch("--auto-parallel-preflight-ranks", default="distinct")
     switch("--auto-parallel-preflight-steps", type=int, default=3)
+    switch("--auto-parallel-preflight-imbalance", type=float, default=1.0)
     switch("--auto-parallel-preflight-timeout-s", type=int, default=_DEFAULT_SECONDS)
     for name in ("--simulated-nnodes", "--simulated-nproc-per-node"):
         switch(name, type=int)
@@ -83,6 +85,7 @@ def read_native_flags(words: Sequence[str]) -> NativeRequest:
         preflight=preflight is not None,
         preflight_ranks=arguments.auto_parallel_preflight_ranks,
         preflight_steps=arguments.auto_parallel_preflight_steps,
+        preflight_imbalance=arguments.auto_parallel_preflight_imbalance,
         preflight_timeout_s=arguments.auto_parallel_preflight_timeout_s,
         num_nodes=arguments.simulated_nnodes or 1,
         devices_per_node=arguments.simulated_nproc_per_node or 1,
@@ -104,6 +107,7 @@ def _check(arguments: argparse.Namespace) -> None:
             if (getattr(arguments, name) or 0) < 1:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigError(f"{jobs[0]} needs {flag}: the cluster to plan for.")
+    check_imbalance(arguments.auto_parallel_preflight_imbalance)
     counts = ("time_limit_s", "check_steps", "preflight_timeout_s", "memory_limit_mib")
     for name, least in (*((f"auto_parallel_{name}", 1) for name in counts), ("auto_parallel_preflight_steps", 3)):
         if getattr(arguments, name) is not None and getattr(arguments, name) < least:

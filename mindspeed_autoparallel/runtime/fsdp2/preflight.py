@@ -97,7 +97,7 @@ def _report(job: _Job, request: NativeRequest, rank: int) -> RankReport:
         world_size=job.sizes.num_devices,
         plan="" if request.plan is None else str(request.plan.resolve()),
         num_steps=request.preflight_steps,
-        imbalance=1.0,
+        imbalance=request.preflight_imbalance,
         switches=(),
         result=str(result_file(job.work_dir, rank).resolve()),
     )

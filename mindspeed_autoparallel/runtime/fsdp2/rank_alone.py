@@ -19,6 +19,7 @@ from mindspeed_autoparallel.runtime.fsdp2.apply import read_plan, set_plan
 from mindspeed_autoparallel.runtime.fsdp2.trainer import NativeTrainer
 from mindspeed_autoparallel.runtime.launch.processes import OUT_OF_MEMORY_EXIT_CODE
 from mindspeed_autoparallel.runtime.profiling import alone
+from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 
 _MEMORY_STEP = 1
 _OFF: dict[str, Value] = {
@@ -36,6 +37,7 @@ def prepare_rank(native: NativeTrainer, data: dict[str, object]) -> None:
     task = record_of(data["preflight"], "task of this process", PreflightTask)
     os.environ.pop(MEMORY_VARIABLE, None)  # the parent compares
     alone.install()
+    balance_routing(task.imbalance)
     native.set_values({key: value for key, value in _OFF.items() if hasattr(native.arguments.training, key[9:])})
     native.set_values({"training.train_iters": task.num_steps + 1, "training.train_epochs": None})
     if task.plan:

@@ -25,6 +25,7 @@ TASK_HANDLERS = {
     "measure": "mindspeed_autoparallel.runtime.profiling.measure.worker:prepare",
     "trace": "mindspeed_autoparallel.runtime.profiling.trace.worker:prepare",
     "calibrate": "mindspeed_autoparallel.runtime.profiling.calibrate.worker:prepare",
+    "links": "mindspeed_autoparallel.runtime.profiling.calibrate.worker:sample_links_and_exit",
     "verify": "mindspeed_autoparallel.runtime.features.auto_tuning.verify_worker:prepare",
     "preflight": "mindspeed_autoparallel.runtime.features.preflight.apply:prepare",
 }

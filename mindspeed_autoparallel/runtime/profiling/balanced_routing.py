@@ -7,28 +7,32 @@ from typing import Any
 
 from mindspeed_autoparallel.patching import call_after_import
 
+_NATIVE_DISPATCHER = "mindspeed_mm.fsdp.distributed.expert_parallel.ep_dispatcher"
+
 
 def balance_routing(imbalance: float = 1.0) -> None:
     """Give every expert the same number of tokens; an untrained router would make times and memory arbitrary.
 
-    ``imbalance``: tokens of this expert rank's experts over an even share, where experts are split.
+    ``imbalance``: tokens of this expert rank's experts over an even share, where experts are split. In MindSpeed-MM's
+    native trainer that is so where experts are split; experts that a rank has all of keep the model's own routing.
     """
     call_after_import("megatron.core.transformer.moe.router", functools.partial(_balance_router, imbalance=imbalance))
+    call_after_import(_NATIVE_DISPATCHER, functools.partial(_balance_dispatcher, imbalance=imbalance))
 
 
 def balanced_map(num_tokens: int, num_experts: int, topk: int) -> Any:
     """Return ``[num_tokens, num_experts]`` bool: token ``i`` goes to experts ``i topk, i topk + 1, ...`` (wrapping)."""
+    return _map_of(_choice(num_tokens, num_experts, topk, (0, num_experts), 1.0), num_experts)
+
+
+def _choice(num_tokens: int, num_experts: int, topk: int, own: tuple[int, int], ratio: float) -> Any:
+    """Return the experts of every token, ``[num_tokens, topk]``: evenly, or with ``ratio`` times an even share for
+    those of ``own`` (the first and how many), as far as each token chooses ``topk`` different experts."""
     import torch
 
-    chosen = (torch.arange(num_tokens * topk) % num_experts).reshape(num_tokens, topk)
-    return torch.zeros(num_tokens, num_experts, dtype=torch.bool).scatter_(1, chosen, True)
-
-
-def favouring_map(num_tokens: int, num_experts: int, topk: int, first: int, count: int, ratio: float) -> Any:
-    """Return ``[num_tokens, num_experts]`` bool: experts ``first`` to ``first + count - 1`` get ``ratio`` times an even
-    share, as far as each token chooses ``topk`` different experts."""
-    import torch
-
+    first, count = own
+    if ratio <= 1 or count >= num_experts:
+        return (torch.arange(num_tokens * topk) % num_experts).reshape(num_tokens, topk)
     others = num_experts - count
     wanted = round(ratio * num_tokens * topk * count / num_experts)
     tokens = torch.arange(num_tokens + 1)
@@ -39,8 +43,13 @@ def favouring_map(num_tokens: int, num_experts: int, topk: int, first: int, coun
     favoured = first + (starts[:, None] + place) % count
     other = (rest_starts[:, None] + place - picks[:, None]) % max(1, others)
     other = torch.where(other < first, other, other + count)
-    chosen = torch.where(place < picks[:, None], favoured, other)
-    return torch.zeros(num_tokens, num_experts, dtype=torch.bool).scatter_(1, chosen, True)
+    return torch.where(place < picks[:, None], favoured, other)
+
+
+def _map_of(chosen: Any, num_experts: int) -> Any:
+    import torch
+
+    return torch.zeros(chosen.shape[0], num_experts, dtype=torch.bool).scatter_(1, chosen, True)
 
 
 def _own_experts(num_experts: int) -> tuple[int, int]:
@@ -49,6 +58,15 @@ def _own_experts(num_experts: int) -> tuple[int, int]:
 
     count = num_experts // parallel_state.get_expert_model_parallel_world_size()
     return parallel_state.get_expert_model_parallel_rank() * count, count
+
+
+def _own_native_experts(num_experts: int) -> tuple[int, int]:
+    """Return the same in MindSpeed-MM's native trainer."""
+    from mindspeed_mm.fsdp.distributed.parallel_state import get_parallel_state
+
+    state = get_parallel_state()
+    count = num_experts // state.get_group_size("ep")
+    return state.get_rank("ep") * count, count
 
 
 def _balance_router(module: Any, imbalance: float = 1.0) -> None:
@@ -63,12 +81,26 @@ def _balance_router(module: Any, imbalance: float = 1.0) -> None:
             return probs, routed
         with unset_fake_temporarily():
             tokens, experts = routed.shape
-            first, count = _own_experts(experts)
-            if imbalance > 1 and count < experts:
-                chosen = favouring_map(tokens, experts, self.topk, first, count, imbalance)
-            else:
-                chosen = balanced_map(tokens, experts, self.topk)
-            chosen = chosen.to(routed.device)
+            chosen = _choice(tokens, experts, self.topk, _own_experts(experts), imbalance)
+            chosen = _map_of(chosen, experts).to(routed.device)
         return probs, chosen
 
     module.TopKRouter.routing = balanced
+
+
+def _balance_dispatcher(module: Any, imbalance: float = 1.0) -> None:
+    """Switch on the balance of tokens that the dispatchers of MindSpeed-MM's native trainer have for debugging."""
+    if not hasattr(module, "force_ep_balance"):
+        print(
+            "mindspeed_autoparallel: this release of MindSpeed-MM has no MM_FORCE_EP_BALANCE; tokens are routed to "
+            "experts by the model's own router, with whatever values a rank alone has",
+            flush=True,
+        )
+        return
+
+    def chosen(num_experts: int, selected_experts: Any) -> Any:
+        tokens, topk = selected_experts.shape
+        found = _choice(tokens, num_experts, topk, _own_native_experts(num_experts), imbalance)
+        return found.to(selected_experts)
+
+    module.FORCE_EP_BALANCE, module.force_ep_balance = True, chosen

@@ -1,7 +1,9 @@
 """Ends a process that plays a rank alone where its script waits for what only a peer could do, before the first step.
 
 Collectives return at once here, but a script may wait for peers in other ways: a store, a socket, a file that rank 0
-writes. Such a process stands still: no processor time, nothing read, and its main thread in one line of code.
+writes. Such a process stands still: it and its children neither run nor wait for a core, nothing is read, and its main
+thread is in one line of code. A loop that polls without sleeping looks like work: its line is printed once, and the
+launch's time limit ends it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from mindspeed_autoparallel.runtime.state import of_process
@@ -22,7 +25,7 @@ _SAMPLE_S = 0.5
 _SAME_SHARE = 0.9
 """Of the samples, in one line: a loop that polls is at its sleep nearly always."""
 _BUSY_SHARE = 0.05
-"""Of a core; a process that computes has more, also where several share the core."""
+"""Of the time; what computes runs or waits for a core longer, its data's workers included."""
 _READ_BYTES = 1 << 20
 """Whoever reads data from a slow disk reads more than that meanwhile."""
 
@@ -49,17 +52,49 @@ def _watch(steps: _Steps) -> None:
     size = round(_STILL_S / _SAMPLE_S)
     places: collections.deque[str] = collections.deque(maxlen=size)
     work: collections.deque[tuple[float, int]] = collections.deque(maxlen=size)
+    printed: set[str] = set()
+    busy = _Busy()
     while not steps.have_begun:
         places.append(_place(thread))
-        work.append((time.process_time(), _bytes_read()))
-        if len(places) == size:
-            place, count = collections.Counter(places).most_common(1)[0]
-            is_idle = work[-1][0] - work[0][0] < _BUSY_SHARE * _STILL_S and work[-1][1] - work[0][1] < _READ_BYTES
-            if is_idle and count >= _SAME_SHARE * size and place:
+        work.append((busy.seconds(), _bytes_read()))
+        place, count = collections.Counter(places).most_common(1)[0]
+        if len(places) == size and count >= _SAME_SHARE * size and place:
+            if work[-1][0] - work[0][0] < _BUSY_SHARE * _STILL_S and work[-1][1] - work[0][1] < _READ_BYTES:
                 line = f"the script has waited {_STILL_S:.0f} s for a peer at {place}; a rank that runs alone has none"
                 print(line, file=sys.stderr, flush=True)
                 os._exit(1)
+            if place not in printed:
+                printed.add(place)
+                print(f"the script has been at {place} for {_STILL_S:.0f} s", file=sys.stderr, flush=True)
         time.sleep(_SAMPLE_S)
+
+
+class _Busy:
+    """Time for which threads of this process and its children ran or waited for a core."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._seen: dict[Path, float] = {}
+
+    def seconds(self) -> float:
+        """Return the sum so far; threads that have ended since the last call count up to that call."""
+        found = {}
+        for task in _tasks(os.getpid()):
+            with contextlib.suppress(OSError, ValueError):
+                ran, waited, _ = (task / "schedstat").read_text(encoding="ascii").split()
+                found[task] = (int(ran) + int(waited)) / 1e9
+        self._total += sum(value - self._seen.get(task, 0.0) for task, value in found.items())
+        self._seen = found
+        return self._total if found else time.process_time()
+
+
+def _tasks(process: int) -> Iterator[Path]:
+    """Yield the threads of a process and of its children in /proc."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            yield task
+            for child in (task / "children").read_text(encoding="ascii").split():
+                yield from _tasks(int(child))
 
 
 def _place(thread: int) -> str:

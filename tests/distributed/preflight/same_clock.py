@@ -1,8 +1,9 @@
 """Imported by a training script in front of megatron: one clock for ranks that are played and ranks that are real.
 
 The clock is the processor time of the main thread, without what passes inside a collective, in units of a small
-computation that is timed at every reading: cores that others use as well run at changing speeds. What is
-measured is written to ``repeats.json``: every block of every repeat, and the priced communication of a played rank.
+computation that is timed at every reading: cores that others use as well run at changing speeds. One more microbatch is
+counted by a clock without noise, which advances by what each operator computes and moves. What is measured is written to
+``repeats.json``: every block of every repeat, its work, and the priced communication of a played rank.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from mindspeed_autoparallel.runtime.devices import prepare_for_megatron
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import CpuAdapter
+from mindspeed_autoparallel.runtime.devices.cpu.storages import tensors_in
 from mindspeed_autoparallel.runtime.profiling.balanced_routing import balance_routing
 from mindspeed_autoparallel.runtime.profiling.measure import played, point
+from mindspeed_autoparallel.runtime.profiling.operator_calls import is_free
 
 COLLECTIVES = [
     "all_reduce",
@@ -44,7 +49,7 @@ COLLECTIVES = [
     "irecv",
     "batch_isend_irecv",
 ]
-NUM_REPEATS = 11
+NUM_REPEATS = 21
 REFERENCE_S = 1.1e-4  # about what it takes here, so that figures read as seconds
 
 
@@ -52,7 +57,8 @@ class Clock:
     """Processor time of the main thread outside of collectives, in units of the reference."""
 
     def __init__(self) -> None:
-        self._value, self._since, self._last, self._depth = 0.0, 0.0, time.thread_time(), 0
+        self._value, self._since, self._last, self.depth = 0.0, 0.0, time.thread_time(), 0
+        """``depth``: of collectives that are being called."""
         self._matrix, self._vector = torch.ones(192, 192), torch.ones(65536)
         self._speed = self._reference()
 
@@ -68,7 +74,7 @@ class Clock:
     def count(self) -> None:
         """Count what has passed since the last call, unless inside a collective."""
         current = time.thread_time()
-        if not self._depth:
+        if not self.depth:
             self._since += current - self._last
         self._last = current
 
@@ -86,14 +92,39 @@ class Clock:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             self.count()
-            self._depth += 1
+            self.depth += 1
             try:
                 return function(*args, **kwargs)
             finally:
                 self.count()
-                self._depth -= 1
+                self.depth -= 1
 
         return run
+
+
+class WorkClock(TorchDispatchMode):
+    """A device on which operators outside of collectives take what their sizes say, always the same."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock, self._seconds = clock, 0.0
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def clock(self) -> float:
+        """Return seconds of work so far."""
+        return self._seconds
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = str(function), kwargs or {}
+        result = function(*args, **kwargs)
+        if name.startswith("aten.") and not is_free(name) and not self._clock.depth:
+            moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((args, kwargs, result)))
+            count = flop_registry.get(function._overloadpacket)
+            flops = count(*args, **kwargs, out_val=result) if count is not None else 0
+            self._seconds += 1e-6 + moved / 1e10 + flops / 5e10
+        return result
 
 
 def install(clock: Clock) -> None:
@@ -107,8 +138,15 @@ def install(clock: Clock) -> None:
     torch.distributed.Work.wait = clock.paused(torch.distributed.Work.wait)
     CpuAdapter.clock = lambda self: clock.now()
     point.time = types.SimpleNamespace(perf_counter=clock.now)
-    costs_of, seen, sent = point.block_costs, [], []
-    measured = point.measure_point
+    costs_of, seen, sent, work = point.block_costs, [], [], []
+    measured, microbatches = point.measure_point, []
+
+    class Microbatch(point.Microbatch):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            microbatches[:] = [self]
+
+    point.Microbatch = Microbatch
 
     def more_repeats(built: Any, forward_step: Any, arguments: Any, device: Any, task: Any) -> Any:
         return measured(built, forward_step, arguments, device, dataclasses.replace(task, num_repeats=NUM_REPEATS))
@@ -117,6 +155,9 @@ def install(clock: Clock) -> None:
 
     def each_repeat(timed: Any, tracked: Any, seconds_between: Any) -> Any:
         seen.append([costs_of([run], tracked, seconds_between) for run in timed])
+        with WorkClock(clock) as counted:
+            counted_run = microbatches[0].run_on(counted)
+        work.append(costs_of([counted_run], tracked, lambda start, end: end - start))
         return costs_of(timed, tracked, seconds_between)
 
     def with_communication(costs: Any, communication: Any, tracked: Any) -> Any:
@@ -127,7 +168,7 @@ def install(clock: Clock) -> None:
 
     def write() -> None:
         if seen and os.environ.get("RANK") == "0":
-            Path("repeats.json").write_text(json.dumps({"seen": seen, "sent": sent}))
+            Path("repeats.json").write_text(json.dumps({"seen": seen, "sent": sent, "work": work}))
 
     atexit.register(write)
 

@@ -5,26 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from script_ranks import ROOT, played, real_peaks
+from script_ranks import GPT, GPT_FLAGS, MARKS, played, real_peaks
 
 from mindspeed_autoparallel.cli.main import main
 from mindspeed_autoparallel.units import MIB
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.torch,
-    pytest.mark.megatron,
-    pytest.mark.long,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [*MARKS, pytest.mark.long]
 
-EXAMPLE = ROOT / "docs/examples/pretrain_gpt.py"
-FLAGS = """--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
-    --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 16 --tokenizer-type NullTokenizer
-    --vocab-size 511 --make-vocab-size-divisible-by 128 --normalization RMSNorm --swiglu --disable-bias-linear
-    --position-embedding-type rope --lr 1e-3 --train-iters 20 --mock-data --use-distributed-optimizer --log-interval 1
-    --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion --no-persist-layer-norm
-    --eval-interval 1000 --eval-iters 0 --transformer-impl local --untie-embeddings-and-output-weights --num-workers 0"""
+FLAGS = f"{GPT_FLAGS} --global-batch-size 16"
 LAYOUTS = {
     "TP2 PP2": (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"),
     "PP2 VPP2 selective": (
@@ -50,8 +38,8 @@ BELOW, ABOVE = (0.98, 0.995, 0.999), (1.001, 1.005)
 def test_verdicts_on_limits_beside_the_real_peak(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world, layout = LAYOUTS[name]
     flags = [*FLAGS.split(), *layout.split()]
-    peaks = real_peaks(tmp_path / "real", EXAMPLE, flags, world)
-    result = played(tmp_path, EXAMPLE, flags, world)
+    peaks = real_peaks(tmp_path / "real", GPT, flags, world)
+    result = played(tmp_path, GPT, flags, world)
     for report in result["ranks"]:
         alone, members = report["run"]["peak_bytes"], [peaks[rank] for rank in report["stands_for"]]
         print(name, report["run"]["rank"], alone, members)

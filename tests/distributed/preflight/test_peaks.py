@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ranks import run_ranks
+from script_ranks import MARKS
 
 from mindspeed_autoparallel.report.preflight_result import RankReport, RankRun
 from mindspeed_autoparallel.runtime.features.preflight.conclude import conclude
@@ -20,7 +21,7 @@ from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind
 from mindspeed_autoparallel.runtime.features.preflight.request import PreflightRequest
 from mindspeed_autoparallel.spec.layout import Layout
 
-pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron, pytest.mark.timeout(1800)]
+pytestmark = MARKS
 
 WORKER = Path(__file__).with_name("peaks_worker.py")
 TOLERANCE = 0.01

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,20 +11,13 @@ from typing import Any
 import pytest
 from example_plan import example_plan
 from native_runs import plan_of
+from script_ranks import GPT, GPT_FLAGS, MARKS, environment
 
 from mindspeed_autoparallel.spec.sharded import ShardedDecisions, ShardSizes
 
-pytestmark = [pytest.mark.distributed, pytest.mark.torch, pytest.mark.megatron, pytest.mark.timeout(900)]
+pytestmark = MARKS
 
-ROOT = Path(__file__).parents[3]
-EXAMPLE = ROOT / "docs/examples/pretrain_gpt.py"
-FLAGS = """--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64
-    --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 8 --tokenizer-type NullTokenizer
-    --vocab-size 511 --make-vocab-size-divisible-by 128 --normalization RMSNorm --swiglu --disable-bias-linear
-    --position-embedding-type rope --lr 1e-3 --train-iters 20 --mock-data --use-distributed-optimizer --log-interval 1
-    --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-rope-fusion --no-persist-layer-norm
-    --eval-interval 1000 --eval-iters 0 --transformer-impl local --untie-embeddings-and-output-weights
-    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-workers 0"""
+FLAGS = f"{GPT_FLAGS} --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"
 IN_SAMPLES = "--train-samples 160 --lr-warmup-samples 16 --lr-decay-samples 100 --rampup-batch-size 4 4 32"
 MAIN = 'if __name__ == "__main__":\n'
 PEERS = f"""{MAIN}    import datetime
@@ -83,14 +75,13 @@ def _training_is_there() -> None:
 
 def preflight(folder: Path, beginning: str, *words: str, flags: str = FLAGS) -> tuple[int, str, dict[str, Any]]:
     """Return exit code, output and result of the pre-flight of the example with another ``beginning``."""
-    text = EXAMPLE.read_text()
+    text = GPT.read_text()
     assert MAIN in text
     script = folder / "train.py"
     script.write_text(text.replace(MAIN, beginning))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_AUTOPARALLEL")}
     done = subprocess.run(
         [sys.executable, str(script), *flags.split(), "--simulated-nproc-per-node", "8", *words],
-        env={**kept, "OMP_NUM_THREADS": "1", "MINDSPEED_AUTOPARALLEL_DEVICE": "cpu", "PYTHONPATH": str(ROOT)},
+        env=environment(),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -162,7 +153,7 @@ def test_what_cannot_be_right_ends_before_anything_starts(words: list[str], said
 @pytest.mark.long
 def test_a_plan_of_1024_devices_runs_its_first_last_and_fullest_rank(tmp_path: Path) -> None:
     flags = FLAGS.replace("--num-layers 4", "--num-layers 24").replace("-size 8 ", "-size 1024 ")
-    flags = flags.replace("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 ", "")
+    flags = flags.replace(" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "")
     search = ["--auto-parallel-mm", "--profile-source", "analytic", "--profile-device", "H100", "--simulated-nnodes"]
     code, output, _ = preflight(tmp_path, MAIN, *search, "128", "--auto-parallel-memory-limit-mib", "98", flags=flags)
     assert code == 0, output[-3000:]

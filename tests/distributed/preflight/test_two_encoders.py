@@ -8,15 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from script_ranks import ROOT, played, real_peaks
+from script_ranks import MARKS, ROOT, played, real_peaks
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.torch,
-    pytest.mark.megatron,
-    pytest.mark.long,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [*MARKS, pytest.mark.long]
 
 EXAMPLE = ROOT / "docs/examples/qwen2vl_tiny"
 FLAGS = """--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 160 --num-attention-heads 4

@@ -110,16 +110,26 @@ def test_search_measures_once_plans_and_its_plan_is_trained(tmp_path):
     assert "iteration        4/       4" in run.stdout
 
 
-def test_two_nodes_measure_together(tmp_path):
+@pytest.mark.parametrize("per_node", [1, 4], ids=("two real ranks", "one rank played, links measured"))
+def test_two_nodes_measure_together(tmp_path, per_node):
     with reserved_port() as port:
         common = ("--nnodes", 2, "--nproc-per-node", 1, "--master-port", port, "--micro-batch-size", 1)
-        other = search(tmp_path, *common, "--node-rank", 1, batch=1)
-        main = search(tmp_path, *common, "--node-rank", 0, batch=1)
+        other = search(tmp_path, *common, "--node-rank", 1, batch=2, nodes=2, per_node=per_node)
+        main = search(tmp_path, *common, "--node-rank", 0, batch=2, nodes=2, per_node=per_node)
         code, text = finish(main)
     assert code == 0, text[-3000:]
-    assert "links inside a node were not measured" in text, text[-3000:]
-    code, text = finish(other, timeout=60)
-    assert (code, "the results are on node 0" in text) == (0, True), text[-2000:]
+    code, said = finish(other, timeout=60)
+    assert (code, "done after 1 launches; the results are on node 0" in said) == (0, True), said[-2000:]
+    profile = json.loads((tmp_path / "work/profile.json").read_text())
+    inside, between, links = *(profile["device"][tier] for tier in ("intra", "inter")), profile["provenance"]["links"]
+    if per_node == 1:
+        assert "links inside a node were not measured" in links and inside == between
+        return
+    assert links == "between nodes measured, one rank of each; inside a node of CPU, from the device catalogue"
+    assert {"p2p", "all_reduce", "all_gather", "all_to_all"} <= set(between["operations"]) and inside != between
+    assert {path.name.split("_")[0] for path in tmp_path.glob("work/measurements/*/TP*.json")} == {"TP1", "TP2"}
+    rows = json.loads(next(tmp_path.glob("work/links/*/links.json")).read_text())["rows"]
+    assert {(row["tier"], row["ranks"]) for row in rows} == {("inter", 2)}
 
 
 def test_too_little_memory_says_what_is_missing(tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 
 from mindspeed_autoparallel.errors import ConfigError, LaunchError, ProfileError
 from mindspeed_autoparallel.files import read_json
-from mindspeed_autoparallel.profiles import MeasuredAt
+from mindspeed_autoparallel.profiles import LinkTier, MeasuredAt
 from mindspeed_autoparallel.profiles.records import PointResult, json_of, record_of
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.attempts import Attempts
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
@@ -37,9 +37,17 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Measurements:
-    """The results of a request, by point."""
+    """The results of a request, by point.
 
-    def __init__(self, request: SearchRequest, device_fingerprint: Mapping[str, object]) -> None:
+    ``between_nodes``: the links between the nodes of a device that plays ranks, where they were measured.
+    """
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        device_fingerprint: Mapping[str, object],
+        between_nodes: LinkTier | None = None,
+    ) -> None:
         self.request = request
         key = {
             "schema": MEASUREMENT_SCHEMA_VERSION,
@@ -58,7 +66,7 @@ class Measurements:
         with_lengths = request.sample_data is not None
         if with_lengths:
             key["lengths"] = True
-        played = _played_world(request, str(device_fingerprint["device"]))
+        played = _played_world(request, str(device_fingerprint["device"]), between_nodes)
         if played is not None:
             key["played"] = json_of(played)
         digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -184,11 +192,11 @@ class Measurements:
         return description.with_layers(layers, {name: [count] for name, count in layers.items()})
 
 
-def _played_world(request: SearchRequest, device_name: str) -> PlayedWorld | None:
+def _played_world(request: SearchRequest, device_name: str, between_nodes: LinkTier | None) -> PlayedWorld | None:
     """Return the ranks that the only measuring device plays; ``None`` where each rank that is measured is a device."""
     if not request.num_played:
         return None
-    tiers, source = played_links(device_name, request.link_device, request.cluster_devices_per_node)
+    tiers, source = played_links(device_name, request.link_device, request.cluster_devices_per_node, between_nodes)
     return PlayedWorld(
         num_ranks=request.num_played,
         devices_per_node=request.cluster_devices_per_node,

@@ -25,6 +25,7 @@ from mindspeed_autoparallel.runtime.features.measuring import (
 )
 from mindspeed_autoparallel.runtime.features.sample_data import SampleData, read_sample_data
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
+from mindspeed_autoparallel.runtime.flags.nodes import NodeFlags
 from mindspeed_autoparallel.runtime.flags.profile_source import ProfileSourceFlags
 from mindspeed_autoparallel.runtime.hetero.layouts import check_script_sizes
 from mindspeed_autoparallel.runtime.launch.work_dir import private_work_dir
@@ -90,8 +91,8 @@ class SearchRequest(MeasuringRequest):
 
     @property
     def num_played(self) -> int:
-        """Return ranks of which the only measuring device plays one; 0: every rank that is measured is a device."""
-        if self.num_measuring > 1 or self.cluster_num_nodes * self.cluster_devices_per_node == 1:
+        """Return ranks of which the first measuring device plays one; 0: every rank that is measured is a device."""
+        if not self._plays or self.cluster_num_nodes * self.cluster_devices_per_node == 1:
             return 0
         ranks = [
             size
@@ -102,7 +103,7 @@ class SearchRequest(MeasuringRequest):
 
     @property
     def _plays(self) -> bool:
-        return self.num_measuring == 1
+        return _plays_ranks(self.num_nodes, self.num_processes_per_node, self.cluster_devices_per_node)
 
     def points(self) -> tuple[MeasuredAt, ...]:
         """Return the (TP, MBS) to measure: everything the cluster could use that the measuring devices can hold."""
@@ -147,6 +148,7 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
     flags = read_flags(AutoParallelFlags, arguments)
     description = describe(arguments)
     work_dir = Path(flags.auto_parallel_work_dir).resolve()
+    nodes, devices_per_node = read_flags(NodeFlags, arguments), needed(arguments, _FEATURE, "simulated_nproc_per_node")
     measuring = read_measuring(
         arguments,
         _FEATURE,
@@ -154,12 +156,12 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
         work_dir,
         flags.auto_parallel_memory_limit_mib,
         flags.auto_parallel_launch_timeout_s,
-        plays_ranks=True,
+        plays_ranks=_plays_ranks(nodes.nnodes, nodes.nproc_per_node, devices_per_node),
     )
     request = SearchRequest(
         **vars(measuring),
         cluster_num_nodes=needed(arguments, _FEATURE, "simulated_nnodes"),
-        cluster_devices_per_node=needed(arguments, _FEATURE, "simulated_nproc_per_node"),
+        cluster_devices_per_node=devices_per_node,
         expert_size=int(getattr(arguments, "expert_model_parallel_size", 1) or 1),
         expert_tensor_sizes=_expert_tensor_sizes(arguments),
         # Megatron trains experts with TP above 1 in no other way.
@@ -186,6 +188,12 @@ def read_request(arguments: argparse.Namespace) -> SearchRequest:
     return request
 
 
+def _plays_ranks(num_nodes: int, num_processes_per_node: int, cluster_devices_per_node: int) -> bool:
+    """Return whether the first device plays the ranks of every layout: one device, or one of each node where the
+    cluster's nodes have more."""
+    return num_processes_per_node == 1 and (num_nodes == 1 or cluster_devices_per_node > 1)
+
+
 def _layer_choices(arguments: argparse.Namespace, description: Description) -> dict[str, tuple[Hashable, ...]]:
     if description.model_file is not None or len(description.modules) > 1:
         return {}
@@ -196,7 +204,7 @@ def _layer_choices(arguments: argparse.Namespace, description: Description) -> d
 
 def _check_points(request: SearchRequest) -> None:
     """Refuse points that do not fit: the measuring devices must be able to hold what is to be measured."""
-    if request.num_measuring > 1 and request.num_measuring % request.context_size:
+    if not request._plays and request.num_measuring % request.context_size:
         raise ConfigError(
             f"--context-parallel-size {request.context_size} does not divide the {request.num_measuring} "
             f"measuring devices (--nnodes {request.num_nodes} x --nproc-per-node {request.num_processes_per_node})."

@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 from mindspeed_autoparallel.profiles import Profile, read_profile
+from mindspeed_autoparallel.runtime.features.auto_parallel_mm.links import measured_between_nodes
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.measurements import Measurements
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.request import SearchRequest
 from mindspeed_autoparallel.runtime.features.measuring import coordinator
@@ -32,7 +33,11 @@ def profile_source(request: SearchRequest, arguments: argparse.Namespace) -> Pro
 
     device = current_device()
     fingerprint = device.fingerprint()
-    measurements = Measurements(request, fingerprint)
+    between_nodes = None
+    if request.num_played and request.num_nodes > 1:
+        between_nodes = measured_between_nodes(request, fingerprint)
+        request = replace(request, num_nodes=1)
+    measurements = Measurements(request, fingerprint, between_nodes)
     _LOGGER.info(
         f"{len(request.points())} points to measure on {request.num_nodes} x {request.num_processes_per_node} "
         f"{fingerprint['device']}; work dir {request.work_dir}"

@@ -1,7 +1,9 @@
 """Flags of ``--auto-parallel-preflight``."""
 
+import math
 from dataclasses import dataclass
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.flags.flag import FlagGroup, flag
 
 SCRIPT = "script"
@@ -39,3 +41,9 @@ class PreflightFlags(FlagGroup):
     auto_parallel_preflight_timeout_s: int = flag(
         600, "A rank that takes longer than this many seconds is given up.", metavar="S", least=1
     )
+
+
+def check_imbalance(ratio: float) -> None:
+    """Raise ``ConfigError`` for what can be no share of tokens."""
+    if not (math.isfinite(ratio) and ratio >= 1):
+        raise ConfigError(f"--auto-parallel-preflight-imbalance must be at least 1, got {ratio:g}.")

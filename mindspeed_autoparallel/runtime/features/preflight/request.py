@@ -7,13 +7,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.runtime.devices import current_device
 from mindspeed_autoparallel.runtime.devices.cpu.adapter import MEMORY_VARIABLE
 from mindspeed_autoparallel.runtime.features.apply_plan.request import check_model
 from mindspeed_autoparallel.runtime.features.auto_parallel_mm.flags import AutoParallelFlags
 from mindspeed_autoparallel.runtime.features.measuring import check_memory_limit, needed, refuse_launcher
-from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, PreflightFlags
+from mindspeed_autoparallel.runtime.features.preflight.flags import SCRIPT, PreflightFlags, check_imbalance
 from mindspeed_autoparallel.runtime.features.preflight.ranks import RankKind, kinds_of_ranks, selected
 from mindspeed_autoparallel.runtime.features.preflight.script_layout import HETERO_SWITCHES, layout_of_script
 from mindspeed_autoparallel.runtime.flags.flag import read_flags
@@ -55,10 +54,7 @@ def read_request(arguments: argparse.Namespace) -> PreflightRequest:
     """Check ``arguments`` and the plan; ``ConfigError`` or ``PlanError`` names what is wrong and what to do."""
     refuse_launcher(_FEATURE)
     flags, shared = read_flags(PreflightFlags, arguments), read_flags(AutoParallelFlags, arguments)
-    if flags.auto_parallel_preflight_imbalance < 1:
-        raise ConfigError(
-            f"--auto-parallel-preflight-imbalance must be at least 1, got {flags.auto_parallel_preflight_imbalance:g}."
-        )
+    check_imbalance(flags.auto_parallel_preflight_imbalance)
     path = plan = None
     if flags.auto_parallel_preflight != SCRIPT:
         path = Path(str(flags.auto_parallel_preflight)).resolve()

@@ -23,7 +23,7 @@ from mindspeed_autoparallel.runtime.launch import LaunchSpec, LaunchStatus
 from mindspeed_autoparallel.runtime.launch.processes import LocalRanks, run_local_processes
 from mindspeed_autoparallel.runtime.megatron.features import TASK_VARIABLE
 from mindspeed_autoparallel.runtime.profiling.calibrate.fingerprint import Fingerprint, fingerprint_of
-from mindspeed_autoparallel.runtime.profiling.calibrate.worker import fill, read_links, read_operators
+from mindspeed_autoparallel.runtime.profiling.calibrate.worker import fill, meet, read_links, read_operators
 
 _FINGERPRINT_FILE = "device.json"
 
@@ -84,16 +84,11 @@ def main() -> int:
     from mindspeed_autoparallel.runtime.devices import current_device, prepare_for_megatron
 
     prepare_for_megatron()
-    device = current_device()
     task = json.loads(Path(os.environ[TASK_VARIABLE]).read_text(encoding="utf-8"))
-    if device.name != "cpu":
-        import torch
-
-        getattr(torch, device.name).set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group(device.backend)
+    meet()
     folder = Path(task["folder"])
     if distributed.get_rank() == 0:
-        write_json_atomic(folder / _FINGERPRINT_FILE, fingerprint_of(device).to_json())
+        write_json_atomic(folder / _FINGERPRINT_FILE, fingerprint_of(current_device()).to_json())
     fill(folder, record_of(task["operators"], "operators of this task", list[Operator]), list(COLLECTIVES), list(SIZES))
     distributed.barrier()
     distributed.destroy_process_group()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from mindspeed_autoparallel.files import write_json_atomic
+from mindspeed_autoparallel.planner.tuner.links import SIZES
 from mindspeed_autoparallel.profiles.calibration_records import LinkRow, LinkRows, OperatorRow, OperatorRows
+from mindspeed_autoparallel.profiles.device import COLLECTIVES
 from mindspeed_autoparallel.profiles.knowledge import Operator
 from mindspeed_autoparallel.profiles.records import json_of, read_record, record_of
 from mindspeed_autoparallel.runtime.megatron.hybrid import cut_pattern, hybrid_pattern, set_pattern
@@ -48,6 +51,30 @@ def prepare(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
             time_pipeline(pipeline, built, forward_step, Path(task.result_dir))
 
     worker.measuring().take_over = take_over
+
+
+def sample_links_and_exit(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Handle tasks of kind ``links``: the ranks meet, sample collectives and end; no model is built."""
+    import torch.distributed as distributed
+
+    meet()
+    fill(Path(data["folder"]), [], list(COLLECTIVES), list(SIZES))
+    distributed.destroy_process_group()
+    sys.exit(0)
+
+
+def meet() -> None:
+    """Let this process take its device and join the others of its launch."""
+    import torch.distributed as distributed
+
+    from mindspeed_autoparallel.runtime.devices import current_device
+
+    device = current_device()
+    if device.name != "cpu":
+        import torch
+
+        getattr(torch, device.name).set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group(device.backend)
 
 
 def fill(folder: Path, operators: list[Operator], collectives: list[str], sizes: list[int]) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+from mindspeed_autoparallel.planner.tuner.links import fit
 from mindspeed_autoparallel.profiles.device import Collective
 
 _SMALL_BYTES = 4 * 1024
@@ -42,23 +42,21 @@ def measure_links(device: Any, num_processes_per_node: int, placed_on: Any = Non
             elif rank == peer:
                 distributed.recv(tensor, 0)
 
-        result[tier] = {"p2p": _fit(send, device)}
+        result[tier] = {"p2p": fit("p2p", 2, _times(send, device))}
     tier = "inter" if world_size > num_processes_per_node else "intra"
 
     def reduce(size: int) -> None:
         distributed.all_reduce(torch.zeros(size // 4, **where))
 
-    # One rank moves 2 (n - 1) / n of the buffer; the bandwidth is that of its link.
-    moved = 2 * (world_size - 1) / world_size
-    fitted = _fit(reduce, device)
-    result.setdefault(tier, {})["all_reduce"] = replace(fitted, bytes_per_s=fitted.bytes_per_s * moved)
+    result.setdefault(tier, {})["all_reduce"] = fit("all_reduce", world_size, _times(reduce, device))
     return result
 
 
-def _fit(operation: Callable[[int], None], device: Any) -> Collective:
+def _times(operation: Callable[[int], None], device: Any) -> list[tuple[int, float]]:
+    """Return bytes and microseconds of a small and of a large call, the fastest of several."""
     import torch.distributed as distributed
 
-    seconds = []
+    found = []
     for size in (_SMALL_BYTES, _LARGE_BYTES):
         samples = []
         for _ in range(_REPEATS):
@@ -70,7 +68,5 @@ def _fit(operation: Callable[[int], None], device: Any) -> Collective:
             # Everyone's time counts: a send may return before it has arrived.
             distributed.barrier()
             samples.append(time.perf_counter() - begin)
-        seconds.append(min(samples))
-    small, large = seconds
-    slope = max((large - small) / (_LARGE_BYTES - _SMALL_BYTES), 1e-13)
-    return Collective(latency_us=max(0.0, small - slope * _SMALL_BYTES) * 1e6, bytes_per_s=1.0 / slope)
+        found.append((size, min(samples) * 1e6))
+    return found

@@ -53,11 +53,21 @@ def links_of(results: Mapping[MeasuredAt, PointResult]) -> str:
     return next((result.links_from for result in results.values() if result.links_from), "")
 
 
-def played_links(device_name: str, given: Device | None, devices_per_node: int) -> tuple[dict[str, LinkTier], str]:
+def played_links(
+    device_name: str, given: Device | None, devices_per_node: int, between_nodes: LinkTier | None = None
+) -> tuple[dict[str, LinkTier], str]:
     """Return both tiers for a device that measures alone, and where they are from.
 
-    ``given``: the device that the user names; else the catalogue's of ``device_name``, else assumed figures.
+    ``between_nodes``: where nodes have measured it. What else there is comes from ``given``, the device that the user
+    names, else from the catalogue's of ``device_name``, else it is assumed.
     """
+    tiers, source = _unmeasured_links(device_name, given, devices_per_node)
+    if between_nodes is None:
+        return tiers, source
+    return {**tiers, "inter": between_nodes}, f"between nodes measured, one rank of each; inside a node {source}"
+
+
+def _unmeasured_links(device_name: str, given: Device | None, devices_per_node: int) -> tuple[dict[str, LinkTier], str]:
     try:
         device = given or find_device(device_name)
     except ConfigError:

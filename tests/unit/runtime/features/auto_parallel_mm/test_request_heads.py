@@ -98,6 +98,9 @@ def test_a_memory_limit_may_be_a_fraction_of_a_mib(tmp_path, mib, size):
         ({"simulated_nproc_per_node": 2}, {1, 2}, 2),
         ({"simulated_nproc_per_node": 1}, {1}, 0),
         ({"nproc_per_node": 2}, {1, 2}, 0),
+        # One device on each of several nodes: the first plays, unless nodes of the cluster have one device, too.
+        ({"nnodes": 2}, {1, 2, 4}, 4),
+        ({"nnodes": 2, "simulated_nnodes": 4, "simulated_nproc_per_node": 1}, {1}, 0),
     ],
 )
 def test_one_device_plays_a_rank_of_every_layout(tmp_path, flags, sizes, num_played):

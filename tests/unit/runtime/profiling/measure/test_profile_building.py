@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mindspeed_autoparallel.errors import ProfileError
-from mindspeed_autoparallel.profiles import MeasuredAt, Profile, read_profile
+from mindspeed_autoparallel.profiles import Collective, LinkTier, MeasuredAt, Profile, read_profile
 from mindspeed_autoparallel.profiles.records import PointResult, record_of
 from mindspeed_autoparallel.runtime.megatron.description import DescribedModule, Description
 from mindspeed_autoparallel.runtime.profiling.sources.building import build_profile, provenance_of
@@ -111,6 +111,13 @@ def test_links_of_a_device_that_measured_alone_say_where_they_are_from(name, sou
     cost, notes = device_cost(results)
     assert (cost.intra.default, cost.inter.default) == (tiers["intra"].default, tiers["inter"].default)
     assert links_of(results) == said and [note for note in notes if said in note]
+
+
+def test_links_that_nodes_have_measured_stand_beside_the_catalogue_s():
+    measured = LinkTier(default=Collective(latency_us=7.0, bytes_per_s=3e9))
+    tiers, said = played_links("H100", None, 8, measured)
+    assert tiers == {"intra": played_links("H100", None, 8)[0]["intra"], "inter": measured}
+    assert said == "between nodes measured, one rank of each; inside a node of H100, from the device catalogue"
 
 
 def test_assumed_links_are_said():
