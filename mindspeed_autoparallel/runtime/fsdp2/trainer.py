@@ -31,7 +31,10 @@ class NativeTrainer:
             node = self.arguments
             for part in parents:
                 node = getattr(node, part)
-            setattr(node, last, list(value) if isinstance(value, tuple) else value)
+            if value is None:
+                vars(node)[last] = None  # a default of the host's, which its own check of assignments refuses
+            else:
+                setattr(node, last, list(value) if isinstance(value, tuple) else value)
         parallel, training = self.arguments.parallel, self.arguments.training
         if any(key.endswith(("_size", "_steps")) for key in values):
             training.compute_distributed_training(parallel)

@@ -62,6 +62,7 @@ def with_features(case: dict[str, Any]) -> dict[str, Any]:
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
 
         model, config["mtp_num_layers"] = layouts.GPTModel, 1
+        config["mtp_loss_scaling_factor"] = 0.1  # 0.12 has no default
 
         def with_further_tokens(*, config: Any, transformer_layer_spec: Any, **more: Any) -> Any:
             block = get_gpt_mtp_block_spec(config, transformer_layer_spec, use_transformer_engine=False)
