@@ -52,15 +52,21 @@ def _fill(model: Any, place: str, name: str, module: Any, parameter: torch.Tenso
     if "norm" in whole:
         values += 1.0
     if split:
-        parts = values.split([size * own for own in _parts(whole, module, parameter, dimension)], dimension)
+        owner = model.get_submodule(place.rpartition(".")[0])
+        parts = values.split([size * own for own in _parts(whole, owner, module, parameter, dimension)], dimension)
         values = torch.cat([part.chunk(size, dimension)[rank] for part in parts], dimension)
     with torch.no_grad():
         parameter.copy_(values)
 
 
-def _parts(name: str, module: Any, parameter: torch.Tensor, dimension: int) -> list[int]:
-    """Return sizes on this rank of what lies one below the other in a matrix, each split by itself."""
+def _parts(name: str, owner: Any, module: Any, parameter: torch.Tensor, dimension: int) -> list[int]:
+    """Return sizes on this rank of what lies one below the other in a matrix, each split by itself.
+
+    ``owner``: the module that holds the parameter's ``module``.
+    """
     own = parameter.shape[dimension]
+    if (sizes := getattr(owner, "in_proj_split_sections", None)) and dimension == 0:  # a gated delta net's
+        return list(sizes) if "in_proj" in name else list(sizes[:3]) if "conv1d" in name else [own]
     if sizes := getattr(parameter, "partition_sizes", None):  # Mamba's projection
         return list(sizes)
     if "linear_fc1" in name and bool(getattr(module.config, "gated_linear_unit", False)):

@@ -100,3 +100,21 @@ def test_tied_embeddings_of_a_language_model_behind_a_stage_of_images_alone_are_
         "rank 1: 64",
         "rank 2: 64",
     ]
+
+
+def test_the_fsdp2_trainer_of_mindspeed_llm_refuses_a_flag_that_it_would_leave_out(tmp_path):
+    """Its parser drops words that it does not know: a training began as if the flag were not there."""
+    package = tmp_path / "mindspeed_llm" / "fsdp2" / "utils"
+    package.mkdir(parents=True)
+    (package / "arguments.py").write_text("def fsdp2_parse_args(rootclass):\n    return rootclass()\n")
+    lines = (
+        "import mindspeed_autoparallel",
+        "from mindspeed_llm.fsdp2.utils.arguments import fsdp2_parse_args as parse",
+    )
+    (tmp_path / "train_fsdp2.py").write_text("\n".join([*lines, "print(parse(dict), 'trains')"]))
+    command = [forked_python(), str(tmp_path / "train_fsdp2.py"), "a.yaml", "--parallel.fsdp_size", "2"]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment())
+    assert plain.stdout == "{} trains\n", plain.stderr[-2000:]
+    done = subprocess.run([*command, "--auto-tuning"], capture_output=True, text=True, timeout=100, env=environment())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "ConfigError: --auto-tuning works through Megatron" in done.stderr and "Traceback" not in done.stderr

@@ -33,6 +33,7 @@ CHECKS: tuple[Callable[[Node], Iterable[Finding]], ...] = (
     launch.check_model_sizes,
     launch.check_import,
     launch.check_search_launcher,
+    launch.check_fsdp2_trainer,
 )
 
 

@@ -24,6 +24,8 @@ _OWN_SPLITS = (
 )
 """Flags under which stages need not hold equally many layers."""
 _SWITCHES = ("--auto-parallel-mm", "--auto-parallel-plan", "--auto-tuning", "--operator-search", "--operator-plan")
+_FSDP2_PROGRAM = "train_fsdp2.py"
+"""MindSpeed-LLM's trainer without Megatron; its sizes are ``--parallel.fsdp_size`` and relatives."""
 _FIRST_MEGATRON = re.compile(r"^\s*(import|from)\s+(megatron|mindspeed)\b(?!_autoparallel)", re.MULTILINE)
 _SIZES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
 
@@ -105,6 +107,8 @@ def check_import(node: Node) -> Iterable[Finding]:
     """Check that the program imports this package, where the script gives flags of it."""
     script = node.script
     given = sorted(flag for flag in _SWITCHES if script.given(flag) is not None)
+    if _is_fsdp2(script):
+        return
     places = [Path(script.program), Path(script.path).parent / script.program] if script.program else []
     # A name that no file can have (too long, a NUL) is not there; Path raises at it.
     program = next((place for place in places if os.path.isfile(place)), None)  # noqa: PTH113
@@ -131,3 +135,24 @@ def check_search_launcher(node: Node) -> Iterable[Finding]:
             "the search starts and restarts measuring processes itself, once per node",
             "start the script with python on every node, with --nnodes, --nproc-per-node, --node-rank, --master-addr",
         )
+
+
+def check_fsdp2_trainer(node: Node) -> Iterable[Finding]:
+    """Check a script that starts MindSpeed-LLM's FSDP2 trainer, which takes no flag of this package."""
+    script = node.script
+    if not _is_fsdp2(script):
+        return
+    given = sorted(flag for flag in _SWITCHES if script.given(flag) is not None)
+    if given:
+        why = "It works through Megatron, which this trainer does not import: the run is refused."
+        yield problem("fsdp2", f"{given[0]} for MindSpeed-LLM's FSDP2 trainer", why, "leave it out")
+    shard, world = script.number("--parallel.fsdp_size", 0), num_processes(script)
+    what = f"MindSpeed-LLM's FSDP2 trainer: fsdp_size {shard or 'of its file'}, {world or 'unknown'} processes"
+    if shard and world and world % shard:
+        yield problem("fsdp2", what, "the processes cannot be divided evenly", f"--parallel.fsdp_size {world}")
+    else:
+        yield fine("fsdp2", what)
+
+
+def _is_fsdp2(script: Script) -> bool:
+    return script.program.rsplit("/", 1)[-1] == _FSDP2_PROGRAM

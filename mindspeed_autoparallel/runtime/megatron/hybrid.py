@@ -26,6 +26,12 @@ def hybrid_pattern(arguments: argparse.Namespace) -> str:
     return str(given or "").replace(_STAGE, "")
 
 
+def predicts_further_tokens(arguments: argparse.Namespace) -> bool:
+    """Return whether the model has layers of multi-token prediction: by their flag, or in the pattern, from which
+    Megatron reads their number while it validates."""
+    return bool(getattr(arguments, "mtp_num_layers", None)) or _PREDICTION in hybrid_pattern(arguments)
+
+
 def set_pattern(arguments: argparse.Namespace, pattern: str) -> None:
     """Let the host build the layers of ``pattern``, by whichever name the script gives its own."""
     setattr(arguments, PATTERN_ARGUMENT, pattern)

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="sources that match this expression")
     parser.add_argument("--first", type=int, default=0, help="the first of those")
     parser.add_argument("--every", type=int, default=1, help="of the trainings that differ, each so many-th")
+    parser.add_argument("--count", type=int, help="no more than so many")
     parser.add_argument("--by-flags", action="store_true", help="of those with the same set of flags, one")
     parser.add_argument("--train", action="store_true", help="train each by its plan for two devices as well")
     parser.add_argument("--table", nargs="+", type=Path, help="write the tables of docs/hosts.md from these rows")
@@ -59,7 +60,7 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
                     "source": found.source,
                     "program": found.program,
                     "file": str(collect.checkout_file(found)),
-                    "words": small.words,
+                    "words": tuple(_placed(word, checkout) for word in small.words),
                     "replaced": small.replaced,
                     "processes": small.num_processes,
                     "devices": 2 if options.train else 4,
@@ -74,7 +75,7 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
     drawn = [rows[0] | {"sources": [row["source"] for row in rows]} for rows in alike.values()]
     if options.by_flags:
         drawn = _unlike(drawn)
-    drawn = drawn[options.first :: options.every]
+    drawn = drawn[options.first :: options.every][: options.count]
     worker = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("stages.py"))]
     lines = "".join(json.dumps(task) + "\n" for task in drawn)
     with (
@@ -87,6 +88,11 @@ def _try(checkout: Path, options: argparse.Namespace) -> None:
         for line in served.stdout:
             rows.write(line)
             rows.flush()
+
+
+def _placed(word: str, checkout: Path) -> str:
+    """Return a relative path of the checkout's as an absolute one: trainings run in folders of their own."""
+    return str(checkout / word) if "/" in word and len(word) < 200 and (checkout / word).is_file() else word
 
 
 def _unlike(tasks: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -9,6 +9,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import hybrids
+
 from mindspeed_autoparallel import __version__
 from mindspeed_autoparallel.spec import Plan
 from mindspeed_autoparallel.spec.cluster import Cluster
@@ -109,6 +111,8 @@ class Row:
     """Words that the script has beside a plan."""
     script: str
     """A key of ``FEATURES["script"]``."""
+    program: str
+    """The checkout's script that trains it."""
     plans: tuple[Plan, ...]
 
 
@@ -118,8 +122,11 @@ def rows(
     """Yield ``count`` draws of ``seed``, from number ``first`` on; ``must``: what all of them have."""
     for number in range(first, first + count):
         draw = random.Random(f"{seed}/{number}")
-        given = dict(MUST[number]) if number < len(MUST) else {}
+        firsts = hybrids.MUST if must and "hybrid" in must else MUST
+        given = dict(firsts[number]) if number < len(firsts) else {}
         must_have = given if must is None else {**given, **must}
+        if "hybrid" in must_have:
+            must_have |= hybrids.drawn(draw, str(must_have.get("pattern", "")))
         chosen = _features(draw, must_have)
         yield _row(draw, number, chosen, must_have, num_plans)
 
@@ -139,35 +146,46 @@ def _features(draw: random.Random, must: dict[str, object]) -> dict[str, str]:
 
 
 def _row(draw: random.Random, number: int, chosen: dict[str, str], must: dict[str, object], num_plans: int) -> Row:
-    layers = draw.choice((3, 4, 5, 6, 7))
+    pattern = str(must.get("pattern", ""))
+    layers = len(pattern.partition("/")[0]) or draw.choice((3, 4, 5, 6, 7))
     extras = list(must.get("extras", ()))  # type: ignore[call-overload]
     extras += [name for name in EXTRAS if name not in extras and draw.random() < 0.2]
-    if chosen["attention"] == "mla" and "qk norm" in extras:
+    if (chosen["attention"] == "mla" or pattern) and "qk norm" in extras:
         extras.remove("qk norm")
     words = [f"--num-layers {layers}", *(options[chosen[group]] for group, options in FEATURES.items())]
+    if pattern:
+        words[0] = hybrids.WORDS + pattern
+        words.remove(FEATURES["prediction"][chosen["prediction"]])
     if "evaluation" not in extras:
         words.append("--eval-interval 1000 --eval-iters 0")
     words += [EXTRAS[name] for name in extras]
     own = draw.choice([name for name in OWN_LAYOUTS if name != "own PP" or layers % 2 == 0])
     plans = tuple(_plan(draw, layers, chosen, must) for _ in range(num_plans))
-    labels = (f"{layers} layers", *(name for name in chosen.values() if name), *extras, *([own] if own else []))
+    labels = (
+        pattern or f"{layers} layers",
+        *(name for name in chosen.values() if name),
+        *extras,
+        *([own] if own else []),
+    )
     return Row(
         number=number,
         labels=labels,
         words=" ".join(words).replace("{rest}", str(layers - 1)),
         own_layout=OWN_LAYOUTS[own],
         script=chosen["script"],
+        program="pretrain_hybrid.py" if pattern else "pretrain_gpt.py",
         plans=plans,
     )
 
 
 def _plan(draw: random.Random, num_layers: int, chosen: dict[str, str], must: dict[str, object]) -> Plan:
     layout = _layout(draw, num_layers, chosen, must)
-    counts = _split(draw, num_layers, layout)
+    counts = _split(draw, num_layers, layout, empty_ends="hybrid" not in must)
     # Megatron recomputes layers of multi-token prediction one by one.
     kind = draw.choice(("none", "full", "full", "full" if chosen["prediction"] else "full:2", "selective"))
     apart = None
-    if chosen["prediction"] and chosen["output"] == "untied" and layout.pipeline_size > 2 and layout.virtual_size == 1:
+    in_layout = chosen["prediction"] and "hybrid" not in must
+    if in_layout and chosen["output"] == "untied" and layout.pipeline_size > 2 and layout.virtual_size == 1:
         last = max(place for place, count in enumerate(counts) if count)
         apart = draw.choice([None, *range(max(last, 1), layout.num_virtual_stages - 1)])
     stages, first = [], 0
@@ -195,9 +213,10 @@ def _layout(draw: random.Random, num_layers: int, chosen: dict[str, str], must: 
     world = draw.choice((2, 2, 4))
     wanted_pipeline, wanted_expert = int(str(must.get("pipeline", 0))), int(str(must.get("expert", 0)))
     context = int(str(must.get("context", 1)))
-    world = 4 if (wanted_expert or context > 1) and wanted_pipeline else world
+    world = 4 if (wanted_expert or context > 1 or "tensor" in must) and wanted_pipeline else world
     while True:
-        tensor, pipeline = draw.choice((1, 1, 2)), wanted_pipeline or draw.choice((1, 2, 2, 4))
+        tensor = int(str(must.get("tensor", 0))) or draw.choice((1, 1, 2))
+        pipeline = wanted_pipeline or draw.choice((1, 2, 2, 4))
         data, rest = divmod(world, tensor * pipeline * context)
         expert = wanted_expert or (draw.choice((1, 2)) if experts else 1)
         virtual = int(str(must.get("virtual", draw.choice((1, 1, 2))))) if pipeline > 1 else 1
@@ -205,7 +224,7 @@ def _layout(draw: random.Random, num_layers: int, chosen: dict[str, str], must: 
         num_micro, odd = divmod(4 if chosen["steps"] == "ramp-up" else BATCH, max(data, 1) * micro)
         shared = draw.choice((0, 1)) if experts and tensor > 1 else 0
         holders = data * context * (tensor if shared else 1)
-        fits = holders % expert == 0 and num_layers >= pipeline * virtual - 1
+        fits = holders % expert == 0 and num_layers >= pipeline * virtual - ("hybrid" not in must)
         if not rest and data and not odd and fits and (virtual == 1 or num_micro % pipeline == 0):
             break
     groups = [0] if chosen["steps"] == "ramp-up" else [0, num_micro]
@@ -224,15 +243,15 @@ def _layout(draw: random.Random, num_layers: int, chosen: dict[str, str], must: 
         sequence_parallel=tensor > 1 and (experts or draw.random() < 0.5),
         distributed_optimizer=distributed,
         overlap_gradient_reduce=draw.random() < 0.3,
-        standalone_ends=True,
+        standalone_ends="hybrid" not in must,
     )
 
 
-def _split(draw: random.Random, num_layers: int, layout: Layout) -> list[int]:
+def _split(draw: random.Random, num_layers: int, layout: Layout, *, empty_ends: bool) -> list[int]:
     """Return layers of each virtual stage, at least one; the first and the last may have none."""
     stages = layout.num_virtual_stages
     least = [1] * stages
-    if stages > 1:
+    if stages > 1 and empty_ends:
         for end in (0, -1):
             least[end] = draw.choice((0, 1, 1)) if sum(least) <= num_layers else 0
     counts = list(least)

@@ -82,6 +82,7 @@ _MUST: dict[str, dict[str, object]] = {
     "context": {"context": 2, "script": ""},
     "resume": {"steps": "iterations", "script": "", "distributed": True},
     "digests": {},
+    "hybrid": {"hybrid": True, "script": ""},
 }
 
 
@@ -144,9 +145,9 @@ class Checkout:
             builder.add_document(tokens, [len(tokens)])
         builder.finalize(f"{self.data}.idx")
 
-    def script(self, kind: str, start: str = "", end: str = "") -> str:
-        """Return pretrain_gpt.py with our import, the same parameters in every layout, and what ``kind`` adds."""
-        text = (self.sources / "pretrain_gpt.py").read_text()
+    def script(self, row: draw.Row, start: str = "", end: str = "") -> str:
+        """Return the row's program with our import, the same parameters in every layout, and what the row adds."""
+        text, kind = (self.sources / row.program).read_text(), row.script
         main = re.search(r"^if __name__ == ['\"]__main__['\"]:.*\n", text, re.MULTILINE)
         assert main is not None
         body = text[main.end() :]
@@ -164,7 +165,7 @@ class Checkout:
         self.runs += 1
         folder = self.folder / str(self.runs)
         folder.mkdir()
-        file = folder / "pretrain_gpt.py"
+        file = folder / "training.py"
         file.write_text(script)
         vocabulary = "4095" if self.release < (0, 13) else "511"
         mcore = "--use-mcore-models" if self.release < (0, 17) else ""
@@ -176,11 +177,15 @@ class Checkout:
 
     def context(self, row: draw.Row) -> list[str]:
         """As ``plans``, with context parallelism: attention over gathered keys stands in for Transformer Engine's."""
-        return self.plans(row, self.script(row.script, _CONTEXT))
+        return self.plans(row, self.script(row, _CONTEXT))
+
+    def hybrid(self, row: draw.Row) -> list[str]:
+        """As ``plans``, of hybrid models: Mamba's kernels and those of gated delta nets are stand-ins."""
+        return self.plans(row)
 
     def resume(self, row: draw.Row) -> list[str]:
         """Train three steps by the first plan, and three by each of them, from a copy that ``convert`` made."""
-        script, words = self.script(row.script), row.words.replace("--train-iters 3", "--train-iters 6")
+        script, words = self.script(row), row.words.replace("--train-iters 3", "--train-iters 6")
         saved, copy = self.folder / f"saved{row.number}", self.folder / f"copy{row.number}"
         reshardable = "--ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable"
         kept = f"{reshardable} --save-interval 3 --exit-interval 3 --save"
@@ -221,13 +226,13 @@ class Checkout:
         """Return losses and a digest of all parameters of the script's own layout, without a flag of ours."""
         own = f"{row.words} {row.own_layout}"
         parallel = "parallel-size" in own
-        ran = self.run(self.script(row.script, end=_DIGEST), own, 2 if parallel or row.number % 2 else 1)
+        ran = self.run(self.script(row, end=_DIGEST), own, 2 if parallel or row.number % 2 else 1)
         return _error(ran) if ran.exit_code else f"{Figures.of(ran)} {sorted(set(_DIGESTS.findall(ran.output)))}"
 
     def plans(self, row: draw.Row, script: str = "") -> list[str]:
         """Return for each plan of ``row`` how it ended: "equal", the line of a refusal, or what is wrong."""
-        one = self.run(self.script(row.script), row.words)
-        script = script or self.script(row.script)
+        one = self.run(self.script(row), row.words)
+        script = script or self.script(row)
         if one.exit_code:
             return ["one process fails: " + _error(one)]
         ends = []

@@ -21,7 +21,7 @@ from mindspeed_autoparallel.runtime.features.apply_plan.hetero import apply_hete
 from mindspeed_autoparallel.runtime.features.apply_plan.own_run import add_run
 from mindspeed_autoparallel.runtime.features.apply_plan.request import PlanRequest
 from mindspeed_autoparallel.runtime.megatron.description import Description
-from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, hybrid_pattern
+from mindspeed_autoparallel.runtime.megatron.hybrid import OLD_ARGUMENT, hybrid_pattern, predicts_further_tokens
 from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     CHUNKS_ARGUMENT,
     EMBEDDING_ARGUMENT,
@@ -243,8 +243,8 @@ def _check_groups(plan: Plan, policy: RecomputePolicy, arguments: argparse.Names
     size, counts = policy.layers_per_group, plan.layers_of(plan.model.modules[0].name)
     if size < 2:
         return
-    if getattr(arguments, "mtp_num_layers", None):
-        reason = "Megatron recomputes layers of multi-token prediction (--mtp-num-layers) one by one alone"
+    if predicts_further_tokens(arguments):
+        reason = "Megatron recomputes layers of multi-token prediction one by one alone"
     elif any(count % size for count in counts) and within(release_of("megatron-core"), "<0.18"):
         reason = f"this Megatron takes whole groups alone; the plan has {list(counts)} layers on its stages"
     else:

@@ -233,6 +233,20 @@ def test_search_under_torchrun_is_a_problem(node_with: Make) -> None:
     assert statuses(launch.check_search_launcher(node_with(script=script))) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--nproc_per_node 16 train_fsdp2.py a.yaml --parallel.fsdp_size 16", [OK]),
+        ("--nproc_per_node 16 ./train_fsdp2.py a.yaml", [OK]),
+        ("--nproc_per_node 16 train_fsdp2.py a.yaml --parallel.fsdp_size 12", [PROBLEM]),
+        ("--nproc_per_node 8 train_fsdp2.py a.yaml --parallel.fsdp_size 8 --auto-parallel-mm", [PROBLEM, OK]),
+        ("--nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2", []),
+    ],
+)
+def test_the_fsdp2_trainer_of_mindspeed_llm_is_recognised(node_with: Make, words: str, expected: list[str]) -> None:
+    assert statuses(launch.check_fsdp2_trainer(node_with(script=parse_script(f"torchrun {words}")))) == expected
+
+
 def test_every_check_stands_a_bare_machine(tmp_path: Path) -> None:
     node = Node(root=tmp_path)
     for check in CHECKS:

@@ -27,7 +27,7 @@ def test_searching_and_training_by_a_plan_are_two_runs(monkeypatch, other):
     assert started == []
 
 
-ALWAYS = {"parse_args", "set_global_variables", "import_plugin"}
+ALWAYS = {"parse_args", "set_global_variables", "import_plugin", "fsdp2_parse_args"}
 ARMED = """
 import json, sys
 flags = json.loads(sys.argv[1])

@@ -480,10 +480,11 @@ def test_a_language_model_recomputes_modules_or_groups_of_layers_as_planned(kind
     assert (*found, arguments.recompute_modules) == expected
 
 
-def test_groups_of_layers_beside_multi_token_prediction_are_refused(flags_job):
+@pytest.mark.parametrize("given", [{"mtp_num_layers": 1}, {"hybrid_layer_pattern": "M*M*/M"}])
+def test_groups_of_layers_beside_multi_token_prediction_are_refused(flags_job, given):
     plan = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 2]}, kind="full:2")
-    with pytest.raises(PlanError, match=r"full \(groups of 2\), and Megatron .*--mtp-num-layers"):
-        prepare(flags_job(plan, mtp_num_layers=1))
+    with pytest.raises(PlanError, match=r"full \(groups of 2\), and Megatron recomputes layers of multi-token"):
+        prepare(flags_job(plan, **given))
 
 
 @pytest.mark.parametrize(

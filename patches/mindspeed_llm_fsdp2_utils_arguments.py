@@ -1,0 +1,38 @@
+"""mindspeed_llm.fsdp2.utils.arguments: the parser of MindSpeed-LLM's FSDP2 trainer, which leaves unknown words out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mindspeed_autoparallel.patching import Patch
+
+
+def refuse_our_flags(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, object]
+) -> Any:
+    """End the process where a flag of ours is on the command line; parse it otherwise."""
+    from mindspeed_autoparallel.errors import ConfigError, told_in_a_line
+    from mindspeed_autoparallel.runtime.flags import flags_given
+
+    given = sorted(flags_given(getattr(sys, "argv", [])[1:]))
+    with told_in_a_line():
+        if given:
+            raise ConfigError(
+                f"{given[0]} works through Megatron, and this is MindSpeed-LLM's FSDP2 trainer, which would train as "
+                "if the flag were not there. Leave it out; docs/fsdp2.md lists which trainers are planned."
+            )
+    return wrapped(*args, **kwargs)
+
+
+PATCHES = [
+    Patch(
+        target="mindspeed_llm.fsdp2.utils.arguments:fsdp2_parse_args",
+        wrapper=refuse_our_flags,
+        distribution="mindspeed-llm",
+        parameters=("rootclass",),
+        why="MindSpeed-LLM's FSDP2 trainer leaves out words that it does not know: with a flag of ours it would train "
+        "as if the flag were not there.",
+    ),
+]
