@@ -1,8 +1,10 @@
-"""A split of a language model's layers in MindSpeed-LLM's own words."""
+"""What MindSpeed and MindSpeed-LLM read from the command line before a plan can set it: splits of layers, and whether
+attention runs under context parallelism."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -46,4 +48,16 @@ def check_list_was_given(stages: Mapping[str, object], arguments: argparse.Names
         raise PlanError(
             f"{path} has {wanted} layers on its stages, and MindSpeed-LLM reads such a split from the command line "
             f"before a plan can set it (given: {given or 'none'}). Add --num-layer-list {wanted} to the script's flags."
+        )
+
+
+def check_context_was_given(given: int, planned: int, path: Path) -> None:
+    """Raise ``PlanError`` where MindSpeed patched attention for another context-parallel size than the plan's.
+
+    It chooses its attention while it is imported, by whether the size ``given`` on the command line is above 1.
+    """
+    if "mindspeed.features_manager" in sys.modules and (given > 1) != (planned > 1):
+        raise PlanError(
+            f"{path} has context-parallel size {planned}, and MindSpeed chooses its attention from the command line "
+            f"before a plan can set the size (given: {given}). Give the script --context-parallel-size {planned}."
         )

@@ -24,7 +24,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument(
-        "--kind", choices=("plans", "hybrid", "resume", "context", "digests"), default="plans", help="what is compared"
+        "--kind",
+        choices=("plans", "hybrid", "mindspeed", "resume", "context", "digests"),
+        default="plans",
+        help="what is compared",
     )
     parser.add_argument("--path", default="", help="more folders for PYTHONPATH, separated by ':'")
     options = parser.parse_args()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import hybrids
+import mindspeed_rows
 
 from mindspeed_autoparallel import __version__
 from mindspeed_autoparallel.spec import Plan
@@ -90,6 +91,7 @@ MUST = (
     {"experts": "first dense", "attention": "mla", "prediction": "mtp2", "pipeline": 2},
 )
 """What the first draws have, whatever else is drawn beside it."""
+_FIRSTS: dict[object, Sequence[dict[str, object]]] = {"hybrid": hybrids.MUST, "mindspeed": mindspeed_rows.MUST}
 _SHARE = {
     "bias": (2, 1, 1),
     "experts": (4, 1, 1, 1, 1, 1, 1),
@@ -122,10 +124,10 @@ def rows(
     """Yield ``count`` draws of ``seed``, from number ``first`` on; ``must``: what all of them have."""
     for number in range(first, first + count):
         draw = random.Random(f"{seed}/{number}")
-        firsts = hybrids.MUST if must and "hybrid" in must else MUST
-        given = dict(firsts[number]) if number < len(firsts) else {}
-        must_have = given if must is None else {**given, **must}
-        if "hybrid" in must_have:
+        must_have = must or {}
+        firsts = _FIRSTS.get(must_have.get("kind"), MUST)
+        must_have = {**(firsts[number] if number < len(firsts) else {}), **must_have}
+        if must_have.get("kind") == "hybrid":
             must_have |= hybrids.drawn(draw, str(must_have.get("pattern", "")))
         chosen = _features(draw, must_have)
         yield _row(draw, number, chosen, must_have, num_plans)
@@ -160,6 +162,9 @@ def _row(draw: random.Random, number: int, chosen: dict[str, str], must: dict[st
         words.append("--eval-interval 1000 --eval-iters 0")
     words += [EXTRAS[name] for name in extras]
     own = draw.choice([name for name in OWN_LAYOUTS if name != "own PP" or layers % 2 == 0])
+    if must.get("kind") == "mindspeed":
+        extras, own = [], ""
+        words = [*words[: 1 + len(FEATURES)], mindspeed_rows.WORDS, str(must.get("words", ""))]
     plans = tuple(_plan(draw, layers, chosen, must) for _ in range(num_plans))
     labels = (
         pattern or f"{layers} layers",
@@ -180,11 +185,11 @@ def _row(draw: random.Random, number: int, chosen: dict[str, str], must: dict[st
 
 def _plan(draw: random.Random, num_layers: int, chosen: dict[str, str], must: dict[str, object]) -> Plan:
     layout = _layout(draw, num_layers, chosen, must)
-    counts = _split(draw, num_layers, layout, empty_ends="hybrid" not in must)
+    counts = _split(draw, num_layers, layout, empty_ends="kind" not in must)
     # Megatron recomputes layers of multi-token prediction one by one.
     kind = draw.choice(("none", "full", "full", "full" if chosen["prediction"] else "full:2", "selective"))
     apart = None
-    in_layout = chosen["prediction"] and "hybrid" not in must
+    in_layout = chosen["prediction"] and "kind" not in must
     if in_layout and chosen["output"] == "untied" and layout.pipeline_size > 2 and layout.virtual_size == 1:
         last = max(place for place, count in enumerate(counts) if count)
         apart = draw.choice([None, *range(max(last, 1), layout.num_virtual_stages - 1)])
@@ -224,7 +229,7 @@ def _layout(draw: random.Random, num_layers: int, chosen: dict[str, str], must: 
         num_micro, odd = divmod(4 if chosen["steps"] == "ramp-up" else BATCH, max(data, 1) * micro)
         shared = draw.choice((0, 1)) if experts and tensor > 1 else 0
         holders = data * context * (tensor if shared else 1)
-        fits = holders % expert == 0 and num_layers >= pipeline * virtual - ("hybrid" not in must)
+        fits = holders % expert == 0 and num_layers >= pipeline * virtual - ("kind" not in must)
         if not rest and data and not odd and fits and (virtual == 1 or num_micro % pipeline == 0):
             break
     groups = [0] if chosen["steps"] == "ramp-up" else [0, num_micro]
@@ -243,7 +248,7 @@ def _layout(draw: random.Random, num_layers: int, chosen: dict[str, str], must: 
         sequence_parallel=tensor > 1 and (experts or draw.random() < 0.5),
         distributed_optimizer=distributed,
         overlap_gradient_reduce=draw.random() < 0.3,
-        standalone_ends="hybrid" not in must,
+        standalone_ends="kind" not in must,
     )
 
 

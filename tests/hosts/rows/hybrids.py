@@ -10,7 +10,7 @@ WORDS = (
     "--hybrid-layer-pattern "
 )
 """Of every hybrid model; the pattern follows."""
-MUST = (
+MUST: tuple[dict[str, object], ...] = (
     {"pattern": "*-*-*-", "pipeline": 2},
     {"pattern": "M-*-M", "tensor": 2, "pipeline": 1},
     {"pattern": "ME*E", "expert": 2},

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import draw
+import mindspeed_rows
 from forked_host import fork, import_megatron, release_of, run_ranks
 from host_runs import Ran
 
@@ -82,7 +83,8 @@ _MUST: dict[str, dict[str, object]] = {
     "context": {"context": 2, "script": ""},
     "resume": {"steps": "iterations", "script": "", "distributed": True},
     "digests": {},
-    "hybrid": {"hybrid": True, "script": ""},
+    "hybrid": {"kind": "hybrid", "script": ""},
+    "mindspeed": {"kind": "mindspeed"},
 }
 
 
@@ -126,7 +128,9 @@ class Checkout:
 
     def __init__(self, sources: Path, folder: Path) -> None:
         self.sources, self.folder, self.runs = sources, folder, 0
-        self.release = tuple(map(int, release_of([sources]).split(".")))
+        places = [sources, *map(Path, os.environ["PYTHONPATH"].split(os.pathsep))]
+        self.release = tuple(map(int, release_of(places).split(".")))
+        self.mindspeed = (sources / "mindspeed_llm").is_dir()
         self.seconds = 0.0
         self.data = folder / "data" / "text"
         self._write_data()
@@ -169,7 +173,8 @@ class Checkout:
         file.write_text(script)
         vocabulary = "4095" if self.release < (0, 13) else "511"
         mcore = "--use-mcore-models" if self.release < (0, 17) else ""
-        line = f"{COMMON} --global-batch-size {draw.BATCH} --vocab-size {vocabulary} {mcore} {words}"
+        common = mindspeed_rows.common(COMMON) if self.mindspeed else COMMON
+        line = f"{common} --global-batch-size {draw.BATCH} --vocab-size {vocabulary} {mcore} {words}"
         line = line.format(data=self.data, cache=self.folder / "cache")
         ran = run_ranks(file, line.split(), world, folder, limit_s=150)
         self.seconds += ran.seconds
@@ -180,8 +185,10 @@ class Checkout:
         return self.plans(row, self.script(row, _CONTEXT))
 
     def hybrid(self, row: draw.Row) -> list[str]:
-        """As ``plans``, of hybrid models: Mamba's kernels and those of gated delta nets are stand-ins."""
+        """As ``plans``, of trainings whose kernels are stand-ins: hybrid models, and MindSpeed-LLM's."""
         return self.plans(row)
+
+    mindspeed = hybrid
 
     def resume(self, row: draw.Row) -> list[str]:
         """Train three steps by the first plan, and three by each of them, from a copy that ``convert`` made."""
@@ -220,6 +227,7 @@ class Checkout:
     def _by_plan(self, script: str, words: str, plan: Plan) -> Ran:
         file = self.folder / "plan.json"
         plan.write(file)
+        words += mindspeed_rows.of_plan(plan) if self.mindspeed else ""
         return self.run(script, f"{words} --auto-parallel-plan {file}", plan.layout.num_devices)
 
     def digests(self, row: draw.Row) -> str:

@@ -42,7 +42,11 @@ from mindspeed_autoparallel.runtime.megatron.layout_arguments import (
     sizes,
     stage_arguments,
 )
-from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import LIST_ARGUMENT, check_list_was_given
+from mindspeed_autoparallel.runtime.megatron.mindspeed_llm import (
+    LIST_ARGUMENT,
+    check_context_was_given,
+    check_list_was_given,
+)
 from mindspeed_autoparallel.runtime.megatron.mindspeed_mm import (
     check_deepstack,
     is_mindspeed_mm,
@@ -74,6 +78,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     path, plan, description, calibrated = request.path, request.plan, request.description, request.calibration_file
     before = dict(vars(arguments))
     check_pairs(plan, arguments)
+    check_context_was_given(int(before.get("context_parallel_size") or 1), plan.layout.context_size, path)
     _set_all(arguments, {**sizes(plan), **_kept_overlap(plan, arguments), **_kept_pairs(plan, arguments)})
 
     def teach(ranks: list[MeasuredRank]) -> None:

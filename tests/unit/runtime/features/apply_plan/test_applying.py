@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -501,6 +502,20 @@ def test_a_group_that_a_stage_does_not_fill_is_refused_where_megatron_would_end(
         assert arguments.recompute_num_layers == 2
         return
     with pytest.raises(PlanError, match=r"this Megatron takes whole groups alone; the plan has \[3, 1\] layers"):
+        prepare(arguments)
+
+
+@pytest.mark.parametrize(("given", "planned", "accepted"), [(1, 2, False), (2, 1, False), (4, 2, True), (1, 1, True)])
+def test_mindspeed_needs_context_parallelism_on_the_command_line(flags_job, monkeypatch, given, planned, accepted):
+    """It patches attention while it is imported: every rank attended to its own part of the sequence alone."""
+    arguments = flags_job(make_plan({"text_decoder": [1, 3]}, context_size=planned), context_parallel_size=given)
+    monkeypatch.setenv("WORLD_SIZE", str(2 * planned))
+    monkeypatch.setitem(sys.modules, "mindspeed.features_manager", types.ModuleType("mindspeed.features_manager"))
+    if accepted:
+        prepare(arguments)
+        assert arguments.context_parallel_size == planned
+        return
+    with pytest.raises(PlanError, match=rf"given: {given}\). Give the script --context-parallel-size {planned}"):
         prepare(arguments)
 
 
