@@ -16,8 +16,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_autoparallel.errors import ConfigError
+
 if TYPE_CHECKING:
     from mindspeed_autoparallel.patching.patch import Patch
+
+
+_NO_SCRIPTS = (".json", ".py", ".toml", ".ini")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
     from mindspeed_autoparallel.runtime.doctor.report import as_json, as_text, export_lines
     from mindspeed_autoparallel.runtime.doctor.script import read_script
 
-    configuration = arguments.script if arguments.script and arguments.script.suffix in (".yaml", ".yml") else None
+    suffix = arguments.script.suffix if arguments.script else ""
+    if suffix in _NO_SCRIPTS:
+        raise ConfigError(
+            f"{arguments.script} is no launch script: --script takes a shell script, or a YAML of an FSDP2 trainer. "
+            "Give the script that starts the training."
+        )
+    configuration = arguments.script if suffix in (".yaml", ".yml") else None
     script = read_script(arguments.script) if arguments.script and configuration is None else None
     peers = [peer for peer in arguments.peers.split(",") if peer]
     findings = check_native_file(configuration) if configuration else examine(this_node(script, peers), _patches())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from mindspeed_autoparallel.files import read_text
 from mindspeed_autoparallel.hosts.mindspeed_mm import NativeConfig, read_native
 from mindspeed_autoparallel.hosts.mindspeed_mm_keys import idle_keys
 from mindspeed_autoparallel.hosts.patterns import EVERY_INDEX, compile_pattern, matching_names
+from mindspeed_autoparallel.hosts.trainers import read_trainer_file
 from mindspeed_autoparallel.runtime.doctor.finding import Finding, advice, fine, problem, unknown
 
 _LISTS = (
@@ -26,10 +28,13 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_native_file(path: Path) -> list[Finding]:
-    """Return findings of every check; one problem alone where the file cannot be read."""
+    """Return findings of every check; one alone where the file cannot be read, or is another trainer's."""
     try:
         config = read_native(path)
     except ConfigError as error:
+        with contextlib.suppress(ConfigError):
+            trainer = read_trainer_file(path).trainer.name
+            return [unknown("fsdp2 file", f"{path.name} is a file of {trainer}: it is not checked")]
         return [problem("fsdp2 file", str(error), "The trainer stops before it builds the model.")]
     checks = (_keys, _patterns, _module_names, _prefetch_order, _offload, _experts, _chunks, _defaults, _wrapping)
     found = [finding for check in checks for finding in check(config)]

@@ -11,6 +11,7 @@ from mindspeed_autoparallel.runtime.flags.registration import (
     flag_groups,
     flags_given,
     flags_of_host,
+    keys_given,
     missing_flags,
     without_switches,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "flags_given",
     "flags_of",
     "flags_of_host",
+    "keys_given",
     "missing_flags",
     "read_flags",
     "without_switches",

@@ -36,11 +36,26 @@ def flag_groups() -> Iterator[type[FlagGroup]]:
     yield from (NodeFlags, ProfileSourceFlags, DataFlags)
 
 
+_OFF = ("", "0", "false", "none", "null")
+
+
 def flags_given(argv: Sequence[str]) -> set[str]:
     """Return the names of our flags that stand on the command line ``argv`` (``--name`` or ``--name=value``)."""
     words = {word.split("=", 1)[0] for word in argv if word.startswith("--")}
     words |= {word.replace("_", "-") for word in words}
     return words & {flag.name for group in flag_groups() for flag in flags_of(group)}
+
+
+def keys_given(argv: Sequence[str]) -> dict[str, str]:
+    """Return our flags that ``argv`` writes as Hydra's keys (``+auto_parallel_mm=true``), with the words."""
+    names = {flag.destination: flag.name for group in flag_groups() for flag in flags_of(group)}
+    found = {}
+    for word in argv:
+        key, equals, value = word.partition("=")
+        name = names.get(key.lstrip("+").rpartition(".")[2].replace("-", "_"))
+        if name and equals and not word.startswith("-") and value.lower() not in _OFF:
+            found[name] = word
+    return found
 
 
 def missing_flags(parser: argparse.ArgumentParser) -> list[tuple[type[FlagGroup], Flag]]:

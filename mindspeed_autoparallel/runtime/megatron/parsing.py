@@ -17,6 +17,7 @@ from mindspeed_autoparallel.runtime.flags import (
     flags_given,
     flags_of,
     flags_of_host,
+    keys_given,
     missing_flags,
 )
 from mindspeed_autoparallel.runtime.megatron.features import (
@@ -40,6 +41,7 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
         return parse(*args, **kwargs)
     with told_in_a_line():
         _refuse_lost_flags()
+        _refuse_keys(keys_given(sys.argv[1:]))
     rest = dict(kwargs)
     provider = args[0] if args else cast("ParserHook | None", rest.pop("extra_args_provider", None))
     added: list[Flag] = []
@@ -57,9 +59,11 @@ def parse_with_our_flags(parse: Callable[..., Any], args: tuple[Any, ...], kwarg
     arguments = parse(provider_with_ours, *args[1:], **rest)
     with told_in_a_line():
         _refuse_yaml(arguments)
+        on = flags_that_are_true(arguments)
+        _refuse_keys({name: word for name, word in keys_given(sys.orig_argv).items() if not on})
         if os.environ.get(TASK_VARIABLE):
             after_parsing(arguments, of_host)
-        elif added or flags_that_are_true(arguments):
+        elif added or on:
             _fill(arguments)
             _refuse_unread_flags(arguments, added)
             after_parsing(arguments, of_host)
@@ -96,6 +100,13 @@ def _refuse_lost_flags() -> None:
             f"{lost[0]} was on the command line, and the script replaced the command line before Megatron parsed it. "
             f"Put {lost[0].lstrip('-')} where the script reads its arguments from (its YAML file), or drop the flag."
         )
+
+
+def _refuse_keys(given: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` for flags of ours that are ``given`` as Hydra's keys, which no Megatron parser reads."""
+    if given and not os.environ.get(TASK_VARIABLE):
+        name, word = next(iter(given.items()))
+        raise ConfigError(f"{word} has no effect here: Megatron's parser reads no such key. Write {name}.")
 
 
 def _refuse_yaml(arguments: object) -> None:

@@ -33,3 +33,28 @@ def test_export_lines_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.split("\n")
     assert "export CUDA_LAUNCH_BLOCKING=0" in lines
     assert all(line.startswith("export ") for line in lines if line)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code", "said"),
+    [
+        ("config.json", "{}", 2, "config.json is no launch script"),
+        ("missing.sh", None, 2, "missing.sh"),
+        ("broken.yaml", "a: [1", 1, "broken.yaml"),
+        ("other.yaml", "a: 1\n", 1, "no section 'parallel'"),
+        ("llm.yaml", "parallel:\n  fsdp_size: 8\n  fsdp_modules: [a]\n", 0, "is a file of MindSpeed-LLM"),
+        (
+            "arrays.sh",
+            "A=(--tensor-model-parallel-size 3)\ntorchrun --nproc-per-node 8 t.py ${A[@]}\n",
+            1,
+            "TP 3 x PP 1",
+        ),
+    ],
+)
+def test_a_wrong_script_in_each_form_ends_with_a_line(tmp_path, capsys, name, text, code, said) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert main(["doctor", "--script", str(tmp_path / name)]) == code
+    output = capsys.readouterr()
+    assert said in (output.err if code == 2 else output.out)
+    assert "Traceback" not in output.err

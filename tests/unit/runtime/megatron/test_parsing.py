@@ -61,6 +61,28 @@ def test_a_flag_that_the_script_loses_before_parsing_is_an_error(monkeypatch, se
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["on sys.argv", "taken by Hydra"])
+@pytest.mark.parametrize("word", ["auto_parallel_mm=true", "+auto_parallel_mm=1", "trainer.auto-parallel-plan=p.json"])
+def test_a_flag_that_is_written_as_a_key_of_hydras_is_an_error(monkeypatch, seen, capsys, word, kept):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "script.py", word])
+    with_argv(monkeypatch, *([word] if kept else []))
+    with pytest.raises(SystemExit) as ended:
+        parsing.parse_with_our_flags(parse, (), {})
+    assert ended.value.code == 2
+    assert f"ConfigError: {word} has no effect here" in capsys.readouterr().err
+    assert seen == []
+
+
+def test_a_key_of_hydras_that_is_off_or_became_a_flag_is_none(monkeypatch, seen):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "script.py", "auto_parallel_mm=false", "lr=1"])
+    with_argv(monkeypatch)
+    parsing.parse_with_our_flags(parse, (), {})
+    monkeypatch.setattr(sys, "orig_argv", ["python", "script.py", "auto_parallel_mm=true"])
+    with_argv(monkeypatch, "--auto-parallel-mm")
+    parsing.parse_with_our_flags(parse, (), {})
+    assert len(seen) == 1
+
+
 def test_a_flag_that_is_on_by_default_is_seen_with_the_defaults_of_the_others(monkeypatch, seen):
     with_argv(monkeypatch)
 
