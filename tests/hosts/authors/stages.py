@@ -168,6 +168,8 @@ def _run(task: dict[str, Any], folder: Path, log: Path, result: Path, flags: lis
     _end_at_first_launch()
     _end_after_validation(result)
     places = {"WORLD_SIZE": str(world), "RANK": "0", "LOCAL_RANK": "0"}
+    if any("fsdp" in word for word in task["words"]):
+        places["CUDA_DEVICE_MAX_CONNECTIONS"] = "8"  # as their authors export it: Megatron asserts it
     return run_program(Path(task["file"]), [*task["words"], *flags], folder, log, places)
 
 

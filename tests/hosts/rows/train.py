@@ -130,10 +130,11 @@ class Checkout:
         self.sources, self.folder, self.runs = sources, folder, 0
         places = [sources, *map(Path, os.environ["PYTHONPATH"].split(os.pathsep))]
         self.release = tuple(map(int, release_of(places).split(".")))
-        self.mindspeed = (sources / "mindspeed_llm").is_dir()
+        self.of_mindspeed = (sources / "mindspeed_llm").is_dir()
         self.seconds = 0.0
         self.data = folder / "data" / "text"
-        self._write_data()
+        if not self.of_mindspeed:
+            self._write_data()
 
     def _write_data(self) -> None:
         import random
@@ -173,7 +174,7 @@ class Checkout:
         file.write_text(script)
         vocabulary = "4095" if self.release < (0, 13) else "511"
         mcore = "--use-mcore-models" if self.release < (0, 17) else ""
-        common = mindspeed_rows.common(COMMON) if self.mindspeed else COMMON
+        common = mindspeed_rows.common(COMMON) if self.of_mindspeed else COMMON
         line = f"{common} --global-batch-size {draw.BATCH} --vocab-size {vocabulary} {mcore} {words}"
         line = line.format(data=self.data, cache=self.folder / "cache")
         ran = run_ranks(file, line.split(), world, folder, limit_s=150)
@@ -227,7 +228,7 @@ class Checkout:
     def _by_plan(self, script: str, words: str, plan: Plan) -> Ran:
         file = self.folder / "plan.json"
         plan.write(file)
-        words += mindspeed_rows.of_plan(plan) if self.mindspeed else ""
+        words += mindspeed_rows.of_plan(plan) if self.of_mindspeed else ""
         return self.run(script, f"{words} --auto-parallel-plan {file}", plan.layout.num_devices)
 
     def digests(self, row: draw.Row) -> str:
@@ -266,7 +267,8 @@ def main() -> None:
 
 
 def _plans(kind: str, sources: Path, rows: list[draw.Row]) -> int:
-    import_megatron()
+    # MindSpeed's patches must come before Megatron's own imports, and depend on the command line of each training.
+    (mindspeed_rows.import_libraries if kind == "mindspeed" else import_megatron)()
     wrong = 0
     with tempfile.TemporaryDirectory() as text:
         checkout = Checkout(sources, Path(text))

@@ -79,6 +79,7 @@ def apply(request: PlanRequest, arguments: argparse.Namespace) -> None:
     before = dict(vars(arguments))
     check_pairs(plan, arguments)
     check_context_was_given(int(before.get("context_parallel_size") or 1), plan.layout.context_size, path)
+    _refuse_unsaved(plan, arguments)
     _set_all(arguments, {**sizes(plan), **_kept_overlap(plan, arguments), **_kept_pairs(plan, arguments)})
 
     def teach(ranks: list[MeasuredRank]) -> None:
@@ -156,6 +157,21 @@ def _tell_replaced(before: Mapping[str, object], after: Mapping[str, object]) ->
         new = after[name]
         if old != new and (name in given or (old is True and not new)):
             print(f"replaced by the plan: --{name.replace('_', '-')}, {old} in the script, {new} now", flush=True)
+
+
+def _refuse_unsaved(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Raise ``PlanError`` where Megatron ends at the first checkpoint.
+
+    It asserts there that a tied output layer beside multi-token prediction has no weight on the last stage, and it has.
+    """
+    tied = getattr(arguments, "untie_embeddings_and_output_weights", None) is False
+    saves = getattr(arguments, "save", None) and getattr(arguments, "ckpt_format", None) == "torch_dist"
+    if saves and tied and plan.layout.pipeline_size > 1 and predicts_further_tokens(arguments):
+        raise PlanError(
+            f"the plan has {plan.layout.pipeline_size} stages, and Megatron ends at the first torch_dist checkpoint of "
+            "tied embeddings beside multi-token prediction on several stages. Add --ckpt-format torch or "
+            "--untie-embeddings-and-output-weights, or leave --save out."
+        )
 
 
 def _limits_of_checkpoints(arguments: argparse.Namespace) -> list[str]:

@@ -519,6 +519,33 @@ def test_mindspeed_needs_context_parallelism_on_the_command_line(flags_job, monk
         prepare(arguments)
 
 
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        None,
+        {"ckpt_format": "torch"},
+        {"untie_embeddings_and_output_weights": True},
+        {"save": None},
+        {"mtp_num_layers": 0},
+    ],
+    ids=str,
+)
+def test_a_training_that_would_end_at_its_first_checkpoint_does_not_begin(flags_job, accepted):
+    """Megatron 0.16, 0.19 and 0.20 end there with an assertion, whatever laid out the stages."""
+    given = {
+        "save": "out",
+        "ckpt_format": "torch_dist",
+        "mtp_num_layers": 1,
+        "untie_embeddings_and_output_weights": False,
+    }
+    arguments = flags_job(make_plan({"text_decoder": [1, 3]}), **{**given, **(accepted or {})})
+    if accepted:
+        prepare(arguments)
+        return
+    with pytest.raises(PlanError, match=r"the plan has 2 stages, and Megatron ends at the first torch_dist checkpoint"):
+        prepare(arguments)
+
+
 def test_recompute_that_the_host_cannot_be_told_is_refused():
     some = make_plan({"text_decoder": [2, 2]}, {"text_decoder": [2, 1]}, kind="selective:mlp")
     with pytest.raises(PlanError, match=r"selective \(mlp\) in some layers only"):
