@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli import _profile_source, _split_dualpipev, _split_group_sizes
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argparse.Namespace) -> dict[str, Any]:
+def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argparse.Namespace) -> dict[str, object]:
     """Return the reason, and the least limit that has a plan. ``unknown``: time ran out before either was known."""
     from mindspeed_autoparallel.planner.split import StoppedEarly
     from mindspeed_autoparallel.planner.split.analysis import least_excess
@@ -138,7 +138,7 @@ def _infeasible(problem: SplitProblem, error: InfeasiblePlan, arguments: argpars
     return {"status": "infeasible", "reason": reason, "smallest_memory_limit_mib": needed}
 
 
-def _result(problem: SplitProblem, solution: SplitSolution, simple: SplitProblem) -> dict[str, Any]:
+def _result(problem: SplitProblem, solution: SplitSolution, simple: SplitProblem) -> dict[str, object]:
     from mindspeed_autoparallel.planner.split import baselines
     from mindspeed_autoparallel.planner.split.analysis import limits_of
 
@@ -169,7 +169,7 @@ def _result(problem: SplitProblem, solution: SplitSolution, simple: SplitProblem
     }
 
 
-def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: argparse.Namespace) -> dict[str, Any]:
+def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: argparse.Namespace) -> dict[str, object]:
     """Return the plans after the best one, fastest first."""
     from mindspeed_autoparallel.planner.split import stage_memory
     from mindspeed_autoparallel.planner.split.alternatives import best_plans
@@ -192,7 +192,7 @@ def _alternatives(problem: SplitProblem, solution: SplitSolution, arguments: arg
 
 def _without_virtual_stages(
     plain: SplitProblem, solution: SplitSolution, arguments: argparse.Namespace
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Solve with one chunk per stage: what virtual stages gain. Null where no plan fits, or none was found in time."""
     from mindspeed_autoparallel.planner.split import solve
 
@@ -206,12 +206,12 @@ def _without_virtual_stages(
 
 def _what_if(
     solution: SplitSolution, problem_of: Callable[[int, float], SplitProblem], arguments: argparse.Namespace
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Solve again with one more GiB per device, and with twice the microbatches (gain per microbatch)."""
     from mindspeed_autoparallel.planner.split import solve
 
     microbatches, limit_mib = arguments.num_microbatches, arguments.memory_limit_mib
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     for change, times, more_mib in (("one more GiB per device", 1, GIB // MIB), ("twice the microbatches", 2, 0)):
         problem = problem_of(times * microbatches, limit_mib + more_mib)
         try:
@@ -254,7 +254,7 @@ def _prediction(problem: SplitProblem, placement: Placement) -> dict[str, int]:
     return {"prediction_stage": stage} if stage < problem.num_virtual - 1 else {}
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: dict[str, object]) -> None:
     num_stages = len(result["stage_memory_mib"])
     for stage in range(num_stages):
         cells = [

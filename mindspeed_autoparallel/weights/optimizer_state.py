@@ -36,7 +36,7 @@ class OptimizerState:
     """
 
     sources: dict[str, RankFolderSource]
-    common: dict[str, Any]
+    common: dict[str, object]
 
 
 def has_state(weights: RankFolderSource) -> bool:
@@ -160,7 +160,7 @@ def _common(content: Named, parts: list[Named], distributed: bool, architecture:
     """Return what Megatron's distributed checkpoints keep beside tensors, of a file's content."""
     from argparse import Namespace
 
-    metadata: dict[str, Any] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
+    metadata: dict[str, object] = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
     if distributed:
         metadata |= {
             "distrib_optim_sharding_type": "fully_reshardable",
