@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_autoparallel.cli import _profile_source, _split_dualpipev, _split_group_sizes
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
@@ -254,7 +254,7 @@ def _prediction(problem: SplitProblem, placement: Placement) -> dict[str, int]:
     return {"prediction_stage": stage} if stage < problem.num_virtual - 1 else {}
 
 
-def _print(result: dict[str, object]) -> None:
+def _print(result: dict[str, Any]) -> None:
     num_stages = len(result["stage_memory_mib"])
     for stage in range(num_stages):
         cells = [

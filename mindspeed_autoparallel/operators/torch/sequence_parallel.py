@@ -36,7 +36,7 @@ class _ModuleCall:
     """How a module was called: tensors by position and name, and what it gave."""
 
     positional: tuple[Any, ...]
-    named: dict[str, object]
+    named: dict[str, Any]
     made: Any
     times: int = 1
 

@@ -110,7 +110,7 @@ def _trace_all(
     forward_step: Callable[..., Any],
     config: Any,
     built: Built,
-    variants: dict[str, dict[str, object]],
+    variants: dict[str, dict[str, Any]],
     wanted: list[list[str]],
     headroom_bytes: int,
     take: Callable[[MeasuredAt], bool],
@@ -179,7 +179,7 @@ def _kinds_of_layers(
         return {stack.name: stack.kinds for stack in stacks}
 
 
-def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, object]) -> None:
+def _finish(task: MeasureTask, point: MeasuredAt, result: dict[str, Any]) -> None:
     first = next(iter(result["variants"].values()))
     if first.get("status") == "failed":
         result.update(
